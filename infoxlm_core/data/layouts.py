@@ -1,6 +1,6 @@
-"""Sequence layouts: pieces of sentences -> sequences with special tokens, end to end.
+"""Arrange the token ids of sentences as sequences with special tokens.
 
-With letters as pieces, mixup and mode 0, the pairs (ab, xyz) and (c, uv) of two corpora become
+With letters as tokens, mixup joins the pairs (ab, xyz) and (c, uv) of two corpora in mode 0 as
 
     query view  <s> a b </s> c </s>          key view  <s> x y z </s> u v </s>
 
@@ -18,69 +18,83 @@ from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_POSITION
 
 @dataclass(frozen=True)
 class Sequences:
-    """N sequences end to end: flat ids (T,) and lengths (N,)."""
+    """N sequences of token ids, stored one after another."""
 
-    flat: np.ndarray
-    lengths: np.ndarray
+    flat: np.ndarray  # (T,) the ids of all sequences
+    lengths: np.ndarray  # (N,) the number of tokens of each sequence
 
-    def __getitem__(self, part: slice) -> "Sequences":
-        ends = np.concatenate([[0], self.lengths.cumsum()])
-        start, stop, _ = part.indices(len(self.lengths))
-        return Sequences(self.flat[ends[start] : ends[stop]], self.lengths[start:stop])
+    def __getitem__(self, selected: slice) -> "Sequences":
+        offsets = np.concatenate([[0], self.lengths.cumsum()])  # (N + 1,)
+        start, stop, _ = selected.indices(len(self.lengths))
+        return Sequences(self.flat[offsets[start] : offsets[stop]], self.lengths[start:stop])
 
     @property
     def rows(self) -> list[np.ndarray]:
-        """Views of the ids of each sequence."""
-        ends = self.lengths.cumsum()
-        spans = zip((ends - self.lengths).tolist(), ends.tolist(), strict=True)
-        return [self.flat[start:end] for start, end in spans]
+        """Return the ids of each sequence, as views of `flat`."""
+        end_offsets = self.lengths.cumsum()
+        start_offsets = end_offsets - self.lengths
+        offset_pairs = zip(start_offsets.tolist(), end_offsets.tolist(), strict=True)
+        return [self.flat[start:end] for start, end in offset_pairs]
 
 
-def gather(tables: list[Table], which: np.ndarray, rows: np.ndarray, limit: int) -> Sequences:
-    """Read N rows, rows[i] of tables[which[i]], each truncated to `limit` tokens."""
-    parts = []
-    for number, row in zip(which.tolist(), rows.tolist(), strict=True):
-        table = tables[number]
-        start, end = table.offsets.item(row), table.offsets.item(row + 1)
-        parts.append(table.tokens[start : min(end, start + limit)])
-    return Sequences(end_to_end(parts), np.fromiter(map(len, parts), np.int64, len(parts)))
+def gather(tables: list[Table], table_indices: np.ndarray, rows: np.ndarray, max_tokens: int) -> Sequences:
+    """Read row rows[i] of tables[table_indices[i]] for each i, truncated to `max_tokens` tokens."""
+    token_ids = []
+    for table_index, row in zip(table_indices.tolist(), rows.tolist(), strict=True):
+        table = tables[table_index]
+        # `item` returns a Python int, which is faster than indexing an array with a single index.
+        start = table.offsets.item(row)
+        end = min(table.offsets.item(row + 1), start + max_tokens)
+        token_ids.append(table.tokens[start:end])
+    lengths = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
+    return Sequences(end_to_end(token_ids), lengths)
 
 
-_BOS, _EOS = np.array([BOS]), np.array([EOS])
+_BOS = np.array([BOS])
+_EOS = np.array([EOS])
+REVERSE_SOURCE = 1  # bits of a mode of mixup
+REVERSE_TARGET = 2
+EXCHANGE_SIDES = 4
 NOTHING = Sequences(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def join(parts: list[Sequences]) -> Sequences:
-    """Concatenate sequences."""
-    flat = np.concatenate([part.flat for part in parts])
-    return Sequences(flat, np.concatenate([part.lengths for part in parts]))
+def join(batches: list[Sequences]) -> Sequences:
+    """Concatenate several batches of sequences."""
+    flat = np.concatenate([sequences.flat for sequences in batches])
+    lengths = np.concatenate([sequences.lengths for sequences in batches])
+    return Sequences(flat, lengths)
 
 
-def choose(condition: np.ndarray, yes: Sequences, no: Sequences) -> Sequences:
-    """Return sequence i of `yes` where condition[i], else of `no`."""
-    triples = zip(condition.tolist(), yes.rows, no.rows, strict=True)
-    chosen = [yes_row if is_true else no_row for is_true, yes_row, no_row in triples]
-    return Sequences(end_to_end(chosen), np.where(condition, yes.lengths, no.lengths))
+def choose(condition: np.ndarray, if_true: Sequences, if_false: Sequences) -> Sequences:
+    """Return sequence i of `if_true` where condition[i] is true, and of `if_false` elsewhere."""
+    chosen = []
+    for is_true, true_row, false_row in zip(condition.tolist(), if_true.rows, if_false.rows, strict=True):
+        chosen.append(true_row if is_true else false_row)
+    return Sequences(end_to_end(chosen), np.where(condition, if_true.lengths, if_false.lengths))
 
 
 def lay_out(*segments: Sequences) -> Sequences:
-    """Lay out `<s> segment </s> segment </s> …` for each i; an empty segment is omitted with its `</s>`."""
-    return _write(list(zip(*(s.rows for s in segments), strict=True)))
+    """Return the sequences `<s> segment </s> segment </s> …`, with segment i of each argument in sequence i.
+
+    An empty segment is omitted together with its `</s>`.
+    """
+    rows_of_segments = [sequences.rows for sequences in segments]
+    return _add_special_tokens(list(zip(*rows_of_segments, strict=True)))
 
 
-def _write(sequences: Sequence[Sequence[np.ndarray]]) -> Sequences:
-    """Write `<s>` and then each segment with `</s>`, sequence by sequence; empty segments are omitted."""
-    parts: list[np.ndarray] = []
+def _add_special_tokens(segments_of_sequences: Sequence[Sequence[np.ndarray]]) -> Sequences:
+    """Return a sequence `<s> segment </s> segment </s> …` for each list of segments."""
+    token_ids: list[np.ndarray] = []
     lengths = []
-    for segments in sequences:
-        parts.append(_BOS)
+    for segments in segments_of_sequences:
+        token_ids.append(_BOS)
         length = 1
         for segment in segments:
             if len(segment):
-                parts += (segment, _EOS)
+                token_ids += (segment, _EOS)
                 length += len(segment) + 1
         lengths.append(length)
-    return Sequences(end_to_end(parts), np.array(lengths, np.int64))
+    return Sequences(end_to_end(token_ids), np.array(lengths, np.int64))
 
 
 def mix(
@@ -90,33 +104,37 @@ def mix(
     cross: np.ndarray,
     joined: np.ndarray,
 ) -> tuple[Sequences, Sequences]:
-    """Apply mixup (InfoXLM, section 3.3) to pairs (c1, c2) and (d1, d2); return query and key views.
+    """Return the query and key views of translation pairs after mixup (InfoXLM, section 3.3).
 
     Args:
-        first: both sides of N pairs.
-        second: both sides of the N pairs to join with them.
-        mode: (N,) in 0…7; bit 1 swaps the order on the source side, 2 on the target side, 4 exchanges the sides.
-        cross: (N,) true first exchanges d1 and d2, so that each view mixes languages.
-        joined: (N,) false omits the second pair; then only bit 4 of the mode has an effect.
+        first: both sides of N pairs, c1 and c2 in the paper.
+        second: both sides of the N pairs to join with them, d1 and d2 in the paper.
+        mode: (N,) in 0…7, the sum of the changes to apply: `REVERSE_SOURCE`, `REVERSE_TARGET`, `EXCHANGE_SIDES`.
+        cross: (N,) whether d1 and d2 are exchanged first, so that each view mixes languages.
+        joined: (N,) whether the second pair is used; without it only `EXCHANGE_SIDES` has an effect.
     """
-    queries, keys = [], []
+    query_segments = []
+    key_segments = []
     pairs = zip(first[0].rows, first[1].rows, second[0].rows, second[1].rows, strict=True)
     decisions = zip(mode.tolist(), cross.tolist(), joined.tolist(), strict=True)
-    for (c1, c2, d1, d2), (bits, crossed, both) in zip(pairs, decisions, strict=True):
-        if crossed:
-            d1, d2 = d2, d1
-        source, target = ([c1, d1], [c2, d2]) if both else ([c1], [c2])
-        if bits & 1:
+    for (c1, c2, d1, d2), (mode_bits, is_crossed, is_joined) in zip(pairs, decisions, strict=True):
+        source = [c1]
+        target = [c2]
+        if is_joined:
+            source.append(d2 if is_crossed else d1)
+            target.append(d1 if is_crossed else d2)
+        if mode_bits & REVERSE_SOURCE:
             source.reverse()
-        if bits & 2:
+        if mode_bits & REVERSE_TARGET:
             target.reverse()
-        if bits & 4:
+        if mode_bits & EXCHANGE_SIDES:
             source, target = target, source
-        queries.append(source)
-        keys.append(target)
-    return _write(queries), _write(keys)
+        query_segments.append(source)
+        key_segments.append(target)
+    return _add_special_tokens(query_segments), _add_special_tokens(key_segments)
 
 
 def positions(lengths: np.ndarray) -> np.ndarray:
-    """Return positions (T,) that restart at 2 in every sequence, as XLM-R counts them."""
-    return np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths) + FIRST_POSITION
+    """Return the position of each token in its sequence, (T,); like XLM-R's, positions start at 2."""
+    start_offsets = lengths.cumsum() - lengths
+    return np.arange(lengths.sum()) - np.repeat(start_offsets, lengths) + FIRST_POSITION

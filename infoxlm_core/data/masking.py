@@ -1,8 +1,8 @@
-"""Choose which tokens a masked language model predicts, and what it sees in their place.
+"""Choose the tokens that a masked language model predicts, and replace them in its input.
 
-Of a sequence of L tokens, special tokens included, floor(0.15 L + u) are chosen without replacement, u uniform in
-[0, 1). Each becomes `<mask>` (80 %), stays (10 %) or becomes a random piece (10 %), as in the released code.
-`ObjectivesConfig.masking` names the variants.
+By default floor(0.15 L + u) tokens of a sequence of L tokens are chosen without replacement; L includes special tokens,
+and u is uniform in [0, 1). A chosen token becomes `<mask>` (80 %), stays (10 %) or becomes a random piece (10 %), as in
+the released code. `ObjectivesConfig.masking` lists the variants.
 """
 
 import json
@@ -15,28 +15,35 @@ from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
 from infoxlm_core.errors import InputError
 
 
-def pick(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw counts[i] rows without replacement from the i-th sequence; return them in ascending order.
+def draw_positions(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw counts[i] tokens of the i-th sequence without replacement; return their indices in ascending order.
 
-    A row that was drawn before is drawn again, so every position is equally likely, and the amount of random numbers
-    depends on the number of rows, not of tokens. If most rows of a sequence are needed, the other rows are drawn
-    instead.
+    A draw that hits a chosen token is repeated, so every position is equally likely, and the amount of random numbers
+    depends on the number of chosen tokens, not on that of all tokens. If more than half of a sequence is to be chosen,
+    the tokens that are not chosen are drawn instead, so that few draws are repeated.
+
+    Args:
+        lengths: (N,) tokens of each sequence; the sequences are stored one after another.
+        counts: (N,) tokens to draw from each sequence.
+        rng: draws the positions.
     """
     draw_counts = np.minimum(counts, lengths - counts)
-    edges = np.concatenate([[0], lengths.cumsum()])
-    taken = np.zeros(edges[-1], bool)
-    last_draw = np.empty(edges[-1], np.int64)
-    sequence = np.repeat(np.arange(len(lengths)), draw_counts)
-    while len(sequence):
-        row = edges[sequence] + (rng.random(len(sequence)) * lengths[sequence]).astype(np.int64)
-        draw = np.arange(len(row))
-        last_draw[row] = draw
-        failed = taken[row] | (last_draw[row] != draw)  # of equal draws, the last one counts
-        taken[row] = True
-        sequence = sequence[failed]
-    if (draw_counts < counts).any():
-        taken ^= np.repeat(draw_counts < counts, lengths)
-    return np.flatnonzero(taken)
+    offsets = np.concatenate([[0], lengths.cumsum()])  # (N + 1,)
+    is_drawn = np.zeros(offsets[-1], bool)  # (T,)
+    last_draw = np.empty(offsets[-1], np.int64)  # (T,) the last draw that hit a token
+    pending = np.repeat(np.arange(len(lengths)), draw_counts)  # the sequence of each draw that is still to be made
+    while len(pending):
+        tokens = offsets[pending] + (rng.random(len(pending)) * lengths[pending]).astype(np.int64)
+        draw_numbers = np.arange(len(tokens))
+        last_draw[tokens] = draw_numbers
+        # If several draws hit the same token, only the last one counts.
+        must_repeat = is_drawn[tokens] | (last_draw[tokens] != draw_numbers)
+        is_drawn[tokens] = True
+        pending = pending[must_repeat]
+    is_complement = draw_counts < counts  # (N,) whether the tokens that are not chosen were drawn
+    if is_complement.any():
+        is_drawn ^= np.repeat(is_complement, lengths)
+    return np.flatnonzero(is_drawn)
 
 
 def mask(
@@ -47,49 +54,58 @@ def mask(
     rng: np.random.Generator,
     starts_word: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mask sequences.
+    """Choose the tokens to predict and replace them.
 
     Args:
-        flat: (T,) ids of N sequences end to end.
+        flat: (T,) token ids of N sequences, one after another.
         lengths: (N,) tokens of each sequence.
         vocabulary_size: V; `<mask>` is V - 1.
         config: the variant and its shares.
-        rng: draws the rows and their replacements.
+        rng: draws the tokens and their replacements.
         starts_word: (V,) result of `word_starts`, required by whole-word masking.
 
     Returns:
-        The masked ids (T,), and the rows (targets,) to predict; their answers are flat[rows].
+        The masked ids (T,), and the indices (N_targets,) of the tokens to predict, which are flat[indices].
     """
     if config.whole_words:
-        rows = _choose_words(flat, lengths, config, rng, starts_word)
+        target_indices = _choose_words(flat, lengths, config, rng, starts_word)
     else:
-        rows = _choose(flat, lengths, config, rng)
-    mask_id = vocabulary_size - 1
-    uniform = rng.random(len(rows))
+        target_indices = _choose_tokens(flat, lengths, config, rng)
+    # Like the code of XLM and BERT, their variants may replace a token by any id, also by that of a special token.
     first_id = FIRST_PIECE if config.masking in ("exact", "released") else 0
-    end_id = mask_id if config.masking == "exact" else vocabulary_size
-    random_ids = rng.integers(first_id, end_id, len(rows))
+    end_id = vocabulary_size - 1 if config.masking == "exact" else vocabulary_size  # exact: never by <mask>
+    uniform = rng.random(len(target_indices))
+    random_ids = rng.integers(first_id, end_id, len(target_indices))
     is_masked = uniform < config.mask_share
-    stays = uniform < config.mask_share + config.keep_share
-    seen = flat.copy()
-    seen[rows] = np.where(is_masked, mask_id, np.where(stays, flat[rows], random_ids))
-    return seen, rows
+    is_kept = uniform < config.mask_share + config.keep_share  # of those that are not masked
+    masked_ids = flat.copy()
+    replaced_or_kept = np.where(is_kept, flat[target_indices], random_ids)
+    masked_ids[target_indices] = np.where(is_masked, vocabulary_size - 1, replaced_or_kept)
+    return masked_ids, target_indices
 
 
-def _choose(flat: np.ndarray, lengths: np.ndarray, config: ObjectivesConfig, rng: np.random.Generator) -> np.ndarray:
-    """Return the ascending rows to predict, by the variant of the config."""
+def _choose_tokens(
+    flat: np.ndarray, lengths: np.ndarray, config: ObjectivesConfig, rng: np.random.Generator
+) -> np.ndarray:
+    """Return the ascending indices of the tokens to predict, chosen by the variant of the config."""
     if config.masking == "xlm":
-        chosen = rng.random(len(flat)) < config.mask_ratio
-        chosen[(lengths.cumsum() - lengths)[lengths > 0]] = False  # position 0
-        return np.flatnonzero(chosen)
+        is_chosen = rng.random(len(flat)) < config.mask_ratio
+        is_chosen[_first_tokens(lengths)] = False
+        return np.flatnonzero(is_chosen)
     if config.masking == "bert":
-        sequence = np.repeat(np.arange(len(lengths)), lengths)
-        plain = np.flatnonzero(flat > EOS)  # neither [CLS] nor [SEP], which are <s> and </s> here
-        maskable = np.bincount(sequence[plain], minlength=len(lengths))
+        maskable = np.flatnonzero(flat > EOS)  # neither [CLS] nor [SEP], which are <s> and </s> here
+        sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)  # (T,)
+        maskable_counts = np.bincount(sequence_of_token[maskable], minlength=len(lengths))  # (N,)
         target_counts = np.maximum(1, np.rint(config.mask_ratio * lengths)).astype(np.int64)
-        return plain[pick(maskable, np.minimum(target_counts, maskable), rng)]
+        return maskable[draw_positions(maskable_counts, np.minimum(target_counts, maskable_counts), rng)]
     target_counts = np.floor(config.mask_ratio * lengths + rng.random(len(lengths))).astype(np.int64)
-    return pick(lengths, target_counts, rng)
+    return draw_positions(lengths, target_counts, rng)
+
+
+def _first_tokens(lengths: np.ndarray) -> np.ndarray:
+    """Return the index of the first token of each sequence that is not empty."""
+    start_offsets = lengths.cumsum() - lengths
+    return start_offsets[lengths > 0]
 
 
 def _choose_words(
@@ -99,24 +115,24 @@ def _choose_words(
     rng: np.random.Generator,
     starts_word: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the ascending rows of the chosen words, with all pieces of each; a special token is a word."""
+    """Return the ascending indices of all tokens of the words to predict; a special token counts as a word."""
     if starts_word is None:
         raise InputError("whole-word masking needs the tokenizer to know where words start: tokenize again")
     is_special = flat <= EOS
-    begins_word = starts_word[flat] | is_special
-    begins_word[1:] |= is_special[:-1]
-    begins_word[(lengths.cumsum() - lengths)[lengths > 0]] = True
-    word_rows = np.flatnonzero(begins_word)  # (words,) the first row of each word
-    sequence_of_row = np.repeat(np.arange(len(lengths)), lengths)
-    word_counts = np.bincount(sequence_of_row[word_rows], minlength=len(lengths))  # (N,) words of each sequence
-    is_chosen = np.zeros(len(word_rows), bool)
-    is_chosen[_choose(flat[word_rows], word_counts, config, rng)] = True
-    word_of_row = begins_word.cumsum() - 1
-    return np.flatnonzero(is_chosen[word_of_row])
+    is_first_of_word = starts_word[flat] | is_special  # (T,)
+    is_first_of_word[1:] |= is_special[:-1]
+    is_first_of_word[_first_tokens(lengths)] = True
+    first_of_word = np.flatnonzero(is_first_of_word)  # (words,)
+    sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)
+    words_per_sequence = np.bincount(sequence_of_token[first_of_word], minlength=len(lengths))  # (N,)
+    is_chosen = np.zeros(len(first_of_word), bool)
+    is_chosen[_choose_tokens(flat[first_of_word], words_per_sequence, config, rng)] = True
+    word_of_token = is_first_of_word.cumsum() - 1  # (T,)
+    return np.flatnonzero(is_chosen[word_of_token])
 
 
 def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
-    """Return which ids begin a word (their pieces start with U+2581), (V,).
+    """Return for each id whether it begins a word (its piece starts with U+2581), (V,).
 
     Args:
         tokenizer: folder of verified shards.
@@ -130,6 +146,6 @@ def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
         raise InputError(f"{path}: no such file: whole-word masking needs a tokenizer: tokenize again")
     vocabulary = json.loads(path.read_bytes())["model"]["vocab"]
     starts_word = np.zeros(vocabulary_size, bool)
-    for number, (piece, _) in enumerate(vocabulary[:vocabulary_size]):
-        starts_word[number] = piece.startswith("\u2581")
+    for token_id, (piece, _) in enumerate(vocabulary[:vocabulary_size]):
+        starts_word[token_id] = piece.startswith("\u2581")
     return starts_word

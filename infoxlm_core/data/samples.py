@@ -1,8 +1,7 @@
-"""Draw, lay out and mask the samples of a step: a pure function of (seed, step, virtual shard)."""
+"""Draw, lay out and mask the samples of a step; they depend only on seed, step and virtual shard."""
 
 import logging
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,37 +15,53 @@ from infoxlm_core.errors import CorpusTooSmall
 
 logger = logging.getLogger(__name__)
 BEGIN = np.array([BOS], np.uint32)
-MAX_DRAWS = 100  # a warning is logged if one pair is drawn more often in a training
+MAX_DRAWS = 100  # a warning is logged if a pair is drawn more often than this during training
+MAX_PARTNER_DRAWS = 100  # after so many attempts all pairs are assumed to translate the same sentence
 
 
 @dataclass(frozen=True)
 class Masked:
-    """Sequences, their masked ids (T,), the rows to predict (N,), and the group of each sequence."""
+    """N sequences of T tokens with some tokens masked."""
 
-    sequences: Sequences
-    seen: np.ndarray
-    rows: np.ndarray
-    groups: np.ndarray
+    sequences: Sequences  # with the original tokens
+    masked_ids: np.ndarray  # (T,) the input of the model
+    target_indices: np.ndarray  # (targets,) ascending indices of the tokens to predict
+    groups: np.ndarray  # (N,) the group of each sequence
 
-    def __getitem__(self, part: slice) -> "Masked":
-        ends = np.concatenate([[0], self.sequences.lengths.cumsum()])
-        start, stop, _ = part.indices(len(self.sequences.lengths))
-        inside = slice(*np.searchsorted(self.rows, (ends[start], ends[stop])))
+    def __getitem__(self, selected: slice) -> "Masked":
+        """Return consecutive sequences, with target indices that count from the first of their tokens."""
+        offsets = np.concatenate([[0], self.sequences.lengths.cumsum()])  # (N + 1,)
+        start, stop, _ = selected.indices(len(self.sequences.lengths))
+        first_target, end_target = np.searchsorted(self.target_indices, (offsets[start], offsets[stop]))
         return Masked(
-            self.sequences[part],
-            self.seen[ends[start] : ends[stop]],
-            self.rows[inside] - ends[start],
-            self.groups[part],
+            self.sequences[selected],
+            self.masked_ids[offsets[start] : offsets[stop]],
+            self.target_indices[first_target:end_target] - offsets[start],
+            self.groups[selected],
         )
 
 
-class Views(NamedTuple):
-    """Contrast items: query and key views, the ids of the sentences joined in each item (B, 2), and groups (B,)."""
+@dataclass(frozen=True)
+class Views:
+    """The query and key views of N contrast items."""
 
     queries: Sequences
     keys: Sequences
-    sentence_ids: np.ndarray
-    groups: np.ndarray
+    sentence_ids: np.ndarray  # (N, 2) ids of the sentences that each view joins
+    groups: np.ndarray  # (N,)
+
+    def __getitem__(self, selected: slice) -> "Views":
+        """Return the views of consecutive items."""
+        return Views(self.queries[selected], self.keys[selected], self.sentence_ids[selected], self.groups[selected])
+
+    def with_exchanged_copy(self) -> "Views":
+        """Return each item twice: all items as they are, then all items with query and key view exchanged."""
+        return Views(
+            join([self.queries, self.keys]),
+            join([self.keys, self.queries]),
+            np.tile(self.sentence_ids, (2, 1)),
+            np.tile(self.groups, 2),
+        )
 
 
 @dataclass(frozen=True)
@@ -58,17 +73,16 @@ class Draw:
 
     mlm: Masked
     tlm: Masked
-    queries: Sequences
-    keys: Sequences
-    sentence_ids: np.ndarray
-    groups: np.ndarray
+    xlco: Views
 
 
 class StepSampler:
-    """Base of the samplers of all systems: the size of a virtual shard, and masking."""
+    """Base class of all samplers: the size of a virtual shard, and masking."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
-        self.config, self.vocabulary_size, self.starts_word = config, shards.vocabulary_size, None
+        self.config = config
+        self.vocabulary_size = shards.vocabulary_size
+        self.starts_word: np.ndarray | None = None  # (V,)
         self.per_shard = config.batches.global_batch_size // config.batches.virtual_shards
         if config.objectives.whole_words:
             self.starts_word = masking.word_starts(shards.directory / "tokenizer", shards.vocabulary_size)
@@ -76,25 +90,27 @@ class StepSampler:
     def mask(
         self, sequences: Sequences, rng: np.random.Generator, config: ObjectivesConfig | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the masked ids (T,) and the rows (N,) to predict; `config` replaces the objectives of the run."""
-        flat, lengths, config = sequences.flat, sequences.lengths, config or self.config.objectives
-        return masking.mask(flat, lengths, self.vocabulary_size, config, rng, self.starts_word)
+        """Return the masked ids (T,) and the indices of the tokens to predict; `config` replaces that of the run."""
+        objectives = config or self.config.objectives
+        return masking.mask(sequences.flat, sequences.lengths, self.vocabulary_size, objectives, rng, self.starts_word)
 
 
 class Sampler(StepSampler):
-    """Draws the samples of every step from shards; raises CorpusTooSmall if an objective has no text."""
+    """Draws the samples of every step from shards."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
+        """Join sentences to blocks and count samples; raise CorpusTooSmall if an objective has no text."""
         super().__init__(shards, config)
-        languages, language_pairs = sorted(shards.mono), sorted(shards.pairs)
-        self.blocks: list[Blocks] = []
+        languages = sorted(shards.mono)
+        language_pairs = sorted(shards.pairs)
+        self.blocks: list[Blocks] = []  # one item for each corpus of each language
         block_counts: list[list[int]] = []  # of each language, of each corpus
         for language in languages:
             # The token limit includes <s>, which is added to a block by the layout.
             blocks = [make_blocks(table, config.batches.block_tokens - 1) for table in shards.mono[language]]
             self.blocks += blocks
             block_counts.append([len(block) for block in blocks])
-        self.pairs: list[Pairs] = []
+        self.pairs: list[Pairs] = []  # one item for each corpus of each language pair
         self.pair_names: list[str] = []
         pair_counts: list[list[int]] = []  # of each language pair, of each corpus
         for name in language_pairs:
@@ -118,52 +134,55 @@ class Sampler(StepSampler):
             raise CorpusTooSmall(
                 "MLM has no monolingual text: have=0 need=1 block; set objectives.mlm to 0 or add text"
             )
-        pair_count = sum(map(len, self.pairs))
-        needed = 2 if objectives.xlco and self.config.contrast.mixup else 1
-        if (objectives.tlm or objectives.xlco) and pair_count < needed:
+        pair_count = sum(len(pairs) for pairs in self.pairs)
+        min_pairs = 2 if objectives.xlco and self.config.contrast.mixup else 1  # mixup joins two different pairs
+        if (objectives.tlm or objectives.xlco) and pair_count < min_pairs:
             raise CorpusTooSmall(
-                f"TLM and XLCO need translation pairs: have={pair_count} need={needed}; add pairs or set both to 0"
+                f"TLM and XLCO need translation pairs: have={pair_count} need={min_pairs}; add pairs or set both to 0"
             )
 
     def draw(self, step: int | str, virtual_shards: range, only: str = "") -> Draw:
         """Draw the samples of some virtual shards at a step.
 
         Args:
-            step: the optimizer step, or `prefill…` for the separate stream that fills the queue.
-            virtual_shards: slices of the global batch.
-            only: "lm" skips contrast; "xlco" skips everything else.
+            step: the optimizer step, or `prefill…` for the samples that fill the queue before the first step.
+            virtual_shards: the numbers of the slices of the global batch.
+            only: "lm" skips contrast; "xlco" skips MLM and TLM.
         """
         objectives = self.config.objectives
         mlm: list[Masked] = []
         tlm: list[Masked] = []
         xlco: list[Views] = []
         for shard in virtual_shards:
+            # Each objective has random numbers of its own, so that its samples do not depend on the other objectives.
             key = (self.config.seed, step, shard)
             if objectives.mlm and only != "xlco":
-                blocks, groups = self._draw_mlm(generator(*key, "mlm"))
-                mlm.append(self._mask_samples(blocks, groups, generator(*key, "mlm mask")))
+                sequences, groups = self._draw_mlm(generator(*key, "mlm"))
+                mlm.append(self._mask_samples(sequences, groups, generator(*key, "mlm mask")))
             if objectives.tlm and only != "xlco":
-                pairs, groups = self._draw_tlm(generator(*key, "tlm"))
-                tlm.append(self._mask_samples(pairs, groups, generator(*key, "tlm mask")))
+                sequences, groups = self._draw_tlm(generator(*key, "tlm"))
+                tlm.append(self._mask_samples(sequences, groups, generator(*key, "tlm mask")))
             if objectives.xlco and only != "lm":
                 views = self._draw_xlco(generator(*key, "xlco"))
                 if self.config.contrast.corruption:
                     views = self._corrupt(views, generator(*key, "corruption"))
                 xlco.append(views)
-        return Draw(_merge(mlm), _merge(tlm), *_merge_views(xlco))
+        return Draw(_join_masked(mlm), _join_masked(tlm), _join_views(xlco))
 
     def draws_of_a_pair(self, steps: int) -> dict[str, float]:
-        """Return how often a pair of each corpus (`en-de/wiki`) is drawn in `steps` steps, on average.
+        """Return how often a pair of each corpus (such as `en-de/wiki`) is drawn in `steps` steps, on average.
 
-        Draws for TLM, for contrast and as partners in mixup are added.
+        The result counts draws for TLM, for contrast, and as a partner in mixup.
         """
-        objectives, contrast, sampler = self.config.objectives, self.config.contrast, self.pair_sampler
-        tlm_steps = steps if objectives.tlm else 0
-        xlco_steps = max(0, steps - contrast.start_step) if objectives.xlco else 0
-        chances = sampler.chances()
-        partner_chances = chances if contrast.partner == "next" else sampler.chances_elsewhere(self.corpora)
-        draws_per_batch_row = chances * (tlm_steps + xlco_steps) + partner_chances * contrast.mixup * xlco_steps
-        draws = draws_per_batch_row * self.config.batches.global_batch_size / np.maximum(sampler.sizes, 1)
+        contrast = self.config.contrast
+        tlm_steps = steps if self.config.objectives.tlm else 0
+        xlco_steps = max(0, steps - contrast.start_step) if self.config.objectives.xlco else 0
+        chances = self.pair_sampler.chances()  # (tables,)
+        partner_chances = chances
+        if contrast.partner != "next":
+            partner_chances = self.pair_sampler.chances_elsewhere(self.corpora)
+        draws_per_sample = chances * (tlm_steps + xlco_steps) + partner_chances * contrast.mixup * xlco_steps
+        draws = draws_per_sample * self.config.batches.global_batch_size / np.maximum(self.pair_sampler.sizes, 1)
         return dict(zip(self.pair_names, draws.tolist(), strict=True))
 
     def log_draws(self, steps: int) -> None:
@@ -171,71 +190,82 @@ class Sampler(StepSampler):
         draws = {name: count for name, count in self.draws_of_a_pair(steps).items() if count}
         if not draws:
             return
-        most, least = max(draws, key=draws.__getitem__), min(draws, key=draws.__getitem__)
+        most_drawn = max(draws, key=draws.__getitem__)
+        least_drawn = min(draws, key=draws.__getitem__)
         logger.info(
             "in %d steps a pair of %s is drawn %.3g times, one of %s %.3g times",
-            steps, most, draws[most], least, draws[least],
+            steps, most_drawn, draws[most_drawn], least_drawn, draws[least_drawn],
         )  # fmt: skip
-        often = [f"{name} ({count:.0f})" for name, count in draws.items() if count > MAX_DRAWS]
-        if often:
+        drawn_too_often = [f"{name} ({count:.0f})" for name, count in draws.items() if count > MAX_DRAWS]
+        if drawn_too_often:
             logger.warning(
                 "each pair of these corpora is drawn more than %d times: %s: add text, lower batches.alpha or "
-                "contrast.mixup, or train for fewer steps", MAX_DRAWS, ", ".join(often[:20]),
+                "contrast.mixup, or train for fewer steps", MAX_DRAWS, ", ".join(drawn_too_often[:20]),
             )  # fmt: skip
 
     def _mask_samples(self, sequences: Sequences, groups: np.ndarray, rng: np.random.Generator) -> Masked:
-        seen, rows = self.mask(sequences, rng)
-        return Masked(sequences, seen, rows, groups)
+        masked_ids, target_indices = self.mask(sequences, rng)
+        return Masked(sequences, masked_ids, target_indices, groups)
 
     def _corrupt(self, views: Views, rng: np.random.Generator) -> Views:
-        """Return both views masked independently; their masked tokens are not predicted."""
+        """Return views whose queries and keys are masked independently; the masked tokens are not predicted."""
         config = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
         query_ids, _ = self.mask(views.queries, rng, config)
         key_ids, _ = self.mask(views.keys, rng, config)
-        queries = Sequences(query_ids, views.queries.lengths)
-        return views._replace(queries=queries, keys=Sequences(key_ids, views.keys.lengths))
+        return replace(
+            views,
+            queries=Sequences(query_ids, views.queries.lengths),
+            keys=Sequences(key_ids, views.keys.lengths),
+        )
 
     def _draw_mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
-        """Draw blocks of text of one language; return them with `<s>` in front, and their groups."""
+        """Draw the MLM samples of a virtual shard; return them and their groups."""
         tables, rows = self.block_sampler.draw(self.per_shard, rng)
-        parts = []
-        lengths = np.empty(self.per_shard, np.int64)
-        for sample, (table, row) in enumerate(zip(tables.tolist(), rows.tolist(), strict=True)):
+        token_ids: list[np.ndarray] = []
+        lengths = []
+        for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
             blocks = self.blocks[table]
-            start, length = blocks.starts.item(row), blocks.lengths.item(row)
-            parts += [BEGIN, blocks.table.tokens[start : start + length]]  # the sentences already end with </s>
-            lengths[sample] = length + 1
-        return Sequences(end_to_end(parts), lengths), self.block_groups[tables]
+            start = blocks.starts.item(row)
+            length = blocks.lengths.item(row)
+            token_ids += [BEGIN, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
+            lengths.append(length + 1)
+        return Sequences(end_to_end(token_ids), np.array(lengths, np.int64)), self.block_groups[tables]
 
     def _read_sides(self, tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
-        """Return the source and target sides of pairs, truncated to `side_tokens`."""
-        limit = self.config.batches.side_tokens
-        source = gather([pairs.source for pairs in self.pairs], tables, rows, limit)
-        return source, gather([pairs.target for pairs in self.pairs], tables, rows, limit)
+        """Return the source and target sides of pairs, truncated to the configured length."""
+        max_tokens = self.config.batches.side_tokens
+        source = gather([pairs.source for pairs in self.pairs], tables, rows, max_tokens)
+        target = gather([pairs.target for pairs in self.pairs], tables, rows, max_tokens)
+        return source, target
 
     def _draw_tlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
-        """Draw pairs; return each as one sequence, with the sides in random order, and their groups."""
+        """Draw the TLM samples of a virtual shard, in random order of the sides; return them and their groups."""
         tables, rows = self.pair_sampler.draw(self.per_shard, rng)
         source, target = self._read_sides(tables, rows)
         is_swapped = rng.random(self.per_shard) < 0.5
-        first, second = choose(is_swapped, target, source), choose(is_swapped, source, target)
-        return lay_out(first, second), self.pair_groups[tables]
+        first_side = choose(is_swapped, target, source)
+        second_side = choose(is_swapped, source, target)
+        return lay_out(first_side, second_side), self.pair_groups[tables]
 
     def _draw_xlco(self, rng: np.random.Generator) -> Views:
-        """Draw pairs and their mixup partners; return them as contrast items."""
-        contrast, count = self.config.contrast, self.per_shard
+        """Draw the contrast items of a virtual shard: pairs, and the pairs that mixup joins with them."""
+        contrast = self.config.contrast
+        count = self.per_shard
+        # The random numbers are drawn in this order, whether they are used or not; another order changes all samples.
         tables, rows = self.pair_sampler.draw(count, rng)
-        own_ids = self._sentence_ids(tables, rows)
-        other_tables, other_rows, partner_ids = self._draw_partners(tables, rows, own_ids, rng)
+        sentence_ids = self._sentence_ids(tables, rows)
+        partner_tables, partner_rows, partner_ids = self._draw_partners(tables, rows, sentence_ids, rng)
         mode = rng.integers(0, 8, count)
-        uniform = rng.random((2, count))
-        is_joined = uniform[0] < contrast.mixup
-        is_crossed = uniform[1] < contrast.cross
-        pairs, partners = self._read_sides(tables, rows), self._read_sides(other_tables, other_rows)
-        queries, keys = mix(pairs, partners, mode, is_crossed, is_joined)
-        sentence_ids = np.stack([own_ids, np.where(is_joined, partner_ids, own_ids)], axis=1)
-        tlm_group_count = len(self.pair_sampler.totals)  # XLCO's groups follow TLM's, one of each language pair
-        return Views(queries, keys, sentence_ids, self.pair_groups[tables] + tlm_group_count)
+        joined_uniform, cross_uniform = rng.random((2, count))
+        joined = joined_uniform < contrast.mixup
+        cross = cross_uniform < contrast.cross
+        pairs = self._read_sides(tables, rows)
+        partners = self._read_sides(partner_tables, partner_rows)
+        queries, keys = mix(pairs, partners, mode, cross, joined)
+        # A view of a single sentence repeats its id, which the comparison of sentence ids allows for.
+        joined_ids = np.stack([sentence_ids, np.where(joined, partner_ids, sentence_ids)], axis=1)  # (count, 2)
+        groups = self.pair_groups[tables] + len(self.pair_sampler.totals)  # the groups of XLCO follow those of TLM
+        return Views(queries, keys, joined_ids, groups)
 
     def _draw_partners(
         self, tables: np.ndarray, rows: np.ndarray, sentence_ids: np.ndarray, rng: np.random.Generator
@@ -245,23 +275,24 @@ class Sampler(StepSampler):
         A partner comes from another corpus if there is one, and is never a translation of the same sentence.
         """
         if self.config.contrast.partner == "next":
-            following = (rows + 1) % np.array([len(pairs) for pairs in self.pairs])[tables]
-            return tables, following, self._sentence_ids(tables, following)
-        other_tables, other_rows = self.pair_sampler.draw_elsewhere(tables, self.corpora, rng)
-        for _ in range(100):
-            partner_ids = self._sentence_ids(other_tables, other_rows)
+            table_sizes = np.array([len(pairs) for pairs in self.pairs])
+            next_rows = (rows + 1) % table_sizes[tables]
+            return tables, next_rows, self._sentence_ids(tables, next_rows)
+        partner_tables, partner_rows = self.pair_sampler.draw_elsewhere(tables, self.corpora, rng)
+        for _ in range(MAX_PARTNER_DRAWS):
+            partner_ids = self._sentence_ids(partner_tables, partner_rows)
             is_same = sentence_ids == partner_ids
             if not is_same.any() or not self.config.contrast.mixup:
-                return other_tables, other_rows, partner_ids
-            redrawn_tables, redrawn_rows = self.pair_sampler.draw_elsewhere(tables[is_same], self.corpora, rng)
-            other_tables[is_same] = redrawn_tables
-            other_rows[is_same] = redrawn_rows
+                return partner_tables, partner_rows, partner_ids
+            new_tables, new_rows = self.pair_sampler.draw_elsewhere(tables[is_same], self.corpora, rng)
+            partner_tables[is_same] = new_tables
+            partner_rows[is_same] = new_rows
         raise CorpusTooSmall("mixup finds no second sentence in the pairs: have=1 need=2; set contrast.mixup to 0")
 
     def _sentence_ids(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the sentence ids of pairs, (count,)."""
-        drawn = zip(tables.tolist(), rows.tolist(), strict=True)
-        return np.array([self.pairs[table].sentence_ids.item(row) for table, row in drawn], np.int64)
+        """Return the sentence id of each pair, (count,)."""
+        table_rows = zip(tables.tolist(), rows.tolist(), strict=True)
+        return np.array([self.pairs[table].sentence_ids.item(row) for table, row in table_rows], np.int64)
 
 
 def _group_of_tables(counts: list[list[int]]) -> np.ndarray:
@@ -269,30 +300,30 @@ def _group_of_tables(counts: list[list[int]]) -> np.ndarray:
     return np.repeat(np.arange(len(counts)), [len(tables) for tables in counts])
 
 
-def _merge(parts: list[Masked]) -> Masked:
-    """Concatenate masked sequences; the rows to predict are then those of the concatenation."""
-    if not parts:
+def _join_masked(batches: list[Masked]) -> Masked:
+    """Concatenate masked sequences; the target indices count tokens from the first of all sequences."""
+    if not batches:
         return Masked(NOTHING, NOTHING.flat, NOTHING.flat, NOTHING.flat)
-    rows = []
-    first_row = 0
-    for part in parts:
-        rows.append(part.rows + first_row)
-        first_row += len(part.seen)
+    target_indices = []
+    first_token = 0
+    for batch in batches:
+        target_indices.append(batch.target_indices + first_token)
+        first_token += len(batch.masked_ids)
     return Masked(
-        join([part.sequences for part in parts]),
-        np.concatenate([part.seen for part in parts]),
-        np.concatenate(rows),
-        np.concatenate([part.groups for part in parts]),
+        join([batch.sequences for batch in batches]),
+        np.concatenate([batch.masked_ids for batch in batches]),
+        np.concatenate(target_indices),
+        np.concatenate([batch.groups for batch in batches]),
     )
 
 
-def _merge_views(parts: list[Views]) -> Views:
-    """Concatenate contrast items."""
-    if not parts:
+def _join_views(batches: list[Views]) -> Views:
+    """Concatenate views."""
+    if not batches:
         return Views(NOTHING, NOTHING, np.empty((0, 2), np.int64), NOTHING.flat)
     return Views(
-        join([part.queries for part in parts]),
-        join([part.keys for part in parts]),
-        np.concatenate([part.sentence_ids for part in parts]),
-        np.concatenate([part.groups for part in parts]),
+        join([views.queries for views in batches]),
+        join([views.keys for views in batches]),
+        np.concatenate([views.sentence_ids for views in batches]),
+        np.concatenate([views.groups for views in batches]),
     )

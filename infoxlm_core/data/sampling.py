@@ -1,7 +1,7 @@
-"""Decide which samples a step sees: a pure function of (seed, step, virtual shard).
+"""Draw samples from corpora of several languages with reproducible random numbers.
 
-Languages, or language pairs, are drawn with p proportional to n^alpha over their number of samples n, then a sample
-uniformly from all corpora of the language together (InfoXLM, appendix).
+A language (pair) with n samples is drawn with probability proportional to n^alpha, then one of its samples uniformly
+from all its corpora together (InfoXLM, appendix).
 """
 
 import hashlib
@@ -10,27 +10,28 @@ import numpy as np
 
 
 def digest_key(*key: object) -> bytes:
-    """Return the SHA-256 of a key, which seeds a random decision."""
-    return hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    """Return the SHA-256 of the parts of a key, to seed random numbers with."""
+    text = "/".join(str(part_of_key) for part_of_key in key)
+    return hashlib.sha256(text.encode()).digest()
 
 
 def generator(*key: object) -> np.random.Generator:
-    """Return a counter-based generator for a key such as (seed, step, virtual shard, purpose)."""
-    words = np.frombuffer(digest_key(*key), np.uint64)
+    """Return a random generator that depends only on a key such as (seed, step, virtual shard, purpose)."""
+    words = np.frombuffer(digest_key(*key), np.uint64)  # (4,)
     return np.random.Generator(np.random.Philox(key=words[:2], counter=[*words[2:], 0, 0]))
 
 
 def probabilities(sizes: np.ndarray, alpha: float) -> np.ndarray:
-    """Return p proportional to n^alpha; a language without samples has p = 0."""
+    """Return probabilities proportional to n^alpha; that of a language without samples is 0."""
     weights = np.where(sizes > 0, np.power(np.maximum(sizes, 1).astype(float), alpha), 0.0)
-    return weights / max(weights.sum(), np.finfo(float).tiny)
+    return weights / max(weights.sum(), np.finfo(float).tiny)  # avoids dividing by 0 if there are no samples at all
 
 
 class TableSampler:
-    """Draws a table, then a row of it.
+    """Draws samples from tables; a table is one corpus of one language (pair).
 
-    A table is one corpus of one language (pair). It is drawn with p(language), proportional to n^alpha, times its share
-    of the language, then a row uniformly. This equals drawing a language, then any of its samples.
+    A table is drawn with the probability of its language times its share of the language's samples, then a row of it
+    uniformly. This equals drawing a language first, then any of its samples.
 
     Args:
         sizes: the number of samples of each corpus, by language (pair); tables are numbered in this order.
@@ -38,34 +39,38 @@ class TableSampler:
     """
 
     def __init__(self, sizes: list[list[int]], alpha: float) -> None:
-        self.sizes = np.array([size for counts in sizes for size in counts], np.int64)
-        self.totals = np.array([sum(counts) for counts in sizes], np.int64)  # of each language
-        each = probabilities(self.totals, alpha) / np.maximum(self.totals, 1)  # of one sample
-        self.shares = self.sizes * each.repeat([len(counts) for counts in sizes])
+        self.sizes = np.array([size for corpus_sizes in sizes for size in corpus_sizes], np.int64)  # (tables,)
+        self.totals = np.array([sum(corpus_sizes) for corpus_sizes in sizes], np.int64)  # (languages,)
+        sample_probabilities = probabilities(self.totals, alpha) / np.maximum(self.totals, 1)  # (languages,)
+        corpora_per_language = [len(corpus_sizes) for corpus_sizes in sizes]
+        self.shares = self.sizes * sample_probabilities.repeat(corpora_per_language)  # (tables,)
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw samples; return their table numbers (count,) and rows within the tables (count,)."""
-        return self._rows(pick(self.shares, rng.random(count)), rng)
+        tables = pick(self.shares, rng.random(count))
+        return tables, self._draw_rows(tables, rng)
 
     def draw_elsewhere(
         self, tables: np.ndarray, corpora: list[str], rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw one sample for each table, from another corpus if there is one.
+        """Draw a partner for each of the samples in `tables`, from another corpus if there is one.
 
         Args:
-            tables: (count,) table numbers.
+            tables: (count,) table numbers of the samples.
             corpora: the corpus name of every table; tables with the same name belong to one corpus.
             rng: draws tables and rows.
+
+        Returns:
+            The table numbers of the partners (count,) and their rows within the tables (count,).
         """
-        number_of_corpus = {name: number for number, name in enumerate(corpora)}
-        corpus_of_table = np.array([number_of_corpus[name] for name in corpora])
-        own_corpus, uniform = corpus_of_table[tables], rng.random(len(tables))
-        chosen = np.empty_like(tables)
-        for corpus in set(own_corpus.tolist()):
-            is_own = own_corpus == corpus
-            other_shares = self.shares * (corpus_of_table != corpus)
-            chosen[is_own] = pick(other_shares if other_shares.any() else self.shares, uniform[is_own])
-        return self._rows(chosen, rng)
+        corpus_names = np.array(corpora)
+        corpus_of_sample = corpus_names[tables]  # (count,)
+        uniform = rng.random(len(tables))
+        partner_tables = np.empty_like(tables)
+        for corpus in set(corpus_of_sample.tolist()):
+            is_in_corpus = corpus_of_sample == corpus
+            partner_tables[is_in_corpus] = pick(self._shares_outside(corpus, corpus_names), uniform[is_in_corpus])
+        return partner_tables, self._draw_rows(partner_tables, rng)
 
     def chances(self) -> np.ndarray:
         """Return the probability of each table in a draw, (tables,)."""
@@ -73,19 +78,28 @@ class TableSampler:
 
     def chances_elsewhere(self, corpora: list[str]) -> np.ndarray:
         """Return the probability of each table in `draw_elsewhere` for tables from `draw`, (tables,)."""
-        names, chances = np.array(corpora), np.zeros(len(corpora))
-        for name in set(corpora):
-            other_shares = self.shares * (names != name)
-            if not other_shares.any():
-                other_shares = self.shares
-            chances += self.chances()[names == name].sum() * other_shares / other_shares.sum()
-        return chances
+        corpus_names = np.array(corpora)
+        chances = self.chances()
+        partner_chances = np.zeros(len(corpora))
+        for corpus in set(corpora):
+            corpus_chance = chances[corpus_names == corpus].sum()
+            partner_shares = self._shares_outside(corpus, corpus_names)
+            partner_chances += corpus_chance * partner_shares / partner_shares.sum()
+        return partner_chances
 
-    def _rows(self, tables: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        return tables, (rng.random(len(tables)) * self.sizes[tables]).astype(np.int64)
+    def _shares_outside(self, corpus: str, corpus_names: np.ndarray) -> np.ndarray:
+        """Return the shares of the tables of other corpora, (tables,); those of all tables if there is no other."""
+        other_shares = self.shares * (corpus_names != corpus)
+        return other_shares if other_shares.any() else self.shares
+
+    def _draw_rows(self, tables: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Draw a row of each table uniformly, (count,)."""
+        return (rng.random(len(tables)) * self.sizes[tables]).astype(np.int64)
 
 
 def pick(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Turn numbers uniform in [0, 1) into outcomes with probabilities proportional to `weights`."""
-    edges = weights.cumsum()
-    return np.searchsorted(edges, uniform * edges[-1], side="right").clip(0, int(np.flatnonzero(weights)[-1]))
+    """Turn numbers uniform in [0, 1) into indices whose probabilities are proportional to `weights`."""
+    cumulative_weights = weights.cumsum()
+    indices = np.searchsorted(cumulative_weights, uniform * cumulative_weights[-1], side="right")
+    last_possible_index = int(np.flatnonzero(weights)[-1])
+    return indices.clip(0, last_possible_index)  # rounding may lead past the last index with a weight

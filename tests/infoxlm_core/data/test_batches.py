@@ -188,7 +188,7 @@ def test_with_one_corpus_the_partner_is_another_pair_of_it(tmp_path):
     shards = open_shards(write_shards(tmp_path, {"only": 6}, ("de",)))
     sampler = Sampler(shards, tiny_config(batches={"global_batch_size": 400, "virtual_shards": 1}))
 
-    sentence_ids = sampler.draw(0, range(1)).sentence_ids
+    sentence_ids = sampler.draw(0, range(1)).xlco.sentence_ids
 
     assert (sentence_ids[:, 0] != sentence_ids[:, 1]).all()
     assert set(sentence_ids.flat) == set(shards.pairs["en-de"][0].sentence_ids)
@@ -202,7 +202,7 @@ def test_how_often_a_pair_is_drawn_is_known_before_a_training_and_warned_of_wher
     draw = sampler.pair_sampler.draw
     sampler.pair_sampler.draw = lambda count, rng: (found := draw(count, rng), drawn.update(found[0].tolist()))[0]
     for step in range(25):
-        first, second = sampler.draw(step, range(1)).sentence_ids.T.tolist()
+        first, second = sampler.draw(step, range(1)).xlco.sentence_ids.T.tolist()
         drawn.update(sampler.corpora.index(owner[two]) for one, two in zip(first, second, strict=True) if one != two)
 
     expected = sampler.draws_of_a_pair(25)
@@ -233,7 +233,7 @@ def test_views_translate_each_other(tiny_shards):
     def foreign(row: list[int]) -> int:
         return sum(token >= 4 + half for token in row)
 
-    for query, key in zip(rows_of(draw.queries), rows_of(draw.keys), strict=True):
+    for query, key in zip(rows_of(draw.xlco.queries), rows_of(draw.xlco.keys), strict=True):
         assert query.count(0) == 1 and query.count(2) == 2 and query[-1] == 2
         assert meanings(query) == meanings(key)
         assert foreign(query) == sum(token >= 4 for token in key) - foreign(key)
@@ -261,7 +261,8 @@ def test_the_eight_modes_of_mixup_are_equally_likely(tiny_shards, record_propert
                 sides[meaning] = tuple(side.tokens[cut].tolist() for side in (table.source, table.target))
 
     modes = Counter()
-    for query, key, (c, d) in zip(rows_of(draw.queries), rows_of(draw.keys), draw.sentence_ids.tolist(), strict=True):
+    sentence_ids = draw.xlco.sentence_ids.tolist()
+    for query, key, (c, d) in zip(rows_of(draw.xlco.queries), rows_of(draw.xlco.keys), sentence_ids, strict=True):
         views = [sides[c][0], sides[d][0]], [sides[c][1], sides[d][1]]  # source, target
         found = [
             mode
@@ -313,7 +314,7 @@ def test_targets_stand_where_the_batch_says(tiny_shards):
     sampler = Sampler(open_shards(tiny_shards), tiny_config())
     draw = sampler.draw(1, range(4))
     original = np.concatenate([draw.mlm.sequences.flat, draw.tlm.sequences.flat])
-    seen = np.concatenate([draw.mlm.seen, draw.tlm.seen])
+    seen = np.concatenate([draw.mlm.masked_ids, draw.tlm.masked_ids])
     (batch,) = micro_batches(draw, 8)
 
     assert batch.ids[: len(seen)].tolist() == seen.tolist()
@@ -331,7 +332,7 @@ def test_blocks_take_whole_sentences_and_cut_only_what_is_too_long(tmp_path):
     lengths = np.array([3, 4, 12, 5, 2])
     write_table(tmp_path / "t", [(np.arange(26), lengths)])
 
-    blocks = make_blocks(Table.open(tmp_path / "t"), limit=8)
+    blocks = make_blocks(Table.open(tmp_path / "t"), max_tokens=8)
 
     assert blocks.starts.tolist() == [0, 7, 19]
     assert blocks.lengths.tolist() == [7, 8, 7]
@@ -363,7 +364,7 @@ def test_sides_are_cut_at_the_limit(tiny_shards):
 
     draw = Sampler(open_shards(tiny_shards), config).draw(0, range(4))
 
-    assert draw.tlm.sequences.lengths.max() == 3 + 3 + 3 and draw.queries.lengths.max() <= 9
+    assert draw.tlm.sequences.lengths.max() == 3 + 3 + 3 and draw.xlco.queries.lengths.max() <= 9
     assert draw.mlm.sequences.lengths.max() <= 6
 
 

@@ -176,11 +176,11 @@ def test_corrupted_views_hide_a_share_of_their_tokens_and_ask_for_none(tiny_shar
         for share in (0.0, 0.15)
     )
 
-    for before, after in ((plain.queries, corrupted.queries), (plain.keys, corrupted.keys)):
+    for before, after in ((plain.xlco.queries, corrupted.xlco.queries), (plain.xlco.keys, corrupted.xlco.keys)):
         changed = (before.flat != after.flat).mean()
         assert changed == pytest.approx(0.15 * 0.9, abs=0.02)  # a tenth of the chosen stay as they are
         assert (after.flat == VOCABULARY - 1).mean() == pytest.approx(0.15 * 0.8, abs=0.02)
-    assert np.array_equal(plain.mlm.seen, corrupted.mlm.seen)
+    assert np.array_equal(plain.mlm.masked_ids, corrupted.mlm.masked_ids)
 
 
 def test_the_next_partner_is_always_the_pair_that_follows_in_the_file(tiny_shards):
@@ -191,7 +191,7 @@ def test_the_next_partner_is_always_the_pair_that_follows_in_the_file(tiny_shard
         for table in tables:
             following |= dict(zip(table.sentence_ids.tolist(), np.roll(table.sentence_ids, -1).tolist(), strict=True))
 
-    sentence_ids = [pair for number in range(5) for pair in sampler.draw(number, range(4)).sentence_ids.tolist()]
+    sentence_ids = [pair for number in range(5) for pair in sampler.draw(number, range(4)).xlco.sentence_ids.tolist()]
 
     assert all(following[mine] == partner for mine, partner in sentence_ids)
 
