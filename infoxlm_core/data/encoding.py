@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import sentencepiece
 
-from infoxlm_core.data.shards import TOKENS
+from infoxlm_core.data.shards import TOKENS, end_to_end
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE, UNK
 
 SIDES = {"text": "", "source": ".source", "target": ".target"}  # column of a corpus -> end of its table's name
@@ -28,12 +28,14 @@ def processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> list[np.ndarray]:
-    """Return the ids of each text in XLM-R's layout, without special tokens: SentencePiece's ids plus one."""
-    pieces = processor.encode(texts)
-    flat = np.fromiter(itertools.chain.from_iterable(pieces), np.int64)
-    flat = np.where(flat == 0, UNK, flat + FIRST_PIECE - 3)
-    ends = itertools.accumulate(map(len, pieces), initial=0)
-    return [flat[start:end] for start, end in itertools.pairwise(ends)]
+    """Return the token ids of each text in XLM-R's layout, without special tokens."""
+    pieces_of_texts = processor.encode(texts)
+    piece_ids = np.fromiter(itertools.chain.from_iterable(pieces_of_texts), np.int64)
+    # SentencePiece counts <unk>, <s>, </s> and then the pieces from 3; XLM-R counts the pieces from 4.
+    token_ids = np.where(piece_ids == 0, UNK, piece_ids + FIRST_PIECE - 3)
+    lengths = [len(pieces) for pieces in pieces_of_texts]
+    offsets = itertools.accumulate(lengths, initial=0)
+    return [token_ids[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 def encode_chunk(chunk: pa.Table, model: bytes) -> pa.Table:
@@ -48,23 +50,27 @@ def encode_chunk(chunk: pa.Table, model: bytes) -> pa.Table:
     """
     texts = {side: chunk[side].to_pylist() for side in chunk.column_names}
     ids = {side: encode(processor_of(model), column) for side, column in texts.items()}
-    complete_rows = [row for row in range(len(chunk)) if all(len(column[row]) for column in ids.values())]
+    complete_rows = []
+    for row in range(len(chunk)):
+        if all(len(column[row]) for column in ids.values()):
+            complete_rows.append(row)
     columns = {}
     for side, column in ids.items():
         remaining_rows = [column[row] for row in complete_rows]
-        columns[side] = _lists(remaining_rows, with_eos=side == "text")
+        columns[side] = _make_column(remaining_rows, with_eos=side == "text")
     if "source" in texts:
         sentence_ids = [sentence_id(texts["source"][row]) for row in complete_rows]
         columns[SENTENCE_ID] = pa.array(sentence_ids, pa.uint64())
     return pa.table(columns)
 
 
-def _lists(rows: Sequence[np.ndarray], with_eos: bool) -> pa.Array:
-    """Return a column of lists of ids; with `with_eos` each list ends with `</s>`."""
+def _make_column(rows: Sequence[np.ndarray], with_eos: bool) -> pa.Array:
+    """Return a column of lists of token ids; `with_eos` appends `</s>` to each list."""
     if with_eos:
         rows = [np.append(row, EOS) for row in rows]
-    flat = np.concatenate([np.empty(0, np.int64), *rows]).astype(TOKENS)
-    return pa.LargeListArray.from_arrays(np.cumsum([0, *map(len, rows)]), flat)
+    flat = end_to_end(rows).astype(TOKENS)
+    lengths = [len(row) for row in rows]
+    return pa.LargeListArray.from_arrays(np.cumsum([0, *lengths]), flat)
 
 
 def sentence_id(text: str) -> int:

@@ -1,9 +1,9 @@
-"""Tokenised examples of a task: texts or pairs of texts, end to end.
+"""Tokenised examples of a task: texts or pairs of texts, stored one after another.
 
     XLM-R      <s> a </s> </s> b </s>        types 0 0 0 0 0 0
     mBERT      [CLS] a [SEP] b [SEP]         types 0 0 0 1 1
 
-The layout is the tokenizer's own, so that any encoder is fine-tuned on what it was pre-trained to read.
+The tokenizer of the encoder decides the layout, so that any encoder is fine-tuned on sequences as in its pre-training.
 """
 
 import itertools
@@ -14,14 +14,14 @@ from functools import cached_property
 import numpy as np
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-AT_ONCE = 20_000  # texts that are tokenised at a time: Python lists need 20 times the memory of arrays
+CHUNK = 20_000  # texts that are tokenised at a time: Python lists need 20 times the memory of arrays
 
 
 @dataclass(frozen=True)
 class Examples:
-    """N tokenised texts, or pairs, end to end."""
+    """N tokenised texts or pairs, stored one after another."""
 
-    ids: np.ndarray  # (T,) of any integer type, to hold millions of examples in 5 bytes a token
+    ids: np.ndarray  # (T,) of a small integer type, to hold millions of examples in 5 bytes per token
     types: np.ndarray  # (T,) the segment of each token; 0 if the tokenizer has no segments
     lengths: np.ndarray  # (N,) int64, tokens of each example
 
@@ -30,14 +30,15 @@ class Examples:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Index of each example's first token, (N,)."""
+        """Return the index of each example's first token, (N,)."""
         return self.lengths.cumsum() - self.lengths
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "Examples":
         """Return the examples at `rows`, in that order, as int64; rows may repeat."""
         rows = np.asarray(rows, np.int64)
         lengths = self.lengths[rows]
-        position_in_example = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+        new_starts = lengths.cumsum() - lengths
+        position_in_example = np.arange(lengths.sum()) - np.repeat(new_starts, lengths)  # (T',)
         indices = np.repeat(self.starts[rows], lengths) + position_in_example
         return Examples(self.ids[indices].astype(np.int64), self.types[indices].astype(np.int64), lengths)
 
@@ -46,38 +47,40 @@ def encode(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None, max_tokens: int = 512
 ) -> Examples:
     """Tokenise texts or pairs with special tokens; the longer side of a long pair is truncated first."""
-    parts = []
-    for start in range(0, len(texts), AT_ONCE):
-        chunk = slice(start, start + AT_ONCE)
+    batches = []
+    for start in range(0, len(texts), CHUNK):
+        selected = slice(start, start + CHUNK)
+        second_texts = None if pairs is None else list(pairs[selected])
         encoded = tokenizer(
-            list(texts[chunk]),
-            None if pairs is None else list(pairs[chunk]),
+            list(texts[selected]),
+            second_texts,
             truncation="longest_first",
             max_length=max_tokens,
             return_attention_mask=False,
             return_token_type_ids=True,  # generic tokenizer classes omit BERT's segments otherwise
         )
-        parts.append(from_lists(encoded["input_ids"], encoded["token_type_ids"]))
-    return join(parts)
+        batches.append(from_lists(encoded["input_ids"], encoded["token_type_ids"]))
+    return join(batches)
 
 
 def from_lists(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Examples:
-    """Return examples from the lists of a tokenizer."""
-    flat = _flat(ids, np.int32)
-    segments = np.zeros(len(flat), np.int8) if types is None else _flat(types, np.int8)
-    return Examples(flat, segments, np.array([*map(len, ids)], np.int64))
+    """Return examples from the token ids and segments that a tokenizer returns; all segments are 0 without `types`."""
+    flat_ids = _flatten(ids, np.int32)
+    flat_types = np.zeros(len(flat_ids), np.int8) if types is None else _flatten(types, np.int8)
+    lengths = np.array([len(example_ids) for example_ids in ids], np.int64)
+    return Examples(flat_ids, flat_types, lengths)
 
 
-def _flat(rows: Sequence[Sequence[int]], kind: type) -> np.ndarray:
-    return np.fromiter(itertools.chain.from_iterable(rows), kind)
+def _flatten(lists: Sequence[Sequence[int]], dtype: type) -> np.ndarray:
+    return np.fromiter(itertools.chain.from_iterable(lists), dtype)
 
 
-def join(parts: Sequence[Examples]) -> Examples:
-    """Concatenate examples."""
-    if not parts:
+def join(batches: Sequence[Examples]) -> Examples:
+    """Concatenate several batches of examples."""
+    if not batches:
         return from_lists([])
     return Examples(
-        np.concatenate([part.ids for part in parts]),
-        np.concatenate([part.types for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([examples.ids for examples in batches]),
+        np.concatenate([examples.types for examples in batches]),
+        np.concatenate([examples.lengths for examples in batches]),
     )

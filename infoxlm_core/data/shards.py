@@ -1,12 +1,12 @@
-"""Token shards: flat arrays on disk, memory-mapped.
+"""Token shards: memory-mapped files of token ids.
 
-A table is two plain files: `NAME.tokens` (uint32) and `NAME.offsets` (uint64, one more than there are rows; row i is
-tokens[offsets[i]:offsets[i + 1]]). Per corpus and language (pair) there are
+A table of N rows consists of two arrays: `NAME.tokens` (uint32) and `NAME.offsets` (uint64, N + 1 values); row i is
+tokens[offsets[i]:offsets[i + 1]]. Each corpus has these files in each of its languages or language pairs:
 
-    mono/de/weblate            rows are sentences that end with `</s>`, so that any run of rows is an MLM block
-    pairs/en-de/weblate.source and .target     row i of both translate each other; no special tokens
-    pairs/en-de/weblate.meanings               uint64, sentence ids: a hash of each pair's English side
-    held_out/en-de/django.source …             the same for pairs that are kept for evaluation, for probes in training
+    mono/de/weblate.*                           sentences that end with `</s>`: consecutive rows are an MLM sample
+    pairs/en-de/weblate.source.* and .target.*  row i of one translates row i of the other; no special tokens
+    pairs/en-de/weblate.meanings                uint64, sentence ids: a hash of each pair's English side
+    held_out/en-de/django.source.* …            the same for pairs reserved for evaluation, for probes during training
 """
 
 import math
@@ -20,9 +20,12 @@ import numpy as np
 from infoxlm_core import manifests
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 
-TOKENS, OFFSETS, SENTENCE_IDS = np.dtype("<u4"), np.dtype("<u8"), np.dtype("<u8")
+TOKENS = np.dtype("<u4")
+OFFSETS = np.dtype("<u8")
+SENTENCE_IDS = np.dtype("<u8")
 REMEDY = "remove the directory and run tokenize_corpus again"
-_ROWS_AT_ONCE = 1 << 20  # offsets that are compared at a time
+_CHECKED_ROWS = 1 << 20  # rows whose offsets are compared at a time, to limit memory
+_MAX_SEGMENTS = 4096
 
 
 def write_array(path: Path, values: np.ndarray) -> None:
@@ -34,23 +37,25 @@ class TableWriter:
     """Writes a table chunk by chunk and holds only the lengths of its rows in memory."""
 
     def __init__(self, path: Path):
-        self.path, self.lengths, self.largest = path, [np.zeros(1, np.int64)], -1
+        self.path = path
+        self.lengths = [np.zeros(1, np.int64)]  # begins with 0, so that the cumulative sum begins with offset 0
+        self.largest_id = -1
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = Path(f"{path}.tokens").open("wb")  # noqa: SIM115
 
     def add(self, flat: np.ndarray, lengths: np.ndarray) -> None:
-        """Add rows: their token ids end to end (T,) and their lengths (N,)."""
+        """Add N rows: their token ids, one row after another (T,), and their lengths (N,)."""
         self.file.write(np.ascontiguousarray(flat, TOKENS).tobytes())
         self.lengths.append(lengths)
         if len(flat):
-            self.largest = max(self.largest, int(flat.max()))
+            self.largest_id = max(self.largest_id, int(flat.max()))
 
     def close(self) -> dict[str, int]:
         """Finish the table; return the numbers of rows and tokens, and the largest id."""
         self.file.close()
-        ends = np.concatenate(self.lengths).cumsum()
-        write_array(Path(f"{self.path}.offsets"), ends.astype(OFFSETS))
-        return {"rows": len(ends) - 1, "tokens": int(ends[-1]), "largest_id": self.largest}
+        offsets = np.concatenate(self.lengths).cumsum()  # (N + 1,)
+        write_array(Path(f"{self.path}.offsets"), offsets.astype(OFFSETS))
+        return {"rows": len(offsets) - 1, "tokens": int(offsets[-1]), "largest_id": self.largest_id}
 
 
 def write_table(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, int]:
@@ -70,14 +75,15 @@ class Table:
 
     @classmethod
     def open(cls, path: Path, verified: bool = False) -> "Table":
-        """Map a table into memory; check that its offsets ascend unless its digests were `verified`."""
-        tokens, offsets = _map(Path(f"{path}.tokens"), TOKENS), _map(Path(f"{path}.offsets"), OFFSETS)
+        """Map a table into memory; check that its offsets ascend, unless its digests were `verified`."""
+        tokens = _map(Path(f"{path}.tokens"), TOKENS)
+        offsets = _map(Path(f"{path}.offsets"), OFFSETS)
         if not len(offsets) or offsets[0] != 0 or int(offsets[-1]) != len(tokens):
             raise DataCorrupt(f"{path}.offsets does not fit {path}.tokens: {REMEDY}")
         if not verified:
-            for start in range(0, len(offsets) - 1, _ROWS_AT_ONCE):
-                part = offsets[start : start + _ROWS_AT_ONCE + 1]
-                if (part[1:] < part[:-1]).any():
+            for start in range(0, len(offsets) - 1, _CHECKED_ROWS):
+                checked = offsets[start : start + _CHECKED_ROWS + 1]
+                if (checked[1:] < checked[:-1]).any():
                     raise DataCorrupt(f"{path}.offsets has a row that ends before it begins: {REMEDY}")
         return cls(tokens, offsets.view(np.int64))  # not copied: the workers of a machine share its pages
 
@@ -86,6 +92,7 @@ class Table:
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
+    """Map an array into memory; DataCorrupt if its file is missing or truncated."""
     if not path.is_file():
         raise DataCorrupt(f"{path} is missing: {REMEDY}")
     if path.stat().st_size % dtype.itemsize:
@@ -105,55 +112,60 @@ class Blocks:
         return len(self.starts)
 
 
-def make_blocks(table: Table, limit: int, rows_of_a_part: int = 8192) -> Blocks:
-    """Join whole sentences greedily, in order, up to `limit` tokens; a longer sentence is cut and loses its `</s>`.
+def make_blocks(table: Table, max_tokens: int, rows_per_segment: int = 8192) -> Blocks:
+    """Join consecutive sentences greedily to blocks of at most `max_tokens` tokens.
 
-    A block starts where the one before it ends. To vectorise this, the table is divided into parts, and blocks are
-    first made in all parts at once, as if each part began with a block. Blocks from different starts soon coincide. The
-    blocks from the first row of the table therefore follow those of a part from the first block that both share.
+    A longer sentence is a block of its own; it is truncated and loses its `</s>`.
+
+    Each block starts where the one before it ends, which is slow in a Python loop over all blocks. Therefore the table
+    is cut into segments, and the blocks of all segments are computed together, as if a block started at the first row
+    of each segment. Blocks that start at different rows soon start at the same row: the true blocks follow those of a
+    segment from the first start that they have in common.
+
+    Args:
+        table: sentences, each with `</s>`.
+        max_tokens: the largest length of a block.
+        rows_per_segment: affects only the speed.
     """
     if not len(table):
         return Blocks(table, np.empty(0, np.int64), np.empty(0, np.int64))
-    part_count = min(4096, math.ceil(len(table) / rows_of_a_part))
-    borders = np.linspace(0, len(table), part_count + 1).astype(np.int64)
-    blocks_of_parts, rows_after_parts = _start_blocks_in_parts(table.offsets, limit, borders)
+    offsets = table.offsets
 
-    row = np.zeros(1, np.int64)  # the first row of the next block
-    first_rows: list[np.ndarray] = []  # of all blocks
-    for part_blocks, stop, row_after_part in zip(blocks_of_parts, borders[1:], rows_after_parts, strict=True):
-        while row[0] < stop:
-            index = np.searchsorted(part_blocks, row[0])
-            if index < len(part_blocks) and part_blocks[index] == row[0]:
-                first_rows.append(part_blocks[index:])
-                row = row_after_part[None]
+    def next_block_starts(rows: np.ndarray) -> np.ndarray:
+        """Return the rows after the blocks that start at `rows`; a sentence that is too long is a block."""
+        return np.maximum(np.searchsorted(offsets, offsets[rows] + max_tokens, side="right") - 1, rows + 1)
+
+    segment_count = min(_MAX_SEGMENTS, math.ceil(len(table) / rows_per_segment))
+    segment_borders = np.linspace(0, len(table), segment_count + 1).astype(np.int64)
+    segment_ends = segment_borders[1:]
+    starts_by_step = []
+    current_rows = segment_borders[:-1].copy()  # (segments,) where the next block of each segment starts
+    is_inside = current_rows < segment_ends
+    while is_inside.any():
+        starts_by_step.append(np.where(is_inside, current_rows, -1))
+        current_rows[is_inside] = next_block_starts(current_rows[is_inside])
+        is_inside = current_rows < segment_ends
+    # (segments, steps): the rows at which blocks start in each segment, then -1
+    starts_by_segment = np.ascontiguousarray(np.array(starts_by_step, np.int64).reshape(-1, segment_count).T)
+
+    row = np.zeros(1, np.int64)
+    first_rows = []
+    for padded_starts, segment_end, row_after_segment in zip(
+        starts_by_segment, segment_ends, current_rows, strict=True
+    ):
+        segment_starts = padded_starts[padded_starts >= 0]
+        while row[0] < segment_end:
+            index = np.searchsorted(segment_starts, row[0])
+            if index < len(segment_starts) and segment_starts[index] == row[0]:
+                first_rows.append(segment_starts[index:])
+                row = row_after_segment[None]
             else:
                 first_rows.append(row)
-                row = _next_block(table.offsets, limit, row)
-    begins = np.concatenate(first_rows)
-    starts = table.offsets[begins]
-    ends = table.offsets[np.append(begins[1:], len(table))]
-    return Blocks(table, starts, np.minimum(ends - starts, limit))
-
-
-def _next_block(offsets: np.ndarray, limit: int, rows: np.ndarray) -> np.ndarray:
-    """Return the first rows of the blocks that follow those from `rows`; a row above the limit is a block."""
-    return np.maximum(np.searchsorted(offsets, offsets[rows] + limit, side="right") - 1, rows + 1)
-
-
-def _start_blocks_in_parts(offsets: np.ndarray, limit: int, borders: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the first rows of the blocks of each part, and the rows that follow the parts' last blocks, (parts,).
-
-    Part i has the rows from borders[i] to borders[i + 1], and its first row begins a block.
-    """
-    stops = borders[1:]
-    rows = borders[:-1].copy()  # the first row of the next block of each part
-    rounds = []  # the blocks of all parts, one of each part a round; -1: the part has no further block
-    while (rows < stops).any():
-        unfinished = rows < stops
-        rounds.append(np.where(unfinished, rows, -1))
-        rows[unfinished] = _next_block(offsets, limit, rows[unfinished])
-    rows_of_rounds = np.array(rounds, np.int64).reshape(-1, len(rows))  # (rounds, parts)
-    return [part[part >= 0] for part in np.ascontiguousarray(rows_of_rounds.T)], rows
+                row = next_block_starts(row)
+    block_rows = np.concatenate(first_rows)  # the first row of each block
+    start_offsets = offsets[block_rows]
+    end_offsets = offsets[np.append(block_rows[1:], len(table))]
+    return Blocks(table, start_offsets, np.minimum(end_offsets - start_offsets, max_tokens))
 
 
 @dataclass(frozen=True)
@@ -163,7 +175,7 @@ class Pairs:
     corpus: str
     source: Table
     target: Table
-    sentence_ids: np.ndarray
+    sentence_ids: np.ndarray  # (N,) int64; pairs with the same id translate the same sentence
 
     def __len__(self) -> int:
         return len(self.source)
@@ -214,17 +226,18 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
         elif corpus.endswith(".source"):
             corpus = corpus.removesuffix(".source")
             stem = directory / kind / language / corpus
-            source, target = (Table.open(Path(f"{stem}.{side}"), not hashed) for side in ("source", "target"))
+            source = Table.open(Path(f"{stem}.source"), not hashed)
+            target = Table.open(Path(f"{stem}.target"), not hashed)
             sentence_ids = _map(Path(f"{stem}.meanings"), SENTENCE_IDS)
             if not len(source) == len(target) == len(sentence_ids):
                 raise DataCorrupt(f"{stem}: source, target and meanings differ in length: {REMEDY}")
-            tables_of_kind = pairs if kind == "pairs" else held_out
-            tables_of_kind.setdefault(language, []).append(Pairs(corpus, source, target, sentence_ids.view(np.int64)))
+            pairs_of_kind = pairs if kind == "pairs" else held_out
+            pairs_of_kind.setdefault(language, []).append(Pairs(corpus, source, target, sentence_ids.view(np.int64)))
     if not mono and not pairs:
         raise CorpusTooSmall(f"{directory} holds no text: have=0 need=1 sentence")
     return Shards(mono, pairs, held_out, manifest, directory)
 
 
-def end_to_end(parts: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
-    """Concatenate parts as int64."""
-    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, np.int64)
+def end_to_end(arrays: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
+    """Concatenate arrays as int64; the result is empty if there are none."""
+    return np.concatenate(arrays).astype(np.int64) if arrays else np.empty(0, np.int64)
