@@ -38,4 +38,4 @@ def measure(
     Path(scores.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(scores.path), json.dumps(pointers, indent=1))
     figures = next(iter(measured.values())).figures if len(measured) == 1 else {}
-    artifacts.show(figures or {"points": len(measured)}, metrics)
+    artifacts.log_metrics(figures or {"points": len(measured)}, metrics)

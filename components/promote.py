@@ -42,7 +42,7 @@ def promote(
         figures: dict[str, float] = {}
         for metric, figure in promoted.verdict.figures.items():
             figures |= {f"{metric}/{name}": figure[name] for name in ("gain", "lower", "upper")}
-        artifacts.show({"version": promoted.version} | figures, metrics)
+        artifacts.log_metrics({"version": promoted.version} | figures, metrics)
         step.report(figures)
         step.summarise(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
         step.run.end()  # this is the only step of its pipeline

@@ -57,7 +57,7 @@ def register(
                 checked.name, encoder_dir, digest, headlines, checked.gates, run_id, tags, evaluation
             )
         step.report(registration=checked)
-        artifacts.show({"version": registered.version, "champion": int(registered.champion)}, metrics)
+        artifacts.log_metrics({"version": registered.version, "champion": int(registered.champion)}, metrics)
         aliases = " and ".join(registered.aliases)
         decision = f"models:/{checked.name}/{registered.version} is {aliases}: {registered.reason}"
         logging.info(decision)

@@ -48,7 +48,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
         os.environ[launchers.VARIABLE] = launcher
     launchers.local_launcher()  # raises an error for an unknown launcher before anything runs
     tracking.tracker()  # the same for an unknown tracker
-    directory = artifacts.local(str(store).rstrip("/")).resolve()
+    directory = artifacts.local_directory(str(store).rstrip("/")).resolve()
     directory.mkdir(parents=True, exist_ok=True)
     store = str(store).rstrip("/") if is_remote(store) else str(directory)
     identity = _identity(dag.name, arguments, directory, name)
@@ -89,7 +89,7 @@ def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
 def read_summary(store: str | Path) -> str:
     """Return the results of the last run in a store for people; empty if the run has not come to its last step."""
     store = str(store).rstrip("/")
-    directory = artifacts.local(store)
+    directory = artifacts.local_directory(store)
     if not (directory / "run.json").is_file():
         return ""
     return runtime.read_summary(store, _last(directory)["run"])

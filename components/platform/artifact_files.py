@@ -30,11 +30,12 @@ def manifest(uri: str) -> dict[str, Any] | None:
     Raises:
         DataCorrupt: the manifest is malformed.
     """
-    file = storage.open(uri).get(manifests.NAME)
-    if file is None:
+    stored = storage.open(uri).get(manifests.NAME)
+    if stored is None:
         return None
+    content, _ = stored
     remedy = "delete it and make it again"
-    return outside.parse_json(file[0], manifests.Manifest, f"{uri}/{manifests.NAME}", remedy, DataCorrupt)
+    return outside.parse_json(content, manifests.Manifest, f"{uri}/{manifests.NAME}", remedy, DataCorrupt)
 
 
 def manifest_exists(uri: str) -> bool:
@@ -56,13 +57,11 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
     Raises:
         DataCorrupt: a file differs from the manifest.
         InputError: the storage refuses, or the URI holds an artifact with other content.
-        StorageUnavailable: the storage does not answer. The files that were sent are no artifact without a manifest.
+        StorageUnavailable: the storage does not answer. Without a manifest, the uploaded files are not an artifact.
     """
-    content = (directory / manifests.NAME).read_bytes()
-    digests = {name: entry["sha256"] for name, entry in manifests.load(directory)["files"].items()}
-    for path in directory.rglob(manifests.NAME):  # manifests of nested artifacts
-        if path.parent != directory:
-            digests[str(path.relative_to(directory))] = manifests.file_sha256(path)
+    # Read the manifest before the upload, so that a manifest that is changed meanwhile is not uploaded.
+    manifest_content = (directory / manifests.NAME).read_bytes()
+    digests = _list_digests(directory)
     store = storage.open(uri)
     store.sweep()
     if replace and manifest_exists(uri):
@@ -77,8 +76,18 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
         if not _is_stored(store, name, path.stat().st_size, digest):
             raise StorageUnavailable(f"{uri}/{name} differs from what was sent: run again")
     before_commit()
-    if store.put_if(manifests.NAME, content, None) is None:
+    if store.put_if(manifests.NAME, manifest_content, version=None) is None:
         raise InputError(f"{uri} already exists with other content: remove it, or use it from there")
+
+
+def _list_digests(directory: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of an artifact by name, except its manifest, which is uploaded last."""
+    digests = {name: described["sha256"] for name, described in manifests.load(directory)["files"].items()}
+    for path in directory.rglob(manifests.NAME):
+        is_nested_artifact = path.parent != directory
+        if is_nested_artifact:  # a manifest lists no manifests
+            digests[str(path.relative_to(directory))] = manifests.file_sha256(path)
+    return digests
 
 
 def pull(uri: str, directory: Path) -> None:
@@ -89,41 +98,56 @@ def pull(uri: str, directory: Path) -> None:
         DataCorrupt: a file is missing or differs from its manifest.
         StorageUnavailable: the storage does not answer.
     """
-    described = manifest(uri)
-    if described is None:
+    remote_manifest = manifest(uri)
+    if remote_manifest is None:
         raise InputError(f"{uri} holds no {manifests.NAME}: run the stage that makes this artifact first")
     store = storage.open(uri)
     manifests.make_folder(directory.parent)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as folder:
-        partial = Path(folder) / "it"
-        paths = {partial / manifests.NAME}
-        for name in described["files"]:  # check all names before writing the first file
-            path = manifests.join_inside(partial, name, uri)
-            paths.add(path)
-            paths.update(parent / manifests.NAME for parent in path.parents if parent.is_relative_to(partial))
-        by_name = {str(path.relative_to(partial)): path for path in paths}
-        for entry in store.entries():
-            if entry.name in by_name:
-                by_name[entry.name].parent.mkdir(parents=True, exist_ok=True)
-                store.download(entry.name, by_name[entry.name])
-        manifests.read(partial, described["kind"], producer="the stage that makes it")
+        partial = Path(folder) / "artifact"
+        local_paths = _choose_local_paths(remote_manifest, partial, uri)
+        for stored_file in store.entries():
+            path = local_paths.get(stored_file.name)
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                store.download(stored_file.name, path)
+        manifests.read(partial, remote_manifest["kind"], producer="the stage that makes it")
         shutil.rmtree(directory, ignore_errors=True)  # a damaged copy, or one that an interrupted process left
         manifests.move_into_place(partial, directory, manifests.NAME)
     logger.info("fetched %s", uri)
 
 
+def _choose_local_paths(remote_manifest: dict[str, Any], directory: Path, uri: str) -> dict[str, Path]:
+    """Return where to download each file of an artifact, by its name in the storage.
+
+    The result also has a manifest for each folder, because any folder may be a nested artifact.
+
+    Raises:
+        InputError: the manifest names a path outside of the artifact.
+    """
+    paths = {directory / manifests.NAME}
+    for name in remote_manifest["files"]:
+        path = manifests.join_inside(directory, name, uri)
+        paths.add(path)
+        for parent in path.parents:
+            if parent.is_relative_to(directory):
+                paths.add(parent / manifests.NAME)
+    return {str(path.relative_to(directory)): path for path in paths}
+
+
 def drop(uri: str) -> None:
-    """Delete an artifact; the manifest goes first, so that no reader sees a partial artifact."""
+    """Delete an artifact, beginning with the manifest, so that no reader sees a partial artifact."""
     store = storage.open(uri)
     store.delete(manifests.NAME)
-    names = [entry.name for entry in store.entries()]
+    names = [stored_file.name for stored_file in store.entries()]
     if names:
         store.delete(*names)
 
 
 def _is_stored(store: Store, name: str, size: int, digest: str) -> bool:
-    entry = store.head(name)
-    return entry is not None and (entry.size, entry.sha256) == (size, digest)
+    """Return whether the storage has a file with this size and SHA-256."""
+    stored_file = store.head(name)
+    return stored_file is not None and stored_file.size == size and stored_file.sha256 == digest
 
 
 # ---------------------------------------------------------------- verifying
@@ -145,18 +169,19 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
 
 def file_state(directory: Path, excluded: str = manifests.NAME) -> str:
     """Return a digest of the sizes, times and inodes of all files except the manifest, which has its own digest."""
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != excluded]
-    entries = []
-    for path in files:
-        status = path.stat()
-        times = (status.st_mtime_ns, status.st_ctime_ns)
-        entries.append((str(path.relative_to(directory)), status.st_size, *times, status.st_ino))
-    return manifests.digest(entries)
+    states = []
+    for path in sorted(directory.rglob("*")):
+        if path.is_file() and path.name != excluded:
+            name = str(path.relative_to(directory))
+            status = path.stat()
+            states.append((name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
+    return manifests.digest(states)
 
 
 def marker_of(directory: Path) -> Path:
     """Return the path of the file that records the `file_state` at which a directory was last verified."""
-    return directory.parent.parent / "verified" / f"{directory.parent.name}-{directory.name}"
+    kind_folder = directory.parent
+    return kind_folder.parent / "verified" / f"{kind_folder.name}-{directory.name}"
 
 
 def is_verified(directory: Path, state: str) -> bool:
@@ -173,7 +198,7 @@ def record_verified(directory: Path, state: str) -> None:
         manifests.write_atomically(marker_of(directory), state)
 
 
-def compare_bytes(directory: Path) -> None:
+def verify_files(directory: Path) -> None:
     """Verify the files of an artifact, except token shards and training text, whose readers verify them."""
     kind = ""
     with contextlib.suppress(DataCorrupt):  # `manifests.read` below reports what is wrong

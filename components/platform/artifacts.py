@@ -52,38 +52,45 @@ KINDS = (
     "promotion",
 )
 """Kinds of artifacts: the folders of a store."""
-LONGEST_PUSH, LONGEST_TRAINING = 6 * 3600.0, 14 * 86_400.0
-"""Seconds to wait for another machine to upload, or to build, the same artifact."""
-_COPY_OF = "COPY_OF"  # file in the local copy of a remote store; holds the URI of the store
+MAX_UPLOAD_SECONDS = 6 * 3600.0
+"""Time to wait for another machine that uploads the same artifact."""
+MAX_TRAINING_SECONDS = 14 * 86_400.0
+"""Time to wait for another machine that builds the same artifact."""
+_COPY_OF = "COPY_OF"  # file in the local copy of a remote store; contains the URI of the store
 
 
 # ---------------------------------------------------------------- the store
 
 
-def local(store: str) -> Path:
+def local_directory(store: str) -> Path:
     """Return the directory of a store on this machine: the store itself, or the local copy of a remote store."""
-    if directory := storage.open(store).directory:
+    directory = storage.open(store).directory
+    if directory:
         return directory
-    readable = re.sub(r"[^\w.-]+", "-", store.partition("://")[2])
-    root = cache() / "stores" / f"{readable}-{manifests.digest(store).removeprefix('sha256:')[:8]}"
+    _, _, bucket_and_prefix = store.partition("://")
+    readable_name = re.sub(r"[^\w.-]+", "-", bucket_and_prefix)
+    digest = manifests.digest(store).removeprefix("sha256:")[:8]
+    root = cache() / "stores" / f"{readable_name}-{digest}"
     root.mkdir(parents=True, exist_ok=True)
-    if not (root / _COPY_OF).is_file() or (root / _COPY_OF).read_bytes() != store.encode():
-        manifests.write_atomically(root / _COPY_OF, store)
+    uri_file = root / _COPY_OF
+    if not uri_file.is_file() or uri_file.read_bytes() != store.encode():
+        manifests.write_atomically(uri_file, store)
     return root
 
 
 def url_of(location: Path) -> str:
     """Return the URI of a path in the local copy of a remote store; for any other path, the path itself."""
     for root in location.parents:
-        if (root / _COPY_OF).is_file():
-            return f"{(root / _COPY_OF).read_text()}/{location.relative_to(root)}"
+        uri_file = root / _COPY_OF
+        if uri_file.is_file():
+            return f"{uri_file.read_text()}/{location.relative_to(root)}"
     return str(location)
 
 
 def key_of(kind: str, config: StageConfig, *inputs: str) -> str:
     """Return the key of an artifact: a digest of its kind, the kind's version, the config and the inputs."""
-    decisive = [kind, manifests.VERSIONS[kind], config.result_fields(), inputs]
-    return manifests.digest(decisive).removeprefix("sha256:")[:16]
+    content = [kind, manifests.VERSIONS[kind], config.result_fields(), inputs]
+    return manifests.digest(content).removeprefix("sha256:")[:16]
 
 
 def write(store: str, name: str, content: str) -> None:
@@ -93,11 +100,14 @@ def write(store: str, name: str, content: str) -> None:
 
 def read(store: str, name: str) -> bytes | None:
     """Read a small file of the store; return None if there is none."""
-    file = storage.open(store).get(name)
-    return file[0] if file else None
+    stored = storage.open(store).get(name)
+    if stored is None:
+        return None
+    content, _ = stored
+    return content
 
 
-# ---------------------------------------------------------------- finding and building artifacts
+# ---------------------------------------------------------------- looking up and building artifacts
 
 
 def lookup(store: str, kind: str, name: str) -> Path | None:
@@ -109,12 +119,13 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
     Raises:
         DataCorrupt: a file differs from the manifest.
     """
-    path, uri = manifests.join_inside(local(store), f"{kind}/{name}"), f"{store}/{kind}/{name}"
+    path = manifests.join_inside(local_directory(store), f"{kind}/{name}")
+    uri = f"{store}/{kind}/{name}"
     if not storage.is_remote(store):
         if not (path / manifests.NAME).is_file():
             return None
         artifact_files.verify(path, kind)
-        logger.info("found %s, made before from the same inputs", path)
+        logger.info("reusing %s, which was built from the same inputs", path)
         return path
     manifest = artifact_files.manifest(uri)
     if manifest is None:
@@ -123,7 +134,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
         if not _is_intact(path, kind, manifest["digest"]):
             artifact_files.pull(uri, path)  # verifies every file
             artifact_files.record_verified(path, artifact_files.file_state(path))
-    logger.info("found %s, made before from the same inputs", uri)
+    logger.info("reusing %s, which was built from the same inputs", uri)
     return path
 
 
@@ -138,9 +149,9 @@ def _is_intact(directory: Path, kind: str, expected_digest: str) -> bool:
         return False
 
 
-def is_made(store: str, kind: str, name: str) -> bool:
+def exists(store: str, kind: str, name: str) -> bool:
     """Return whether the artifact exists: in the store, or on this machine and not uploaded yet."""
-    if (local(store) / kind / name / manifests.NAME).is_file():
+    if (local_directory(store) / kind / name / manifests.NAME).is_file():
         return True
     return storage.is_remote(store) and artifact_files.manifest_exists(f"{store}/{kind}/{name}")
 
@@ -157,31 +168,37 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
     Returns:
         the directory of the artifact on this machine.
     """
-    if existing := lookup(store, kind, name):
+    existing = lookup(store, kind, name)
+    if existing:
         return existing
-    path, is_remote = local(store) / kind / name, storage.is_remote(store)
-    if not (is_remote and (path / manifests.NAME).is_file()):  # else an earlier attempt built it, but did not upload it
+    path = local_directory(store) / kind / name
+    is_remote = storage.is_remote(store)
+    # An earlier attempt may have built the artifact of a remote store without uploading it.
+    is_built = is_remote and (path / manifests.NAME).is_file()
+    if not is_built:
         _build(path, kind, build)
     if not is_remote:
         return path
     uri = f"{store}/{kind}/{name}"
-    with Lease(f"{store}/leases/{kind}-{name}.json", wait=LONGEST_PUSH):
+    with Lease(f"{store}/leases/{kind}-{name}.json", wait=MAX_UPLOAD_SECONDS):
         if not artifact_files.manifest_exists(uri):
             artifact_files.push(path, uri)
             logger.info("uploaded %s", uri)
             return path
-    return lookup(store, kind, name) or path  # another machine was faster: use its artifact
+    return lookup(store, kind, name) or path  # another machine uploaded it first: use its artifact
 
 
 def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
+    """Build an artifact in a temporary folder, and rename the folder to `path` when it is complete."""
     if path.exists():
         raise InputError(f"{path} exists but has no {manifests.NAME}: remove it")
     manifests.make_folder(path.parent)
-    _remove_abandoned(path.parent)
-    partial = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
+    _remove_abandoned_builds(path.parent)
+    scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
+    lock_path = Path(f"{scratch}.lock")
     try:
-        with locks.acquire(f"{partial}.lock"):  # `_remove_abandoned` skips it while this process lives
-            output = partial / "it"
+        with locks.acquire(lock_path):  # while it is held, `_remove_abandoned_builds` skips this folder
+            output = scratch / "artifact"
             output.mkdir()
             facts = build(output)
             state = artifact_files.file_state(output)
@@ -189,18 +206,18 @@ def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]
             manifests.move_into_place(output, path, manifests.NAME)
             artifact_files.record_verified(path, state)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        Path(f"{partial}.lock").unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+        lock_path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
     """Let one process at a time build a costly artifact; the others wait and then reuse it."""
-    with _locked(local(store) / kind / f".{name}.lock"):
+    with _locked(local_directory(store) / kind / f".{name}.lock"):
         if not storage.is_remote(store):
             yield
             return
-        with Lease(f"{store}/leases/making-{kind}-{name}.json", wait=LONGEST_TRAINING):
+        with Lease(f"{store}/leases/making-{kind}-{name}.json", wait=MAX_TRAINING_SECONDS):
             yield
 
 
@@ -217,15 +234,13 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _remove_abandoned(directory: Path) -> None:
-    """Remove the partial artifacts of processes that have died."""
-    for path in directory.glob(".making-*.lock"):
-        with (
-            contextlib.suppress(locks.Timeout, OSError),
-            locks.acquire(path, timeout=0),
-        ):  # OSError: the folder of another user
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            path.unlink(missing_ok=True)
+def _remove_abandoned_builds(directory: Path) -> None:
+    """Remove the temporary folders of processes that died during a build."""
+    for lock_path in directory.glob(".making-*.lock"):
+        # A timeout means that the build is still running, an OSError that the folder belongs to another user.
+        with contextlib.suppress(locks.Timeout, OSError), locks.acquire(lock_path, timeout=0):
+            shutil.rmtree(lock_path.with_suffix(""), ignore_errors=True)
+            lock_path.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- KFP artifacts
@@ -269,43 +284,45 @@ def locate(location: str, hashed: bool = True) -> Path:
         InputError: there is no such artifact, or the location is malformed or leads out of the store.
         DataCorrupt: a file differs from the manifest.
     """
-    artifact, path = _download(location)
+    artifact, path = _fetch(location)
     if not hashed or not (path / manifests.NAME).is_file():
         return path
     try:
-        artifact_files.compare_bytes(path)
+        artifact_files.verify_files(path)
     except DataCorrupt:
         if not storage.is_remote(location):
             raise
         artifact_files.marker_of(artifact).unlink(missing_ok=True)  # so that `lookup` verifies every file
-        _download(location)
+        _fetch(location)
     return path
 
 
-def _download(location: str) -> tuple[Path, Path]:
-    """Return the local directory of an artifact, and the local path that the location names in it."""
-    if directory := storage.open(location).directory:
+def _fetch(location: str) -> tuple[Path, Path]:
+    """Download an artifact, if needed; return its local directory, and the local path that the location names in it."""
+    directory = storage.open(location).directory
+    if directory:
         return directory, directory
-    # the first group is greedy, since a folder above the store may have the name of a kind
+    # The first group is greedy, because a folder above the store may be named like a kind.
     match = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
     if not match:
         raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): run the step that makes it again")
-    store, kind, name, inner = match.groups()
+    store, kind, name, inner_path = match.groups()
     artifact = lookup(store, kind, name)
     if artifact is None:
         raise InputError(f"{location} is no longer in the store: run again without Kubeflow's cache (--no-cache)")
-    return artifact, manifests.join_inside(artifact, inner) if inner else artifact
+    path = manifests.join_inside(artifact, inner_path) if inner_path else artifact
+    return artifact, path
 
 
 def log_facts(location: Path, metrics: Any) -> dict[str, float]:
-    """Log the numbers in an artifact's manifest as KFP metrics, and return them."""
+    """Log the numeric facts in an artifact's manifest as KFP metrics, and return them."""
     facts = manifests.load(location)["facts"]
-    numbers = {name: value for name, value in facts.items() if isinstance(value, int | float)}
-    show(numbers, metrics)
-    return numbers
+    numeric_facts = {name: value for name, value in facts.items() if isinstance(value, int | float)}
+    log_metrics(numeric_facts, metrics)
+    return numeric_facts
 
 
-def show(figures: Mapping[str, float], metrics: Any) -> None:
-    """Log figures as KFP metrics, whose names may contain no slash."""
-    for name, value in figures.items():
+def log_metrics(values: Mapping[str, float], metrics: Any) -> None:
+    """Log values to the KFP output `metrics`, whose metric names may contain no slash."""
+    for name, value in values.items():
         metrics.log_metric(name.replace("/", "_"), value)

@@ -117,6 +117,6 @@ def delete(store: str, item: Item) -> None:
     opened.delete(item.files[0])
     if len(item.files) > 1:
         opened.delete(*item.files[1:])
-    path = (opened.directory or artifacts.local(store)) / item.name
+    path = (opened.directory or artifacts.local_directory(store)) / item.name
     shutil.rmtree(path, ignore_errors=True)
     artifact_files.marker_of(path).unlink(missing_ok=True)

@@ -76,7 +76,7 @@ def _pass_on_signals(work: Work) -> None:
     """
     if not work.run:
         return
-    request = artifacts.local(work.store) / "runs" / work.run / "stop"
+    request = artifacts.local_directory(work.store) / "runs" / work.run / "stop"
     while True:
         time.sleep(_SIGNAL_POLL)
         if request.exists():

@@ -180,7 +180,7 @@ def _run_with_workers(
 ) -> None:
     """Run a training through `train`, or a text stage through `parallel_map`."""
     if work.stage in stage_work.TRAININGS:
-        folder = artifacts.local(work.store) / "runs" / work.run
+        folder = artifacts.local_directory(work.store) / "runs" / work.run
         manifests.make_folder(folder)
         (folder / "stop").unlink(missing_ok=True)  # a request that was sent to an earlier process
         with workers.stopping_on_signals(folder):

@@ -31,7 +31,7 @@ class StageRun:
     @property
     def local_store(self) -> Path:
         """The local directory of the store."""
-        return artifacts.local(self.store)
+        return artifacts.local_directory(self.store)
 
     @functools.cached_property
     def run(self) -> tracking.Run:

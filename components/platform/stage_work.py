@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """Description of the artifact to make; all fields are plain values."""
+    """Description of the artifact to make; all fields can be written as JSON."""
 
     stage: str
     """prepare_corpus, tokenize_corpus, pretrain or finetune."""
@@ -49,7 +49,7 @@ class Work:
 
 def delete_checkpoints(work: Work) -> None:
     """Delete the checkpoints of a finished training."""
-    shutil.rmtree(artifacts.local(work.store) / "runs" / work.run, ignore_errors=True)
+    shutil.rmtree(artifacts.local_directory(work.store) / "runs" / work.run, ignore_errors=True)
     if storage.is_remote(work.store):
         artifact_files.drop(f"{work.store}/runs/{work.run}")
 
@@ -66,40 +66,44 @@ def train(work: Work, run: Path) -> dict[str, Any]:
         holder = work.job or f"{socket.gethostname()} {run}"
         arguments["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", holder)
     core = functools.partial(TRAININGS[work.stage](work), **arguments)
-    # an earlier attempt may have made the artifact and died before uploading it
-    is_made = distributed.from_first(artifacts.is_made(work.store, work.kind, work.name))
+    # An earlier attempt may have built the artifact and ended before uploading it. All workers need the same answer.
+    is_built = distributed.from_first(artifacts.exists(work.store, work.kind, work.name))
     if distributed.rank():
-        return {} if is_made else core(output=run / "nowhere")
+        return {} if is_built else core(output=run / "nowhere")
     device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
-    cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
-    with contextlib.nullcontext() if is_made else cost:
+    recorded_cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
+    with contextlib.nullcontext() if is_built else recorded_cost:
         artifact = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output))
     return manifests.load(artifact)["facts"]
 
 
 def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
+    """Return the pretraining of the core, with its config and local input paths."""
     from components.platform import sources
     from infoxlm_core.config import PretrainingConfig
     from infoxlm_core.stages import pretraining
 
     config = PretrainingConfig.parse(work.config, "pretraining")
     if config.model.start:
-        start = str(sources.fetch_model(config.model.start, artifacts.local(work.store)))
-        config = config.model_copy(update={"model": config.model.model_copy(update={"start": start})})
-    return functools.partial(
-        pretraining.pretrain, config=config, shards_path=artifacts.locate(work.artifacts["shards_path"])
-    )
+        start = str(sources.fetch_model(config.model.start, artifacts.local_directory(work.store)))
+        model_config = config.model.model_copy(update={"start": start})
+        config = config.model_copy(update={"model": model_config})
+    shards_path = artifacts.locate(work.artifacts["shards_path"])
+    return functools.partial(pretraining.pretrain, config=config, shards_path=shards_path)
 
 
 def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
+    """Return the fine-tuning of the core, with its config and local input paths."""
     from components.platform import sources
     from infoxlm_core import tasks
     from infoxlm_core.stages import finetuning
 
-    store = artifacts.local(work.store)
+    store = artifacts.local_directory(work.store)
     config = sources.localise(tasks.parse(work.config, "finetuning"), store)
     paths = {name: artifacts.locate(location) for name, location in work.artifacts.items()}
-    paths |= {name: sources.fetch_model(source, store) for name, source in (work.sources or {}).items()}
+    if work.sources:
+        for name, source in work.sources.items():
+            paths[name] = sources.fetch_model(source, store)
     return functools.partial(finetuning.finetune, config, paths["encoder"], paths.get("corpus"))
 
 
@@ -109,7 +113,7 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
     from infoxlm_core.stages import preparation
 
     config = PreparationConfig.parse(work.config, "preparation")
-    local = sources.localise_corpora(config, artifacts.local(work.store))
+    local = sources.localise_corpora(config, artifacts.local_directory(work.store))
     return preparation.facts(preparation.prepare(local, output, parallel_map))
 
 
@@ -120,8 +124,10 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
 
     config = TokenizationConfig.parse(work.config, "tokenization")
     if config.model:
-        config = config.model_copy(update={"model": sources.fetch_tokenizer(config.model, artifacts.local(work.store))})
-    return tokenization.tokenize(config, artifacts.locate(work.artifacts["corpus"]), output, parallel_map)
+        tokenizer = sources.fetch_tokenizer(config.model, artifacts.local_directory(work.store))
+        config = config.model_copy(update={"model": tokenizer})
+    corpus = artifacts.locate(work.artifacts["corpus"])
+    return tokenization.tokenize(config, corpus, output, parallel_map)
 
 
 TRAININGS = {"pretrain": _pretrain, "finetune": _finetune}

@@ -196,9 +196,10 @@ def open_run(store: str, trial: Mapping[str, Any] | None = None, by: str = "") -
     """
     key = runtime.pipeline_run()
     name = os.environ.get("RUN_NAME", key)
-    return tracker(by).open_run(key, name, store, artifacts.local(store), Trial.parse(trial) if trial else None)
+    parsed_trial = Trial.parse(trial) if trial else None
+    return tracker(by).open_run(key, name, store, artifacts.local_directory(store), parsed_trial)
 
 
 def end_unfinished(store: str, ending: Ending) -> None:
     """End the tracker's run of this pipeline run, which has not succeeded, unless it has ended or does not exist."""
-    tracker().end_unfinished(runtime.pipeline_run(), artifacts.local(store), *ending)
+    tracker().end_unfinished(runtime.pipeline_run(), artifacts.local_directory(store), *ending)

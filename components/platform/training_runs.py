@@ -69,7 +69,7 @@ def choose_run(
         InputError: `checkpoints.resume` names no run.
     """
     run, resume = f"{kind}-{name}", config.checkpoints.resume
-    if artifacts.is_made(store, kind, name):
+    if artifacts.exists(store, kind, name):
         return run
     if resume:
         if trial:
@@ -107,7 +107,7 @@ def _has_saved(store: str, run: str) -> bool:
 
 
 def _is_unfinished(store: str, kind: str, begun: Mapping[str, Any]) -> bool:
-    return _has_saved(store, begun["run"]) and not artifacts.is_made(store, kind, begun["artifact"])
+    return _has_saved(store, begun["run"]) and not artifacts.exists(store, kind, begun["artifact"])
 
 
 class RemoteRun:

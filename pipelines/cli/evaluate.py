@@ -69,10 +69,10 @@ def evaluate(
         if files and not {"report.html", "suite.html"} & set(files):
             raise InputError(f"--output {output} contains other files, such as {files[0]}: give an empty directory")
         if task == HELD_OUT:
-            measure_held_out(models, data, output, artifacts.local(store))
+            measure_held_out(models, data, output, artifacts.local_directory(store))
         elif task in PRESETS:
             options = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
-            measure_task(parse(models, task, data, options, set_ or []), task, output, artifacts.local(store))
+            measure_task(parse(models, task, data, options, set_ or []), task, output, artifacts.local_directory(store))
         else:
             raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(PRESETS)}")
 

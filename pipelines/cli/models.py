@@ -82,7 +82,7 @@ def embed(
                 raise InputError(
                     f"sentence {number} has {len(text):,} characters: split it into parts of at most {LONGEST:,}"
                 )
-        directory = model_registry.load_encoder(model, artifacts.local(store))
+        directory = model_registry.load_encoder(model, artifacts.local_directory(store))
         embedded = embedding.embed_sentences(directory, texts, layer, pooling)
         if vectors:
             for vector in embedded.tolist():
@@ -119,7 +119,8 @@ def serve_check(
         from components.platform import artifacts
         from infoxlm_core.tasks import reference_vectors
 
-        typer.echo(reference_vectors.check(model_registry.load_encoder(model, artifacts.local(store)), model, python))
+        encoder = model_registry.load_encoder(model, artifacts.local_directory(store))
+        typer.echo(reference_vectors.check(encoder, model, python))
 
 
 @app.command()
@@ -144,7 +145,7 @@ def serve(
         from infoxlm_core.tasks import embedding, reference_vectors
         from pipelines import serving
 
-        directory = model_registry.load_encoder(model, artifacts.local(store))
+        directory = model_registry.load_encoder(model, artifacts.local_directory(store))
         reference = reference_vectors.read(directory)
         embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
         differences = reference_vectors.compare(reference, embed(reference.sentences), model)

@@ -42,7 +42,7 @@ def promote(
         from components.adapters.mlflow import connection, promotion
         from components.platform import artifacts
 
-        here = artifacts.local(store)
+        here = artifacts.local_directory(store)
         connection.connect_existing(here)  # first, because the lock would create the folder of a mistyped store
         with artifacts.exclusive(store, *promotion.LOCK):
             promoted = promotion.promote_model(model, gate, here, to, by_hand)
@@ -60,7 +60,7 @@ def rollback(
         from components.adapters.mlflow import connection, promotion
         from components.platform import artifacts
 
-        client = connection.connect_existing(artifacts.local(store))
+        client = connection.connect_existing(artifacts.local_directory(store))
         with artifacts.exclusive(store, *promotion.LOCK):
             number = promotion.roll_back(client, name, reason)
         typer.echo(f"models:/{name}@champion is version {number}")

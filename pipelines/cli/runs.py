@@ -95,7 +95,7 @@ def compare(
         from infoxlm_core.results import page
         from infoxlm_core.results.summary import summarise_metrics
 
-        chosen = tracking.tracker().find_ablation(run, artifacts.local(store))
+        chosen = tracking.tracker().find_ablation(run, artifacts.local_directory(store))
         results = [(trial_run.trial, trial_run.metrics) for trial_run in chosen.trials()]
         summary = summarise_metrics(chosen.name, results, split_list(metrics))
         typer.echo(page.to_markdown(summary))

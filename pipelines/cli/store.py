@@ -43,7 +43,7 @@ def gc(
         from components.platform import artifacts, garbage
 
         store = store.rstrip("/")
-        here = artifacts.local(store)
+        here = artifacts.local_directory(store)
         aliases = split_list(keep)
         connection.connect_existing(here)
         needed = model_versions.find_source_artifacts(aliases)

@@ -79,7 +79,7 @@ def test_a_step_that_finds_its_artifact_and_reports_to_mlflow_starts_fast(suite,
     said = subprocess.run(again, capture_output=True, text=True, check=True)
     modules = json.loads(said.stdout.splitlines()[-1])
 
-    assert "made before from the same inputs" in said.stderr
+    assert "which was built from the same inputs" in said.stderr
     assert "mlflow" in modules
     assert not {"torch", "transformers", "datasets", "ray", "matplotlib", "mlflow.pyfunc"} & {*modules}
 

@@ -151,7 +151,7 @@ def test_a_repeated_run_finds_everything_and_registers_nothing(finished):
     assert again.returncode == 0, again.stderr
     assert "retrieval/served" in again.stdout and (only(finished, "scores/*") / "report.html").exists()
     assert {path: path.stat().st_mtime for path in finished.glob("*/*/manifest.json")} == times
-    assert again.stdout.count("made before from the same inputs") == 6  # all but register
+    assert again.stdout.count("which was built from the same inputs") == 6  # all but register
 
 
 @pytest.mark.item("P21")

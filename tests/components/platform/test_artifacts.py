@@ -189,10 +189,10 @@ def write_file(output: Path) -> dict:
 
 
 def test_each_store_has_a_local_copy_of_its_own_that_says_of_which_store_it_is(own_cache):
-    assert len({artifacts.local(f"s3://models/{name}") for name in ("x/a", "x-a", "x_a")}) == 3
-    (artifacts.local("s3://models/x") / "COPY_OF").write_bytes(b"\xff")
+    assert len({artifacts.local_directory(f"s3://models/{name}") for name in ("x/a", "x-a", "x_a")}) == 3
+    (artifacts.local_directory("s3://models/x") / "COPY_OF").write_bytes(b"\xff")
 
-    assert artifacts.url_of(artifacts.local("s3://models/x") / "corpus/abc") == "s3://models/x/corpus/abc"
+    assert artifacts.url_of(artifacts.local_directory("s3://models/x") / "corpus/abc") == "s3://models/x/corpus/abc"
 
 
 @pytest.mark.parametrize("inner", ["../../outside", "/outside"])

@@ -130,7 +130,7 @@ def test_what_is_deleted_is_gone_with_its_mark_and_is_made_anew(store):
 def test_on_s3_too_it_is_gone_there_and_here(bucket, store):
     url = f"s3://{bucket.name}/gc"
     fill(url)
-    here = artifacts.local(url)
+    here = artifacts.local_directory(url)
     assert (here / "corpus" / KEYS["corpus"]).is_dir()
 
     delete_all(url)

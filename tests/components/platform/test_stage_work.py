@@ -179,7 +179,7 @@ def test_a_driver_that_is_told_to_stop_tells_workers_that_do_not_share_its_disk(
     monkeypatch.setattr(lease, "_POLL", 0.05)
     named = replace(work, job="j-pretrain-3", config=tiny_config(optimization={"steps": 10}).model_dump(mode="json"))
     driver = tmp_path / "disk of the head/runs/pretrained-abc"
-    monkeypatch.setattr(job.artifacts, "local", lambda store: driver.parents[1])
+    monkeypatch.setattr(job.artifacts, "local_directory", lambda store: driver.parents[1])
     monkeypatch.setattr(job, "_SIGNAL_POLL", 0.05)
     artifacts.write(URL, "work/j-pretrain-3.json", json.dumps(asdict(named)))
     threading.Thread(target=job._pass_on_signals, args=(named,), daemon=True).start()
