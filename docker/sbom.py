@@ -1,9 +1,9 @@
-"""Print the bill of materials of an image (CycloneDX 1.6, JSON): our package, and from the locks what it is built of.
+"""Print the bill of materials of an image (CycloneDX 1.6, JSON): our package, and all packages in the locks.
 
     python3 docker/sbom.py cuda > sbom.cdx.json
 
-The same bytes for the same locks: no serial number, no time. A package has the hash of its file for each processor.
-What the base holds, Debian's packages and Python, is not in the locks: a scanner of images reads that from the image.
+The same locks give the same bytes, because the output has no serial number and no time. A package has the hash of its
+file for each processor. Python and Debian's packages are not in the locks; an image scanner finds them in the image.
 """
 
 import json
@@ -13,37 +13,41 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PINNED = re.compile(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE)
+LOCKED_PACKAGE = re.compile(r"^(\S+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE)
 
 
-def component(name: str, version: str, kind: str = "library") -> dict[str, object]:
+def describe_package(name: str, version: str, kind: str = "library") -> dict[str, object]:
+    """Return the CycloneDX component of a Python package, without hashes."""
     url = f"pkg:pypi/{name}@{version.replace('+', '%2B')}"
     return {"type": kind, "bom-ref": url, "name": name, "version": version, "purl": url}
 
 
-def bill(variant: str) -> dict[str, object]:
+def build_sbom(variant: str) -> dict[str, object]:
+    """Return the bill of materials of a variant of the image."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    ours = component(project["name"], project["version"], "application")
-    locks = "".join(
-        (ROOT / f"docker/{name}.lock").read_text() for name in ("build", "requirements", f"torch-{variant}")
-    )
-    theirs = [
-        component(name, version)
-        | {"hashes": [{"alg": "SHA-256", "content": one} for one in re.findall(r"[0-9a-f]{64}", hashes)]}
-        for name, version, hashes in sorted(set(PINNED.findall(locks)))
-    ]
+    application = describe_package(project["name"], project["version"], "application")
+    lock_names = ("build", "requirements", f"torch-{variant}")
+    locks = "".join((ROOT / f"docker/{name}.lock").read_text() for name in lock_names)
+    dependencies = []
+    for name, version, hash_options in sorted(set(LOCKED_PACKAGE.findall(locks))):
+        digests = re.findall(r"[0-9a-f]{64}", hash_options)
+        package = describe_package(name, version)
+        package["hashes"] = [{"alg": "SHA-256", "content": digest} for digest in digests]
+        dependencies.append(package)
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {"component": ours | {"licenses": [{"license": {"id": project["license"]}}]}},
-        "components": theirs,
-        "dependencies": [{"ref": ours["bom-ref"], "dependsOn": [one["bom-ref"] for one in theirs]}],
+        "metadata": {"component": application | {"licenses": [{"license": {"id": project["license"]}}]}},
+        "components": dependencies,
+        "dependencies": [
+            {"ref": application["bom-ref"], "dependsOn": [package["bom-ref"] for package in dependencies]}
+        ],
     }
 
 
 if __name__ == "__main__":
     if sys.argv[1:] not in (["cpu"], ["cuda"]):
-        sys.exit("docker/sbom.py VARIANT: cpu or cuda")
-    print(json.dumps(bill(sys.argv[1]), indent=1))
+        sys.exit("usage: docker/sbom.py VARIANT; VARIANT is cpu or cuda")
+    print(json.dumps(build_sbom(sys.argv[1]), indent=1))
