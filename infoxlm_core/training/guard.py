@@ -29,7 +29,7 @@ from typing import Any
 
 WINDOW = 128  # steps with which a step is compared
 MIN_WINDOW = 64  # with fewer steps in the window, no step is a spike
-DIVERGED = 2.0  # a loss so many times above its limit is that of a diverged training
+DIVERGED = 2.0  # a loss of more than so many times its limit is that of a diverged training
 DISTANCE = 100  # steps by which a checkpoint must precede the bad steps to be a rewind target
 
 Skips = list[tuple[int, int]]
@@ -42,13 +42,13 @@ class Guard:
     deviations: float = 0.0  # limit of a spike, in standard deviations; 0: only non-finite steps are bad
     recent: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Loss and gradient norm of the last finite steps by the kind of step; spikes are reduced to their limit."""
-    bad_in_a_row: int = 0  # last steps that were not finite, or whose loss was that of a diverged training
+    bad_in_a_row: int = 0  # how many of the last steps were not finite or had the loss of a diverged training
     skips: Skips = field(default_factory=list)  # (step, number of positions skipped before it)
     rewinds: int = 0
     furthest: int = 0  # the last step before a rewind: steps up to it are repeated
 
     def judge(self, kind: str, loss: float, norm: float, finite: bool) -> str:
-        """Record a step; return what is wrong with it, or "" if it is good.
+        """Record a step; return the reason why it is bad, or "" if it is good.
 
         Args:
             kind: see `Learner.kind_of`; only steps of one kind are compared.
@@ -63,13 +63,17 @@ class Guard:
             self.bad_in_a_row = 0
             return ""
         window = self.recent.setdefault(kind, [])
-        loss_limit = norm_limit = math.inf
+        loss_limit = math.inf
+        norm_limit = math.inf
         if len(window) >= MIN_WINDOW:
             loss_limit = upper_limit([step_loss for step_loss, _ in window], self.deviations)
             norm_limit = upper_limit([step_norm for _, step_norm in window], self.deviations)
         window.append((min(loss, loss_limit), min(norm, norm_limit)))
         del window[:-WINDOW]
-        self.bad_in_a_row = self.bad_in_a_row + 1 if loss > DIVERGED * loss_limit else 0
+        if loss > DIVERGED * loss_limit:
+            self.bad_in_a_row += 1
+        else:
+            self.bad_in_a_row = 0
         if loss > loss_limit:
             return f"loss {loss:.4g} is above {loss_limit:.4g}"
         if norm > norm_limit:
@@ -88,22 +92,24 @@ class Guard:
             target: step of the checkpoint.
             step: number of steps that were taken.
         """
-        earlier = [(skip_step, count) for skip_step, count in self.skips if skip_step < target]
-        first_position = target + sum(count for _, count in earlier)
-        self.skips = [*earlier, (target, step + self.skipped_positions(step) - first_position)]
+        # Skips after the target are undone by the rewind. Their data lies in the range that is skipped now.
+        earlier_skips = [(skip_step, count) for skip_step, count in self.skips if skip_step < target]
+        first_position = target + sum(count for _, count in earlier_skips)
+        end_position = step + self.skipped_positions(step)
+        self.skips = [*earlier_skips, (target, end_position - first_position)]
         self.recent = past.recent
         self.bad_in_a_row = 0
         self.rewinds += 1
         self.furthest = max(self.furthest, step)
 
-    def figures(self, step: int) -> dict[str, float]:
-        """Return points of the curves: the number of rewinds, if any, and whether this step is a repeated one."""
-        figures = {}
+    def metrics(self, step: int) -> dict[str, float]:
+        """Return the number of rewinds, if there were any, and whether this step is a repeated one."""
+        metrics = {}
         if self.rewinds:
-            figures["rewinds"] = float(self.rewinds)
+            metrics["rewinds"] = float(self.rewinds)
             if step <= self.furthest:
-                figures["repeated"] = 1.0
-        return figures
+                metrics["repeated"] = 1.0
+        return metrics
 
     def state(self) -> dict[str, Any]:
         """Return a copy of what a checkpoint contains, for JSON, which stores numbers exactly.
@@ -128,11 +134,13 @@ class Guard:
 
 
 def upper_limit(values: Sequence[float], deviations: float) -> float:
-    """Return the mean plus so many standard deviations; sums are exact, so their order does not matter."""
+    """Return the mean plus `deviations` standard deviations; `fsum` is exact, so the order does not matter."""
     mean = math.fsum(values) / len(values)
-    return mean + deviations * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
+    return mean + deviations * math.sqrt(variance)
 
 
 def target_spacing(every: int) -> int:
-    """Return the spacing of rewind targets where checkpoints are saved every so many steps: at least `DISTANCE`."""
+    """Return the steps between two rewind targets: the smallest multiple of `every`, the checkpoint interval, that is
+    at least `DISTANCE`."""
     return math.ceil(DISTANCE / every) * every

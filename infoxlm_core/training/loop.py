@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import torch
 
@@ -25,6 +26,7 @@ from infoxlm_core.training.tracker import Tracker
 logger = logging.getLogger(__name__)
 NO_GUARD = GuardConfig(deviations=0.0, rewinds=0)
 """For trainings in which spikes of the loss are normal, such as fine-tuning with small batches."""
+MIN_COMPARISON_INTERVAL = 8  # steps between two comparisons of the workers, if checkpoints are saved very often
 
 
 def train(
@@ -48,136 +50,140 @@ def train(
         guard: how bad steps are handled.
 
     Returns:
-        The figures of the last step.
+        The metrics of the last step.
 
     Raises:
         Preempted: the run was asked to stop; a checkpoint was saved.
         TrainingDiverged: too many steps were bad, and a rewind is impossible or did not help.
         NoValidCheckpoint, ConfigMismatch: see `Checkpoints.load_newest`.
     """
-    first = distributed.rank() == 0
-    optimizer = make_adamw([p for p in learner.module.parameters() if p.requires_grad], config)
+    is_first_worker = distributed.rank() == 0
+    trainable_parameters = [p for p in learner.module.parameters() if p.requires_grad]
+    optimizer = make_adamw(trainable_parameters, config)
     progress = Progress(guard=Guard(guard.deviations))
-    figures = _begin(learner, optimizer, progress, checkpoints, tracker)
+    run = _Run(learner, optimizer, progress, checkpoints, tracker)
+    metrics = run.resume()
     pace = Pace(config.steps)
-    save_due = False
+    comparison_interval = max(MIN_COMPARISON_INTERVAL, checkpoints.every // 10)
+    is_save_due = False
 
     with ThreadPoolExecutor(1, "batches") as executor:
 
-        def prepare(step: int) -> Future[Sequence[MicroBatch]]:
+        def prepare_batches(step: int) -> Future[Sequence[MicroBatch]]:
             return executor.submit(learner.batches, step, progress.guard.skipped_positions(step))
 
-        next_batches = prepare(progress.step)
+        next_batches = prepare_batches(progress.step)
         while progress.step < config.steps:
             # The CPU prepares the next step's batches while this step computes.
-            stop = first and (checkpoints.asked_to_stop() or checkpoints.save_has_failed())
+            stop_requested = is_first_worker and (checkpoints.asked_to_stop() or checkpoints.save_has_failed())
             wait_started = time.monotonic()
             batches = next_batches.result()
-            waited = time.monotonic() - wait_started
+            seconds_waited = time.monotonic() - wait_started
             if progress.step + 1 < config.steps:
-                next_batches = prepare(progress.step + 1)
-            figures, stopping = train_step(learner, optimizer, config, progress, batches, stop)
+                next_batches = prepare_batches(progress.step + 1)
+            metrics, is_stopping = train_step(learner, optimizer, config, progress, batches, stop_requested)
 
             # All workers evaluate, since each may hold a part of the network; the first one writes the curves.
-            last = progress.step == config.steps
-            observed = observe(progress.step) if observe else {}
-            if first:
-                figures |= observed | progress.guard.figures(progress.step)
-                speed = pace.record(progress.step, figures, waited)
-                if progress.step % log_every == 0 or observed or last:
-                    tracker.log(progress.step, figures | speed)
+            is_last_step = progress.step == config.steps
+            evaluations = observe(progress.step) if observe else {}
+            if is_first_worker:
+                metrics |= evaluations | progress.guard.metrics(progress.step)
+                speed = pace.record(progress.step, metrics, seconds_waited)
+                if progress.step % log_every == 0 or evaluations or is_last_step:
+                    tracker.log(progress.step, metrics | speed)
 
             # A single bad step was skipped. After several, the training does not recover by itself.
             if progress.guard.bad_in_a_row >= config.max_bad_steps:
-                _rewind(learner, optimizer, progress, checkpoints, tracker, guard.rewinds)
-                next_batches, save_due = prepare(progress.step), False
+                run.rewind(guard.rewinds)
+                next_batches = prepare_batches(progress.step)
+                is_save_due = False
                 continue
 
             # Compare the workers more often than checkpoints are saved: it is cheap, one pass over all weights.
-            if progress.step % max(8, checkpoints.every // 10) == 0:
-                _compare_workers(learner, progress.step)
+            if progress.step % comparison_interval == 0:
+                run.compare_workers()
 
             # Do not save among bad steps: that would replace checkpoints from before them.
-            save_due = save_due or progress.step % checkpoints.every == 0 or stopping
-            if last or (save_due and progress.guard.bad_in_a_row == 0):
-                _save(learner, optimizer, progress, figures, checkpoints, tracker, stopping or last)
-                save_due = False
+            is_save_due = is_save_due or progress.step % checkpoints.every == 0 or is_stopping
+            if is_last_step or (is_save_due and progress.guard.bad_in_a_row == 0):
+                run.save(metrics, is_last_save=is_stopping or is_last_step)
+                is_save_due = False
 
-            if stopping and not save_due:
+            if is_stopping and not is_save_due:
                 distributed.on_first(checkpoints.forget_request)
                 raise Preempted(
                     f"asked to stop after step {progress.step}: a checkpoint is saved. Run again to continue"
                 )
-    return figures
+    return metrics
 
 
-def _begin(
-    learner: Learner,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    checkpoints: Checkpoints,
-    tracker: Tracker,
-) -> dict[str, float]:
-    """Restore the newest checkpoint, if there is one; return the figures of its step."""
-    # The first worker chooses it, since the others may not see the same disk.
-    figures = restore(distributed.on_first(checkpoints.load_newest), learner, optimizer, progress)
-    if figures is None:
-        learner.after_step(0)
-    if distributed.rank() == 0:
-        tracker.resume(progress.step)
-    return figures or {}
+@dataclass
+class _Run:
+    """One run of the training loop: resumes from, saves and rewinds to checkpoints. All workers call each method."""
 
+    learner: Learner
+    optimizer: torch.optim.Optimizer
+    progress: Progress
+    checkpoints: Checkpoints
+    tracker: Tracker
 
-def _rewind(
-    learner: Learner,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    checkpoints: Checkpoints,
-    tracker: Tracker,
-    max_rewinds: int,
-) -> None:
-    """Restore a checkpoint from before the bad steps and skip the data since then.
+    def resume(self) -> dict[str, float]:
+        """Restore the newest checkpoint, if there is one; return the metrics of its step."""
+        # The first worker chooses it, since the others may not see the same disk.
+        checkpoint = distributed.on_first(self.checkpoints.load_newest)
+        metrics = restore(checkpoint, self.learner, self.optimizer, self.progress)
+        if metrics is None:
+            metrics = {}
+            self.learner.after_step(0)
+        if distributed.rank() == 0:
+            self.tracker.resume(self.progress.step)
+        return metrics
 
-    Raises:
-        TrainingDiverged: `max_rewinds` rewinds were made before, or there is no such checkpoint.
-    """
-    step, guard = progress.step, progress.guard
-    bad_steps = f"{guard.bad_in_a_row} steps in a row up to step {step}"
-    distributed.on_first(checkpoints.finish_save)
-    target = distributed.on_first(lambda: checkpoints.rewind(step)) if guard.rewinds < max_rewinds else None
-    if restore(target, learner, optimizer, progress) is None:
-        raise TrainingDiverged(
-            f"{bad_steps} had a loss or gradient that is not finite, or a loss far above those before, "
-            f"after {guard.rewinds} rewinds: lower optimization.learning_rate or raise contrast.temperature"
-        )
-    guard.rewind(progress.guard, progress.step, step)
-    progress.guard = guard
-    if distributed.rank() == 0:
-        logger.warning("%s were bad: rewind to step %d, skip the data up to step %d", bad_steps, progress.step, step)
-        tracker.resume(progress.step)
+    def rewind(self, max_rewinds: int) -> None:
+        """Restore a checkpoint from before the bad steps and skip the data since then.
 
+        Raises:
+            TrainingDiverged: `max_rewinds` rewinds were made before, or there is no such checkpoint.
+        """
+        step = self.progress.step
+        guard = self.progress.guard  # `restore` replaces it by that of the checkpoint
+        bad_steps = f"{guard.bad_in_a_row} steps in a row up to step {step}"
+        distributed.on_first(self.checkpoints.finish_save)
+        checkpoint = None
+        if guard.rewinds < max_rewinds:
+            checkpoint = distributed.on_first(lambda: self.checkpoints.rewind(step))
+        if restore(checkpoint, self.learner, self.optimizer, self.progress) is None:
+            raise TrainingDiverged(
+                f"{bad_steps} had a loss or gradient that is not finite, or a loss of more than twice its limit, "
+                f"after {guard.rewinds} rewinds: lower optimization.learning_rate or raise contrast.temperature"
+            )
+        target = self.progress.step
+        guard.rewind(self.progress.guard, target, step)
+        self.progress.guard = guard
+        if distributed.rank() == 0:
+            logger.warning("%s were bad: rewind to step %d, skip the data up to step %d", bad_steps, target, step)
+            self.tracker.resume(target)
 
-def _compare_workers(learner: Learner, step: int) -> None:
-    """Raise RankDesync if weights, key encoder or queue differ between workers."""
-    distributed.check_equal({**dict(learner.module.named_parameters()), **learner.state()}, step)
+    def compare_workers(self) -> None:
+        """Raise RankDesync if weights, key encoder or queue differ between workers."""
+        tensors = dict(self.learner.module.named_parameters()) | self.learner.state()
+        distributed.check_equal(tensors, self.progress.step)
 
+    def save(self, metrics: Mapping[str, float], is_last_save: bool) -> None:
+        """Save a checkpoint with the metrics of its step, after comparing the workers.
 
-def _save(
-    learner: Learner,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    figures: Mapping[str, float],
-    checkpoints: Checkpoints,
-    tracker: Tracker,
-    last: bool,
-) -> None:
-    """Save a checkpoint after comparing the workers; wait until it is written if it is the last of this process."""
-    distributed.on_first(checkpoints.finish_save)
-    _compare_workers(learner, progress.step)
-    background = checkpoints.background and not last
-    checkpoint = snapshot(learner, optimizer, progress, figures, copy=background)
-    if distributed.rank() == 0:
-        tracker.sync()  # first, so that no checkpoint is newer than its curves
-    distributed.on_first(
-        lambda: checkpoints.begin_save(checkpoint) if background else checkpoints.save(checkpoint, last)
-    )
+        Args:
+            metrics: of the step.
+            is_last_save: this process saves nothing later, so it must wait until the checkpoint is written.
+        """
+        distributed.on_first(self.checkpoints.finish_save)
+        self.compare_workers()
+        in_background = self.checkpoints.background and not is_last_save
+        # A thread writes while the next steps change the tensors, so it needs copies.
+        checkpoint = snapshot(self.learner, self.optimizer, self.progress, metrics, copy=in_background)
+        if distributed.rank() == 0:
+            self.tracker.sync()  # first, so that no checkpoint is newer than its curves
+        if in_background:
+            distributed.on_first(lambda: self.checkpoints.begin_save(checkpoint))
+        else:
+            distributed.on_first(lambda: self.checkpoints.save(checkpoint, is_last_save))

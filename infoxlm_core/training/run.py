@@ -10,7 +10,7 @@ from infoxlm_core.config import CheckpointsConfig
 from infoxlm_core.training import distributed, tracker
 from infoxlm_core.training.checkpoints import Checkpoints, RemoteCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
-from infoxlm_core.training.pace import MACHINE_FIGURES
+from infoxlm_core.training.pace import MACHINE_METRICS
 from infoxlm_core.training.tracker import METRICS, FileTracker, Tracker
 
 
@@ -44,6 +44,6 @@ def export_curves(run: Path, output: Path) -> None:
     """Copy a run's curves beside its model, without figures of the machine: equal trainings make equal artifacts."""
     lines = []
     for step, figures in tracker.read(run / METRICS):
-        point = {name: value for name, value in figures.items() if name not in MACHINE_FIGURES}
+        point = {name: value for name, value in figures.items() if name not in MACHINE_METRICS}
         lines.append(json.dumps({"step": step} | point) + "\n")
     (output / METRICS).write_text("".join(lines))

@@ -25,20 +25,30 @@ def train_step(
     config: OptimizationConfig,
     progress: Progress,
     batches: Sequence[MicroBatch],
-    stop: bool = False,
+    stop_requested: bool = False,
 ) -> tuple[dict[str, float], bool]:
     """Take one optimizer step on its micro-batches.
 
     Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers: the result does
-    not depend on how the work is split. The guard sees losses and gradients before the weights change.
+    not depend on how the work is split. The guard judges losses and gradients before the weights change.
+
+    Args:
+        learner: the model with its losses.
+        optimizer: of the model's parameters.
+        config: the schedule and the limit of the gradient norm.
+        progress: is advanced by this step.
+        batches: this worker's micro-batches.
+        stop_requested: this worker was asked to stop.
 
     Returns:
-        The figures of the step, and whether any worker wants to stop.
+        The metrics of the step, and whether any worker was asked to stop.
     """
     # The counts of the global batch are known before the first forward pass. They travel from CPU to CPU, so that no
     # worker waits for its device.
     weights = learner.weights.by_name
-    counts = distributed.sum_numbers(count_targets(map(learner.counts, batches), weights) | {"stop": float(stop)})
+    local_counts = count_targets([learner.counts(batch) for batch in batches], weights)
+    local_counts["stop"] = float(stop_requested)
+    counts = distributed.sum_numbers(local_counts)
     divisors = learner.weights.divisors(counts)
     scales = {name: weight / divisors[name] for name, weight in weights.items()}
 
@@ -50,13 +60,13 @@ def train_step(
     norm_tensor = sharding.norm_of([p.grad for p in parameters if p.grad is not None])
 
     # Only here does a step wait for its device. All workers read the same sums and norm, so they judge it alike.
-    totals, norm = _read(sums, norm_tensor)
-    finite = math.isfinite(norm) and all(bool(np.isfinite(value).all()) for value in totals.values())
-    with_targets = [name for name in weights if counts[name]]
-    loss_of_step = sum(weights[name] * (totals[name] / divisors[name]) for name in with_targets)
-    good = _is_good(learner, progress, loss_of_step, norm, finite)
+    totals, norm = _read_sums_and_norm(sums, norm_tensor)
+    is_finite = math.isfinite(norm) and all(bool(np.isfinite(total).all()) for total in totals.values())
+    names_with_targets = [name for name in weights if counts[name]]
+    step_loss = sum(weights[name] * (totals[name] / divisors[name]) for name in names_with_targets)
+    is_good = _is_good(learner, progress, step_loss, norm, is_finite)
     rate = learning_rate(config, progress.updates)
-    if good:
+    if is_good:
         if norm > config.clip_norm:
             nn.utils.clip_grads_with_norm_(parameters, config.clip_norm, norm_tensor)
         for group in optimizer.param_groups:
@@ -65,17 +75,20 @@ def train_step(
         progress.updates += 1
     optimizer.zero_grad()
     progress.step += 1
-    learner.after_step(progress.step, good)
+    learner.after_step(progress.step, is_good)
 
-    # The curves have the mean over each objective's own targets, also where `weighting: count` trains with another.
-    figures = {f"loss/{name}": totals[name] / counts[name] for name in with_targets}
-    figures |= learner.statistics(totals, counts)
-    figures |= {"learning_rate": rate, "gradient_norm": norm, "tokens": counts["tokens"], "skipped": float(not good)}
-    if progress.updates < progress.step:  # not each step is a point of the curves
-        figures["skipped_steps"] = float(progress.step - progress.updates)
+    # The curves show the mean over each objective's own targets, even if `weighting: count` trains with another.
+    metrics = {f"loss/{name}": totals[name] / counts[name] for name in names_with_targets}
+    metrics |= learner.statistics(totals, counts)
+    metrics["learning_rate"] = rate
+    metrics["gradient_norm"] = norm
+    metrics["tokens"] = counts["tokens"]
+    metrics["skipped"] = float(not is_good)
+    if progress.updates < progress.step:  # a total, since the curves may not have a point of each skipped step
+        metrics["skipped_steps"] = float(progress.step - progress.updates)
     if "flops" in counts:
-        figures["flops"] = counts["flops"]
-    return figures, counts["stop"] > 0
+        metrics["flops"] = counts["flops"]
+    return metrics, counts["stop"] > 0
 
 
 def _backward(
@@ -94,13 +107,13 @@ def _backward(
     """
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
-        last = number == len(batches)
-        sharding.sum_gradients_in(learner.module, last)
+        is_last_batch = number == len(batches)
+        sharding.sum_gradients_in(learner.module, is_last_batch)
         loss, batch_sums = learner.losses(batch, scales)
         uncounted = scales.keys() & batch_sums.keys() - learner.counts(batch).keys()
         if uncounted:
             raise ValueError(f"{type(learner).__name__}.counts lacks the targets of {', '.join(uncounted)}")
-        with gradients.summed(parameters) if last else contextlib.nullcontext():
+        with gradients.summed(parameters) if is_last_batch else contextlib.nullcontext():
             if loss.requires_grad:
                 loss.backward()
         for name, value in batch_sums.items():
@@ -108,11 +121,12 @@ def _backward(
     return sums
 
 
-def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, finite: bool) -> bool:
+def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, is_finite: bool) -> bool:
     """Let the guard judge a step; the first worker logs why a step is bad."""
-    step, guard = progress.step, progress.guard
+    step = progress.step
+    guard = progress.guard
     kind = learner.kind_of(step, guard.skipped_positions(step))
-    reason = guard.judge(kind, loss, norm, finite)
+    reason = guard.judge(kind, loss, norm, is_finite)
     if reason and distributed.rank() == 0:
         logger.warning("step %d is skipped: %s", step + 1, reason)
     return not reason
@@ -127,19 +141,26 @@ def count_targets(counts: Iterable[Mapping[str, float]], names: Iterable[str]) -
     return totals
 
 
-def _read(sums: Mapping[str, Tensor], norm: Tensor) -> tuple[dict[str, Any], float]:
-    """Return sums over all workers and the gradient's norm, in one copy from the device. All pass the same names.
+def _read_sums_and_norm(sums: Mapping[str, Tensor], norm: Tensor) -> tuple[dict[str, Any], float]:
+    """Return sums over all workers and the gradient's norm, in one copy from the device.
 
-    The norm is the first worker's: different devices may round it differently, and all must judge alike.
+    Every worker must pass the same names. The norm is the first worker's: different devices may round it differently,
+    and all workers must judge a step alike.
     """
     names = sorted(sums)
     first_norm = norm.double().reshape(1)
     if distributed.rank() > 0:
-        first_norm = torch.zeros_like(first_norm)
-    flat = torch.cat([*(sums[name].flatten() for name in names), first_norm])
-    values = distributed.sum_over_workers(flat).cpu().numpy()
-    ends = np.cumsum([sums[name].numel() for name in names])
+        first_norm = torch.zeros_like(first_norm)  # so that the sum over workers is the first worker's norm
+    flat_sums = [sums[name].flatten() for name in names]
+    values = distributed.sum_over_workers(torch.cat([*flat_sums, first_norm])).cpu().numpy()
+
     totals: dict[str, Any] = {}
-    for name, total in zip(names, np.split(values[:-1], ends[:-1]), strict=True):
-        totals[name] = total.reshape(sums[name].shape) if sums[name].ndim else total.item()
+    start = 0
+    for name, flat_sum in zip(names, flat_sums, strict=True):
+        end = start + len(flat_sum)
+        if sums[name].ndim:
+            totals[name] = values[start:end].reshape(sums[name].shape)
+        else:
+            totals[name] = values[start].item()
+        start = end
     return totals, values[-1].item()
