@@ -81,12 +81,14 @@ def gather_rows(rows: Tensor, counts: Sequence[int] = ()) -> Tensor:
     """Return the rows (B, …) of all workers in rank order; `counts` has each worker's B if they differ."""
     if world_size() == 1:
         return rows
-    missing = max(counts, default=len(rows)) - len(rows)  # all_gather needs equal shapes: pad with zeros
-    rows = torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows.contiguous()
+    padding = max(counts, default=len(rows)) - len(rows)
+    if padding:  # all_gather needs equal shapes
+        rows = torch.cat([rows, rows.new_zeros(padding, *rows.shape[1:])])
+    rows = rows.contiguous()
     gathered = [torch.empty_like(rows) for _ in range(world_size())]
     dist.all_gather(gathered, rows)
     if counts:
-        gathered = [part[:count] for part, count in zip(gathered, counts, strict=True)]
+        gathered = [worker_rows[:count] for worker_rows, count in zip(gathered, counts, strict=True)]
     return torch.cat(gathered)
 
 
@@ -116,8 +118,8 @@ def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
     names = sorted(name for name, tensor in tensors.items() if not mixed.is_shard(tensor))
     if world_size() == 1 or not names:
         return
-    own = torch.stack([checksum(tensors[name].to(device())) for name in names])
-    checksums = gather_rows(own[None]).cpu()  # (world size, tensors)
+    my_checksums = torch.stack([checksum(tensors[name].to(device())) for name in names])  # (tensors,)
+    checksums = gather_rows(my_checksums[None]).cpu()  # (world size, tensors)
     different = (checksums != checksums[0]).nonzero()
     if len(different):
         worker, number = different[0].tolist()
@@ -125,16 +127,19 @@ def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
 
 
 def checksum(tensor: Tensor, chunk: int = CHECKSUM_CHUNK) -> Tensor:
-    """Return a 64-bit number that changes with any bit and with the order of the values."""
-    bits = tensor.detach().contiguous().flatten().view(torch.uint8)
-    if len(bits) % 4:
-        bits = F.pad(bits, (0, -len(bits) % 4))
-    bits = bits.view(torch.int32)
-    total = torch.zeros((), dtype=torch.long, device=bits.device)
-    for start in range(0, len(bits), chunk):
-        part = bits[start : start + chunk]
-        weights = torch.arange(start, start + len(part), device=bits.device) % 65_521 + 1
-        total += (part * weights).sum()
+    """Return a 64-bit number that changes with any bit and with the order of the values.
+
+    The bits are read as 32-bit integers. Each is weighted by its index modulo a prime, so that order matters.
+    """
+    tensor_bytes = tensor.detach().contiguous().flatten().view(torch.uint8)
+    if len(tensor_bytes) % 4:
+        tensor_bytes = F.pad(tensor_bytes, (0, -len(tensor_bytes) % 4))
+    integers = tensor_bytes.view(torch.int32)
+    total = torch.zeros((), dtype=torch.long, device=integers.device)
+    for start in range(0, len(integers), chunk):
+        chunk_integers = integers[start : start + chunk]
+        weights = torch.arange(start, start + len(chunk_integers), device=integers.device) % 65_521 + 1
+        total += (chunk_integers * weights).sum()
     return total
 
 
@@ -145,7 +150,10 @@ def on_first(action: Callable[[], T]) -> T | None:
     """
     if world_size() > 1:
         _patient_group(dist.group.WORLD)  # all workers must create it together
-    result, failure = _attempt(action) if rank() == 0 else (None, None)
+    result: T | None = None
+    failure: InfoXLMError | None = None
+    if rank() == 0:
+        result, failure = _attempt(action)
     failure = from_first(failure)
     if failure is not None:
         raise failure
@@ -188,33 +196,38 @@ def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
         if world_size() == 1:
             target.copy_(sources[name])
             continue
-        whole = torch.empty(target.shape, dtype=target.dtype, device=device())
+        complete_tensor = torch.empty(target.shape, dtype=target.dtype, device=device())
         if rank() == 0:
-            whole.copy_(sources[name])
-        dist.broadcast(whole, src=0)
+            complete_tensor.copy_(sources[name])
+        dist.broadcast(complete_tensor, src=0)
         if mixed.is_shard(target):
             from torch.distributed.tensor import distribute_tensor
 
-            target.copy_(distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None))
+            # Every worker has the complete tensor, so it takes its own shard without communication.
+            shard = distribute_tensor(complete_tensor, target.device_mesh, target.placements, src_data_rank=None)
+            target.copy_(shard)
         else:
-            target.copy_(whole)
+            target.copy_(complete_tensor)
 
 
 def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:
-    """Return whole tensors on the first worker's CPU, and nothing on the others; all workers must call this.
+    """Return complete tensors on the first worker's CPU, and nothing on the others; all workers must call this.
 
     `copy`: also copy tensors that are already on the CPU.
     """
     gathered = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
-        whole = tensor.full_tensor() if mixed.is_shard(tensor) else tensor
+        complete_tensor = tensor.full_tensor() if mixed.is_shard(tensor) else tensor  # all workers gather shards
         if rank() > 0:
             continue
-        if whole.is_cuda:
-            gathered[name] = _to_pinned(whole)
+        if complete_tensor.is_cuda:
+            gathered[name] = _to_pinned(complete_tensor)
+        elif copy:
+            gathered[name] = complete_tensor.clone(memory_format=torch.contiguous_format)
         else:
-            gathered[name] = whole.clone(memory_format=torch.contiguous_format) if copy else whole.contiguous()
+            gathered[name] = complete_tensor.contiguous()
+    # Copies from a GPU do not wait, so that they overlap. Wait for all of them here.
     if gathered and torch.cuda.is_available():
         torch.cuda.synchronize()
     return gathered

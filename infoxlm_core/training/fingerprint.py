@@ -66,13 +66,15 @@ def decisive(config: StageConfig, version: int, inputs: Mapping[str, str]) -> di
     return {"version": version, **flatten(config.result_fields()), **inputs}
 
 
-def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
-    """Return a phrase for each name whose values differ."""
-    return [
-        f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]
+def differences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Return a phrase such as "seed was 1, is 2" for each name whose values differ."""
+    phrases = []
+    for name in sorted(before.keys() | after.keys()):
+        old_value = before.get(name)
+        new_value = after.get(name)
+        if old_value != new_value:
+            phrases.append(f"{name} was {old_value!r}, is {new_value!r}")
+    return phrases
 
 
 def mismatch(run: str, changes: list[str]) -> ConfigMismatch:
@@ -101,10 +103,11 @@ def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
     Their location does not matter. The name of a file does, since it often contains language and split
     (`xquad.de.json`), and so does the name of its directory if that is a language code (`fr/dev_2k.tsv`).
     """
-    named = [paths] if isinstance(paths, str) else paths or []
+    if isinstance(paths, str):
+        paths = [paths]
     digests = []
-    for path in map(Path, named):
-        path = path.absolute()
+    for name in paths or []:
+        path = Path(name).absolute()
         if path.is_dir():
             digests.append(_digest_directory(path))
         elif path.exists():
@@ -118,7 +121,7 @@ def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
 
 
 def _digest_directory(directory: Path) -> str:
-    """Digest names and contents of the files below a directory; of a model directory only the files that are loaded.
+    """Return a digest of the files below a directory, names and contents; of a model only the files that are loaded.
 
     The manifest is excluded, because it records which code wrote the files.
     """

@@ -35,15 +35,14 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         bucket_of.update(dict.fromkeys(bucket, number))
     sent: list[tuple[Tensor, dist.Work | None]] = []
 
-    def send_complete() -> None:
+    def send_complete_buckets() -> None:
         while len(sent) < len(buckets) and not missing[len(sent)]:
-            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in buckets[len(sent)]]
-            flat = parts[0].flatten() if len(parts) == 1 else torch.cat([part.flatten() for part in parts])
+            flat = _flatten_gradients(buckets[len(sent)])
             sent.append((flat, dist.all_reduce(flat, async_op=True)))
 
     def on_gradient(parameter: Tensor) -> None:
         missing[bucket_of[parameter]] -= 1
-        send_complete()
+        send_complete_buckets()
 
     hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in bucket_of]
     try:
@@ -52,12 +51,22 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         for hook in hooks:
             hook.remove()
     missing = [0] * len(buckets)  # the remaining parameters were not part of this backward pass
-    send_complete()
+    send_complete_buckets()
     for bucket, (flat, work) in zip(buckets, sent, strict=True):
         if work is not None:
             work.wait()
-        for parameter, gradient in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+        gradients = flat.split([parameter.numel() for parameter in bucket])
+        for parameter, gradient in zip(bucket, gradients, strict=True):
             parameter.grad = gradient.view_as(parameter)
+
+
+def _flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the gradients of parameters end to end; a missing gradient counts as zeros."""
+    flat_gradients = []
+    for parameter in parameters:
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        flat_gradients.append(gradient.flatten())
+    return flat_gradients[0] if len(flat_gradients) == 1 else torch.cat(flat_gradients)  # one needs no copy
 
 
 def make_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

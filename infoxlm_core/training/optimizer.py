@@ -14,7 +14,8 @@ XLM_FIRST_RATE = 1e-7
 
 def learning_rate(config: OptimizationConfig, updates: int) -> float:
     """Return the rate of the next update after `updates` updates; linear warm-up starts at 0, XLM's at 1e-7."""
-    peak, warmup = config.learning_rate, config.warmup_steps
+    peak = config.learning_rate
+    warmup = config.warmup_steps
     if config.schedule == "inverse_sqrt":
         if updates < warmup:
             return XLM_FIRST_RATE + (peak - XLM_FIRST_RATE) * updates / warmup
@@ -36,8 +37,8 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -
         matrices = [p for p in parameters if p.dim() > 1]
         vectors = [p for p in parameters if p.dim() <= 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    adam = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+    optimizer = torch.optim.AdamW(
+        [group for group in groups if group["params"]],  # a model may have no vectors
         lr=config.learning_rate,
         betas=config.betas,
         eps=config.epsilon,
@@ -45,11 +46,11 @@ def make_adamw(parameters: Iterable[nn.Parameter], config: OptimizationConfig) -
         fused=True,
     )
     # The fused step does not update the weights' version counters, by which their bf16 copies detect a change.
-    adam.register_step_post_hook(lambda *_: increment_version(parameters))
+    optimizer.register_step_post_hook(lambda *_: increment_version(parameters))
     for parameter in parameters:
-        adam.state[parameter] = {
+        optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
-    return adam
+    return optimizer

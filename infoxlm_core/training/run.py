@@ -41,9 +41,9 @@ def run_directory(
 
 
 def export_curves(run: Path, output: Path) -> None:
-    """Copy a run's curves beside its model, without figures of the machine: equal trainings make equal artifacts."""
+    """Copy a run's curves beside its model, without metrics of the machine: equal trainings make equal artifacts."""
     lines = []
-    for step, figures in tracker.read(run / METRICS):
-        point = {name: value for name, value in figures.items() if name not in MACHINE_METRICS}
-        lines.append(json.dumps({"step": step} | point) + "\n")
+    for step, metrics in tracker.read(run / METRICS):
+        metrics_of_training = {name: value for name, value in metrics.items() if name not in MACHINE_METRICS}
+        lines.append(json.dumps({"step": step} | metrics_of_training) + "\n")
     (output / METRICS).write_text("".join(lines))

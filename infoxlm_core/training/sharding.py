@@ -29,17 +29,17 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
     trained = any(parameter.requires_grad for parameter in module.parameters())
-    for part in (*layers, module):
-        dtype = half if part is not module else None
+    for submodule in (*layers, module):  # layers first: the module then takes what no layer has
+        dtype = None if submodule is module else half
         fully_shard(
-            part,
+            submodule,
             reshard_after_forward=None if trained else True,  # without a backward pass, release after the forward pass
             mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32),
         )
-        if not isinstance(part, FSDPModule):
-            raise TypeError(f"fully_shard did not convert {type(part).__name__}")
-        part.set_gradient_divide_factor(1.0)  # losses are divided by the targets of all workers already
-        part.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
+        if not isinstance(submodule, FSDPModule):
+            raise TypeError(f"fully_shard did not convert {type(submodule).__name__}")
+        submodule.set_gradient_divide_factor(1.0)  # losses are divided by the targets of all workers already
+        submodule.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
 
 
 def sum_gradients_in(module: nn.Module, last: bool) -> None:
@@ -70,5 +70,8 @@ def norm_of(gradients: Sequence[Tensor]) -> Tensor:
     """Return the Euclidean norm of all gradients together; of shards, over all workers."""
     if not any(mixed.is_shard(gradient) for gradient in gradients):
         return nn.utils.get_total_norm(gradients)
-    local_norm = nn.utils.get_total_norm([g.to_local() if mixed.is_shard(g) else g for g in gradients])
+    local_gradients: list[Tensor] = []
+    for gradient in gradients:
+        local_gradients.append(gradient.to_local() if mixed.is_shard(gradient) else gradient)
+    local_norm = nn.utils.get_total_norm(local_gradients)
     return distributed.sum_over_workers(local_norm.square()).sqrt()

@@ -27,24 +27,27 @@ def named_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[st
     tensors: dict[str, Tensor] = {}
     for name, parameter in learner.module.named_parameters():
         tensors[f"model/{name}"] = parameter
-        moments = optimizer.state.get(parameter, {})  # frozen parameters have none
-        tensors |= {f"adam/{name}/{moment}": value for moment, value in moments.items()}
-    return tensors | {f"learner/{name}": value for name, value in learner.state().items()}
+        optimizer_state = optimizer.state.get(parameter, {})  # frozen parameters have none
+        for key, value in optimizer_state.items():
+            tensors[f"adam/{name}/{key}"] = value
+    for name, value in learner.state().items():
+        tensors[f"learner/{name}"] = value
+    return tensors
 
 
 def snapshot(
     learner: Learner,
     optimizer: torch.optim.Optimizer,
     progress: Progress,
-    figures: Mapping[str, float],
+    metrics: Mapping[str, float],
     copy: bool = False,
 ) -> Checkpoint:
-    """Return everything the next step depends on, and the last figures; all workers must call this.
+    """Return everything the next step depends on, and the last metrics; all workers must call this.
 
-    The first worker gets whole tensors, even of a sharded model. With `copy`, later steps do not change them.
+    The first worker gets complete tensors, even of a sharded model. With `copy`, later steps do not change them.
     """
     tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), copy)
-    meta = {"updates": progress.updates, "figures": dict(figures), "guard": progress.guard.state()}
+    meta = {"updates": progress.updates, "figures": dict(metrics), "guard": progress.guard.state()}
     return Checkpoint(progress.step, tensors, meta)
 
 
@@ -54,7 +57,7 @@ def restore(
     """Copy the first worker's checkpoint into the live tensors of all workers.
 
     Returns:
-        The figures of the checkpoint's step; None without a checkpoint.
+        The metrics of the checkpoint's step; None without a checkpoint.
 
     Raises:
         NoValidCheckpoint: it lacks a tensor, or one has another shape.
@@ -63,22 +66,26 @@ def restore(
     if saved is None:
         return None
     step, meta = saved
-    targets, sources = named_tensors(learner, optimizer), checkpoint.tensors if checkpoint else {}
-
-    def check() -> None:
-        remedy = "restore another one, or delete the run's directory to start over"
-        for name, target in sorted(targets.items()):
-            if name not in sources:
-                raise NoValidCheckpoint(
-                    f"the checkpoint of step {step} has no {name}: another version of this program wrote it. "
-                    "Resume with that version, or delete the run's directory to start over"
-                )
-            if sources[name].shape != target.shape:
-                raise NoValidCheckpoint(f"the checkpoint of step {step}: {name} has another shape: {remedy}")
-
-    distributed.on_first(check)
+    targets = named_tensors(learner, optimizer)
+    sources = checkpoint.tensors if checkpoint else {}
+    distributed.on_first(lambda: _check_shapes(sources, targets, step))
     distributed.copy_from_first(sources, targets)
     progress.step = step
     progress.updates = meta["updates"]
     progress.guard = Guard.from_state(progress.guard.deviations, meta["guard"])
     return meta["figures"]
+
+
+def _check_shapes(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor], step: int) -> None:
+    """Raise NoValidCheckpoint unless the checkpoint of a step has a source of equal shape for every target."""
+    for name, target in sorted(targets.items()):
+        if name not in sources:
+            raise NoValidCheckpoint(
+                f"the checkpoint of step {step} has no {name}: another version of this program wrote it. "
+                "Resume with that version, or delete the run's directory to start over"
+            )
+        if sources[name].shape != target.shape:
+            raise NoValidCheckpoint(
+                f"the checkpoint of step {step}: {name} has another shape: "
+                "restore another one, or delete the run's directory to start over"
+            )

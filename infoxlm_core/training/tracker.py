@@ -60,10 +60,14 @@ class FileTracker:
         self._file.close()
 
     def _open_until(self, step: int) -> None:
-        """Delete what follows `step` and open the file for appending."""
-        lines = [_line(*point) for point in read(self.path) if point[0] <= step]
-        if "".join(lines).encode() != self.path.read_bytes():
-            manifests.write_atomically(self.path, "".join(lines))
+        """Delete the points after `step` and open the file for appending."""
+        lines = []
+        for point_step, metrics in read(self.path):
+            if point_step <= step:
+                lines.append(_line(point_step, metrics))
+        text = "".join(lines)
+        if text.encode() != self.path.read_bytes():
+            manifests.write_atomically(self.path, text)
         self._file = self.path.open("a", encoding="utf-8")
 
 
@@ -77,8 +81,12 @@ def read(path: Path | str) -> list[Point]:
     Raises:
         DataCorrupt: a complete line is not a point.
     """
+    points = []
     with Path(path).open("rb") as file:
-        return [parse(line, f"{path}:{number}") for number, line in enumerate(file, 1) if line.endswith(b"\n")]
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                points.append(parse(line, f"{path}:{number}"))
+    return points
 
 
 def parse(line: bytes, where: str) -> Point:
