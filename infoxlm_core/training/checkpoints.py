@@ -73,15 +73,17 @@ def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spaci
             checkpoint by `guard.DISTANCE` steps, as training may diverge again after a rewind, and all newer targets.
     """
     newest_first = sorted(names, reverse=True)
-    valid = [name for name in newest_first if name not in bad]
-    needed = set(valid[:keep])
+    valid_names = [name for name in newest_first if name not in bad]
+    names_to_keep = set(valid_names[:keep])
     if spacing:
-        steps = {name: step_of(name) or 0 for name in valid}
-        targets = [name for name in valid if steps[name] % spacing == 0]
-        newest = max(steps.values(), default=0)
-        distant = [name for name in targets if steps[name] <= newest - guard.DISTANCE]
-        needed.update(distant[:2], targets[: len(targets) - len(distant)])
-    return [name for name in newest_first if name in bad] + [name for name in valid if name not in needed]
+        steps = {name: step_of(name) or 0 for name in valid_names}
+        newest_step = max(steps.values(), default=0)
+        targets = [name for name in valid_names if steps[name] % spacing == 0]
+        distant_targets = [name for name in targets if steps[name] <= newest_step - guard.DISTANCE]
+        recent_targets = targets[: len(targets) - len(distant_targets)]
+        names_to_keep.update(distant_targets[:2], recent_targets)
+    bad_names = [name for name in newest_first if name in bad]
+    return bad_names + [name for name in valid_names if name not in names_to_keep]
 
 
 @contextlib.contextmanager
@@ -94,7 +96,10 @@ def deleted_on_failure(partial: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
         known_error = outside.translate_error(error, partial)
         if known_error:
             raise known_error from error
@@ -233,7 +238,8 @@ class Checkpoints:
             StorageFull: older checkpoints are untouched.
         """
         name = directory_name(checkpoint.step)
-        partial, final = self.directory / f".{name}", self.directory / name
+        partial = self.directory / f".{name}"  # not a name of `step_of`, so no reader sees it
+        final = self.directory / name
         shutil.rmtree(partial, ignore_errors=True)
         with deleted_on_failure(partial):
             self._write(checkpoint, partial)
@@ -246,12 +252,20 @@ class Checkpoints:
         if self._upload(final, bad, last):
             self._bad = bad
             logger.info("saved checkpoint %s", final)
-        paths = [path for _, path in list_checkpoints(self.directory)]
-        bad |= {path.name for path in paths if not (path / manifests.NAME).is_file()}  # partly deleted
-        for outdated in select_outdated([path.name for path in paths], self.keep, bad, self.spacing):
-            self._delete(self.directory / outdated)
+        self._delete_outdated(bad)
+
+    def _delete_outdated(self, bad: set[str]) -> None:
+        """Delete the local checkpoints of `select_outdated`; first add partly deleted ones to the bad ones."""
+        names = []
+        for _, path in list_checkpoints(self.directory):
+            names.append(path.name)
+            if not (path / manifests.NAME).is_file():
+                bad.add(path.name)
+        for name in select_outdated(names, self.keep, bad, self.spacing):
+            self._delete(self.directory / name)
 
     def _write(self, checkpoint: Checkpoint, directory: Path) -> None:
+        """Write the files of a checkpoint into a new directory, the manifest last."""
         directory.mkdir()
         save_file(checkpoint.tensors, directory / "state.safetensors")
         meta = checkpoint.meta | {"step": checkpoint.step} | self.fingerprint.meta()
@@ -296,8 +310,8 @@ class Checkpoints:
         checkpoint, problems = self._load_first_valid(candidates)
         if checkpoint is not None:
             # Newer ones are damaged or were never uploaded. Delete them only once a newer valid checkpoint exists.
-            on_disk = list_checkpoints(self.directory)
-            self._bad = {path.name for step, path in candidates + on_disk if step > checkpoint.step}
+            all_checkpoints = candidates + list_checkpoints(self.directory)
+            self._bad = {path.name for step, path in all_checkpoints if step > checkpoint.step}
             if self.remote:
                 for companion in COMPANIONS:
                     source = self.directory / directory_name(checkpoint.step) / companion
@@ -305,9 +319,10 @@ class Checkpoints:
             return checkpoint
         has_saved = self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()
         if problems or has_saved:
+            reasons = "; ".join(problems) if problems else "none is left"
             raise NoValidCheckpoint(
-                f"{self.directory}: this run has saved before, but no checkpoint is valid "
-                f"({'; '.join(problems) or 'none is left'}): restore one, or delete the directory to start over"
+                f"{self.directory}: this run has saved before, but no checkpoint is valid ({reasons}): "
+                "restore one, or delete the directory to start over"
             )
         return None
 
@@ -326,7 +341,9 @@ class Checkpoints:
         checkpoint, _ = self._load_first_valid(targets)
         if checkpoint is None:
             return None
-        for saved_step, path in sorted({*candidates, *list_checkpoints(self.directory)}, reverse=True):
+        all_checkpoints = {*candidates, *list_checkpoints(self.directory)}
+        # An interruption here does no harm: the restarted training diverges again and repeats this rewind.
+        for saved_step, path in sorted(all_checkpoints, reverse=True):
             if saved_step > checkpoint.step:  # a restart would resume from it and use the skipped data
                 if self.remote:
                     self.remote.drop(path.name)
@@ -359,8 +376,12 @@ class Checkpoints:
         """Return steps and local directories of all checkpoints, newest first; a directory may not exist here yet."""
         if self.remote is None:
             return list_checkpoints(self.directory)
-        steps = [step for step in map(step_of, self.remote.names()) if step is not None]
-        return [(step, self.directory / directory_name(step)) for step in sorted(steps, reverse=True)]
+        candidates = []
+        for name in self.remote.names():
+            step = step_of(name)
+            if step is not None:
+                candidates.append((step, self.directory / name))
+        return sorted(candidates, reverse=True)
 
     def _verify(self, path: Path) -> None:
         """Hash a checkpoint; download it if it is remote and missing or damaged here."""
