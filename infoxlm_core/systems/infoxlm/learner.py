@@ -46,7 +46,9 @@ class InfoXLMLearner(Learner):
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         choose_flash(self.device)
         if config.model.compiled:
-            model.encoder.compiler = model.head.compiler = compiler_for(self.device, config.model.dropout)
+            compiler = compiler_for(self.device, config.model.dropout)
+            model.encoder.compiler = compiler
+            model.head.compiler = compiler
         model.encoder.recompute = config.model.recompute
         set_precision(model.encoder, config.model, self.device)
         enabled = [objective for objective in SENTENCE_OBJECTIVES if objective.name in self.weights.by_name]
@@ -76,8 +78,8 @@ class InfoXLMLearner(Learner):
         batches = []
         for shard_range in shard_ranges:
             draw = self.sampler.draw(step + skipped, shard_range, only)
-            parts = micro_batches(draw, self.config.batches.micro_batch_size, contrast.symmetric)
-            for number, batch in enumerate(parts):
+            drawn_batches = micro_batches(draw, self.config.batches.micro_batch_size, contrast.symmetric)
+            for number, batch in enumerate(drawn_batches):
                 rng_key = (step, shard_range.start, number)
                 batches.append(replace(batch, rng_key=rng_key, flops=self._flops(batch)))
         batches = self._with_idle_batches(batches, by_shard=has_dropout)
@@ -95,7 +97,8 @@ class InfoXLMLearner(Learner):
         """
         if not self.config.model.sharded:
             return batches
-        samples, size = self.sampler.per_shard, self.config.batches.micro_batch_size
+        samples = self.sampler.per_shard
+        size = self.config.batches.micro_batch_size
         if by_shard:
             batch_counts = [len(share) * math.ceil(samples / size) for share in self.shares]
         else:

@@ -20,13 +20,19 @@ SEQUENCES = 64  # of one forward pass
 
 
 class Probe:
-    """The first `count` held-out pairs of each language pair that share no side; at most `longest` tokens of a side."""
+    """Retrieval among the first held-out pairs of each language pair.
 
-    def __init__(self, shards: Shards, count: int, longest: int) -> None:
+    Args:
+        shards: have the held-out pairs.
+        count: number of pairs of each language pair.
+        max_tokens: to which each side is truncated.
+    """
+
+    def __init__(self, shards: Shards, count: int, max_tokens: int) -> None:
         self.pairs = {}
         for name, tables in shards.held_out.items():
-            if any(map(len, tables)):
-                self.pairs[name] = _first_pairs(tables, count, longest)
+            if any(len(table) for table in tables):
+                self.pairs[name] = _read_first_pairs(tables, count, max_tokens)
 
     @torch.no_grad()
     def score(
@@ -43,35 +49,40 @@ class Probe:
 
 
 def _accuracy(queries: Tensor, candidates: Tensor) -> float:
-    right = torch.arange(len(queries), device=queries.device)
-    return (find_nearest(queries, candidates) == right).double().mean().item()
+    """Return the share of queries whose nearest candidate is the one of the same row."""
+    correct_rows = torch.arange(len(queries), device=queries.device)
+    return (find_nearest(queries, candidates) == correct_rows).double().mean().item()
 
 
-def _first_pairs(tables: Sequence[Pairs], count: int, longest: int) -> tuple[Sequences, Sequences]:
-    chosen = list(itertools.islice(_find_distinct_pairs(tables, longest), count))
-    table_numbers, rows = np.array(chosen).T
-    source = gather([table.source for table in tables], table_numbers, rows, longest)
-    target = gather([table.target for table in tables], table_numbers, rows, longest)
+def _read_first_pairs(tables: Sequence[Pairs], count: int, max_tokens: int) -> tuple[Sequences, Sequences]:
+    chosen_pairs = list(itertools.islice(_find_distinct_pairs(tables, max_tokens), count))
+    table_numbers, rows = np.array(chosen_pairs).T
+    source = gather([table.source for table in tables], table_numbers, rows, max_tokens)
+    target = gather([table.target for table in tables], table_numbers, rows, max_tokens)
     return lay_out(source), lay_out(target)
 
 
-def _find_distinct_pairs(tables: Sequence[Pairs], longest: int) -> Iterator[tuple[int, int]]:
-    """Yield the table and row of each pair that shares no side with an earlier one, so that one answer is right."""
-    seen: set[tuple[str, bytes]] = set()
+def _find_distinct_pairs(tables: Sequence[Pairs], max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Yield the table number and row of each pair that shares no sentence with an earlier one.
+
+    With two equal sentences, either would be a right answer.
+    """
+    source_sentences: set[bytes] = set()
+    target_sentences: set[bytes] = set()
     for number, table in enumerate(tables):
         for row in range(len(table)):
-            sides = {
-                ("source", _read_bytes(table.source, row, longest)),
-                ("target", _read_bytes(table.target, row, longest)),
-            }
-            if sides.isdisjoint(seen):
-                seen |= sides
+            source = _read_bytes(table.source, row, max_tokens)
+            target = _read_bytes(table.target, row, max_tokens)
+            if source not in source_sentences and target not in target_sentences:
+                source_sentences.add(source)
+                target_sentences.add(target)
                 yield number, row
 
 
-def _read_bytes(table: Table, row: int, longest: int) -> bytes:
-    start, end = table.offsets.item(row), table.offsets.item(row + 1)
-    return table.tokens[start : min(end, start + longest)].tobytes()
+def _read_bytes(table: Table, row: int, max_tokens: int) -> bytes:
+    start = table.offsets.item(row)
+    end = min(table.offsets.item(row + 1), start + max_tokens)
+    return table.tokens[start:end].tobytes()
 
 
 def _encode(
@@ -80,11 +91,11 @@ def _encode(
     """Return unit vectors (N, d) of sentences, in the precision of training since other workers wait."""
     vectors = []
     for start in range(0, len(side.lengths), SEQUENCES):
-        part = side[start : start + SEQUENCES]
-        lengths = part.lengths.tolist()
-        ids = devices.send(torch.from_numpy(part.flat), device)
-        rows = devices.send(torch.from_numpy(positions(part.lengths)), device)
+        batch = side[start : start + SEQUENCES]
+        lengths = batch.lengths.tolist()
+        ids = devices.send(torch.from_numpy(batch.flat), device)  # (T,) tokens of all sentences end to end
+        position_ids = devices.send(torch.from_numpy(positions(batch.lengths)), device)  # (T,)
         with autocast(device, precision):
-            hidden = encoder(ids, rows, lengths, last=layer)
+            hidden = encoder(ids, position_ids, lengths, last=layer)
         vectors.append(pool(hidden, lengths, pooling).float())
     return F.normalize(torch.cat(vectors), dim=1)

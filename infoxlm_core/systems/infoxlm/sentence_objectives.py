@@ -29,12 +29,13 @@ STATISTICS_ROWS = 4096  # negatives from which mean and spread of the logits are
 
 
 class SentenceObjective(ABC):
-    """A loss on the queries of a micro-batch, with all that only this loss needs; `objectives.NAME` is its weight."""
+    """A loss on the queries of a micro-batch, with the state that it needs; `objectives.NAME` is its weight."""
 
     name: ClassVar[str]
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
-        self.config, self.model = config, model
+        self.config = config
+        self.model = model
 
     @abstractmethod
     def count(self, batch: PackedBatch) -> int:
@@ -70,7 +71,8 @@ class XLCO(SentenceObjective):
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
         super().__init__(config, model)
         self.shares = distributed.shares(config.batches.virtual_shards)
-        if config.contrast.enqueue == "micro_batch" and len({len(share) for share in self.shares}) > 1:
+        share_sizes = {len(share) for share in self.shares}
+        if config.contrast.enqueue == "micro_batch" and len(share_sizes) > 1:
             raise ConfigError(
                 f"with contrast.enqueue: micro_batch {len(self.shares)} workers must divide batches.virtual_shards "
                 f"({config.batches.virtual_shards}): take another number of workers, or enqueue: step"
@@ -105,57 +107,60 @@ class XLCO(SentenceObjective):
         share = batch.items / len(losses)  # 1, or 1/2 where each item is contrasted from both sides
         with torch.no_grad():
             add_by_group(by_group, batch.view_groups, losses.detach(), share)
-            sample = logits[:, 1 :: math.ceil(len(negatives) / STATISTICS_ROWS)]
-            sample = sample.masked_fill(sample.isinf(), torch.nan)
+            stride = math.ceil(len(negatives) / STATISTICS_ROWS)
+            negative_logits = logits[:, 1::stride]  # (B, sampled negatives); column 0 has the positive logits
+            negative_logits = negative_logits.masked_fill(negative_logits.isinf(), torch.nan)  # excluded ones
             sums = {
                 "xlco": losses.sum() * share,
                 "hits": xlco_hits(logits) * share,
                 "positive": logits[:, 0].sum() * share,
-                "negative": sample.nanmean(dim=1).nan_to_num().sum() * share,
-                "negative_square": sample.square().nanmean(dim=1).nan_to_num().sum() * share,
+                "negative": negative_logits.nanmean(dim=1).nan_to_num().sum() * share,
+                "negative_square": negative_logits.square().nanmean(dim=1).nan_to_num().sum() * share,
                 "key_check": keys.sum() * 0.0,  # not finite if any key is not
             }
         return losses.sum() * share, sums
 
     def exclude(self, query_ids: Tensor, key_ids: Tensor) -> Tensor | None:
-        """Return where a key (of K) is no negative of a query (of B): (B, K) bool, or None if nowhere.
+        """Return which keys are no negatives of each query: (B, K) bool, or None if all keys are negatives.
 
-        The arguments are the sentence ids, (B, 2) and (K, 2). With in-batch negatives the last B keys are the queries'
-        own.
+        Args:
+            query_ids: (B, 2) sentence ids of the queries.
+            key_ids: (K, 2) sentence ids of the keys. With in-batch negatives, the last B keys are those of the queries.
         """
         contrast = self.config.contrast
-        count = len(query_ids)
+        batch_size = len(query_ids)
         if contrast.false_negatives == "overlap":
             excluded = share_a_sentence(query_ids, key_ids)
         elif contrast.false_negatives == "exact":
             excluded = have_equal_sentences(query_ids, key_ids)
         elif contrast.in_batch_negatives:
-            excluded = torch.zeros(count, len(key_ids), dtype=torch.bool, device=query_ids.device)
+            excluded = torch.zeros(batch_size, len(key_ids), dtype=torch.bool, device=query_ids.device)
         else:
             return None
         if contrast.in_batch_negatives:
-            queries = torch.arange(count, device=query_ids.device)
+            queries = torch.arange(batch_size, device=query_ids.device)
             first_column = len(self.queue.rows)  # of the keys of this micro-batch
             excluded[queries, first_column + queries] = True
             if contrast.symmetric:  # the query's own sentence is a key of the other half
-                mirrored_queries = (queries + count // 2) % count
+                mirrored_queries = (queries + batch_size // 2) % batch_size
                 excluded[queries, first_column + mirrored_queries] = True
         return excluded
 
     def make_keys(self, batch: PackedBatch) -> Tensor:
-        """Return the keys (B, d) of a micro-batch, and remember those to be enqueued."""
+        """Return the keys (B, d) of a micro-batch, and add them to those that `enqueue` will push."""
         with autocast(self.device, self.config.model.precision):
             keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
-        keys = keys[: len(batch.sentence_ids)]  # without the key of padding
-        self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))  # with symmetric, one direction
+        keys = keys[: len(batch.sentence_ids)]  # without the key of the padding sequence
+        # With `symmetric`, the second half of the batch has the same items in the other direction: push them once.
+        self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))
         return keys
 
     def enqueue(self, step: int, limit: int | None = None) -> None:
-        """Push all workers' new keys into the queue, in the order of the global batch; at most `limit`."""
+        """Push the new keys of all workers into the queue, in the order of the global batch; at most `limit` keys."""
         keys = torch.cat([keys for keys, _ in self.new_keys])
         sentence_ids = torch.cat([ids for _, ids in self.new_keys])
-        samples = self.config.batches.global_batch_size // self.config.batches.virtual_shards
-        counts: Sequence[int] = [len(share) * samples for share in self.shares]
+        samples_per_shard = self.config.batches.global_batch_size // self.config.batches.virtual_shards
+        counts: Sequence[int] = [len(share) * samples_per_shard for share in self.shares]
         if len(set(counts)) == 1:  # all workers have as many keys, even if they are of one micro-batch
             counts = ()
         keys = distributed.gather_rows(keys, counts)
@@ -164,14 +169,15 @@ class XLCO(SentenceObjective):
         self.new_keys.clear()
 
     def after_step(self, step: int, good: bool) -> None:
-        """Move the key encoder and enqueue the step's keys, unless the step was bad or before contrast."""
+        """Update the key encoder and enqueue the step's keys, unless the step was bad or before contrast."""
         contrast = self.config.contrast
         if good and step > contrast.start_step:
-            self.key_encoder.follow(momentum_at(contrast, step - 1, self.config.optimization.steps))
+            momentum = momentum_at(contrast, step - 1, self.config.optimization.steps)
+            self.key_encoder.follow(momentum)
             self.enqueue(step)
         self.new_keys.clear()
         if step == contrast.start_step:
-            self.key_encoder.follow(0.0)
+            self.key_encoder.follow(0.0)  # contrast begins with a copy of the query encoder
 
     def statistics(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
         negative_mean = sums["negative"] / count
@@ -185,14 +191,26 @@ class XLCO(SentenceObjective):
         }
 
     def state(self) -> dict[str, Tensor]:
-        keys = {f"key_encoder/{name}": value for name, value in self.key_encoder.named_parameters()}
-        return keys | {f"queue/{name}": value for name, value in self.queue.state().items()}
+        tensors: dict[str, Tensor] = {}
+        for name, parameter in self.key_encoder.named_parameters():
+            tensors[f"key_encoder/{name}"] = parameter
+        for name, tensor in self.queue.state().items():
+            tensors[f"queue/{name}"] = tensor
+        return tensors
 
 
 SENTENCE_OBJECTIVES: tuple[type[SentenceObjective], ...] = (XLCO,)
 
 
 def add_by_group(by_group: Tensor, groups: Tensor, losses: Tensor, share: float = 1.0) -> None:
-    """Add losses (N,), and their number, times `share` to the groups (N,) they belong to: (2, groups)."""
-    for row, values in zip(by_group, (losses, torch.ones_like(losses)), strict=True):
-        row.index_add_(0, groups, values.to(row.dtype) * share)
+    """Add losses and their number to the sums of their groups.
+
+    Args:
+        by_group: (2, groups) sum of losses and number of losses in each group; changed in place.
+        groups: (N,) group of each loss.
+        losses: (N,).
+        share: weight of each loss.
+    """
+    loss_sums, loss_counts = by_group
+    loss_sums.index_add_(0, groups, losses.to(loss_sums.dtype) * share)
+    loss_counts.index_add_(0, groups, torch.ones_like(losses).to(loss_counts.dtype) * share)

@@ -34,20 +34,25 @@ class InfoXLMSystem(System):
         pretrained.export(model, shards.directory / "tokenizer", directory)
 
     def observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
+        """Return the function that scores the probe every `probe.every` steps; None if there is nothing to score."""
         probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
-        model, contrast, precision = learner.module, config.contrast, config.model.precision
+        model = learner.module
         if not config.probe.every or not probe.pairs:
             return None
 
         def score() -> dict[str, float]:
-            layer = min(contrast.layer, model.encoder.size.layers)
+            layer = min(config.contrast.layer, model.encoder.size.layers)
             with sharding.gathered(model):
-                return probe.score(model.encoder, layer, contrast.pooling, distributed.device(), precision)
+                return probe.score(
+                    model.encoder, layer, config.contrast.pooling, distributed.device(), config.model.precision
+                )
 
         def observe(step: int) -> dict[str, float]:
             if step % config.probe.every:
                 return {}
-            return score() if sharding.is_sharded(model) else distributed.on_first(score) or {}
+            if sharding.is_sharded(model):  # all workers must call it
+                return score()
+            return distributed.on_first(score) or {}
 
         return observe
 
@@ -62,7 +67,8 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
         TokenizerMismatch: the start has another vocabulary or tokenizer than the shards.
         ConfigError: the start is too small for the config, or the device has too little memory.
     """
-    start, contrast, tokenizer = config.model.start, config.contrast, shards.manifest["facts"]["tokenizer"]
+    start = config.model.start
+    contrast = config.contrast
     size = EncoderSize.of(config.model, shards.vocabulary_size)
     if start:
         size = pretrained.size_of(Path(start))
@@ -72,10 +78,11 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
                 "tokenize with the model's own SentencePiece model (tokenization.model)"
             )
         model_file = Path(start) / tokenizers.MODEL
-        own = f"sha256:{manifests.file_sha256(model_file)}" if model_file.is_file() else tokenizer
-        if own != tokenizer:
+        shards_digest = shards.manifest["facts"]["tokenizer"]
+        start_digest = f"sha256:{manifests.file_sha256(model_file)}" if model_file.is_file() else shards_digest
+        if start_digest != shards_digest:
             raise TokenizerMismatch(
-                f"{start} has tokenizer {own[:15]}…, {shards.directory} {tokenizer[:15]}…: "
+                f"{start} has tokenizer {start_digest[:15]}…, {shards.directory} {shards_digest[:15]}…: "
                 f"tokenize with the model's own (tokenization.model: {model_file})"
             )
         if config.longest > size.positions - FIRST_POSITION:
