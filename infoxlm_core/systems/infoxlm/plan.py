@@ -85,7 +85,8 @@ def count(module: nn.Module) -> int:
 
 def fit_shape(config: PretrainingConfig, shape: Shape) -> Shape:
     """Return a shape truncated to the configured lengths, without the objectives that are off."""
-    objectives, longest_pair = config.objectives, 2 * config.batches.side_tokens + 4
+    objectives = config.objectives
+    longest_pair = 2 * config.batches.side_tokens + 4
     return Shape(
         shape.name,
         min(shape.mlm, config.batches.block_tokens) if objectives.mlm else 0,
@@ -221,7 +222,7 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     run: list[PlanRow] = []
     for shape in (fit_shape(config, LONG), fit_shape(config, SHORT)):
         step = _describe_step(config, model, keys, shape, checkpoint_bytes)
-        parts = step_time.parts(config, step, gpus, gpu)
+        parts = step_time.predict_parts(config, step, gpus, gpu)
         seconds = sum(part.seconds for part in parts)
         steps += _plan_step(config, shape, step.flops)
         time += _plan_time(shape, parts, mfu=step.flops / (seconds * gpus * flops.PEAKS[gpu]), peak=flops.PEAKS[gpu])
@@ -282,7 +283,9 @@ def describe(tables: Plan) -> Sequence[str]:
     """Return the plan as lines of text with aligned columns."""
     lines: list[str] = []
     for title, rows in vars(tables).items():
-        lines += [title, *(f"  {row.name:28}{_amount(row):>16}   {row.formula}" for row in rows)]
+        lines.append(title)
+        for row in rows:
+            lines.append(f"  {row.name:28}{_amount(row):>16}   {row.formula}")
     return lines
 
 

@@ -80,10 +80,59 @@ class Step(NamedTuple):
     checkpoint_bytes: float
 
 
-def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Part]:
+class Load(NamedTuple):
+    """What the GPU with the most samples computes in a step."""
+
+    share: float  # of the samples of the global batch
+    samples: float
+    micro_batches: float
+    lm_tokens: float  # of MLM and TLM sequences
+    view_tokens: float  # of query views; there are as many of key views
+    targets: float
+    layer_tokens: float  # tokens times the layers of the query encoder that process them
+
+
+class Flops(NamedTuple):
+    """FLOPs of a step, by the rate at which a GPU computes them."""
+
+    products: float
+    attention: float
+    queue: float
+
+
+class Traffic(NamedTuple):
+    """Bytes of a step that a GPU reads from and writes to its memory."""
+
+    layers: float
+    word_table: float
+    embeddings: float  # and the head
+    updates: float  # of weights and key encoder
+    queue: float
+
+
+def predict_parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Part]:
     """Return the parts of an optimizer step on the GPU with the most samples."""
-    peak, device, size, d = PEAKS[gpu], GPUS[gpu], step.size, step.size.hidden
-    memory, compiled, top = device.memory * MEMORY, config.model.compiled, config.contrast.layer
+    device = GPUS[gpu]
+    load = _measure_load(config, step, gpus)
+    computed = _predict_computation(config, step, load, gpus, gpu)
+    lag = 0.0
+    if gpus > 1:
+        # The expected maximum of as many normally distributed numbers of tokens, by Blom's approximation.
+        lag = TOKEN_SPREAD / load.samples**0.5 * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+    every = config.checkpoints.every
+    return [
+        *computed,
+        _all_reduce(config, step, load.micro_batches, gpus, device),
+        Part("slowest worker", lag * sum(part.seconds for part in computed),
+             f"{lag:.1%}: {load.samples:,.0f} samples, spread {TOKEN_SPREAD}"),
+        Part("end of the step", HOST_WAIT, "the host reads the norm, starts the next"),
+        Part("saving", step.checkpoint_bytes / device.host / every,
+             f"copy to the host, every {every:,} steps; the rest is in a thread"),
+    ]  # fmt: skip
+
+
+def _measure_load(config: PretrainingConfig, step: Step, gpus: int) -> Load:
+    """Return samples, tokens and targets of the GPU with the most virtual shards."""
     shards = math.ceil(config.batches.virtual_shards / gpus)
     share = shards / config.batches.virtual_shards
     samples = config.batches.global_batch_size * share
@@ -91,62 +140,96 @@ def parts(config: PretrainingConfig, step: Step, gpus: int, gpu: str) -> list[Pa
         micro_batches = shards * math.ceil(samples / shards / config.batches.micro_batch_size)
     else:
         micro_batches = math.ceil(samples / config.batches.micro_batch_size)
+    lm_tokens = samples * sum(step.lm_tokens)
+    view_tokens = samples * step.view_tokens
+    return Load(
+        share=share,
+        samples=samples,
+        micro_batches=micro_batches,
+        lm_tokens=lm_tokens,
+        view_tokens=view_tokens,
+        targets=config.objectives.mask_ratio * lm_tokens,
+        layer_tokens=lm_tokens * step.size.layers + view_tokens * config.contrast.layer,
+    )
 
-    lm, views = samples * sum(step.lm_tokens), samples * step.view_tokens
-    targets = config.objectives.mask_ratio * lm
+
+def _count_flops(config: PretrainingConfig, step: Step, load: Load) -> Flops:
+    """Return the FLOPs of a GPU: attention and the queue run at other rates than matrix products."""
+    size = step.size
+    d = size.hidden
+    top = config.contrast.layer
     forward_again = int(config.model.recompute)
-    layer_tokens = lm * size.layers + views * top  # tokens of the query encoder, times layers
-
-    # FLOPs: attention and the queue run at other rates than products; the last layer skips rows without target.
-    scores = samples * (sum(n * n for n in step.lm_tokens) * size.layers + step.view_tokens**2 * top)
-    attention, key_attention = 12 * d * scores, 4 * d * samples * step.view_tokens**2 * top
-    queue_products = 4 * samples * config.contrast.queue_size * d if step.view_tokens else 0
-    skips_rows = size.layers > top or not step.view_tokens
-    skipped = 3 * (4 * d * d + 4 * d * size.ffn) * (lm - targets) if skips_rows else 0
-    products = step.flops * share - attention - key_attention - queue_products - skipped
-    products += forward_again * (8 * d * d + 4 * d * size.ffn) * layer_tokens
+    scores = load.samples * (sum(n * n for n in step.lm_tokens) * size.layers + step.view_tokens**2 * top)
+    attention = 12 * d * scores
+    key_attention = 4 * d * load.samples * step.view_tokens**2 * top
+    queue = 4 * load.samples * config.contrast.queue_size * d if step.view_tokens else 0
+    skipped = 0.0
+    if size.layers > top or not step.view_tokens:  # then the last layer skips rows without target
+        skipped = 3 * (4 * d * d + 4 * d * size.ffn) * (load.lm_tokens - load.targets)
+    products = step.flops * load.share - attention - key_attention - queue - skipped
+    products += forward_again * (8 * d * d + 4 * d * size.ffn) * load.layer_tokens
+    # FlashAttention's backward pass computes the scores again: 3.5 forward passes in all, where FLOPs count 3.
     attended = attention * (3.5 + forward_again) / 3 + key_attention
+    return Flops(products, attended, queue)
 
-    # Bytes.
-    forward_bytes, backward_bytes = LAYER_BYTES[compiled]
+
+def _count_traffic(config: PretrainingConfig, step: Step, load: Load, gpus: int) -> Traffic:
+    """Return the bytes that a GPU moves to and from its memory."""
+    size = step.size
+    d = size.hidden
+    top = config.contrast.layer
+    forward_again = int(config.model.recompute)
+    forward_bytes, backward_bytes = LAYER_BYTES[config.model.compiled]
     step_bytes = forward_bytes + backward_bytes + forward_again * forward_bytes
-    layers = d * (step_bytes * layer_tokens + forward_bytes * views * top)
-    layers += micro_batches * MOVED_BYTES * step.layer_parameters
-    chunks = max(1, math.ceil(targets / micro_batches / ROWS))
-    table = micro_batches * size.vocabulary * d * (TABLE_BYTES + (4 + 8 * chunks if chunks > 1 else 0))
-    embedded = d * (sum(EMBEDDING_BYTES) * (lm + views) + EMBEDDING_BYTES[0] * views + HEAD_BYTES * targets)
-    updated: float = OPTIMIZER_BYTES * step.parameters + MOVED_BYTES * step.key_parameters
-    updated /= gpus if config.model.sharded else 1
-    updated += COPY_BYTES * (step.layer_parameters + step.key_layer_parameters)
-    queue = QUEUE_BYTES * samples * config.contrast.queue_size if step.view_tokens else 0
+    layers = d * (step_bytes * load.layer_tokens + forward_bytes * load.view_tokens * top)  # keys: forward only
+    layers += load.micro_batches * MOVED_BYTES * step.layer_parameters
 
-    computed = [
-        Part("products", products / (peak * PRODUCTS),
-             f"{products / 1e12:,.0f} TFLOP in bf16 at {PRODUCTS:.2f} of {peak / 1e12:.0f} TFLOP/s"),
-        Part("attention", attended / (peak * ATTENTION),
-             f"{attended / 1e12:,.0f} TFLOP, {3.5 + forward_again} passes for 3, at {ATTENTION:.2f}"),
-        Part("layers", layers / memory,
-             f"{layers / 1e9:,.0f} GB, {forward_bytes + backward_bytes:.0f} B a token, d and layer, "
-             f"at {memory / 1e12:.1f} TB/s"),
-        Part("loss", LOGIT_BYTES[compiled] * targets * size.vocabulary / memory,
-             f"{LOGIT_BYTES[compiled]:.0f} B x {targets:,.0f} targets x V"),
-        Part("word table", table / memory, f"{table / 1e9:,.0f} GB, {micro_batches:.0f} micro-batches"),
-        Part("embeddings, head", embedded / memory, f"{embedded / 1e9:,.0f} GB"),
-        Part("queue", queue_products / (device.fp32 * PRODUCTS) + queue / memory,
-             f"{queue_products / 1e9:,.0f} GFLOP in fp32 at {PRODUCTS:.2f} of {device.fp32 / 1e12:.0f} TFLOP/s, "
-             f"{queue / 1e9:,.1f} GB"),
-        Part("AdamW, key encoder", updated / memory, f"{updated / 1e9:,.1f} GB"),
-    ]  # fmt: skip
-    lag = TOKEN_SPREAD / samples**0.5 * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)) if gpus > 1 else 0.0
-    every = config.checkpoints.every
+    chunks = max(1, math.ceil(load.targets / load.micro_batches / ROWS))
+    chunk_bytes = 4 + 8 * chunks if chunks > 1 else 0  # to add the gradients of several chunks of logits
+    word_table = load.micro_batches * size.vocabulary * d * (TABLE_BYTES + chunk_bytes)
+
+    embedding_forward = EMBEDDING_BYTES[0]
+    embeddings = d * (
+        sum(EMBEDDING_BYTES) * (load.lm_tokens + load.view_tokens)
+        + embedding_forward * load.view_tokens
+        + HEAD_BYTES * load.targets
+    )
+
+    updates: float = OPTIMIZER_BYTES * step.parameters + MOVED_BYTES * step.key_parameters
+    if config.model.sharded:
+        updates /= gpus
+    updates += COPY_BYTES * (step.layer_parameters + step.key_layer_parameters)
+    queue = QUEUE_BYTES * load.samples * config.contrast.queue_size if step.view_tokens else 0
+    return Traffic(layers, word_table, embeddings, updates, queue)
+
+
+def _predict_computation(config: PretrainingConfig, step: Step, load: Load, gpus: int, gpu: str) -> list[Part]:
+    """Return the parts in which a GPU computes, without communication and waiting."""
+    peak = PEAKS[gpu]
+    device = GPUS[gpu]
+    memory = device.memory * MEMORY
+    flops = _count_flops(config, step, load)
+    traffic = _count_traffic(config, step, load, gpus)
+    passes = 3.5 + int(config.model.recompute)
+    layer_bytes = sum(LAYER_BYTES[config.model.compiled])
+    logit_bytes = LOGIT_BYTES[config.model.compiled]
     return [
-        *computed,
-        _all_reduce(config, step, micro_batches, gpus, device),
-        Part("slowest worker", lag * sum(part.seconds for part in computed),
-             f"{lag:.1%}: {samples:,.0f} samples, spread {TOKEN_SPREAD}"),
-        Part("end of the step", HOST_WAIT, "the host reads the norm, starts the next"),
-        Part("saving", step.checkpoint_bytes / device.host / every,
-             f"copy to the host, every {every:,} steps; the rest is in a thread"),
+        Part("products", flops.products / (peak * PRODUCTS),
+             f"{flops.products / 1e12:,.0f} TFLOP in bf16 at {PRODUCTS:.2f} of {peak / 1e12:.0f} TFLOP/s"),
+        Part("attention", flops.attention / (peak * ATTENTION),
+             f"{flops.attention / 1e12:,.0f} TFLOP, {passes} passes for 3, at {ATTENTION:.2f}"),
+        Part("layers", traffic.layers / memory,
+             f"{traffic.layers / 1e9:,.0f} GB, {layer_bytes:.0f} B a token, d and layer, "
+             f"at {memory / 1e12:.1f} TB/s"),
+        Part("loss", logit_bytes * load.targets * step.size.vocabulary / memory,
+             f"{logit_bytes:.0f} B x {load.targets:,.0f} targets x V"),
+        Part("word table", traffic.word_table / memory,
+             f"{traffic.word_table / 1e9:,.0f} GB, {load.micro_batches:.0f} micro-batches"),
+        Part("embeddings, head", traffic.embeddings / memory, f"{traffic.embeddings / 1e9:,.0f} GB"),
+        Part("queue", flops.queue / (device.fp32 * PRODUCTS) + traffic.queue / memory,
+             f"{flops.queue / 1e9:,.0f} GFLOP in fp32 at {PRODUCTS:.2f} of {device.fp32 / 1e12:.0f} TFLOP/s, "
+             f"{traffic.queue / 1e9:,.1f} GB"),
+        Part("AdamW, key encoder", traffic.updates / memory, f"{traffic.updates / 1e9:,.1f} GB"),
     ]  # fmt: skip
 
 
@@ -155,18 +238,20 @@ def _all_reduce(config: PretrainingConfig, step: Step, micro_batches: float, gpu
 
     A sharded model is gathered for each forward and backward pass, layers in bf16 and everything else in fp32.
     """
-    nodes, node_gpus = math.ceil(gpus / NODE_GPUS), min(gpus, NODE_GPUS)
+    nodes = math.ceil(gpus / NODE_GPUS)
+    node_gpus = min(gpus, NODE_GPUS)
     if config.model.sharded:
-        moved = 4 * step.parameters * (micro_batches + 1) + micro_batches * 4 * step.key_parameters
+        moved_bytes = 4 * step.parameters * (micro_batches + 1) + micro_batches * 4 * step.key_parameters
     else:
-        moved = 4 * step.parameters * 2
-    inside, between = moved * (node_gpus - 1) / node_gpus, moved * (nodes - 1) / nodes
-    seconds = max(inside / (device.links * LINKS), between / (NODE_NETWORK * LINKS))
-    formula = f"{inside / 1e9:,.2f} GB a GPU inside a node"
+        moved_bytes = 4 * step.parameters * 2
+    inside_node = moved_bytes * (node_gpus - 1) / node_gpus
+    between_nodes = moved_bytes * (nodes - 1) / nodes
+    seconds = max(inside_node / (device.links * LINKS), between_nodes / (NODE_NETWORK * LINKS))
+    formula = f"{inside_node / 1e9:,.2f} GB a GPU inside a node"
     if nodes > 1:
         formula += (
-            f", {between / 1e9:,.2f} GB a node over 8 cards of {NODE_NETWORK / 8e9:.0f} GB/s; "
-            f"without RDMA {between / NODE_TCP * 1e3:,.0f} ms"
+            f", {between_nodes / 1e9:,.2f} GB a node over 8 cards of {NODE_NETWORK / 8e9:.0f} GB/s; "
+            f"without RDMA {between_nodes / NODE_TCP * 1e3:,.0f} ms"
         )
     if not config.model.sharded:  # the backward pass hides all but the word table's gradient, which is complete last
         seconds *= step.size.vocabulary * step.size.hidden / step.parameters
