@@ -56,7 +56,8 @@ def choose_flash(device: torch.device) -> str:
     """
     if device.type != "cuda":
         return ""
-    version, reason = "2", ""
+    version = "2"
+    reason = ""
     if torch.cuda.get_device_capability(device)[0] != 9:
         reason = ": version 3 is for GPUs of compute capability 9.x (H100, H200)"
     elif importlib.util.find_spec("flash_attn_interface") is None:
@@ -142,8 +143,9 @@ def attend_masked(
     mask = query_sequence[:, None] == key_sequence  # (Q, T)
     if causal:
         mask = mask & (query_position[:, None] >= key_position)
-    q, k, v = _batch_of_one(query), _batch_of_one(key), _batch_of_one(value)
-    output = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)  # (1, heads, Q, head size)
+    output = F.scaled_dot_product_attention(
+        _batch_of_one(query), _batch_of_one(key), _batch_of_one(value), attn_mask=mask, dropout_p=dropout
+    )  # (1, heads, Q, head size)
     return output[0].transpose(0, 1)
 
 
@@ -162,6 +164,7 @@ def _locate_rows(rows: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
 def _attend_flash(
     query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, causal: bool
 ) -> Tensor:
+    """Call PyTorch's FlashAttention, the fastest kernel on GPUs, which has no dropout and needs half precision."""
     from torch.nn.attention.varlen import varlen_attn
 
     output: Any = varlen_attn(

@@ -37,7 +37,8 @@ def memory(device: torch.device) -> float:
     """Return the memory of a device in bytes; for the CPU, the memory of the machine."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    page_size, page_count = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    page_size = os.sysconf("SC_PAGE_SIZE")
+    page_count = os.sysconf("SC_PHYS_PAGES")
     return float(page_size * page_count)
 
 

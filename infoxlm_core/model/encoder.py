@@ -107,10 +107,11 @@ class Layer(nn.Module):
         causal: bool = False,
     ) -> Tensor:
         """Compute the first half of the layer: attention within each sequence; see `forward`."""
-        key, value = self.key(hidden), self.value(hidden)  # (T, d)
+        key = self.key(hidden)  # (T, d)
+        value = self.value(hidden)  # (T, d)
         if query_rows is not None:
             hidden = hidden[query_rows]  # (R, d)
-        query = self.query(hidden)
+        query = self.query(hidden)  # (T, d) or (R, d)
         context = attend(query, key, value, query_packing or packing, packing, self.heads, self.active_dropout, causal)
         change = F.dropout(self.attention_output(context), self.active_dropout)
         return self.attention_norm(hidden, change)
@@ -160,7 +161,8 @@ class Encoder(nn.Module):
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0, layers: int | None = None) -> None:
         super().__init__()
-        self.size, self.dropout = size, dropout
+        self.size = size
+        self.dropout = dropout
         self.token_embedding = nn.Embedding(size.vocabulary, size.hidden)
         self.position_embedding = nn.Embedding(size.positions, size.hidden)
         if size.types:

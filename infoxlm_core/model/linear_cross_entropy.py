@@ -92,14 +92,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         matmul_dtype: torch.dtype,
         compiler: str,
     ) -> tuple[Tensor, Tensor]:
-        row_count, vocab_size = len(hidden), len(weight)
+        row_count = len(hidden)
+        vocab_size = len(weight)
         accumulation_dtype = torch.promote_types(matmul_dtype, torch.float32)
         is_half_precision = matmul_dtype != accumulation_dtype
         if is_half_precision and row_count:  # equal chunks, since a small last chunk takes as long as a full one
             chunk_count = math.ceil(row_count / chunk_rows)
             chunk_rows = math.ceil(row_count / chunk_count)
 
-        states, matmul_weight = hidden.to(matmul_dtype), weight.to(matmul_dtype)
+        states = hidden.to(matmul_dtype)
+        matmul_weight = weight.to(matmul_dtype)
         losses = hidden.new_empty(row_count, dtype=accumulation_dtype)
         buffer = hidden.new_empty(min(chunk_rows, row_count), _aligned(vocab_size), dtype=accumulation_dtype)
         gradients = None
@@ -145,9 +147,11 @@ def _process_half_precision(
 ) -> Tensor:
     """Return the losses (R,) of a chunk, and add to the gradients if they are needed."""
     if compiler:
-        split, differentiate = _compile(split_logsumexp, compiler), _compile(logit_gradients, compiler)
+        split = _compile(split_logsumexp, compiler)
+        differentiate = _compile(logit_gradients, compiler)
     else:
-        split, differentiate = _split_logsumexp_by_block, _logit_gradients_by_block
+        split = _split_logsumexp_by_block
+        differentiate = _logit_gradients_by_block
     others_logsumexp, target_logits = split(chunk.logits, bias, chunk.targets)  # (R,), (R,)
     logsumexp = torch.logaddexp(others_logsumexp, target_logits)  # (R,) over the whole vocabulary
     if gradients:
@@ -166,8 +170,9 @@ def _process_full_precision(
     chunk: _Chunk, rows: slice, weight: Tensor, bias: Tensor, gradients: _Gradients | None
 ) -> Tensor:
     """Return the losses (R,) of a chunk, and add to the gradients if they are needed; overwrites the logits."""
-    states, targets = chunk.states, chunk.targets
-    logits = chunk.logits.add_(bias)
+    states = chunk.states
+    targets = chunk.targets
+    logits = chunk.logits.add_(bias)  # (R, V)
     target_logits = logits.gather(1, targets[:, None]).squeeze(1)  # (R,)
     largest_logits = logits.amax(dim=1)  # (R,)
     exponentials = logits.sub_(largest_logits[:, None]).exp_()  # (R, V), in the memory of the logits
@@ -232,9 +237,13 @@ def _compile(function: Any, compiler: str) -> Any:
 def _split_logsumexp_by_block(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Call `split_logsumexp` for some rows at a time, which limits the memory of intermediate tensors."""
     blocks = zip(logits.split(_BLOCK_ROWS), targets.split(_BLOCK_ROWS), strict=True)
-    results = [split_logsumexp(block_logits, bias, block_targets) for block_logits, block_targets in blocks]
-    others_logsumexp, target_logits = zip(*results, strict=True)
-    return torch.cat(others_logsumexp), torch.cat(target_logits)
+    others_logsumexps = []
+    target_logits = []
+    for block_logits, block_targets in blocks:
+        block_others_logsumexp, block_target_logits = split_logsumexp(block_logits, bias, block_targets)
+        others_logsumexps.append(block_others_logsumexp)
+        target_logits.append(block_target_logits)
+    return torch.cat(others_logsumexps), torch.cat(target_logits)
 
 
 def _logit_gradients_by_block(logits: Tensor, bias: Tensor, *inputs_by_row: Tensor) -> Tensor:
@@ -244,7 +253,8 @@ def _logit_gradients_by_block(logits: Tensor, bias: Tensor, *inputs_by_row: Tens
     gradients = states.new_empty(row_count, _aligned(vocab_size))[:, :vocab_size]
     for start in range(0, row_count, _BLOCK_ROWS):
         rows = slice(start, start + _BLOCK_ROWS)
-        gradients[rows] = logit_gradients(logits[rows], bias, *(values[rows] for values in inputs_by_row))
+        block_inputs = [values[rows] for values in inputs_by_row]
+        gradients[rows] = logit_gradients(logits[rows], bias, *block_inputs)
     return gradients
 
 

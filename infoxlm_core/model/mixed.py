@@ -39,7 +39,8 @@ class Linear(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         if rows.dtype == self.weight.dtype:
             return F.linear(rows, self.weight, self.bias)
-        weight_copy, bias_copy = self.weight_copy, self.bias_copy
+        weight_copy = self.weight_copy
+        bias_copy = self.bias_copy
         if weight_copy is None or bias_copy is None:  # sharded weights, which are gathered for each pass
             weight_copy = self.weight.detach().to(rows.dtype)
             bias_copy = self.bias.detach().to(rows.dtype)
@@ -49,23 +50,27 @@ class Linear(nn.Linear):
     def refresh(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Return the pairs (copy, weight) to update so that the copies have type `dtype`; none if they are current."""
         if is_shard(self.weight):
-            self.weight_copy = self.bias_copy = None
+            self.weight_copy = None
+            self.bias_copy = None
             return []
         state = self._parameter_state(dtype)
         if self.copied_state == state:
             return []
         self.copied_state = state
-        weight_copy, bias_copy = self.weight_copy, self.bias_copy
+        weight_copy = self.weight_copy
+        bias_copy = self.bias_copy
         if weight_copy is None or bias_copy is None or not self._can_hold_copy(weight_copy, dtype):
             weight_copy = torch.empty_like(self.weight, dtype=dtype)
             bias_copy = torch.empty_like(self.bias, dtype=dtype)
-            self.weight_copy, self.bias_copy = weight_copy, bias_copy
+            self.weight_copy = weight_copy
+            self.bias_copy = bias_copy
         return [(weight_copy, self.weight), (bias_copy, self.bias)]
 
     def _parameter_state(self, dtype: torch.dtype) -> tuple[Any, ...]:
         """Return a value that changes when the parameters or the type of their copies change."""
-        weight, bias = self.weight, self.bias
-        return (dtype, weight.data_ptr(), weight._version, bias.data_ptr(), bias._version)
+        weight_state = (self.weight.data_ptr(), self.weight._version)  # torch counts changes in place as versions
+        bias_state = (self.bias.data_ptr(), self.bias._version)
+        return (dtype, *weight_state, *bias_state)
 
     def _can_hold_copy(self, buffer: Tensor, dtype: torch.dtype) -> bool:
         return buffer.dtype == dtype and buffer.device == self.weight.device
@@ -78,13 +83,15 @@ class AddNorm(nn.LayerNorm):
         if rows.dtype in (torch.float32, torch.float64):
             return super().forward(rows + change)
         total = full_precision(rows) + full_precision(change)
-        weight, bias = full_precision(self.weight), full_precision(self.bias)  # gathered shards are in half precision
+        weight = full_precision(self.weight)  # gathered shards are in half precision
+        bias = full_precision(self.bias)
         return F.layer_norm(total, self.normalized_shape, weight, bias, self.eps).to(rows.dtype)
 
 
 def refresh(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
     """Convert all weights that changed since the last call to type `dtype`, in one kernel."""
-    copies, weights = [], []
+    copies = []
+    weights = []
     with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be used in training
         for module in modules:
             for child in module.modules():

@@ -65,7 +65,8 @@ class Queue:
         """Replace the oldest rows by keys (B, d) with sentence ids (B, 2); if B > K the last K keys stay."""
         size = len(self.rows)
         skipped_count = max(0, len(keys) - size)
-        keys, sentence_ids = keys[skipped_count:], sentence_ids[skipped_count:]
+        keys = keys[skipped_count:]
+        sentence_ids = sentence_ids[skipped_count:]
         start = int(self.pointer) + skipped_count
         indices = (start + torch.arange(len(keys), device="cpu")) % size  # (B,)
         device_indices = (start + torch.arange(len(keys), device=self.rows.device)) % size

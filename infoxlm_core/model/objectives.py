@@ -85,7 +85,8 @@ def share_a_sentence(query_ids: Tensor, key_ids: Tensor) -> Tensor:
         query_ids: (B, 2) ids of the two sentences of each query.
         key_ids: (K, 2) ids of the two sentences of each key.
     """
-    query_ids, key_ids = query_ids[:, None], key_ids[None]  # (B, 1, 2), (1, K, 2)
+    query_ids = query_ids[:, None]  # (B, 1, 2)
+    key_ids = key_ids[None]  # (1, K, 2)
     shared = query_ids[..., 0] == key_ids[..., 0]  # (B, K)
     shared |= query_ids[..., 0] == key_ids[..., 1]
     shared |= query_ids[..., 1] == key_ids[..., 0]

@@ -39,9 +39,9 @@ class Padded(nn.Module):
         super().__init__()
         self.model = model.train()  # like every new module; Hugging Face loads models in evaluation mode
         self.head = head
-        self.types = 0
+        self.type_count = 0
         if "token_type_ids" in inspect.signature(model.forward).parameters:
-            self.types = getattr(model.config, "type_vocab_size", 0) or 0
+            self.type_count = getattr(model.config, "type_vocab_size", 0) or 0
         self.has_languages = bool(languages_of(model.config))
 
     @property
@@ -52,27 +52,37 @@ class Padded(nn.Module):
     def labels(self) -> tuple[str, ...]:
         return labels_of(self.config)
 
-    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:  # noqa: ARG002 - as all task models
+    def forward(
+        self,
+        ids: Tensor,
+        types: Tensor,
+        lengths: Sequence[int],
+        dropout_masks: Tensor | None = None,  # noqa: ARG002 - the signature of all task models
+    ) -> Tensor:
         """Return (N, outputs) logits of N packed sequences, or (T, outputs) for token heads; ids and types are (T,).
 
         For a model with language embeddings, types are numbers of languages; see `set_languages`.
         """
-        sizes = list(lengths)
-        pad = getattr(self.config, "pad_token_id", None) or 0
-        mask = pad_sequence([ids.new_ones(size) for size in sizes], batch_first=True)  # (N, longest)
-        inputs = {"input_ids": pad_sequence(list(ids.split(sizes)), batch_first=True, padding_value=pad)}
+        sequence_lengths = list(lengths)
+        padding_id = getattr(self.config, "pad_token_id", None) or 0
+        input_ids = pad_sequence(list(ids.split(sequence_lengths)), batch_first=True, padding_value=padding_id)
+        ones = torch.ones_like(ids)
+        attention_mask = pad_sequence(list(ones.split(sequence_lengths)), batch_first=True)  # (N, longest)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         if self.has_languages:
-            inputs["langs"] = pad_sequence(list(types.split(sizes)), batch_first=True)
-        elif self.types > 1:  # XLM, for example, has no types and would look them up in the word embeddings
-            inputs["token_type_ids"] = pad_sequence(list(types.split(sizes)), batch_first=True)
-        outputs = self.model(**inputs, attention_mask=mask)
-        fields = [outputs[field] for field in self.head.fields]
-        logits = fields[0] if len(fields) == 1 else torch.stack(fields, dim=-1)
-        return logits[mask.bool()] if self.head.by_token else logits  # (N, longest, outputs) -> (T, outputs)
+            inputs["langs"] = pad_sequence(list(types.split(sequence_lengths)), batch_first=True)
+        elif self.type_count > 1:  # XLM, for example, has no types and would look them up in the word embeddings
+            inputs["token_type_ids"] = pad_sequence(list(types.split(sequence_lengths)), batch_first=True)
+        outputs = self.model(**inputs)
+        columns = [outputs[field] for field in self.head.fields]
+        logits = columns[0] if len(columns) == 1 else torch.stack(columns, dim=-1)
+        if self.head.by_token:
+            return logits[attention_mask.bool()]  # (N, longest, outputs) -> (T, outputs)
+        return logits  # (N, outputs)
 
 
 def languages_of(config: PretrainedConfig) -> dict[str, int]:
-    """Return the numbers of a model's language embeddings by language; empty if it has none, as all models but XLM."""
+    """Return the number of each language's embedding; empty if the model has none, as all models except XLM."""
     if getattr(config, "n_langs", 1) < 2 or not getattr(config, "use_lang_emb", False):
         return {}
     return dict(getattr(config, "lang2id", None) or {})
@@ -84,13 +94,14 @@ def number_language(config: PretrainedConfig, language: str) -> int | None:
     Raises:
         InputError: the model has language embeddings, but not of this language.
     """
-    numbers = languages_of(config)
-    if not numbers:
+    language_numbers = languages_of(config)
+    if not language_numbers:
         return None
-    name = language if language in numbers else two_letters(language)
-    if name not in numbers:
-        raise InputError(f"the model has no embedding of language {language}: give text in {', '.join(numbers)}")
-    return numbers[name]
+    code = language if language in language_numbers else two_letters(language)
+    if code not in language_numbers:
+        available = ", ".join(language_numbers)
+        raise InputError(f"the model has no embedding of language {language}: give text in {available}")
+    return language_numbers[code]
 
 
 def set_languages(examples: Examples, config: PretrainedConfig, languages: Sequence[str]) -> Examples:
@@ -100,15 +111,15 @@ def set_languages(examples: Examples, config: PretrainedConfig, languages: Seque
     """
     if not languages_of(config):
         return examples
-    number_of = {language: number_language(config, language) for language in set(languages)}
-    numbers = np.array([number_of[language] for language in languages], np.int16)
-    return replace(examples, types=np.repeat(numbers, examples.lengths))
+    language_numbers = {language: number_language(config, language) for language in set(languages)}
+    number_by_example = np.array([language_numbers[language] for language in languages], np.int16)  # (N,)
+    return replace(examples, types=np.repeat(number_by_example, examples.lengths))  # types are (T,)
 
 
 def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
     """Return the names of a classifier's labels, in the order of their numbers."""
-    names: Any = config.id2label
-    return tuple(names[number] for number in sorted(names))
+    name_by_number: Any = config.id2label
+    return tuple(name_by_number[number] for number in sorted(name_by_number))
 
 
 def read_config(directory: Path) -> PretrainedConfig:
@@ -138,19 +149,23 @@ def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> 
         raise InputError(
             f"{directory} cannot be loaded for {head.name} ({one_line(error)}): give another encoder"
         ) from None
+    # A new head needs no stored weights, and many checkpoints lack the pooler.
     required_prefix = f"{model.base_model_prefix}." if fresh else ""
-    missing = sorted(
-        name for name in report["missing_keys"] if name.startswith(required_prefix) and "pooler" not in name
-    )
-    if missing:
-        raise InputError(f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete model")
+    missing_names = []
+    for name in sorted(report["missing_keys"]):
+        if name.startswith(required_prefix) and "pooler" not in name:
+            missing_names.append(name)
+    if missing_names:
+        raise InputError(
+            f"{directory} lacks {len(missing_names)} weights ({missing_names[0]}, …): give a complete model"
+        )
     pretrained.check_numbers(model, directory)
     return Padded(model, head)
 
 
 def set_dropout(config: PretrainedConfig, dropout: float, head_dropout: float) -> None:
-    """Set the dropout of encoder and head under every name by which configs call them."""
-    for names, value in ((_DROPOUT, dropout), (_HEAD_DROPOUT, head_dropout)):
-        for name in names:
-            if hasattr(config, name):
-                setattr(config, name, value)
+    """Set the dropout of encoder and head in every field that a config has for them."""
+    for field_names, probability in ((_DROPOUT, dropout), (_HEAD_DROPOUT, head_dropout)):
+        for field_name in field_names:
+            if hasattr(config, field_name):
+                setattr(config, field_name, probability)

@@ -28,7 +28,7 @@ from infoxlm_core.model.task_head import Head
 class Packed(nn.Module):
     """The base of task models: an encoder over packed sequences."""
 
-    drawn_outside = 0  # dropout layers whose masks the caller draws for each example, and passes as `keep`
+    drawn_outside = 0  # dropout layers whose masks the caller draws for each example, as `dropout_masks`
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ class Packed(nn.Module):
         types = types.clamp(max=max(0, size.types - 1))
         hidden = self.encoder.embed(ids, positions, types)  # (T, d)
         if only_first_tokens:
-            one_row_each = (1,) * len(lengths)
-            hidden = self.encoder.run(hidden, lengths, 0, size.layers, first_rows, one_row_each)  # (N, d)
+            row_counts = (1,) * len(lengths)
+            hidden = self.encoder.run(hidden, lengths, 0, size.layers, first_rows, row_counts)  # (N, d)
         else:
             hidden = self.encoder.run(hidden, lengths, 0, size.layers)
         return full_precision(hidden)
@@ -90,20 +90,23 @@ class SequenceModel(Packed):
         self.dense = nn.Linear(encoder.size.hidden, encoder.size.hidden)
         self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
 
-    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, types: Tensor, lengths: Sequence[int], dropout_masks: Tensor | None = None
+    ) -> Tensor:
         """Return the logits (N, labels) of N packed sequences.
 
         Args:
             ids: (T,) token ids.
             types: (T,) token types.
             lengths: number of tokens of each sequence.
-            keep: (N, 2, d) masks of the two dropout layers; None keeps everything. The caller draws them for each
-                example, so that they do not depend on which examples are computed together.
+            dropout_masks: (N, 2, d) bool of the two dropout layers, false where a value is dropped; None: no dropout.
+                The caller draws them for each example, so that they do not depend on which examples are computed
+                together.
         """
         hidden = self.run_encoder(ids, types, lengths, only_first_tokens=True)  # (N, d)
-        if keep is None:
+        if dropout_masks is None:
             return self.output(torch.tanh(self.dense(hidden)))
-        scaled_masks = keep.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
+        scaled_masks = dropout_masks.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
         dense_mask, output_mask = scaled_masks.unbind(dim=1)  # (N, d) each
         if not self.is_bert:
             hidden = hidden * dense_mask
@@ -117,8 +120,14 @@ class TokenModel(Packed):
         super().__init__(encoder, config, head, dropout)
         self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
 
-    def forward(self, ids: Tensor, types: Tensor, lengths: Sequence[int], keep: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Return the logits (T, outputs) of packed sequences; ids and types are (T,), `keep` is not used."""
+    def forward(
+        self,
+        ids: Tensor,
+        types: Tensor,
+        lengths: Sequence[int],
+        dropout_masks: Tensor | None = None,  # noqa: ARG002 - the signature of all task models
+    ) -> Tensor:
+        """Return the logits (T, outputs) of packed sequences; ids and types are (T,)."""
         hidden = self.run_encoder(ids, types, lengths, only_first_tokens=False)  # (T, d)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)

@@ -89,14 +89,17 @@ class BERTSampler(TextSampler):
         """Return the samples of a virtual shard at a step."""
         rng = generator(self.config.seed, step, shard, "bert")
         mask_rng = generator(self.config.seed, step, shard, "bert mask")
-        first_parts, second_parts, labels = [], [], []
+        first_parts = []
+        second_parts = []
+        labels = []
         tables, rows = self.sampler.draw(self.per_shard, rng)
         for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
             first_part, second_part, label = self._draw_pair(table, row, rng)
             first_parts.append(first_part)
             second_parts.append(second_part)
             labels.append(label)
-        first, second = _pack(first_parts), _pack(second_parts)
+        first = _pack(first_parts)
+        second = _pack(second_parts)
         sequences = lay_out(first, second)  # [CLS] a [SEP] b [SEP]
         positions = positions_from_zero(sequences.lengths)
         second_starts = np.repeat(first.lengths + 2, sequences.lengths)  # (T,) after [CLS], the first part and [SEP]
@@ -167,9 +170,9 @@ class BERTSampler(TextSampler):
         return int(tables[index]), drawn - documents_before
 
 
-def _pack(parts: list[np.ndarray]) -> Sequences:
-    """Put the tokens of several parts end to end."""
-    return Sequences(np.concatenate(parts), np.array([len(part) for part in parts]))
+def _pack(segments: list[np.ndarray]) -> Sequences:
+    """Put the tokens of several segments end to end."""
+    return Sequences(np.concatenate(segments), np.array([len(segment) for segment in segments]))
 
 
 def _find_end(table: Table, start: int, document_end: int, tokens: int) -> int:
@@ -195,9 +198,11 @@ def truncate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Shorten two parts of a sample until both together have `max_tokens` tokens.
 
-    As in BERT, each dropped token is of the part that is longer at that time, from its front or back with equal chance.
+    As in BERT, each dropped token comes from the part that is longer at that time, from its front or back with equal
+    probability.
     """
-    first_length, second_length = len(first), len(second)
+    first_length = len(first)
+    second_length = len(second)
     while first_length + second_length > max_tokens:
         if first_length > second_length:
             first_length -= 1
@@ -215,9 +220,12 @@ def _drop_at_ends(tokens: np.ndarray, length: int, rng: np.random.Generator) -> 
 class BERTSystem(TextSystem):
     """BERT as a system, with its parameter names in Hugging Face's class."""
 
-    network, sampler = BERT, BERTSampler
+    network = BERT
+    sampler = BERTSampler
     losses: ClassVar[Mapping[str, Loss]] = {"nsp": cross_entropy}
-    config_class, first_token, second_segment = BertConfig, "<s>", 1
+    config_class = BertConfig
+    first_token = "<s>"  # noqa: S105 - a token of the vocabulary, not a password
+    second_segment = 1
     parameter_names: ClassVar[list[tuple[str, str]]] = [  # the other names are XLM-R's, with the prefix `bert.`
         (r"^head\.dense\.", "cls.predictions.transform.dense."),
         (r"^head\.norm\.", "cls.predictions.transform.LayerNorm."),

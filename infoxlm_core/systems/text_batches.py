@@ -127,10 +127,10 @@ def languages_of(shards: Shards) -> list[str]:
 def wrap(segments: Sequences) -> Sequences:
     """Return `</s> segment </s>` for each segment, such as one side of an XLM pair."""
     separator = np.array([EOS])
-    parts = []
+    token_runs = []
     for segment in segments.rows:
-        parts += [separator, segment, separator]
-    return Sequences(end_to_end(parts), segments.lengths + 2)
+        token_runs += [separator, segment, separator]
+    return Sequences(end_to_end(token_runs), segments.lengths + 2)
 
 
 def positions_from_zero(lengths: np.ndarray) -> np.ndarray:

@@ -83,7 +83,9 @@ class TextLearner(Learner):
         choose_flash(self.device)
         model.encoder.recompute = config.model.recompute
         if config.model.compiled:
-            model.encoder.compiler = model.compiler = compiler_for(self.device, config.model.dropout)
+            compiler = compiler_for(self.device, config.model.dropout)
+            model.encoder.compiler = compiler
+            model.compiler = compiler
         set_precision(model.encoder, config.model, self.device)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
@@ -101,6 +103,7 @@ class TextLearner(Learner):
         return self.sampler.kind_of(step + skipped)
 
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the scaled loss of a micro-batch, and the unscaled sums of its losses and hits; see `Learner`."""
         batch = batch.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):

@@ -116,7 +116,8 @@ class TextSystem(System):
             return
         with tokenizers.reading(str(path)):
             fast_tokenizer = Tokenizer.from_file(str(path))
-        first_token, segment = self.first_token, self.second_segment
+        first_token = self.first_token
+        segment = self.second_segment  # token type of the second text
         fast_tokenizer.post_processor = TemplateProcessing(
             single=f"{first_token} $A </s>",
             pair=f"{first_token} $A </s> $B:{segment} </s>:{segment}",
@@ -161,7 +162,8 @@ class TextSystem(System):
 
     def _read_config(self, directory: Path) -> PretrainedConfig:
         """Read the config.json of an exported model; InputError if it is missing or of another architecture."""
-        path, model_type = directory / "config.json", self.config_class.model_type
+        path = directory / "config.json"
+        model_type = self.config_class.model_type
         content = outside.read_json(path, dict[str, Any], f"give a directory of system {model_type}")
         stored_weights.check_counts(content, path)
         if content.get("model_type") != model_type:
@@ -190,7 +192,8 @@ class TextSystem(System):
         weights = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                stored_name, shape = self.hugging_face_name(name), tuple(parameter.shape)
+                stored_name = self.hugging_face_name(name)
+                shape = tuple(parameter.shape)
                 if stored_name not in weights:
                     raise InputError(f"{path} has no {stored_name}: give a model of this size")
                 weight = weights[stored_name]

@@ -70,15 +70,16 @@ def lay_out_pairs(
     first: Sequences, second: Sequences, languages: tuple[int, int]
 ) -> tuple[Sequences, np.ndarray, np.ndarray]:
     """Return XLM pairs `</s> x </s> </s> y </s>`, their positions (T,) and languages (T,)."""
-    first, second = wrap(first), wrap(second)
-    sides = []
-    for first_side, second_side in zip(first.rows, second.rows, strict=True):
-        sides += [first_side, second_side]
-    side_lengths = np.stack([first.lengths, second.lengths], axis=1)  # (N, 2)
-    languages_of_sides = np.tile(languages, len(side_lengths))  # (2N,)
-    types = np.repeat(languages_of_sides, side_lengths.ravel())
-    positions = positions_from_zero(side_lengths.ravel())  # each side starts at 0
-    return Sequences(end_to_end(sides), side_lengths.sum(axis=1)), positions, types
+    first = wrap(first)
+    second = wrap(second)
+    sentences = []  # x, y of each pair in turn
+    for first_sentence, second_sentence in zip(first.rows, second.rows, strict=True):
+        sentences += [first_sentence, second_sentence]
+    sentence_lengths = np.stack([first.lengths, second.lengths], axis=1)  # (N, 2)
+    sentence_languages = np.tile(languages, len(sentence_lengths))  # (2N,)
+    types = np.repeat(sentence_languages, sentence_lengths.ravel())  # (T,)
+    positions = positions_from_zero(sentence_lengths.ravel())  # (T,); they restart with each sentence
+    return Sequences(end_to_end(sentences), sentence_lengths.sum(axis=1)), positions, types
 
 
 def count_windows(table: Table, window_tokens: int) -> int:
@@ -123,19 +124,25 @@ class XLMSampler(TextSampler):
             if any(len(table.tokens) for table in tables):
                 self.mono[language] = tables
         self.pairs: dict[str, list[ShortPairs]] = {}
-        for name, corpora in shards.pairs.items():
-            short_pairs = [self._select_short_pairs(pairs) for pairs in corpora]
-            if any(len(pairs.rows) for pairs in short_pairs):
-                self.pairs[name] = short_pairs
+        for name, all_pairs in shards.pairs.items():
+            short_pairs_by_corpus = [self._select_short_pairs(pairs) for pairs in all_pairs]
+            if any(len(short_pairs.rows) for short_pairs in short_pairs_by_corpus):
+                self.pairs[name] = short_pairs_by_corpus
         self._check_amount_of_text()
-        sentence_counts = {name: sum(map(len, tables)) for name, tables in self.mono.items()}
-        pair_counts = {name: sum(len(pairs.rows) for pairs in corpora) for name, corpora in self.pairs.items()}
+        sentence_counts: dict[str, int] = {}
+        for language, tables in self.mono.items():
+            sentence_counts[language] = sum(len(table) for table in tables)
+        pair_counts: dict[str, int] = {}
+        for name, corpora in self.pairs.items():
+            pair_counts[name] = sum(len(short_pairs.rows) for short_pairs in corpora)
         self.sample_counts = {"mlm": sentence_counts, "tlm": pair_counts, "clm": sentence_counts}
 
     def _select_short_pairs(self, pairs: Pairs) -> ShortPairs:
         """Select the rows whose sides are both within the limit; like XLM, drop the others."""
-        longer_side = np.maximum(np.diff(pairs.source.offsets), np.diff(pairs.target.offsets))
-        return ShortPairs(pairs, np.flatnonzero(longer_side <= self.config.batches.side_tokens))
+        source_lengths = np.diff(pairs.source.offsets)
+        target_lengths = np.diff(pairs.target.offsets)
+        longer_lengths = np.maximum(source_lengths, target_lengths)
+        return ShortPairs(pairs, np.flatnonzero(longer_lengths <= self.config.batches.side_tokens))
 
     def _check_amount_of_text(self) -> None:
         objectives = self.config.objectives
@@ -178,13 +185,15 @@ class XLMSampler(TextSampler):
         objective = self.objectives[step % len(self.objectives)]
         uniform = generator(self.config.seed, step, "language").random(2)
         counts = self.sample_counts[objective]
-        chances = probabilities(np.array(list(counts.values())), self.config.batches.alpha)
-        choice = int(pick(chances, uniform[:1])[0])
-        return objective, list(counts)[choice], float(uniform[1])
+        names = list(counts)
+        name_probabilities = probabilities(np.array(list(counts.values())), self.config.batches.alpha)
+        choice = int(pick(name_probabilities, uniform[:1])[0])
+        return objective, names[choice], float(uniform[1])
 
     def _draw_windows(self, language: str, rng: np.random.Generator) -> Sequences:
         """Draw windows of the streams of a language."""
-        tables, window_tokens = self.mono[language], self.config.batches.block_tokens
+        tables = self.mono[language]
+        window_tokens = self.config.batches.block_tokens
         window_counts = [count_windows(table, window_tokens) for table in tables]
         drawn_tables, drawn_windows = TableSampler([window_counts], alpha=1.0).draw(self.per_shard, rng)
         tokens = np.empty((self.per_shard, window_tokens), np.int64)
@@ -197,12 +206,14 @@ class XLMSampler(TextSampler):
         self, name: str, is_reversed: bool, rng: np.random.Generator
     ) -> tuple[Sequences, np.ndarray, np.ndarray]:
         """Draw pairs of a language pair, in the direction of its name or reversed; lay them out."""
-        corpora, max_side_tokens = self.pairs[name], self.config.batches.side_tokens
+        corpora = self.pairs[name]
+        max_side_tokens = self.config.batches.side_tokens
         pair_counts = [len(pairs.rows) for pairs in corpora]
         drawn_corpora, drawn_indices = TableSampler([pair_counts], alpha=1.0).draw(self.per_shard, rng)
-        rows = np.array(
-            [corpora[corpus].rows[index] for corpus, index in zip(drawn_corpora, drawn_indices, strict=True)]
-        )
+        drawn_rows = []
+        for corpus, index in zip(drawn_corpora, drawn_indices, strict=True):
+            drawn_rows.append(corpora[corpus].rows[index])
+        rows = np.array(drawn_rows)
         sources = gather([corpus.pairs.source for corpus in corpora], drawn_corpora, rows, max_side_tokens)
         targets = gather([corpus.pairs.target for corpus in corpora], drawn_corpora, rows, max_side_tokens)
         source_language, target_language = (self.language_numbers[language] for language in name.split("-"))
@@ -214,9 +225,12 @@ class XLMSampler(TextSampler):
 class XLMSystem(TextSystem):
     """XLM as a system, and its names in Hugging Face's class."""
 
-    network, sampler = XLM, XLMSampler
+    network = XLM
+    sampler = XLMSampler
     losses: ClassVar[Mapping[str, Loss]] = {}
-    config_class, first_token, second_segment = XLMConfig, "</s>", 0
+    config_class = XLMConfig
+    first_token = "</s>"  # noqa: S105 - a token of the vocabulary, not a password
+    second_segment = 0
     parameter_names: ClassVar[list[tuple[str, str]]] = [
         (r"^encoder\.token_embedding\.", "transformer.embeddings."),
         (r"^encoder\.position_embedding\.", "transformer.position_embeddings."),
@@ -246,10 +260,11 @@ class XLMSystem(TextSystem):
         return {"ffn": 4 * config.hidden_size, "types": config.n_langs}
 
     def check_start(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
-        model_languages, languages = list(config.lang2id or {}), languages_of(shards)
-        if model_languages != languages:
+        model_languages = list(config.lang2id or {})
+        shard_languages = languages_of(shards)
+        if model_languages != shard_languages:
             raise ConfigError(
-                f"{directory} has the languages {model_languages}, but the shards have {languages}: "
+                f"{directory} has the languages {model_languages}, but the shards have {shard_languages}: "
                 "prepare the shards with the model's languages"
             )
 

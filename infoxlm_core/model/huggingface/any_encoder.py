@@ -90,14 +90,15 @@ def _check_forward_pass(model: Any, directory: Path) -> None:
 @contextmanager
 def _silence_transformers() -> Iterator[None]:
     """Suppress progress bars and the table of missing weights; our own errors name the weights that matter."""
-    level, had_bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    verbosity = transformers.logging.get_verbosity()
+    had_progress_bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers.logging.set_verbosity(level)
-        if had_bars:
+        transformers.logging.set_verbosity(verbosity)
+        if had_progress_bars:
             transformers.logging.enable_progress_bar()
 
 

@@ -157,7 +157,7 @@ def _check_claimed_sizes(checkpoint: Path) -> None:
     remedy = "give model.pt as it was downloaded"
     if zipfile.is_zipfile(checkpoint):
         with zipfile.ZipFile(checkpoint) as archive:
-            unpacked_size = sum(entry.file_size for entry in archive.infolist())
+            unpacked_size = sum(member.file_size for member in archive.infolist())
             if unpacked_size > file_size:
                 raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {remedy}")
     with checkpoint.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

@@ -210,7 +210,8 @@ def size_of(directory: Path, model_types: Sequence[str] = ("xlm-roberta",)) -> E
     Raises:
         InputError: there is no config.json, it describes another architecture, or the weights have other shapes.
     """
-    path, config = directory / "config.json", read_config(directory)
+    path = directory / "config.json"
+    config = read_config(directory)
     model_type = config["model_type"]
     if model_type not in model_types:
         expected = " or ".join(repr(name) for name in model_types)
@@ -218,7 +219,13 @@ def size_of(directory: Path, model_types: Sequence[str] = ("xlm-roberta",)) -> E
     outside.validate(config, ModelSizes, path, "give a complete model")
     if config["hidden_size"] % config["num_attention_heads"]:
         raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
-    default_types, default_epsilon = (2, 1e-12) if model_type == "bert" else (1, 1e-5)
+    # The values of the published models, for a config.json without these fields.
+    if model_type == "bert":
+        default_types = 2
+        default_epsilon = 1e-12
+    else:
+        default_types = 1
+        default_epsilon = 1e-5
     types = config.get("type_vocab_size", default_types)
     size = EncoderSize(
         vocabulary=config["vocab_size"],

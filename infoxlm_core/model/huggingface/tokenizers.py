@@ -62,21 +62,18 @@ def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
 
 
 def _write_fast(model: bytes, directory: Path, max_tokens: int) -> None:
+    """Convert a SentencePiece model, and write it with its settings."""
     proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
     proto.ParseFromString(model)
     bos, pad, eos, unk, mask = SPECIAL_TOKENS
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]  # without SentencePiece's special pieces
     vocabulary = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unk, 0.0), *pieces, (mask, 0.0)]
     tokenizer = Tokenizer(Unigram(vocabulary, unk_id=UNK))
     # SentencePiece normalises with its own character map, then removes outer and repeated spaces.
-    charsmap = proto.normalizer_spec.precompiled_charsmap
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            *([normalizers.Precompiled(charsmap)] if charsmap else []),
-            normalizers.Strip(),
-            normalizers.Replace(Regex(" {2,}"), " "),
-        ]
-    )
+    character_map = proto.normalizer_spec.precompiled_charsmap
+    steps: list[Any] = [normalizers.Precompiled(character_map)] if character_map else []
+    steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -105,15 +102,16 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
     with reading(f"{directory}: its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         # The template may add special tokens whose ids lie outside the vocabulary, so encode a text and a pair.
-        used_ids = [*tokenizer("a")["input_ids"], *tokenizer("a", "b")["input_ids"]]
-        largest_id = max(*used_ids, *tokenizer.get_added_vocab().values(), len(tokenizer) - 1)
+        template_ids = [*tokenizer("a")["input_ids"], *tokenizer("a", "b")["input_ids"]]
+        added_ids = tokenizer.get_added_vocab().values()
+        largest_id = max(*template_ids, *added_ids, len(tokenizer) - 1)
     id_count = largest_id + 1
-    config = directory / "config.json"
-    if config.is_file():
-        rows = outside.read_json(config, dict[str, Any], "copy it again").get("vocab_size")
-        if isinstance(rows, int) and id_count > rows:
+    config_path = directory / "config.json"
+    if config_path.is_file():
+        embedding_count = outside.read_json(config_path, dict[str, Any], "copy it again").get("vocab_size")
+        if isinstance(embedding_count, int) and id_count > embedding_count:
             raise InputError(
-                f"{directory}: its tokenizer has {id_count} ids, but the model only {rows}: "
+                f"{directory}: its tokenizer has {id_count} ids, but the model only {embedding_count}: "
                 "give the tokenizer it was trained with"
             )
     return tokenizer
@@ -130,12 +128,13 @@ def reading(subject: str) -> Iterator[None]:
         raise
 
 
-def copy(source: Path, directory: Path, longest: int) -> None:
-    """Copy a model's tokenizer; `longest` is the largest number of tokens that the model can read."""
+def copy(source: Path, directory: Path, max_tokens: int) -> None:
+    """Copy a model's tokenizer; `max_tokens` is the largest number of tokens that the model can read."""
     for name in FILES:
         if (source / name).is_file():
             shutil.copy(source / name, directory / name)
-    if (source / "tokenizer_config.json").is_file():
-        settings = outside.read_json(source / "tokenizer_config.json", dict[str, Any], "copy it again")
-        settings["model_max_length"] = longest
+    settings_path = source / "tokenizer_config.json"
+    if settings_path.is_file():
+        settings = outside.read_json(settings_path, dict[str, Any], "copy it again")
+        settings["model_max_length"] = max_tokens
         (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=1) + "\n")

@@ -65,7 +65,7 @@ class Liking(nn.Module):
             table[tokenizer(word, add_special_tokens=False)["input_ids"]] = value
         self.table = nn.Parameter(table)
 
-    def forward(self, ids, types, lengths, keep=None):
+    def forward(self, ids, types, lengths, dropout_masks=None):
         return self.table[ids]
 
 
