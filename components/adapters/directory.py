@@ -18,7 +18,8 @@ class Directory:
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri, self.directory = uri, Path(uri)
+        self.uri = uri
+        self.directory = Path(uri)
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:  # noqa: ARG002 - a disk has no time limits
         path = self._path(name)
@@ -37,7 +38,8 @@ class Directory:
         manifests.make_folder(path.parent)
         with locks.acquire(path.with_name(f".{path.name}.lock")):
             existing = self.get(name, quick)
-            if (existing and existing[1]) != version:
+            existing_version = existing[1] if existing else None
+            if existing_version != version:
                 return None
             self.put(name, content)
             return _version(path.stat())
@@ -47,25 +49,30 @@ class Directory:
             self._path(name).unlink(missing_ok=True)
 
     def entries(self, deep: bool = True) -> list[Entry]:
-        paths = self.directory.rglob("*") if deep else self.directory.glob("*")
-        hidden = (".lock", ".tmp")
-        files = [path for path in paths if path.is_file() and not (path.name[0] == "." and path.suffix in hidden)]
-        return [self._entry(str(path.relative_to(self.directory))) for path in sorted(files)]
+        entries = []
+        for path in sorted(self.directory.rglob("*") if deep else self.directory.glob("*")):
+            is_hidden = path.name.startswith(".") and path.suffix in (".lock", ".tmp")  # of a write in progress
+            if path.is_file() and not is_hidden:
+                entries.append(self._entry(str(path.relative_to(self.directory))))
+        return entries
 
     def folders(self) -> list[str]:
         return sorted(path.name for path in self.directory.glob("*") if path.is_dir())
 
     def head(self, name: str = "") -> Entry | None:
         path = self._path(name)
-        return replace(self._entry(name), sha256=manifests.file_sha256(path)) if path.is_file() else None
+        if not path.is_file():
+            return None
+        return replace(self._entry(name), sha256=manifests.file_sha256(path))
 
     def upload(self, path: Path, name: str, sha256: str) -> None:  # noqa: ARG002 - `head` computes it
-        final = self._path(name)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".upload-", dir=final.parent) as folder:
-            shutil.copyfile(path, Path(folder) / "it")
-            manifests.sync_file(Path(folder) / "it")
-            (Path(folder) / "it").replace(final)
+        final_path = self._path(name)
+        final_path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".upload-", dir=final_path.parent) as folder:
+            temporary_path = Path(folder) / "file"
+            shutil.copyfile(path, temporary_path)
+            manifests.sync_file(temporary_path)
+            temporary_path.replace(final_path)  # atomic, so that readers never see a part of the file
 
     def download(self, name: str, path: Path) -> None:
         shutil.copyfile(self._path(name), path)
@@ -82,4 +89,5 @@ class Directory:
 
 
 def _version(status: os.stat_result) -> str:
+    """Return the version of a file: each write creates a new inode, whose number may be that of a deleted file."""
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}"

@@ -50,8 +50,9 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
     file = storage.open(url).get()
     if file is None:
         return {"holder": "", "attempt": 0, "beat": 0}, None
-    state = outside.parse_json(file[0], State, url, "it is not a lease: delete it, then run again", DataCorrupt)
-    return {name: state[name] for name in ("holder", "attempt", "beat")}, file[1]
+    content, version = file
+    state = outside.parse_json(content, State, url, "it is not a lease: delete it, then run again", DataCorrupt)
+    return {name: state[name] for name in ("holder", "attempt", "beat")}, version
 
 
 class Lease:
@@ -71,9 +72,12 @@ class Lease:
     def __init__(
         self, url: str, holder: str = "", wait: float = 0.0, meanwhile: Callable[[], None] | None = None
     ) -> None:
-        self.url, self.holder, self.wait = url, holder or uuid.uuid4().hex, wait
+        self.url = url
+        self.holder = holder or uuid.uuid4().hex
+        self.wait = wait
         self.meanwhile = meanwhile or (lambda: None)
-        self.attempt = self.beat = 0
+        self.attempt = 0
+        self.beat = 0
         self.lost = False
         self._writer = uuid.uuid4().hex  # distinguishes two processes with the same holder name
         self._file = storage.open(url)
@@ -83,17 +87,20 @@ class Lease:
         self._thread = threading.Thread(target=self._beat_until_released, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
-        began = time.monotonic()
-        last_state, last_change = None, began
+        """Wait until the lease is free or its holder counts as dead, take it, and start the thread."""
+        start_time = time.monotonic()
+        last_state: dict[str, Any] | None = None
+        last_change_time = start_time
         while not self._take():
             state, _ = read(self.url)
-            now = time.monotonic()
+            current_time = time.monotonic()
             if state != last_state:
-                is_alive = last_state is not None
-                if is_alive and now - began > self.wait:
-                    raise _held(self.url, state)
-                last_state, last_change = state, now
-            elif now - last_change >= PATIENCE and self._take(dead=state):
+                is_alive = last_state is not None  # the holder has written a beat while this process waited
+                if is_alive and current_time - start_time > self.wait:
+                    raise LeaseHeld(f"{self.url}: {state['holder']} is at work: wait for it or stop it")
+                last_state = state
+                last_change_time = current_time
+            elif current_time - last_change_time >= PATIENCE and self._take(dead_state=state):
                 logger.warning("took %s over from %s: no beat for %.0f s", self.url, state["holder"], PATIENCE)
                 break
             time.sleep(min(1.0, PATIENCE / 10))
@@ -104,9 +111,8 @@ class Lease:
         self._released.set()
         self._thread.join()
         if not self.lost:
-            with contextlib.suppress(
-                InfoXLMError
-            ):  # if this fails, the next process must wait until the holder counts as dead
+            # If this fails, the next process must wait until this holder counts as dead.
+            with contextlib.suppress(InfoXLMError):
                 self._write(holder="")
 
     def renew(self) -> None:
@@ -128,12 +134,18 @@ class Lease:
         if self.lost:
             raise Fenced(f"{self.url}: another process has taken over: this process must not go on")
 
-    def _take(self, dead: dict[str, Any] | None = None) -> bool:
-        """Take the lease if it is free, if `holder` already has it, or if it is in the state `dead`."""
+    def _take(self, dead_state: dict[str, Any] | None = None) -> bool:
+        """Take the lease if it is free, if `holder` already has it, or if a dead holder left it in `dead_state`.
+
+        Returns:
+            whether this process has the lease now.
+        """
         state, version = read(self.url)
-        if state["holder"] not in ("", self.holder) and state != dead:
+        is_available = state["holder"] in ("", self.holder) or state == dead_state
+        if not is_available:
             return False
-        self.attempt, self._version = state["attempt"] + 1, version
+        self.attempt = state["attempt"] + 1
+        self._version = version
         return self._write(quick=False)
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
@@ -155,10 +167,12 @@ class Lease:
         file = self._file.get(quick=True)
         if not file:
             return None
-        with contextlib.suppress(DataCorrupt):
-            state = outside.parse_json(file[0], State, self.url, "", DataCorrupt)
-            return file[1] if state.get("by") == self._writer else None
-        return None
+        content, version = file
+        try:
+            state = outside.parse_json(content, State, self.url, "", DataCorrupt)
+        except DataCorrupt:
+            return None
+        return version if state.get("by") == self._writer else None
 
     def _beat_until_released(self) -> None:
         """Write beats, and call `meanwhile`, until the block ends or the lease is lost."""
@@ -180,7 +194,3 @@ class Lease:
     def _warn(self, failure: str, error: Exception) -> None:
         """Log an InfoXLMError, such as an unavailable storage, in one line, and any other error with its traceback."""
         logger.warning("%s: %s (%s)", self.url, failure, error, exc_info=not isinstance(error, InfoXLMError))
-
-
-def _held(url: str, state: dict[str, Any]) -> LeaseHeld:
-    return LeaseHeld(f"{url}: {state['holder']} is at work: wait for it or stop it")

@@ -152,8 +152,8 @@ class Pool(StageConfig):
             ConfigError: there are no workers, or they do not fill whole pods.
         """
         gpus = min(self.gpus, num_workers)
-        pods, rest = divmod(num_workers, max(gpus, 1))
-        if num_workers < 1 or rest:
+        pods, remaining_workers = divmod(num_workers, max(gpus, 1))
+        if num_workers < 1 or remaining_workers:
             raise ConfigError(
                 f"num_workers ({num_workers}) must be 1 or more, and a multiple of pool.gpus, the GPUs of one pod "
                 f"({self.gpus}), if it is larger: change one of them"
@@ -219,7 +219,7 @@ class ClusterFile(StageConfig):
     _image = field_validator("image")(by_digest)
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def _check_pool(self) -> Self:
         if _bytes(self.ray.shared_memory) > _bytes(self.pool.memory):
             raise ValueError(
                 f"ray.shared_memory ({self.ray.shared_memory}) is part of pool.memory ({self.pool.memory}): lower it"
@@ -234,14 +234,19 @@ class ClusterFile(StageConfig):
         Raises:
             ConfigError: the image is still the placeholder.
         """
-        if set(self.image.rpartition(":")[2]) == {"0"}:
+        _, _, digest = self.image.rpartition(":")
+        if set(digest) == {"0"}:
             raise ConfigError(
                 f"image: {self.image} is a placeholder: replace it by the digest that `docker push` printed"
             )
-        parts = {name: getattr(self, name).model_dump(mode="json", exclude_none=True) for name in ("pool", "steps")}
-        ray = self.ray.model_dump(mode="json", exclude_none=True)
-        return {"store": self.store, "image": self.image, "cluster": {"image": self.image, **ray, **parts}}
+        cluster: dict[str, Any] = {"image": self.image, **self.ray.model_dump(mode="json", exclude_none=True)}
+        cluster["pool"] = self.pool.model_dump(mode="json", exclude_none=True)
+        cluster["steps"] = self.steps.model_dump(mode="json", exclude_none=True)
+        return {"store": self.store, "image": self.image, "cluster": cluster}
 
 
 def _bytes(quantity: str) -> int:
-    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30, "Ti": 40}[quantity[-2:]]
+    """Return the number of bytes of a quantity such as 16Gi."""
+    bytes_per_unit = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+    unit = quantity[-2:]
+    return int(quantity.removesuffix(unit)) * bytes_per_unit[unit]

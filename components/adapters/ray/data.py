@@ -48,8 +48,8 @@ def workers(count: int) -> Iterator[ParallelMap | None]:
     import ray
     import ray.data
 
-    is_ours = not ray.is_initialized()
-    if is_ours:
+    starts_ray = not ray.is_initialized()
+    if starts_ray:
         train.start(count)
     warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")  # no other option limits retries
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors that matter are raised
@@ -63,21 +63,24 @@ def workers(count: int) -> Iterator[ParallelMap | None]:
         with ray.data.DataContext.current(context):
             yield functools.partial(_map_windows, count)
     finally:
-        if is_ours:
+        if starts_ray:
             ray.shutdown()
 
 
 def _map_windows(count: int, work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Map chunks window by window: while workers process one, the next is read and the previous one is consumed."""
-    chunks = iter(chunks)
-    waiting: deque[Future[list[pa.Table]]] = deque()
-    with ThreadPoolExecutor(1) as ahead:
-        while window := list(itertools.islice(chunks, _WINDOW * count)):
-            waiting.append(ahead.submit(_run, count, work, window))
-            if len(waiting) > 2:
-                yield from waiting.popleft().result()
-        while waiting:
-            yield from waiting.popleft().result()
+    remaining_chunks = iter(chunks)
+    windows: deque[Future[list[pa.Table]]] = deque()  # being processed, or finished and not yet consumed
+    with ThreadPoolExecutor(1) as executor:
+        while True:
+            window = list(itertools.islice(remaining_chunks, _WINDOW * count))
+            if not window:
+                break
+            windows.append(executor.submit(_run, count, work, window))
+            if len(windows) > 2:
+                yield from windows.popleft().result()
+        while windows:
+            yield from windows.popleft().result()
 
 
 def _run(count: int, work: Work, window: list[pa.Table]) -> list[pa.Table]:
@@ -112,6 +115,7 @@ def _apply(row: dict[str, Any], work: Work) -> dict[str, Any]:
 
 
 def _pack(table: pa.Table) -> bytes:
+    """Serialise a table in Arrow's stream format."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)

@@ -24,10 +24,10 @@ from infoxlm_core.training import workers
 logger = logging.getLogger(__name__)
 
 _START_ATTEMPTS = 3
-_FAILURES = 3
+_MAX_FAILURES = 3
 _GPU_SECONDS = 1800  # to wait for the GPU of a lost pod; Ray Train waits as long
-_SECONDS_FOR_ALL, _SECONDS_FOR_SOME = 300.0, 30.0
-"""Seconds to wait for all workers, and for each smaller number, if a training may continue with fewer."""
+_ALL_WORKERS_SECONDS = 300.0  # to wait for all workers, if a training may continue with fewer
+_FEWER_WORKERS_SECONDS = 30.0  # to wait for each smaller number of workers
 _COLLECTIVE_SECONDS = 300  # for gradients; workers wait longer while the first one works alone (`distributed`)
 
 
@@ -52,19 +52,21 @@ def run(
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     scratch = Path(tempfile.mkdtemp(prefix="infoxlm-ray-"))  # for Ray's temporary files
-    is_ours = not ray.is_initialized()
+    starts_ray = not ray.is_initialized()
     try:
-        if is_ours:
+        if starts_ray:
             start(num_workers)
-        gpus = ray.cluster_resources().get("GPU", 0)
-        uses_gpus = gpus > 0
+        gpu_count = int(ray.cluster_resources().get("GPU", 0))
+        uses_gpus = gpu_count > 0
         if uses_gpus:
             _check_gpu()  # NCCL's own message would not tell the reason
-        if uses_gpus and not os.environ.get("RAY_ADDRESS"):  # a cluster may have lost a pod: wait for its GPUs
-            num_workers = workers.limit_to_gpus(num_workers, int(gpus))
+        is_cluster = bool(os.environ.get("RAY_ADDRESS"))
+        if uses_gpus and not is_cluster:  # a cluster that has lost a pod gets its GPUs back
+            num_workers = workers.limit_to_gpus(num_workers, gpu_count)
         with workers.stopping_on_signals(run):  # again, since ray.init has set its own handler
 
-            def fit(count: int, failures: int) -> Any:
+            def fit(count: int, max_failures: int) -> Any:
+                """Train with `count` workers, which Ray restarts at most `max_failures` times."""
                 return TorchTrainer(
                     _work,
                     train_loop_config={"train": train, "arguments": {"run": run, **arguments}},
@@ -74,7 +76,9 @@ def run(
                         name=f"{run.name}-{secrets.token_hex(4)}",  # else Ray would continue an earlier attempt
                         storage_path=str(scratch),
                         failure_config=FailureConfig(
-                            max_failures=failures, max_preemption_failures=failures, controller_failure_limit=5
+                            max_failures=max_failures,
+                            max_preemption_failures=max_failures,
+                            controller_failure_limit=5,
                         ),
                     ),
                 ).fit()
@@ -82,11 +86,11 @@ def run(
             if 0 < min_workers < num_workers:
                 result = _fit_elastically(fit, num_workers, min_workers, "GPU" if uses_gpus else "CPU")
             else:
-                result = fit(num_workers, _FAILURES)
+                result = fit(num_workers, _MAX_FAILURES)
     except (TrainingFailedError, ray.exceptions.RayError) as error:
         raise translate_error(error, str(run)) from error
     finally:
-        if is_ours:
+        if starts_ray:
             ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
     return workers.figures(result.return_value)
@@ -116,11 +120,11 @@ def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_worke
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     count = num_workers
-    for failures in range(_FAILURES + 1):
+    for failure_count in range(_MAX_FAILURES + 1):
         try:
             return fit(count, 0)
         except TrainingFailedError as error:
-            if failures == _FAILURES:
+            if failure_count == _MAX_FAILURES:
                 raise
             logger.warning("a worker was lost (%s)", shorten(str(error)))
             count = _count_available_workers(num_workers, min_workers, resource)
@@ -137,26 +141,29 @@ def _count_available_workers(num_workers: int, min_workers: int, resource: str) 
     from ray.util import placement_group, remove_placement_group
 
     def can_start(count: int) -> bool:
-        # reserve the resources, because the cluster may still list those of a lost node
+        # Reserve the resources, because the cluster may still list those of a lost node.
         group = placement_group([{resource: 1}] * count)
-        is_ready = group.wait(_SECONDS_FOR_ALL if count == num_workers else _SECONDS_FOR_SOME)
+        timeout = _ALL_WORKERS_SECONDS if count == num_workers else _FEWER_WORKERS_SECONDS
+        is_ready = group.wait(timeout)
         remove_placement_group(group)
         return bool(is_ready)
 
     if can_start(num_workers):
         return num_workers
-    low, high = min_workers - 1, num_workers  # invariant: `high` workers cannot start
-    while high - low > 1:
-        middle = (low + high) // 2
+    # Binary search for the largest number that can start.
+    can_start_count = min_workers - 1
+    cannot_start_count = num_workers
+    while cannot_start_count - can_start_count > 1:
+        middle = (can_start_count + cannot_start_count) // 2
         if can_start(middle):
-            low = middle
+            can_start_count = middle
         else:
-            high = middle
-    if low < min_workers:
+            cannot_start_count = middle
+    if can_start_count < min_workers:
         raise WorkerLost(
             f"no place for {min_workers} workers (ray.min_workers), of {num_workers}: run again when nodes are back"
         )
-    return low
+    return can_start_count
 
 
 def _keep_token_private() -> None:

@@ -31,14 +31,18 @@ def ensure(url: str) -> None:
     if not url.startswith("s3://") or not bucket or "/" in bucket:
         raise InputError(f"{url!r} is no bucket: write s3://NAME")
     with store.translate_errors(url) as client:
-        if bucket not in [existing["Name"] for existing in client.list_buckets()["Buckets"]]:
+        existing_buckets = [description["Name"] for description in client.list_buckets()["Buckets"]]
+        if bucket not in existing_buckets:
             client.create_bucket(Bucket=bucket)
-        rules = _rules(client, bucket)
-        if RULE["ID"] not in [rule.get("ID") for rule in rules]:
-            client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [*rules, RULE]})
+        rules = _read_rules(client, bucket)
+        rule_ids = [rule.get("ID") for rule in rules]
+        if RULE["ID"] not in rule_ids:
+            all_rules = {"Rules": [*rules, RULE]}  # the request replaces all rules of the bucket
+            client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=all_rules)
 
 
-def _rules(client: Any, bucket: str) -> list[dict[str, Any]]:
+def _read_rules(client: Any, bucket: str) -> list[dict[str, Any]]:
+    """Return the lifecycle rules of a bucket; an empty list if it has none, which S3 reports as an error."""
     from botocore.exceptions import ClientError
 
     try:

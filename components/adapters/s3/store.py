@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 LIMITS = {"attempts": 10, "connect_seconds": 5, "read_seconds": 60}
 QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
 """Limits of calls that must fail sooner than a lease expires (`lease.PATIENCE`)."""
+_MAX_DELETED = 1000  # S3 deletes at most so many objects per request
 
 
 class S3Store:
@@ -41,7 +42,7 @@ class S3Store:
             answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
             size = answer["ContentLength"]
             if size > outside.MAX_JSON:
-                raise InputError(f"{self.uri}/{name} has {size:,} bytes, too many for a small file: remove it")
+                raise InputError(f"{self.uri}/{name} has {size:,} bytes, but should be a small file: remove it")
             return answer["Body"].read(), answer["ETag"]
         return None
 
@@ -51,40 +52,52 @@ class S3Store:
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
         condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
-        # 409: two writers at the same moment; 404: deleted meanwhile
+        # S3 answers 412 if the condition fails, 409 to one of two writers at the same moment, and 404 if the file was
+        # deleted meanwhile.
         with self._client(name, quick) as client, _ignored_statuses(404, 409, 412):
             return client.put_object(**self._put_request(name, content), **condition)["ETag"]
-        existing = self.get(name, quick)  # an earlier attempt may have written it, and its answer was lost
-        return existing[1] if existing and existing[0] == _bytes(content) else None
+        # An earlier attempt may have written this content, although its answer was lost.
+        existing = self.get(name, quick)
+        if existing is None:
+            return None
+        existing_content, existing_version = existing
+        return existing_version if existing_content == _encode(content) else None
 
     def delete(self, *names: str) -> None:
-        keys = [{"Key": self._key(name)} for name in names]
-        with self._client(names[0] if len(names) == 1 else "") as client:
-            if len(keys) == 1:
-                client.delete_object(Bucket=self.bucket, **keys[0])
-                return
-            for start in range(0, len(keys), 1000):  # S3 deletes at most 1000 objects per request
-                request = {"Objects": keys[start : start + 1000], "Quiet": True}
-                # the status is 200 even if single objects could not be deleted
-                refused = client.delete_objects(Bucket=self.bucket, Delete=request).get("Errors")
-                if refused:
-                    first = f"{refused[0].get('Key')} ({refused[0].get('Code')} {refused[0].get('Message', '')})"
-                    message = f"{self.uri}: S3 refuses to delete {len(refused)} files, the first is {first}"
+        if len(names) == 1:
+            with self._client(names[0]) as client:
+                client.delete_object(Bucket=self.bucket, Key=self._key(names[0]))
+            return
+        with self._client() as client:
+            for start in range(0, len(names), _MAX_DELETED):
+                keys = [{"Key": self._key(name)} for name in names[start : start + _MAX_DELETED]]
+                answer = client.delete_objects(Bucket=self.bucket, Delete={"Objects": keys, "Quiet": True})
+                # The status is 200 even if some of the objects could not be deleted.
+                errors = answer.get("Errors")
+                if errors:
+                    first = f"{errors[0].get('Key')} ({errors[0].get('Code')} {errors[0].get('Message', '')})"
+                    message = f"{self.uri}: S3 refuses to delete {len(errors)} files, the first is {first}"
                     raise InputError(f"{message}: check rights")
 
     def entries(self, deep: bool = True) -> list[Entry]:
         prefix = self._list_request()["Prefix"]
-        items = self._pages("list_objects_v2", "Contents", **({} if deep else {"Delimiter": "/"}))
-        with self._client():  # translates the errors of an answer that does not come from S3
-            return [
-                Entry(item["Key"].removeprefix(prefix), item["Size"], item["ETag"], item["LastModified"])
-                for item in items
-                if item["Key"] != prefix
-            ]
+        arguments = {} if deep else {"Delimiter": "/"}
+        objects = self._list_all("list_objects_v2", "Contents", **arguments)
+        entries = []
+        with self._client():  # translates the KeyError of an answer that does not come from S3
+            for item in objects:
+                if item["Key"] == prefix:  # an empty object that some tools create to represent the folder
+                    continue
+                name = item["Key"].removeprefix(prefix)
+                entries.append(Entry(name, item["Size"], item["ETag"], item["LastModified"]))
+        return entries
 
     def folders(self) -> list[str]:
-        items = self._pages("list_objects_v2", "CommonPrefixes", Delimiter="/")
-        return sorted(item["Prefix"].rstrip("/").rpartition("/")[2] for item in items)
+        names = []
+        for item in self._list_all("list_objects_v2", "CommonPrefixes", Delimiter="/"):
+            _, _, name = item["Prefix"].rstrip("/").rpartition("/")
+            names.append(name)
+        return sorted(names)
 
     def head(self, name: str = "") -> Entry | None:
         if not self._key(name):
@@ -106,9 +119,8 @@ class S3Store:
 
     def sweep(self) -> int:
         """Abort multipart uploads of killed processes, because their parts cost money but appear in no listing."""
+        uploads = self._list_all("list_multipart_uploads", "Uploads")
         with self._client() as client:
-            pages = client.get_paginator("list_multipart_uploads").paginate(**self._list_request())
-            uploads = [upload for page in pages for upload in page.get("Uploads", ())]
             for upload in uploads:
                 client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
         if uploads:
@@ -116,20 +128,29 @@ class S3Store:
         return len(uploads)
 
     def _key(self, name: str) -> str:
-        return "/".join(part for part in (self._prefix, name) if part)
+        """Return the key of a file; without a name, the key that the URI itself names."""
+        if not name:
+            return self._prefix
+        return f"{self._prefix}/{name}" if self._prefix else name
 
     def _put_request(self, name: str, content: str | bytes) -> dict[str, Any]:
-        body, key = _bytes(content), self._key(name)
-        return {"Bucket": self.bucket, "Key": key, "Body": body, "ChecksumAlgorithm": "SHA256"}
+        return {
+            "Bucket": self.bucket,
+            "Key": self._key(name),
+            "Body": _encode(content),
+            "ChecksumAlgorithm": "SHA256",
+        }
 
     def _list_request(self) -> dict[str, str]:
         return {"Bucket": self.bucket, "Prefix": f"{self._prefix}/" if self._prefix else ""}
 
-    def _pages(self, request: str, field: str, **arguments: str) -> list[dict[str, Any]]:
+    def _list_all(self, request: str, field: str, **arguments: str) -> list[dict[str, Any]]:
         """Return the items of one field from all pages of a listing."""
+        items: list[dict[str, Any]] = []
         with self._client() as client:
-            pages = client.get_paginator(request).paginate(**self._list_request(), **arguments)
-            return [item for page in pages for item in page.get(field, ())]
+            for page in client.get_paginator(request).paginate(**self._list_request(), **arguments):
+                items += page.get(field, ())
+        return items
 
     def _client(self, name: str = "", quick: bool = False) -> Any:
         return translate_errors(f"{self.uri}/{name}" if name else self.uri, quick)
@@ -142,22 +163,29 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
     from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError
 
-    invalid = (exceptions.NoCredentialsError, exceptions.ParamValidationError, exceptions.EndpointProviderError)
+    configuration_errors = (
+        exceptions.NoCredentialsError,
+        exceptions.ParamValidationError,
+        exceptions.EndpointProviderError,
+    )
+    aws_variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
     try:
-        client = _client(tuple(sorted(item for item in os.environ.items() if item[0].startswith("AWS_"))), quick)
+        client = _client(tuple(aws_variables), quick)
     except (BotoCoreError, ValueError) as error:  # ValueError: a malformed address
         raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE") from error
     try:
         yield client
-    except invalid as error:
+    except configuration_errors as error:
         remedy = "check AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the name of the bucket"
         raise InputError(f"{uri}: {one_line(error)}: {remedy}") from error
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        # the answer lacks a field that S3 always sends; boto3 follows a redirect to itself until the stack overflows
+        # The answer lacks a field that S3 always sends. RecursionError: boto3 follows a redirect of the server to
+        # itself until the stack overflows.
         raise InputError(
             f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
         ) from (None if isinstance(error, RecursionError) else error)
     except (BotoCoreError, Boto3Error, ClientError) as error:
+        # The errors of uploads and downloads wrap the answer of the server.
         answer = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
         if not isinstance(answer, ClientError):
             raise StorageUnavailable(f"{uri}: S3 does not answer ({one_line(error)}): run again") from error
@@ -203,8 +231,9 @@ def _ignored_statuses(*statuses: int) -> Iterator[None]:
 
 
 def _status(error: Any) -> int:
+    """Return the HTTP status of an answer; 500 if it has none."""
     return error.response["ResponseMetadata"].get("HTTPStatusCode", 500)
 
 
-def _bytes(content: str | bytes) -> bytes:
+def _encode(content: str | bytes) -> bytes:
     return content.encode() if isinstance(content, str) else content

@@ -29,7 +29,7 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
     from huggingface_hub import constants, errors, snapshot_download
 
     name = match["name"]
-    offline = constants.HF_HUB_OFFLINE  # set, because MLflow would download files of its own accord
+    was_offline = constants.HF_HUB_OFFLINE  # usually True: without it, MLflow would download files by itself
     constants.HF_HUB_OFFLINE = False
     try:
         snapshot = snapshot_download(
@@ -50,7 +50,7 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
             "where there is a network and give its directory"
         ) from error
     finally:
-        constants.HF_HUB_OFFLINE = offline
+        constants.HF_HUB_OFFLINE = was_offline
     for path in Path(snapshot).rglob("*"):  # links to blobs; a large blob is named by its SHA-256
         blob = path.resolve()
         if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:

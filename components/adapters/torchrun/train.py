@@ -35,8 +35,9 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    if gpus := devices.count_gpus():
-        num_workers = workers.limit_to_gpus(num_workers, gpus)
+    gpu_count = devices.count_gpus()
+    if gpu_count:
+        num_workers = workers.limit_to_gpus(num_workers, gpu_count)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="infoxlm-torchrun-") as scratch:  # holds the agent's logs
         config = LaunchConfig(

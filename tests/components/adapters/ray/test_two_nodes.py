@@ -91,7 +91,7 @@ def lose_a_node(cluster: Any, run: Path, after: int, training: Future[None]) -> 
 
 def lose_two_nodes(shards: Path, base: Path) -> list[str]:
     """Train, and lose a node twice; return which. Runs in a process of its own."""
-    train._SECONDS_FOR_ALL = train._SECONDS_FOR_SOME = 300.0
+    train._ALL_WORKERS_SECONDS = train._FEWER_WORKERS_SECONDS = 300.0
     with cluster_of_two() as cluster, ThreadPoolExecutor(1) as driver:  # nodes are added in the main thread only
         training = driver.submit(train_infoxlm, shards, base)
         replaced = lose_a_node(cluster, base / "run", LOST_AFTER[0], training)
@@ -99,7 +99,7 @@ def lose_two_nodes(shards: Path, base: Path) -> list[str]:
         while len(nodes(base / "run")) < 4:
             assert not training.done(), training.result()
             time.sleep(0.01)
-        train._SECONDS_FOR_ALL = 5.0
+        train._ALL_WORKERS_SECONDS = 5.0
         lost = lose_a_node(cluster, base / "run", LOST_AFTER[1], training)
         training.result()
     return [replaced, lost]
