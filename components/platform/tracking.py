@@ -97,34 +97,36 @@ class Run(Protocol):
 class RunTracker(Protocol):
     """Opens and finds runs; may be a module."""
 
-    def open_run(self, key: str, name: str, store: str, here: Path, trial: Trial | None) -> Run:
+    def open_run(self, key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> Run:
         """Find or open the run of a pipeline run, or of a trial nested in it, from any process.
 
         Args:
             key: identifies the pipeline run.
             name: readable name.
             store: directory, or s3://bucket/prefix.
-            here: local directory of the store, for a tracker that stores files.
+            local_store: local directory of the store, for a tracker that stores files.
             trial: the trial, if the run belongs to one.
         """
 
     def find_run(self, run_id: str) -> Run:
         """Return a run that another process has opened, by its id."""
 
-    def end_unfinished(self, key: str, here: Path, status: str, stage: str, message: str) -> None:
+    def end_unfinished(self, key: str, local_store: Path, status: str, stage: str, message: str) -> None:
         """End the run of a pipeline run, and the trials nested in it, unless they have ended or do not exist."""
 
     def check_sweeps(self) -> None:
         """Raise ConfigError if the tracker does not store trials, which sweeps read back."""
 
-    def find_ablation(self, which: str, here: Path) -> Run:
+    def find_ablation(self, ablation: str, local_store: Path) -> Run:
         """Return the run of an ablation by `latest`, an id or a name (then the newest); InputError if there is none."""
 
 
 class Untracked:
     """The tracker `none` and its run: curves are only in the artifacts."""
 
-    id = name = page = ""
+    id = ""
+    name = ""
+    page = ""
 
     def log_params(self, config: Mapping[str, Any]) -> None: ...
     def log_metrics(self, metrics: Mapping[str, float]) -> None: ...
@@ -133,7 +135,7 @@ class Untracked:
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None: ...
     def annotate(self, text: str) -> None: ...
     def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None: ...
-    def end_unfinished(self, key: str, here: Path, status: str, stage: str, message: str) -> None: ...
+    def end_unfinished(self, key: str, local_store: Path, status: str, stage: str, message: str) -> None: ...
 
     def read_metrics(self) -> Mapping[str, float]:
         return {}
@@ -150,7 +152,7 @@ class Untracked:
     def check_sweeps(self) -> NoReturn:
         raise ConfigError(f"{VARIABLE}: 'none', but a sweep reads its trials from a tracker: set it to mlflow")
 
-    def open_run(self, key: str, name: str, store: str, here: Path, trial: Trial | None) -> Run:  # noqa: ARG002
+    def open_run(self, key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> Run:  # noqa: ARG002
         if trial:
             self.check_sweeps()
         return self
@@ -158,7 +160,7 @@ class Untracked:
     def find_run(self, run_id: str) -> Run:  # noqa: ARG002
         return self
 
-    def find_ablation(self, which: str, here: Path) -> Run:  # noqa: ARG002
+    def find_ablation(self, ablation: str, local_store: Path) -> Run:  # noqa: ARG002
         self.check_sweeps()
 
 

@@ -20,8 +20,11 @@ COMMIT = "INFOXLM_COMMIT"
 """Environment variable of the image: the commit that it was built from."""
 PARENT = "mlflow.parentRunId"
 """MLflow's own tag of a nested run."""
-FAILED_STAGE, ERROR = "infoxlm.failed_stage", "infoxlm.error"
-"""Tags of a run that failed or was cancelled."""
+FAILED_STAGE = "infoxlm.failed_stage"
+"""Tag of a run that failed or was cancelled: the stage."""
+ERROR = "infoxlm.error"
+"""Tag of a run that failed or was cancelled: the cause."""
+_MAX_TRIALS = 5000  # nested runs that one search returns
 
 
 def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> str:
@@ -35,41 +38,52 @@ def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> s
     from mlflow.entities import RunTag
 
     with translate_errors(f"MLflow run {name}"):
-        of_plugin = os.environ.get("MLFLOW_RUN_ID")
-        run_id = outermost(client, of_plugin) if of_plugin else find_or_create(client, experiment, name, tags)
+        plugin_run_id = os.environ.get("MLFLOW_RUN_ID")
+        if plugin_run_id:
+            run_id = find_outermost(client, plugin_run_id)
+        else:
+            run_id = find_or_create(client, experiment, name, tags)
         run = client.get_run(run_id)
         check_location(run.info.artifact_uri)
         if run.info.status != "RUNNING":  # the stage is retried, and MLflow accepts points only for an open run
             client.update_run(run_id, status="RUNNING")
-        for tag in {FAILED_STAGE, ERROR} & run.data.tags.keys():
+        for tag in {FAILED_STAGE, ERROR} & run.data.tags.keys():  # of the attempt before
             client.delete_tag(run_id, tag)
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     return run_id
 
 
 def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
-    """Return the ids of the run of a pipeline run and of the runs of its trials, of those that are still RUNNING."""
+    """Return the ids of the runs of a pipeline run and of its trials that are still RUNNING."""
     client = connect(store)
     with translate_errors(f"MLflow run of {key}"):
-        found = client.get_experiment_by_name(experiment)
-        if not found:
+        mlflow_experiment = client.get_experiment_by_name(experiment)
+        if not mlflow_experiment:
             return []
-        of_plugin = os.environ.get("MLFLOW_RUN_ID")
+        experiment_ids = [mlflow_experiment.experiment_id]
+        parents: list[str] = []
+        plugin_run_id = os.environ.get("MLFLOW_RUN_ID")
+        if plugin_run_id:
+            parents.append(find_outermost(client, plugin_run_id))
         same_tag = f"tags.`{RUN_TAG}` = {quote(key)}"
-        parents = [outermost(client, of_plugin)] if of_plugin else []
-        parents += [run.info.run_id for run in client.search_runs([found.experiment_id], same_tag)]
-        ids = dict.fromkeys(parents)
+        for run in client.search_runs(experiment_ids, same_tag):
+            parents.append(run.info.run_id)
+        run_ids = list(parents)
         for parent in parents:
-            nested = client.search_runs([found.experiment_id], f"tags.`{PARENT}` = '{parent}'", max_results=5000)
-            ids |= dict.fromkeys(run.info.run_id for run in nested)
-        return [run_id for run_id in ids if client.get_run(run_id).info.status == "RUNNING"]
+            is_nested = f"tags.`{PARENT}` = '{parent}'"
+            for run in client.search_runs(experiment_ids, is_nested, max_results=_MAX_TRIALS):
+                run_ids.append(run.info.run_id)
+        unique_ids = dict.fromkeys(run_ids)  # in order; the plugin's run may also have the tag
+        return [run_id for run_id in unique_ids if client.get_run(run_id).info.status == "RUNNING"]
 
 
-def outermost(client: "MlflowClient", run_id: str) -> str:
+def find_outermost(client: "MlflowClient", run_id: str) -> str:
     """Return the outermost run that contains a run, or the run itself; a task in a loop is three levels deep."""
-    while parent := client.get_run(run_id).data.tags.get(PARENT):
+    while True:
+        parent = client.get_run(run_id).data.tags.get(PARENT)
+        if not parent:
+            return run_id
         run_id = parent
-    return run_id
 
 
 def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
@@ -77,31 +91,33 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
     experiment_id = _find_or_create_experiment(client, experiment)
     same_tag = f"tags.`{RUN_TAG}` = {quote(tags[RUN_TAG])}"
     oldest_first = ["start_time ASC", "run_id ASC"]
-    created = ""
+    created_id = ""
     for _ in range(2):
         runs = client.search_runs([experiment_id], same_tag, order_by=oldest_first)
         if runs:
-            run_id = runs[0].info.run_id
-            if created and created != run_id:  # another stage created a run at the same time, and its run is older
-                client.delete_run(created)
-            return run_id
-        created = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
-    raise StorageUnavailable("MLflow does not show the run that was just made: see whether it is one, run again")
+            oldest_id = runs[0].info.run_id
+            if created_id and created_id != oldest_id:  # another stage created a run at the same time
+                client.delete_run(created_id)
+            return oldest_id
+        created_id = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
+    raise StorageUnavailable("MLflow does not list the run that was just created: check the server, then run again")
 
 
 def source_tags() -> dict[str, str]:
     """Return MLflow's tags for the commit of the image or of the checkout; empty if it is unknown."""
     root = Path(__file__).parents[3]
-    commit, git = os.environ.get(COMMIT, ""), shutil.which("git")
-    if not commit and (root / ".git").exists() and git:
-        answer = subprocess.run([git, "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)  # noqa: S603
-        commit = answer.stdout.strip()
+    git = shutil.which("git")
+    commit = os.environ.get(COMMIT, "")
+    if not commit and git and (root / ".git").exists():
+        completed = subprocess.run([git, "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)  # noqa: S603
+        commit = completed.stdout.strip()
     if not re.fullmatch("[0-9a-f]{40}", commit):
         return {}
     return {"mlflow.source.name": "infoxlm", "mlflow.source.git.commit": commit}
 
 
 def _find_or_create_experiment(client: "MlflowClient", name: str) -> str:
+    """Return the id of an experiment; create it if it does not exist, with its artifacts below `artifact_root`."""
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(name)

@@ -20,7 +20,7 @@ PAGES = "INFOXLM_MLFLOW_PAGES"
 """Environment variable: the URL at which people open MLflow, if it differs from the steps' URL."""
 
 
-def open_run(key: str, name: str, store: str, here: Path, trial: Trial | None) -> "MlflowRun":
+def open_run(key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> "MlflowRun":
     """Find or open the run of a pipeline run in MLFLOW_EXPERIMENT_NAME, or the run of a trial nested in it.
 
     Raises:
@@ -28,8 +28,11 @@ def open_run(key: str, name: str, store: str, here: Path, trial: Trial | None) -
     """
     if "://" in store and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise InputError(f"{store} is for many machines, MLflow's database in a file is not: set MLFLOW_TRACKING_URI")
-    run_id = runs.open_run(_experiment(), name, {runs.RUN_TAG: key, **runs.source_tags()}, here)
-    return MlflowRun(trial_runs.open_trial(run_id, key, trial) if trial else run_id)
+    tags = {runs.RUN_TAG: key, **runs.source_tags()}
+    run_id = runs.open_run(_experiment_name(), name, tags, local_store)
+    if trial:
+        run_id = trial_runs.open_trial(run_id, key, trial)
+    return MlflowRun(run_id)
 
 
 def find_run(run_id: str) -> "MlflowRun":
@@ -37,9 +40,9 @@ def find_run(run_id: str) -> "MlflowRun":
     return MlflowRun(run_id)
 
 
-def end_unfinished(key: str, here: Path, status: str, stage: str, message: str) -> None:
+def end_unfinished(key: str, local_store: Path, status: str, stage: str, message: str) -> None:
     """End the run of a pipeline run, and the trials nested in it, unless they have ended or do not exist."""
-    for run_id in runs.find_unfinished(_experiment(), key, here):
+    for run_id in runs.find_unfinished(_experiment_name(), key, local_store):
         MlflowRun(run_id).end(status, stage, message)
 
 
@@ -47,9 +50,10 @@ def check_sweeps() -> None:
     """Do nothing, because MLflow stores trials."""
 
 
-def find_ablation(which: str, here: Path) -> "MlflowRun":
+def find_ablation(ablation: str, local_store: Path) -> "MlflowRun":
     """Return the run of an ablation; see `trial_runs.find_ablation`."""
-    return MlflowRun(trial_runs.find_ablation(which, here)[0])
+    run_id, _ = trial_runs.find_ablation(ablation, local_store)
+    return MlflowRun(run_id)
 
 
 class MlflowRun:
@@ -72,17 +76,19 @@ class MlflowRun:
         from mlflow.entities import Param
         from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 
-        values = {key: text[:MAX_PARAM_VAL_LENGTH] for key, text in _flatten(config).items()}
+        values = {name: value[:MAX_PARAM_VAL_LENGTH] for name, value in _flatten(config).items()}
         with translate_errors(f"parameters of MLflow run {self.id}"):
-            logged = self._client.get_run(self.id).data.params
-            for key in values.keys() & logged.keys():
-                if values[key] != logged[key]:
+            logged_values = self._client.get_run(self.id).data.params
+            new_params = []
+            for name, value in values.items():
+                if name not in logged_values:
+                    new_params.append(Param(name, value))
+                elif value != logged_values[name]:
                     raise ConfigMismatch(
-                        f"MLflow run {self.id} has {key} = {logged[key]:.120}, not {values[key]:.120}: "
+                        f"MLflow run {self.id} has {name} = {logged_values[name]:.120}, not {value:.120}: "
                         "set it back or start another run"
                     )
-            new = [Param(key, value) for key, value in values.items() if key not in logged]
-            self._client.log_batch(self.id, params=new)
+            self._client.log_batch(self.id, params=new_params)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
         """Log results of a stage."""
@@ -108,7 +114,7 @@ class MlflowRun:
 
         inputs = []
         for dataset in datasets:
-            described = entities.Dataset(
+            mlflow_dataset = entities.Dataset(
                 name=dataset.name,
                 digest=dataset.digest[:MAX_DATASET_DIGEST_SIZE],
                 source_type="s3" if source.startswith("s3:") else "local",
@@ -116,7 +122,7 @@ class MlflowRun:
                 profile=json.dumps({"languages": dataset.languages, **dataset.lines}),
             )
             context = "evaluation" if dataset.held_out else "training"
-            inputs.append(entities.DatasetInput(described, [entities.InputTag("mlflow.data.context", context)]))
+            inputs.append(entities.DatasetInput(mlflow_dataset, [entities.InputTag("mlflow.data.context", context)]))
         with translate_errors(f"datasets of MLflow run {self.id}"):
             self._client.log_inputs(self.id, inputs)
 
@@ -147,26 +153,34 @@ class MlflowRun:
             stage: the stage that failed, which becomes a tag.
             message: why it failed, which becomes a tag.
         """
-        of_plugin = os.environ.get("MLFLOW_RUN_ID")
+        plugin_run_id = os.environ.get("MLFLOW_RUN_ID")
         with translate_errors(f"MLflow run {self.id}"):
-            for tag, value in {runs.FAILED_STAGE: stage, runs.ERROR: message}.items():
-                if value:
-                    self._client.set_tag(self.id, tag, value)
-            if not of_plugin or self.id not in (of_plugin, runs.outermost(self._client, of_plugin)):
+            if stage:
+                self._client.set_tag(self.id, runs.FAILED_STAGE, stage)
+            if message:
+                self._client.set_tag(self.id, runs.ERROR, message)
+            is_of_plugin = False
+            if plugin_run_id:
+                outermost_id = runs.find_outermost(self._client, plugin_run_id)
+                is_of_plugin = self.id in (plugin_run_id, outermost_id)
+            if not is_of_plugin:
                 self._client.set_terminated(self.id, status)
 
     @property
     def page(self) -> str:
         """The URL of the run's page; empty without a server."""
-        server = os.environ.get(PAGES) or _server()
-        return f"{server.rstrip('/')}/#/{self._path}" if server.startswith("http") else ""
+        server = os.environ.get(PAGES) or _server_uri()
+        if not server.startswith("http"):
+            return ""
+        return f"{server.rstrip('/')}/#/{self._path}"
 
     def describe(self) -> str:
         """Return how to open the run's page, as lines for the console."""
-        if page := self.page:
+        page = self.page
+        if page:
             return f"MLflow      {page}"
         return (
-            f"MLflow      mlflow ui --backend-store-uri {_server()}   (run {self.id})\n"
+            f"MLflow      mlflow ui --backend-store-uri {_server_uri()}   (run {self.id})\n"
             f"            then http://127.0.0.1:5000/#/{self._path}"
         )
 
@@ -174,8 +188,8 @@ class MlflowRun:
     def _path(self) -> str:
         """The path of the run's page; the query keeps MLflow 3 from showing the experiment as a chat application."""
         with translate_errors(f"MLflow run {self.id}"):
-            experiment = self._client.get_run(self.id).info.experiment_id
-        return f"experiments/{experiment}/runs/{self.id}?workflowType=machine_learning"
+            experiment_id = self._client.get_run(self.id).info.experiment_id
+        return f"experiments/{experiment_id}/runs/{self.id}?workflowType=machine_learning"
 
     @property
     def _client(self) -> "MlflowClient":
@@ -184,22 +198,25 @@ class MlflowRun:
         return MlflowClient()
 
 
-def _experiment() -> str:
+def _experiment_name() -> str:
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm")
 
 
-def _server() -> str:
+def _server_uri() -> str:
     """Return MLFLOW_TRACKING_URI without its password."""
     return without_password(os.environ["MLFLOW_TRACKING_URI"]).rstrip("/")
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """Flatten a nested config to text values by dotted name."""
-    if isinstance(value, (list, tuple)) and any(isinstance(element, Mapping) for element in value):
+    """Flatten a nested config to text values by dotted name, such as `pretraining.optimization.steps`."""
+    if isinstance(value, tuple):
+        value = list(value)
+    if isinstance(value, list) and any(isinstance(element, Mapping) for element in value):
         value = {str(index): element for index, element in enumerate(value)}
     if not isinstance(value, Mapping) or not value:
-        return {prefix: str(list(value) if isinstance(value, tuple) else value)}
-    leaves: dict[str, str] = {}
+        return {prefix: str(value)}
+    flat_values: dict[str, str] = {}
     for key, element in value.items():
-        leaves |= _flatten(element, f"{prefix}.{key}" if prefix else str(key))
-    return leaves
+        name = f"{prefix}.{key}" if prefix else str(key)
+        flat_values |= _flatten(element, name)
+    return flat_values

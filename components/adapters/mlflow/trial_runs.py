@@ -72,7 +72,7 @@ def root(run_id: str) -> str:
     """Return the outermost run that contains a run (KFP nests the runs of tasks), or the run itself."""
     from mlflow import MlflowClient
 
-    return runs.outermost(MlflowClient(), run_id)
+    return runs.find_outermost(MlflowClient(), run_id)
 
 
 def name_of(run_id: str) -> str:
