@@ -157,7 +157,7 @@ def test_a_person_reads_and_one_who_promotes_moves_the_champion(locked_server):
         assert call(login, "POST", "runs/set-tag", tag)[0] == may_promote
     assert call(grace, "DELETE", "registered-models/delete", {"name": "people"})[0] == 403
     assert call(grace, "POST", "users/create", {"username": "x", "password": "long enough for it"})[0] == 403
-    with logged_in(ADMIN), pytest.raises(InputError, match="no experiment nowhere: the first run makes it"):
+    with logged_in(ADMIN), pytest.raises(InputError, match="no experiment nowhere: the first run creates it"):
         user.allow(locked_server.url, "ada", "nowhere", "people", "read")
 
 

@@ -32,23 +32,28 @@ def translate_errors(
         raise
     except Exception as error:
         status = error.get_http_status_code() if isinstance(error, MlflowException) else 0
-        translated = outside.translate_error(error, subject) or _of_database(error, subject, status)
-        translated = translated or _of_server(error, subject, status, account)
+        translated = outside.translate_error(error, subject)
+        if not translated:
+            translated = _translate_database_error(error, subject, status)
+        if not translated:
+            translated = _translate_server_error(error, subject, status, account)
         if not translated:
             raise
         raise translated from error
 
 
-def _of_database(error: Exception, subject: str, status: int) -> InfoXLMError | None:
+def _translate_database_error(error: Exception, subject: str, status: int) -> InfoXLMError | None:
     """Translate an error of a database that this process opens itself; return None for any other error."""
     reason = one_line(error)
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError):  # the URI names a kind of database whose driver is not installed
         return InputError(f"{subject}: {error}: install it, or give the address of a server, https://…")
     if "out-of-date database schema" in reason:
-        remedy = "use that one, or back the database up and call `mlflow db upgrade`"
+        remedy = "use that version, or back up the database and call `mlflow db upgrade`"
         return InputError(f"{subject}: the tables are those of another version of MLflow ({reason}): {remedy}")
-    is_file = os.environ.get("MLFLOW_TRACKING_URI", "").startswith("sqlite")
-    if not type(error).__module__.startswith("sqlalchemy") and not (is_file and status >= 500):
+    is_sqlalchemy_error = type(error).__module__.startswith("sqlalchemy")
+    uses_file = os.environ.get("MLFLOW_TRACKING_URI", "").startswith("sqlite")
+    is_wrapped_by_mlflow = uses_file and status >= 500
+    if not is_sqlalchemy_error and not is_wrapped_by_mlflow:
         return None
     if "locked" in str(error):
         return StorageUnavailable(f"{subject}: MLflow's database is locked: run the same again")
@@ -57,7 +62,7 @@ def _of_database(error: Exception, subject: str, status: int) -> InfoXLMError | 
     return InputError(f"{subject}: MLflow's database cannot be used ({reason}): restore it, or delete a new one")
 
 
-def _of_server(error: Exception, subject: str, status: int, account: str) -> InfoXLMError | None:
+def _translate_server_error(error: Exception, subject: str, status: int, account: str) -> InfoXLMError | None:
     """Translate an error answer of the server; return None if the error is not MLflow's (status 0).
 
     MLflow answers 503 while its database is away, and 500 if the request itself fails, which repeating does not help.

@@ -13,7 +13,8 @@ from pathlib import Path
 from infoxlm_core.errors import InputError, SignatureInvalid
 
 FILE = "signature.json"
-SIGNING, VERIFYING = "INFOXLM_SIGNING_KEY", "INFOXLM_VERIFYING_KEY"
+SIGNING = "INFOXLM_SIGNING_KEY"
+VERIFYING = "INFOXLM_VERIFYING_KEY"
 
 
 def sign(model: Path, signature: Path) -> None:
@@ -22,15 +23,17 @@ def sign(model: Path, signature: Path) -> None:
     Raises:
         InputError: the key cannot be used.
     """
-    key = os.environ.get(SIGNING)
-    if not key:
+    key_path = os.environ.get(SIGNING)
+    if not key_path:
         return
     from model_signing import signing
 
     try:
-        signing.Config().use_elliptic_key_signer(private_key=key).sign(model, signature)
+        signing.Config().use_elliptic_key_signer(private_key=key_path).sign(model, signature)
     except (OSError, TypeError, ValueError) as error:
-        raise InputError(f"{SIGNING}={key}: {_reason(error)}: give an elliptic-curve key without password") from None
+        raise InputError(
+            f"{SIGNING}={key_path}: {_shorten(error)}: give an elliptic-curve key without password"
+        ) from None
 
 
 def verify(model: Path, signature: Path, name: str) -> None:
@@ -45,20 +48,21 @@ def verify(model: Path, signature: Path, name: str) -> None:
         InputError: the key cannot be read.
         SignatureInvalid: the signature is missing, belongs to another key, or does not fit the files.
     """
-    key = os.environ.get(VERIFYING)
-    if not key:
+    key_path = os.environ.get(VERIFYING)
+    if not key_path:
         return
-    if not Path(key).is_file():
-        raise InputError(f"{VERIFYING}={key}: no such file: give a public key (PEM)")
+    if not Path(key_path).is_file():
+        raise InputError(f"{VERIFYING}={key_path}: no such file: give a public key (PEM)")
     if not signature.is_file():
         raise SignatureInvalid(f"{name} is not signed: set {SIGNING} where models are registered, register it again")
     from model_signing import verifying
 
     try:
-        verifying.Config().use_elliptic_key_verifier(public_key=key).verify(model, signature)
+        verifying.Config().use_elliptic_key_verifier(public_key=key_path).verify(model, signature)
     except Exception as error:  # the library has no common class for its errors about forged files
-        raise SignatureInvalid(f"{name}: {_reason(error)}: it is not what was signed with {key}") from None
+        raise SignatureInvalid(f"{name}: {_shorten(error)}: it is not what was signed with {key_path}") from None
 
 
-def _reason(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
+    """Return the message of an error in one line, or its class if it has none."""
     return " ".join(str(error).split())[:200] or type(error).__name__

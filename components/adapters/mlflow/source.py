@@ -15,12 +15,14 @@ def fetch(source: str, store: Path) -> Path:
     """
     model = model_registry.load_encoder(source, store)
     digest = manifests.digest_files(model)  # of all files, because the same weights may have another tokenizer
-    copy = store.resolve() / "models" / f"registry-{digest.removeprefix('sha256:')[:16]}"
+    short_digest = digest.removeprefix("sha256:")[:16]
+    copy = store.resolve() / "models" / f"registry-{short_digest}"
     copy.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
         if copy.is_dir() and manifests.digest_files(copy) != digest:
             copy.rename(Path(scratch) / "damaged")
         if not copy.is_dir():
-            shutil.copytree(model, Path(scratch) / "it")
-            manifests.move_into_place(Path(scratch) / "it", copy)
+            temporary_copy = Path(scratch) / "copy"
+            shutil.copytree(model, temporary_copy)
+            manifests.move_into_place(temporary_copy, copy)  # other processes never see a part of the model
     return copy

@@ -57,8 +57,8 @@ def ensure(server: str, user: str, password: str) -> None:
 def allow(server: str, user: str, experiment: str, model: str, may: str) -> None:
     """Grant a user permissions on an experiment and on a registered model; `*` stands for all.
 
-    The model of a user who registers is created here: whoever creates a model has all permissions on it, and that
-    should be no training.
+    The model of a user who may register is created here by the administrator. Otherwise the first training would
+    create it, and whoever creates a model has all permissions on it.
 
     Args:
         server: URL of MLflow.
@@ -78,10 +78,10 @@ def allow(server: str, user: str, experiment: str, model: str, may: str) -> None
     with translate_errors(f"{server}: permissions of {user}", _ADMIN):
         experiment_id = "*"
         if experiment != "*":
-            existing = registry.get_experiment_by_name(experiment)
-            if not existing:
-                raise InputError(f"{server}: MLflow has no experiment {experiment}: the first run makes it")
-            experiment_id = existing.experiment_id
+            mlflow_experiment = registry.get_experiment_by_name(experiment)
+            if not mlflow_experiment:
+                raise InputError(f"{server}: MLflow has no experiment {experiment}: the first run creates it")
+            experiment_id = mlflow_experiment.experiment_id
         if may == "register" and model != "*":
             try:
                 registry.create_registered_model(model)
@@ -91,7 +91,8 @@ def allow(server: str, user: str, experiment: str, model: str, may: str) -> None
         experiment_permission, model_permission = PERMISSIONS[may]
         _grant(server, user, "experiment", experiment_id, experiment_permission)
         _grant(server, user, "registered_model", model, model_permission)
-        if experiment_permission == "EDIT" and experiment_id == "*":  # two stages may open one run; one deletes its own
+        if experiment_permission == "EDIT" and experiment_id == "*":
+            # Two stages may create the run of a pipeline run at the same time. One of them then deletes its run.
             _grant(server, user, "run", "*", "MANAGE")
 
 
@@ -131,8 +132,12 @@ def main() -> None:
         for name in variables:
             if not os.environ.get(name):
                 raise InputError(f"{name} is not set: the Job make-user of k8s/base sets it")
-        server, admin_password, user, password = (os.environ[name] for name in variables)
-        os.environ |= {"MLFLOW_TRACKING_USERNAME": "admin", "MLFLOW_TRACKING_PASSWORD": admin_password}
+        server = os.environ["MLFLOW_TRACKING_URI"]
+        user = os.environ["MLFLOW_TRACKING_USERNAME"]
+        password = os.environ["MLFLOW_TRACKING_PASSWORD"]
+        # From here on, this process calls MLflow as the administrator.
+        os.environ["MLFLOW_TRACKING_USERNAME"] = "admin"
+        os.environ["MLFLOW_TRACKING_PASSWORD"] = os.environ[_ADMIN]
         ensure(server, user, password)
         for model in arguments.model or ():
             allow(server, user, arguments.experiment, model, arguments.may)
