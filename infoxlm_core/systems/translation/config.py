@@ -90,7 +90,7 @@ class TranslationConfig(StageConfig):
         return values
 
     @model_validator(mode="after")
-    def _two_languages_that_fit(self) -> Self:
+    def _check_fields(self) -> Self:
         if self.languages[0] == self.languages[1]:
             raise ValueError(f"languages must be two, not {self.languages[0]} twice")
         if self.optimization.schedule != "inverse_sqrt":

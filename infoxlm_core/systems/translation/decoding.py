@@ -98,7 +98,8 @@ class Validation:
         processor = sentencepiece.SentencePieceProcessor(str(shards.directory / "tokenizer" / tokenizers.MODEL))
         first_texts = [first_text for first_text, _ in pairs]
         second_texts = [second_text for _, second_text in pairs]
-        first_ids, second_ids = encode(processor, first_texts), encode(processor, second_texts)
+        first_ids = encode(processor, first_texts)
+        second_ids = encode(processor, second_texts)
         chosen_pairs = []
         for index in range(len(pairs)):
             if max(len(first_ids[index]), len(second_ids[index])) <= config.side_tokens:

@@ -54,7 +54,8 @@ class DecoderLayer(Layer):
         """
         hidden = self.attend(hidden, target_packing, causal=True)
         query = self.source_query(hidden)  # (T, d)
-        key, value = self.source_key(source), self.source_value(source)  # (S, d)
+        key = self.source_key(source)  # (S, d)
+        value = self.source_value(source)  # (S, d)
         context = attend(query, key, value, target_packing, source_packing, self.heads, self.active_dropout)
         change = F.dropout(self.source_output(context), self.active_dropout)
         return self.feed_forward(self.source_norm(hidden, change))
@@ -84,10 +85,11 @@ class DecoderLayer(Layer):
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:
         """Return the attention (N, d) of one query per sentence (N, d) to keys and values (N, t, d)."""
-        q = self._split_heads(query[:, None])  # (N, heads, 1, head size)
-        k, v = self._split_heads(key), self._split_heads(value)  # (N, heads, t, head size)
-        context = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask)
-        return context.transpose(1, 2).flatten(1)
+        query = self._split_heads(query[:, None])  # (N, heads, 1, head size)
+        key = self._split_heads(key)  # (N, heads, t, head size)
+        value = self._split_heads(value)  # (N, heads, t, head size)
+        context = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
+        return context.transpose(1, 2).flatten(1)  # (N, heads, 1, head size) -> (N, d)
 
     def _split_heads(self, rows: Tensor) -> Tensor:
         """(N, t, d) -> (N, heads, t, head size)."""
@@ -142,7 +144,8 @@ class Translator(nn.Module):
             language: number of the target language.
             max_lengths: largest number of tokens of each translation, both `</s>` included.
         """
-        device, count = source.ids.device, len(source.lengths)
+        device = source.ids.device
+        count = len(source.lengths)
         encoded_source = self.encode(source)  # (S, d)
         layers: list[Any] = list(self.decoder.layers)
         self.decoder.prepare(encoded_source, layers)

@@ -78,9 +78,10 @@ def train(
     validation = Validation.read(config, shards, corpus)
     learner = TranslationLearner(config, build(config, shards), TranslationSampler(shards, config), validation)
     inputs = {"shards": shards.manifest["digest"]}
-    for name, start in (("encoder.model", config.encoder.model), ("decoder.model", config.decoder.model)):
-        if start:
-            inputs[name] = pretrained.digest_of(Path(start))
+    if config.encoder.model:
+        inputs["encoder.model"] = pretrained.digest_of(Path(config.encoder.model))
+    if config.decoder.model:
+        inputs["decoder.model"] = pretrained.digest_of(Path(config.decoder.model))
     fingerprint = Fingerprint.of(config, VERSION, inputs)
     with run_directory(run, fingerprint, config.checkpoints, track) as (checkpoints, curves):
         for end_step in _validation_steps(config, checkpoints):
@@ -95,7 +96,8 @@ def train(
                 distributed.on_first(partial(export, learner.module, shards, run / "best", facts))
             if validations_since_best >= config.patience:
                 break
-        distributed.on_first(lambda: shutil.copytree(run / "best", output / "translator", dirs_exist_ok=True))
+        copy_best = partial(shutil.copytree, run / "best", output / "translator", dirs_exist_ok=True)
+        distributed.on_first(copy_best)
     logger.info("best BLEU %.2f, at validation %d of %d", history[best], best + 1, len(history))
     return figures | {"valid/best_bleu": history[best]}
 
@@ -105,8 +107,9 @@ def _validation_steps(config: TranslationConfig, checkpoints: Checkpoints) -> li
 
     A resumed run starts with the last of these steps that it reached, since it may have ended before the comparison.
     """
-    every, total = config.validate_every, config.optimization.steps
-    all_steps = [*range(every, total, every), total]
+    interval = config.validate_every
+    last_step = config.optimization.steps
+    all_steps = [*range(interval, last_step, interval), last_step]
     newest = distributed.on_first(checkpoints.load_newest)
     reached_step = distributed.from_first(newest.step if newest else 0)
     finished_count = sum(step <= reached_step for step in all_steps)
@@ -115,9 +118,9 @@ def _validation_steps(config: TranslationConfig, checkpoints: Checkpoints) -> li
 
 def _read_validations(run: Path, last_step: int) -> list[dict[str, float]]:
     """Return the scores of each validation up to a step, from the curves of the run."""
-    points = distributed.on_first(lambda: tracker.read(run / tracker.METRICS)) or []
+    curves = distributed.on_first(lambda: tracker.read(run / tracker.METRICS)) or []
     validations = []
-    for step, values in points:
+    for step, values in curves:
         if BLEU in values and step <= last_step:
             validations.append({name: score for name, score in values.items() if name.startswith("valid/")})
     return distributed.from_first(validations)
