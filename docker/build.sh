@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
-# Build the image with whichever builder is there: docker, podman or buildah.
+# Build the image with docker, podman or buildah.
 #
-#     docker/build.sh [OPTION ...]      options go to the builder, after ours
+#     docker/build.sh [OPTION ...]      the options are passed to the builder
 #
-# BASE      what it is built on, by digest: python:3.11-slim-bookworm@sha256:…
-# VARIANT   cpu (default) or cuda          TAG   name of the image, infoxlm:VARIANT by default
-# PACKAGES  Debian's packages for the cuda variant, in place of those that the Dockerfile names
-# BUILDER   one of the three, if several are there and the first is not to be taken
-# SOURCE_DATE_EPOCH   the time of the image and its files, that of the commit by default
+# Environment variables:
+#
+# BASE               base image with its digest: python:3.11-slim-bookworm@sha256:…
+# VARIANT            cpu (default) or cuda
+# TAG                name of the image; default: infoxlm:VARIANT
+# PACKAGES           Debian packages of the cuda variant; default: the list in the Dockerfile
+# BUILDER            docker, podman or buildah; default: the first of these that works
+# SOURCE_DATE_EPOCH  time of the image and its files; default: time of the commit
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 variant=${VARIANT:-cpu}
 [[ $variant == cpu || $variant == cuda ]] || { echo "VARIANT=$variant: take cpu or cuda" >&2; exit 2; }
 
-# Without its wheels pip would say so after minutes, and less clearly.
+# Check the processor first: pip would find the missing wheels only after minutes, with a less clear message.
 machine=$(uname -m)
 case "$*" in *linux/amd64*) machine=x86_64 ;; *linux/arm64*) machine=aarch64 ;; esac
 case "$machine $variant" in
@@ -41,7 +44,7 @@ done
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 315532800)}
-# Where the code is, if that is an address; never with the login that a clone may keep in it.
+# Address of the repository, without the login that the address of a clone may contain.
 source=$(git config --get remote.origin.url | sed -n -E 's#^(https?|ssh)://([^/@]*@)?#\1://#p' || true)
 options=(--file Dockerfile --tag "${TAG:-infoxlm:$variant}" --build-arg "BASE=$base" --build-arg "VARIANT=$variant"
   --build-arg "VERSION=$version" --build-arg "REVISION=$revision"
@@ -49,9 +52,10 @@ options=(--file Dockerfile --tag "${TAG:-infoxlm:$variant}" --build-arg "BASE=$b
   --label "org.opencontainers.image.base.name=${base%@*}" --label "org.opencontainers.image.base.digest=${base#*@}")
 [[ -z $source ]] || options+=(--label "org.opencontainers.image.source=$source")
 [[ -z ${PACKAGES:-} ]] || options+=(--build-arg "PACKAGES=$PACKAGES")
-# BuildKit takes the time as an argument; the others set it on the image and on every file, once told in one way only.
+# BuildKit reads the time from a build argument. podman and buildah set it on the image and on every file with --timestamp,
+# and refuse this option if the variable is set, too.
 unset SOURCE_DATE_EPOCH
 if [[ $builder == docker ]]; then options+=(--build-arg "SOURCE_DATE_EPOCH=$epoch"); else options+=(--timestamp "$epoch"); fi
-# Of these three only buildah keeps no layers unless told to.
+# buildah is the only one that does not cache layers by default.
 [[ $builder != buildah ]] || options+=(--layers)
 exec "$builder" build "${options[@]}" "$@" .

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Print the manifests of an overlay with the image of a release in them.
+# Print the manifests of an overlay, with the digest of the image filled in.
 #
 #     k8s/render.sh OVERLAY IMAGE@sha256:DIGEST [WITH ...] | kubectl apply --server-side --force-conflicts -f -
 #
-# OVERLAY is a folder of k8s/overlays, or any other folder with a kustomization. WITH is a component of k8s/components, as
-# downloads, or an image that is not ours, as postgres@sha256:… or postgres=registry.example/postgres@sha256:…
+# OVERLAY   a folder of k8s/overlays, or the path of any folder with a kustomization.yaml
+# WITH      a component of k8s/components, such as downloads; or the digest of an image that we do not build, such as
+#           postgres@sha256:…; or its digest and its mirror, such as postgres=registry.example/postgres@sha256:…
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 overlay=${1:?which overlay: small, single-user or production} image=${2:?which image: name@sha256:digest}
@@ -26,7 +27,7 @@ for with in "${@:3}"; do
   fi
 done
 
-# kustomize wants a folder with relative paths in it.
+# kustomize accepts resources only as relative paths inside a folder, so the folder is created beside the overlays.
 work=$(mktemp -d "$here/.render-XXXXXX")
 trap 'rm -r "$work"' EXIT
 cat > "$work/kustomization.yaml" <<END
