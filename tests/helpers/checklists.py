@@ -45,16 +45,21 @@ def order(item: str) -> tuple[int, int]:
 
 def rows_of(page: str) -> dict[str, Row]:
     """Return the rows of docs/PAGE.md by item, in the order of the page; a row that names F refers to all F items."""
-    cells_of = {}
+    prefixes = "|".join(PAGES[page])
+    cells_of_item = {}
     for line in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) == 5 and re.fullmatch(rf"({'|'.join(PAGES[page])})\d+", cells[1]):
-            cells_of[cells[1]] = cells[2], cells[3]
+        if len(cells) == 5 and re.fullmatch(rf"({prefixes})\d+", cells[1]):
+            item, expected, proof = cells[1:4]
+            cells_of_item[item] = (expected, proof)
     rows = {}
-    for item, (expected, proof) in cells_of.items():
-        names = re.findall(r"\b(?:RB\d+|[PFBS]\d*)\b", re.sub(r"`[^`]*`|\(.*\)", "", proof))
-        items = [other for name in names for other in cells_of if name in (other, kind(other))]
-        rows[item] = Row(expected, frozenset(re.findall(r"`(test_\w+)`", proof)), tuple(items))
+    for item, (expected, proof) in cells_of_item.items():
+        test_names = re.findall(r"`(test_\w+)`", proof)
+        proof_without_tests = re.sub(r"`[^`]*`|\(.*\)", "", proof)  # also without the addresses of links
+        proving_items: list[str] = []
+        for reference in re.findall(r"\b(?:RB\d+|[PFBS]\d*)\b", proof_without_tests):
+            proving_items += [candidate for candidate in cells_of_item if reference in (candidate, kind(candidate))]
+        rows[item] = Row(expected, frozenset(test_names), tuple(proving_items))
     return rows
 
 
@@ -64,10 +69,12 @@ def outcome(item: str, runs: Sequence[Run], rows: dict[str, Row]) -> str:
         return NEEDS_MORE
     outcomes = {run.outcome for run in runs if run.item == item}
     if item in rows:
-        outcomes |= {outcome(other, runs, rows) for other in rows[item].items if other != item}
-    for worst in ("failed", "error", NOT_SHOWN, "skipped", "passed"):
-        if worst in outcomes:
-            return "failed" if worst == "error" else worst
+        outcomes |= {outcome(proving_item, runs, rows) for proving_item in rows[item].items if proving_item != item}
+    if "error" in outcomes:  # an error in the set-up of a test
+        return "failed"
+    for worst_outcome in ("failed", NOT_SHOWN, "skipped", "passed"):
+        if worst_outcome in outcomes:
+            return worst_outcome
     return NOT_SHOWN
 
 
@@ -77,20 +84,22 @@ def observed(item: str, runs: Sequence[Run], rows: dict[str, Row]) -> str:
     figures = {(run.test.partition("[")[0], run.figure) for run in runs if run.item == item and run.figure}
     descriptions = []
     for (test, result), number in sorted(counts.items()):
-        of_test = "; ".join(figure for name, figure in sorted(figures) if name == test)
-        descriptions.append(f"{test}: {number} {result}" + (f", {of_test}" if of_test else ""))
+        description = f"{test}: {number} {result}"
+        figures_of_test = "; ".join(figure for name, figure in sorted(figures) if name == test)
+        if figures_of_test:
+            description += f", {figures_of_test}"
+        descriptions.append(description)
     if item in rows:
-        descriptions += [f"{other} {outcome(other, runs, rows)}" for other in rows[item].items]
+        descriptions += [f"{proving_item} {outcome(proving_item, runs, rows)}" for proving_item in rows[item].items]
     return " · ".join(descriptions)
 
 
 def report(page: str, runs: Sequence[Run]) -> str:
     """Return a table of a page's items, including those without a test in this run."""
     rows = rows_of(page)
-    items = sorted({*rows, *(run.item for run in runs if kind(run.item) in PAGES[page])}, key=order)
-    lines = [
-        f"| {item} | {rows[item].expected if item in rows else ''} | {observed(item, runs, rows)} "
-        f"| {outcome(item, runs, rows)} |"
-        for item in items
-    ]
-    return "\n".join(["| item | expected | observed | outcome |", "|---|---|---|---|", *lines]) + "\n"
+    tested_items = {run.item for run in runs if kind(run.item) in PAGES[page]}
+    lines = ["| item | expected | observed | outcome |", "|---|---|---|---|"]
+    for item in sorted(rows.keys() | tested_items, key=order):
+        expected = rows[item].expected if item in rows else ""
+        lines.append(f"| {item} | {expected} | {observed(item, runs, rows)} | {outcome(item, runs, rows)} |")
+    return "\n".join(lines) + "\n"

@@ -9,12 +9,15 @@ from typing import Any
 
 
 def infoxlm(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """Run the command `infoxlm` and return its output and exit code."""
     command = [str(Path(sys.executable).parent / "infoxlm"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=400, **options)
 
 
 def environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")} | {"OMP_NUM_THREADS": "1"}
+    """Return the environment of this process without MLflow's variables, and with one thread per process."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
+    return variables | {"OMP_NUM_THREADS": "1"}
 
 
 def processes_on(store: Path) -> list[str]:

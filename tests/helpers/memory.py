@@ -22,8 +22,8 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def report_error(read: Callable[[], Any], out: Connection) -> None:
-    """Read with little memory; send the error's class, its message, and the bytes by which the process has grown."""
+def report_error(read: Callable[[], Any], connection: Connection) -> None:
+    """Call `read` with little memory, and send the class and message of its error and the growth of the process."""
     torch.set_num_threads(1)  # the threads of a parent do not exist in its fork
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + ADDRESS_SPACE, resource.RLIM_INFINITY))
@@ -34,17 +34,17 @@ def report_error(read: Callable[[], Any], out: Connection) -> None:
     except Exception as failure:
         error = failure
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    out.send((type(error), str(error), peak - before))
+    connection.send((type(error), str(error), peak - before))
 
 
 def read_with_little_memory(read: Callable[[], Any]) -> tuple[type, str, int]:
     """Return the class of the error, its message, and the bytes by which the child grew."""
     fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    child = fork.Process(target=report_error, args=(read, theirs))
+    receiver, sender = fork.Pipe(duplex=False)
+    child = fork.Process(target=report_error, args=(read, sender))
     child.start()
-    theirs.close()
+    sender.close()  # so that recv() fails, instead of waiting forever, if the child is killed
     try:
-        return ours.recv()
+        return receiver.recv()
     finally:
         child.join()

@@ -26,6 +26,13 @@ class Cut:
     hasty: Names
 
     def restore(self, root: int, target: Path, names: Names) -> None:
+        """Create a folder with the content that the disk would have after the power cut.
+
+        Args:
+            root: inode of the recorded folder.
+            target: the folder to create.
+            names: the entries of all folders, `lazy` or `hasty`.
+        """
         target.mkdir()
         for name, inode in names.get(root, {}).items():
             if inode in self.hasty or inode in names:  # a folder, of which a lazy disk may know no entries
@@ -57,7 +64,9 @@ class Disk:
         self.cuts.append(Cut(tuple(self.acknowledged), dict(self._bytes), dict(self._names), hasty))
 
     def _synced(self, descriptor: int) -> None:
-        status, path = os.fstat(descriptor), Path(f"/proc/self/fd/{descriptor}").readlink()
+        """Record the fsync of a file or folder, and a power cut before and after it."""
+        status = os.fstat(descriptor)
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
         if not path.is_relative_to(self.root):
             return
         self._cut()  # just before the fsync
@@ -80,7 +89,8 @@ class Disk:
 @contextmanager
 def recorded(root: Path, setattr: Callable[[object, str, object], None]) -> Iterator[Disk]:
     """Record fsyncs while the block runs; `setattr` is that of pytest's monkeypatch."""
-    disk, fsync = Disk(root), os.fsync
+    disk = Disk(root)
+    fsync = os.fsync
 
     def recording(file: object) -> None:
         descriptor = file if isinstance(file, int) else file.fileno()

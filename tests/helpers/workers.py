@@ -19,8 +19,8 @@ IMPORTED_ONCE = [
 """An optimizer and sharding import the last two when they are first used."""
 
 
-def start(work: Callable[..., None], workers: int, given: Path, base: Path) -> None:
-    """Run `work(rank, workers, port, given, base)` in `workers` processes, wait for them, and raise what one raises.
+def start(work: Callable[..., None], workers: int, inputs: Path, base: Path) -> None:
+    """Run `work(rank, workers, port, inputs, base)` in `workers` processes, wait for them, and raise the first error.
 
     The processes are forked from one that has imported torch, because importing takes seconds.
     """
@@ -28,7 +28,9 @@ def start(work: Callable[..., None], workers: int, given: Path, base: Path) -> N
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-    torch.multiprocessing.start_processes(work, (workers, port, given, base), nprocs=workers, start_method="forkserver")
+    torch.multiprocessing.start_processes(
+        work, (workers, port, inputs, base), nprocs=workers, start_method="forkserver"
+    )
 
 
 def start_one(work: Callable[..., None], *arguments: object) -> BaseProcess:

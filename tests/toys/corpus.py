@@ -11,6 +11,7 @@ from infoxlm_core.stages.tokenization import tokenize
 
 
 def write_corpus(directory: Path, sentences: dict[str, list[str]], pairs: dict[str, list[tuple[str, str]]]) -> Path:
+    """Write monolingual sentences by language, and pairs by language pair, and return the folder."""
     for language, texts in sentences.items():
         path = directory / "mono" / language / "toy.parquet"
         path.parent.mkdir(parents=True)
@@ -18,7 +19,9 @@ def write_corpus(directory: Path, sentences: dict[str, list[str]], pairs: dict[s
     for name, rows in pairs.items():
         path = directory / "pairs" / name / "toy.parquet"
         path.parent.mkdir(parents=True)
-        pq.write_table(pa.table({"source": [a for a, _ in rows], "target": [b for _, b in rows]}), path)
+        sources = [source for source, _ in rows]
+        targets = [target for _, target in rows]
+        pq.write_table(pa.table({"source": sources, "target": targets}), path)
     manifests.write(directory, "corpus")
     return directory
 

@@ -15,7 +15,8 @@ VOCABULARY = 64
 def write_shards(directory: Path, corpora: dict[str, int], languages: tuple[str, ...] = ("de", "fr")) -> Path:
     """Write random but learnable pairs: a target token is its source token plus half the pieces."""
     rng = np.random.default_rng(7)
-    tables, half = {}, (VOCABULARY - FIRST_PIECE - 1) // 2
+    tables = {}
+    half = (VOCABULARY - FIRST_PIECE - 1) // 2
     for language in languages:
         for corpus, count in corpora.items():
             lengths = rng.integers(3, 9, count)
@@ -25,9 +26,9 @@ def write_shards(directory: Path, corpora: dict[str, int], languages: tuple[str,
             tables[f"{stem}.source"] = shards.write_table(directory / f"{stem}.source", [(source, lengths)])
             tables[f"{stem}.target"] = shards.write_table(directory / f"{stem}.target", [(target, lengths)])
             rng.integers(0, 2**63, count).astype(shards.SENTENCE_IDS).tofile(directory / f"{stem}.meanings")
-            ends = np.insert(target, lengths.cumsum(), EOS)
+            sentences_with_eos = np.insert(target, lengths.cumsum(), EOS)
             name = f"mono/{language}/{corpus}"
-            tables[name] = shards.write_table(directory / name, [(ends, lengths + 1)])
+            tables[name] = shards.write_table(directory / name, [(sentences_with_eos, lengths + 1)])
     facts = {"vocabulary_size": VOCABULARY, "tables": tables, "corpus": "sha256:c", "tokenizer": "sha256:t"}
     manifests.write(directory, "shards", facts)
     return directory

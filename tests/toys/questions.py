@@ -77,7 +77,8 @@ def write_bert_tokenizer(directory: Path, texts: Sequence[str]) -> Path:
     letters = sorted(set("".join(clean.normalize_str(text) for text in texts)) - {" "})
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
     tokenizer = Tokenizer(WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = clean, pre_tokenizers.BertPreTokenizer()
+    tokenizer.normalizer = clean
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.save(str(directory / "tokenizer.json"))

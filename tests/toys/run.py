@@ -10,6 +10,7 @@ STEPS = 300
 
 
 def write_config(directory: Path) -> Path:
+    """Write the config of a run, and the catalogs that it reads."""
     write_catalogs(directory / "text", {"mail": 350, "wiki": 350, "shop": 350, "held": 150})
     values = {
         "preparation": {

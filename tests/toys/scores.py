@@ -32,7 +32,7 @@ def labelled(en: float, de: float, fr: float = 0.5, dev: float | None = 0.5, **m
 
 def answered(f1: float) -> dict:
     languages = {"zh": {"f1": f1, "exact_match": f1 / 2}, "en": {"f1": 0.8, "exact_match": 0.4}}
-    mean = {name: sum(cell[name] for cell in languages.values()) / 2 for name in ("f1", "exact_match")}
+    mean = {name: (languages["zh"][name] + languages["en"][name]) / 2 for name in ("f1", "exact_match")}
     gap = {name: languages["en"][name] - languages["zh"][name] for name in mean}
     return labelled(0, 0) | {"task": "question_answering", "languages": languages, "mean": mean, "transfer_gap": gap,
                              "counts": {"zh": 4, "en": 4}}  # fmt: skip

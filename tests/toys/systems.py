@@ -22,9 +22,12 @@ SIZES = {
 
 
 def merge(first: dict, second: dict) -> dict:
-    both = {name: merge(first[name], second[name]) for name in first.keys() & second.keys()
-            if isinstance(first[name], dict) and isinstance(second[name], dict)}  # fmt: skip
-    return first | second | both
+    """Return a nested dictionary with all keys of both; `second` decides where both have a value."""
+    merged = first | second
+    for name in first.keys() & second.keys():
+        if isinstance(first[name], dict) and isinstance(second[name], dict):
+            merged[name] = merge(first[name], second[name])
+    return merged
 
 
 def learner_of(config: PretrainingConfig, shards: Shards) -> TextLearner:

@@ -36,7 +36,8 @@ def write_catalogs(directory: Path, corpora: dict[str, int]) -> Path:
     order = list(range(len(messages(0))))
     random.Random(5).shuffle(order)
     for corpus, count in corpora.items():
-        chosen, order = order[:count], order[count:]
+        chosen = order[:count]
+        order = order[count:]
         for number, language in enumerate(("de", "fr")):
             catalog = polib.POFile()
             catalog.metadata = {"Content-Type": "text/plain; charset=utf-8", "Language": language}
