@@ -99,7 +99,10 @@ def step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> fl
     """Return the must-do FLOPs of an optimizer step with sequences of a shape."""
     samples = config.batches.global_batch_size
     views = [shape.view] * samples if shape.view else []
-    lm = [tokens for tokens in (shape.mlm, shape.tlm) if tokens for _ in range(samples)]
+    lm: list[int] = []
+    for tokens in (shape.mlm, shape.tlm):
+        if tokens:
+            lm += [tokens] * samples
     targets = round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples)
     return flops.must_do_flops(size, lm, targets, views, views, config.contrast.layer, config.contrast.queue_size)
 
@@ -112,14 +115,19 @@ def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
 def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRow]:
     """Return the bytes on each device; the first five rows are exact, the others estimates for long sequences."""
     model, keys = build(config, vocabulary)
-    size, d, total = model.encoder.size, model.encoder.size.hidden, count(model)
-    contrasts, sharded = bool(config.objectives.xlco), config.model.sharded
+    size = model.encoder.size
+    d = size.hidden
+    total = count(model)
+    contrasts = bool(config.objectives.xlco)
+    sharded = config.model.sharded
     micro_batch = config.batches.micro_batch_size
     if config.model.dropout:  # then micro-batches lie within virtual shards
         micro_batch = min(micro_batch, config.batches.global_batch_size // config.batches.virtual_shards)
-    queue, top = config.contrast.queue_size, config.contrast.layer
+    queue = config.contrast.queue_size
+    top = config.contrast.layer
     shape = fit_shape(config, LONG)
-    lm, views = micro_batch * (shape.mlm + shape.tlm), micro_batch * shape.view
+    lm = micro_batch * (shape.mlm + shape.tlm)  # tokens
+    views = micro_batch * shape.view  # tokens
     layer_tokens = lm * size.layers + views * top
     if config.model.recompute:  # layers store their input; one layer at a time stores everything
         activation_bytes = d * (ACTIVATION_BYTES * (lm + views) + 2 * layer_tokens)
@@ -130,17 +138,18 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRo
             f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, {views:,} x {top}"
         )
     chunk_rows = min(ROWS, round(config.objectives.mask_ratio * lm))
-    parts, by_gpus = (gpus, f", by {gpus} GPUs") if sharded else (1, "")
-    copied = 0
+    shards = gpus if sharded else 1
+    by_gpus = f", by {gpus} GPUs" if sharded else ""
+    copied = 0  # weights of the key encoder, of which autocast makes bf16 copies
     if contrasts and not sharded:
-        copied = sum(count(part) for part in keys.modules() if isinstance(part, Linear))
+        copied = sum(count(module) for module in keys.modules() if isinstance(module, Linear))
     tensors = len(list(model.parameters()))
     rows = [
-        ("weights", 4 * total / parts, f"4 B x {total:,} parameters, fp32{by_gpus}"),
-        ("gradients", 4 * total / parts, f"4 B x parameters, fp32{by_gpus}"),
-        ("AdamW moments", (8 * total + 4 * tensors) / parts,
+        ("weights", 4 * total / shards, f"4 B x {total:,} parameters, fp32{by_gpus}"),
+        ("gradients", 4 * total / shards, f"4 B x parameters, fp32{by_gpus}"),
+        ("AdamW moments", (8 * total + 4 * tensors) / shards,
          f"8 B x parameters, fp32; 4 B x {tensors} tensors{by_gpus}"),
-        ("key encoder", contrasts * 4 * count(keys) / parts,
+        ("key encoder", contrasts * 4 * count(keys) / shards,
          f"4 B x {count(keys):,}: fp32, up to layer {top}, and W{by_gpus}"),
         ("queue", contrasts * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
         ("gradients to be summed", 4 * total if gpus > 1 else 0,
@@ -162,8 +171,8 @@ def check_memory(config: PretrainingConfig, size: EncoderSize, available: float)
     """
     gpus = config.batches.virtual_shards if config.model.sharded else 1
     rows = memory(config, size.vocabulary, gpus)[:5]
-    needed = sum(row.value for row in rows)
-    if needed <= available:
+    required_bytes = sum(row.value for row in rows)
+    if required_bytes <= available:
         return
     largest = max(rows, key=lambda row: row.value)
     if largest.name == "queue":
@@ -173,8 +182,8 @@ def check_memory(config: PretrainingConfig, size: EncoderSize, available: float)
             f"pretraining.model ({size.layers} layers of {size.hidden}) or the vocabulary ({size.vocabulary:,} ids)"
         )
     raise ConfigError(
-        f"training needs {_bytes(needed)} on each device, of which {largest.name} {_bytes(largest.value)}, and there "
-        f"are {_bytes(available)}: lower {setting}"
+        f"training needs {_bytes(required_bytes)} on each device, of which {largest.name} {_bytes(largest.value)}, "
+        f"and there are {_bytes(available)}: lower {setting}"
     )
 
 
@@ -222,10 +231,11 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     run: list[PlanRow] = []
     for shape in (fit_shape(config, LONG), fit_shape(config, SHORT)):
         step = _describe_step(config, model, keys, shape, checkpoint_bytes)
-        parts = step_time.predict_parts(config, step, gpus, gpu)
-        seconds = sum(part.seconds for part in parts)
+        step_parts = step_time.predict_parts(config, step, gpus, gpu)
+        seconds = sum(part.seconds for part in step_parts)
+        mfu = step.flops / (seconds * gpus * flops.PEAKS[gpu])
         steps += _plan_step(config, shape, step.flops)
-        time += _plan_time(shape, parts, mfu=step.flops / (seconds * gpus * flops.PEAKS[gpu]), peak=flops.PEAKS[gpu])
+        time += _plan_time(shape, step_parts, mfu, flops.PEAKS[gpu])
         run.append(_plan_duration(config, shape, seconds, gpus))
     queue_turnover = config.contrast.queue_size / config.batches.global_batch_size
     steps.append(PlanRow("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"))
@@ -246,10 +256,10 @@ def _plan_step(config: PretrainingConfig, shape: Shape, step_flops: float) -> li
     ]
 
 
-def _plan_time(shape: Shape, parts: Sequence[step_time.Part], mfu: float, peak: float) -> list[PlanRow]:
+def _plan_time(shape: Shape, step_parts: Sequence[step_time.Part], mfu: float, peak: float) -> list[PlanRow]:
     """Return the milliseconds of each part of a step, and of the whole step."""
-    rows = [PlanRow(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in parts]
-    milliseconds = sum(part.seconds for part in parts) * 1e3
+    rows = [PlanRow(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in step_parts]
+    milliseconds = sum(part.seconds for part in step_parts) * 1e3
     formula = f"MFU {mfu:.2f} of {peak / 1e12:.0f} TFLOP/s: predicted, never measured"
     return [*rows, PlanRow(f"{shape.name}: a step", milliseconds, "ms", formula)]
 
