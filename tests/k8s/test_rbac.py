@@ -46,8 +46,8 @@ def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]
 @pytest.mark.item("S05")
 def test_the_role_of_the_steps_allows_exactly_what_the_launcher_calls(monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
-    monkeypatch.setattr(job, "_POLL", 0.05)
-    monkeypatch.setattr(job, "_LAST_LINES", 0.5)
+    monkeypatch.setattr(job, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(job, "_LAST_LINES_SECONDS", 0.5)
     monkeypatch.setattr(log, "_PAUSE", 0.05)
     with running_kubernetes() as kubernetes:
         monkeypatch.setattr(api, "connect", lambda: api.RayJobs(kubernetes.api(), NAMESPACE))

@@ -54,7 +54,9 @@ class RayJobs:
 
         self.namespace = namespace
         self._rayjobs = {**_RAYJOBS, "namespace": namespace}
-        self._client, self._custom, self._core = api, client.CustomObjectsApi(api), client.CoreV1Api(api)
+        self._client = api
+        self._custom = client.CustomObjectsApi(api)
+        self._core = client.CoreV1Api(api)
 
     def create(self, body: Job) -> None:
         """Create a job; raise AlreadyExists if a job has its name."""
@@ -92,11 +94,15 @@ class RayJobs:
             workflow = self._custom.get_namespaced_custom_object(
                 **workflows, name=owner["name"], _request_timeout=_TIMEOUT
             )
-            spec, status, metadata = workflow.get("spec") or {}, workflow.get("status") or {}, workflow["metadata"]
-            if metadata.get("uid") != owner["uid"]:
+            spec = workflow.get("spec") or {}
+            status = workflow.get("status") or {}
+            metadata = workflow["metadata"]
+            if metadata.get("uid") != owner["uid"]:  # another workflow of the same name
                 return False
             has_ended = status.get("phase") in ("Succeeded", "Failed", "Error")
-            is_terminated = spec.get("activeDeadlineSeconds") == 0 or spec.get("shutdown")  # by Kubeflow, by Argo
+            is_terminated_by_kubeflow = spec.get("activeDeadlineSeconds") == 0
+            is_terminated_by_argo = bool(spec.get("shutdown"))
+            is_terminated = is_terminated_by_kubeflow or is_terminated_by_argo
             return not (has_ended or is_terminated or metadata.get("deletionTimestamp"))
         return False
 
@@ -157,7 +163,7 @@ class RayJobs:
             ray_pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
             )
-            pods = {pod.metadata.name: pod for pod in (*self.submitters(name), *ray_pods.items)}
+            pods = {pod.metadata.name: pod for pod in self.submitters(name) + ray_pods.items}
             return [pod for pod_name, pod in pods.items() if digest in pod_name]
 
     def warnings(self, name: str) -> list[Any]:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NoReturn
 
 from components.adapters.kuberay import api, manifest
 from components.adapters.kuberay.api import AlreadyExists, Job, RayJobs, Unavailable
@@ -35,17 +35,17 @@ from infoxlm_core.errors import (
 
 logger = logging.getLogger(__name__)
 
-_POLL = 2.0  # seconds between two requests for the state of the job
-_LONGEST_POLL = 30.0
-_FAILURES = 20  # consecutive calls without an answer: about ten minutes
-_HEARTBEAT = 60.0  # seconds without a log line after which the state of the job is logged
-_LAST_LINES = 10.0  # seconds to wait for the last log lines of a job that has ended
-_OPERATOR_FIRST = 300.0  # seconds to let the operator enforce its own time limit first
-_DELETION = 600.0  # seconds after which a deletion counts as stuck
-_DEAD_NODE = 120.0  # seconds beyond the grace period after which a remaining pod must be on a dead node
-_BETWEEN_ATTEMPTS = 30.0
-_PAUSE_AFTER_RELEASE = (30.0, 120.0)  # random seconds, so that of two jobs that blocked each other one comes first
-_STOPPING = 10.0  # seconds to wait for the request to save
+_POLL_SECONDS = 2.0  # between two requests for the state of the job
+_MAX_POLL_SECONDS = 30.0
+_MAX_FAILURES = 20  # consecutive calls without an answer: about ten minutes
+_REPORT_SECONDS = 60.0  # the state of the job is logged after this time without a log line
+_LAST_LINES_SECONDS = 10.0  # to wait for the last log lines of a job that has ended
+_OPERATOR_SECONDS = 300.0  # to let the operator enforce its own time limit first
+_DELETION_SECONDS = 600.0  # after this time a deletion counts as stuck
+_DEAD_NODE_SECONDS = 120.0  # a pod that remains for this time after the grace period must be on a dead node
+_RETRY_SECONDS = 30.0  # between two attempts
+_PAUSE_AFTER_RELEASE = (30.0, 120.0)  # seconds, random so that one of two jobs that blocked each other starts first
+_REQUEST_SECONDS = 10.0  # to wait until the request to save is sent
 _NEEDED_ATTEMPTS = 3  # attempts to find out whether a workflow still needs the job
 
 
@@ -54,7 +54,7 @@ class _StopRequested(BaseException):
 
 
 class _PartlyScheduled(Exception):
-    """Only some pods of the job have had a node for too long; they may keep another job from starting."""
+    """Only some pods of the job have had a node for too long, so two jobs may block each other."""
 
 
 def run(
@@ -82,7 +82,7 @@ def run(
         Preempted: this process was asked to stop.
         WorkerLost: the job ended without an outcome, or Kubernetes stopped answering.
         InputError: Kubernetes refuses.
-        and the error in the outcome; a TryAgain only after `cluster.retries` further jobs.
+        and the error that the job stored; a TryAgain only after `cluster.retries` further jobs.
     """
     outcome = read_outcome()
     if outcome and 2 <= int(outcome["code"]) <= 5:  # an earlier attempt failed with an error that would happen again
@@ -102,7 +102,7 @@ def run(
                 if attempt == cluster.retries or not can_retry:
                     raise error
                 logger.warning("%s; starting it again (%d of %d)", error, attempt + 1, cluster.retries)
-                time.sleep(_BETWEEN_ATTEMPTS)
+                time.sleep(_RETRY_SECONDS)
         except _StopRequested:
             raise _stop(jobs, name, owner, ask_to_stop) from None
 
@@ -124,8 +124,8 @@ def _run_once(
 ) -> InfoXLMError | None:
     """Create or adopt the job, follow it to its end, and delete it; return the reason if it has failed.
 
-    A job that holds some of its pods, while the others find no node, is deleted and created again later: its pods may
-    be what another such job waits for.
+    If only some pods of the job have a node for too long, the job is deleted and created again later, because two such
+    jobs could block each other.
     """
     name = body["metadata"]["name"]
     start_deadline = time.monotonic() + cluster.start_seconds
@@ -134,36 +134,42 @@ def _run_once(
         log = JobLog(jobs, name)
         try:
             status = _follow(jobs, name, cluster, log, start_deadline)
-            log.finish(_LAST_LINES)
+            log.finish(_LAST_LINES_SECONDS)
             break
         except _PartlyScheduled as obstacle:
             _delete(jobs, name)
             pause = random.uniform(*_PAUSE_AFTER_RELEASE)  # noqa: S311 - not for a secret
-            logger.warning("rayjob/%s gave its pods back (%s); creating it again in %.0f s", name, obstacle, pause)
+            logger.warning(
+                "rayjob/%s was deleted to free its nodes (%s); creating it again in %.0f s", name, obstacle, pause
+            )
             time.sleep(pause)
         finally:
             log.finish(0)
-    error = None if status.get("jobStatus") == "SUCCEEDED" else _failure_of(jobs, name, status, read_outcome())
+    error = None
+    if status.get("jobStatus") != "SUCCEEDED":
+        error = _find_error(jobs, name, status, read_outcome())
     _delete(jobs, name)
     return error
 
 
 def has_ended(status: dict[str, Any]) -> bool:
     """Return whether the job has ended; the operator may still be cleaning up."""
-    return status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED") or status.get("jobDeploymentStatus") in (
-        "Complete",
-        "Failed",
-        "ValidationFailed",
-    )
+    if status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED"):
+        return True
+    return status.get("jobDeploymentStatus") in ("Complete", "Failed", "ValidationFailed")
 
 
 def describe(status: dict[str, Any]) -> str:
     """Return a short description of a job's state."""
-    words = [status.get("jobDeploymentStatus") or "new", status.get("jobStatus")]
-    pods = status.get("rayClusterStatus") or {}
-    if desired := pods.get("desiredWorkerReplicas"):
-        words.append(f"{pods.get('readyWorkerReplicas', 0)} of {desired} worker pods ready")
-    return ", ".join(word for word in words if word)
+    descriptions = [status.get("jobDeploymentStatus") or "new"]
+    if status.get("jobStatus"):
+        descriptions.append(status["jobStatus"])
+    cluster_status = status.get("rayClusterStatus") or {}
+    worker_count = cluster_status.get("desiredWorkerReplicas")
+    if worker_count:
+        ready_count = cluster_status.get("readyWorkerReplicas", 0)
+        descriptions.append(f"{ready_count} of {worker_count} worker pods ready")
+    return ", ".join(descriptions)
 
 
 # ---------------------------------------------------------------- create or adopt
@@ -171,9 +177,11 @@ def describe(status: dict[str, Any]) -> str:
 
 def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
     """Create the job. Adopt an existing job of this name if it runs or has succeeded; delete it if it has failed."""
-    name, failures = body["metadata"]["name"], 0
-    now = time.monotonic()
-    deadline, leave_pods_at = now + grace + _DELETION, now + grace + _DEAD_NODE
+    name = body["metadata"]["name"]
+    failures = 0
+    start = time.monotonic()
+    deadline = start + grace + _DELETION_SECONDS
+    dead_node_deadline = start + grace + _DEAD_NODE_SECONDS
     while time.monotonic() < deadline:
         try:
             job = jobs.get(name)
@@ -184,10 +192,10 @@ def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
             status = job.get("status") or {}
             is_useful = not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"
             if job["metadata"].get("deletionTimestamp"):
-                if time.monotonic() > leave_pods_at:
+                if time.monotonic() > dead_node_deadline:
                     logger.warning("pods of rayjob/%s do not end, maybe on a dead node: continuing without them", name)
                     jobs.delete(name, wait_for_pods=False)
-                    leave_pods_at = deadline
+                    dead_node_deadline = deadline  # delete and log only once
             elif is_useful:
                 _adopt(jobs, job, body)
                 logger.info("found rayjob/%s, %s: following it", name, describe(status))
@@ -197,27 +205,33 @@ def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
                 jobs.delete(name)
             failures = 0
         except AlreadyExists:
-            pass  # another process created it, or the answer to an earlier call was lost
+            pass  # created by another process, or by an earlier call whose response was lost
         except Unavailable as error:
             failures = _count_failure(name, failures, error)
-        time.sleep(_POLL)
+        time.sleep(_POLL_SECONDS)
     raise WorkerLost(
-        f"rayjob/{name} is still being deleted after {grace + _DELETION:.0f} s: look at its finalizers, run again"
+        f"rayjob/{name} is still being deleted after {grace + _DELETION_SECONDS:.0f} s: check its finalizers, run again"
     )
 
 
 def _adopt(jobs: RayJobs, job: Job, body: Job) -> None:
     """Make our workflow the owner of the job, so that the job is not deleted with the run that created it."""
-    owners, new_owners = (metadata.get("ownerReferences") or [] for metadata in (job["metadata"], body["metadata"]))
-    for owner in new_owners:
-        if owner["uid"] not in [existing["uid"] for existing in owners]:
+    current_uids = [owner["uid"] for owner in _list_owners(job)]
+    for owner in _list_owners(body):
+        if owner["uid"] not in current_uids:
             jobs.set_owner(job, owner)
+
+
+def _list_owners(job: Job) -> list[dict[str, Any]]:
+    """Return the owner references of a job."""
+    owners: list[dict[str, Any]] = job["metadata"].get("ownerReferences") or []
+    return owners
 
 
 def _count_failure(name: str, failures: int, error: Unavailable) -> int:
     """Count a call that failed; raise WorkerLost after too many consecutive ones."""
-    if failures >= _FAILURES:
-        raise WorkerLost(f"rayjob/{name}: {error}: the job was left alone; run again to find it") from error
+    if failures >= _MAX_FAILURES:
+        raise WorkerLost(f"rayjob/{name}: {error}: the job was not deleted; run again to follow it") from error
     logger.info("rayjob/%s: %s: asking again", name, error)
     return failures + 1
 
@@ -227,28 +241,33 @@ def _count_failure(name: str, failures: int, error: Unavailable) -> int:
 
 def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog, start_deadline: float) -> dict[str, Any]:
     """Wait for the end of the job and return its status; enforce the time limits, and log the state regularly."""
-    began = run_began = last_report = time.monotonic()
-    was_running, obstacles = False, ObstacleWatch(jobs)
+    start = time.monotonic()
+    run_start = start
+    last_report = start
+    was_running = False
+    obstacles = ObstacleWatch(jobs)
     for job in _poll(jobs, name):
-        now, status = time.monotonic(), job.get("status") or {}
+        now = time.monotonic()
+        status = job.get("status") or {}
         if has_ended(status):
             return status
         # The operator sets its own state to Running when it has created the submitter, which may still find no node.
         is_running = status.get("jobDeploymentStatus") == "Running" and status.get("jobStatus") == "RUNNING"
         is_queued = cluster.queue and status.get("jobDeploymentStatus") == "Suspended"
         if is_running != was_running:
-            was_running, run_began = is_running, now
+            was_running = is_running
+            run_start = now
             logger.info("rayjob/%s is %s", name, describe(status))
-            start_deadline = now + cluster.start_seconds  # for a job that its queue takes back
+            start_deadline = now + cluster.start_seconds  # a job that its queue has suspended waits from the beginning
         if is_queued:  # time in the queue does not count: Kueue has not admitted the job
             start_deadline = now + cluster.start_seconds
         if not is_running:
             _check_start(jobs, job, cluster, obstacles, start_deadline - now)
-        elif now - run_began > cluster.run_seconds + _OPERATOR_FIRST:
-            _give_up(jobs, job, f"still not ended after {cluster.run_seconds} s")
-        if now - max(log.last_line, last_report) > _HEARTBEAT:
+        elif now - run_start > cluster.run_seconds + _OPERATOR_SECONDS:
+            _delete_and_raise_unavailable(jobs, job, f"still not ended after {cluster.run_seconds} s")
+        if now - max(log.last_line, last_report) > _REPORT_SECONDS:
             last_report = now
-            logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), now - began)
+            logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), now - start)
     raise AssertionError("unreachable")
 
 
@@ -259,17 +278,19 @@ def _check_start(
 
     Raises:
         InputError: waiting does not help; the job was deleted.
-        ResourcesUnavailable: there is no time left; the job was deleted.
-        _PartlyScheduled: the job should give its pods back. Kueue does not admit a job in part.
+        ResourcesUnavailable: the time to start is over; the job was deleted.
+        _PartlyScheduled: only some pods have a node. Jobs of Kueue are exempt, because it admits all pods or none.
     """
     obstacles.update(job)
-    permanent, partial = obstacles.permanent(), obstacles.partial(cluster.partial_seconds)
+    permanent = obstacles.permanent()
     if permanent:
         name = job["metadata"]["name"]
         _delete(jobs, name)
         raise InputError(f"rayjob/{name} cannot start: {permanent.message}: the job was deleted; fix this, run again")
     if remaining_seconds < 0:
-        _give_up(jobs, job, f"no GPUs after {cluster.start_seconds} s ({describe(job.get('status') or {})})")
+        state = describe(job.get("status") or {})
+        _delete_and_raise_unavailable(jobs, job, f"no GPUs after {cluster.start_seconds} s ({state})")
+    partial = obstacles.partial(cluster.partial_seconds)
     if partial and not cluster.queue:
         raise _PartlyScheduled(partial.message)
 
@@ -282,22 +303,23 @@ def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
             job = jobs.get(name)
         except Unavailable as error:
             failures = _count_failure(name, failures, error)
-            time.sleep(min(_POLL * 2**failures, _LONGEST_POLL))
+            time.sleep(min(_POLL_SECONDS * 2**failures, _MAX_POLL_SECONDS))
             continue
         if job is None:
             raise WorkerLost(f"rayjob/{name} was deleted by somebody else: run again to continue")
         failures = 0
         yield job
-        time.sleep(_POLL)
+        time.sleep(_POLL_SECONDS)
 
 
-def _failure_of(jobs: RayJobs, name: str, status: dict[str, Any], outcome: dict[str, Any] | None) -> InfoXLMError:
-    """Return the error of a failed job: the operator's if it ended the job, else the job's own outcome.
+def _find_error(jobs: RayJobs, name: str, status: dict[str, Any], outcome: dict[str, Any] | None) -> InfoXLMError:
+    """Return the error of a failed job: that of the operator if it ended the job, else the one that the job stored.
 
-    The job of a worker or head that was killed for its memory has no outcome that says so; its pods do.
+    A job whose worker or head exceeded its memory limit stores no such error, so the state of its pods is checked.
     """
-    reason = status.get("reason")
-    details = shorten(f"{describe(status)} {reason or ''}: {status.get('message') or ''}")
+    reason = status.get("reason") or ""
+    message = status.get("message") or ""
+    details = shorten(f"{describe(status)} {reason}: {message}")
     if reason == "PreRunningDeadlineExceeded":
         return ResourcesUnavailable(f"rayjob/{name}: no GPUs in time ({details}): free or add GPUs, then run again")
     if reason == "DeadlineExceeded":
@@ -309,21 +331,24 @@ def _failure_of(jobs: RayJobs, name: str, status: dict[str, Any], outcome: dict[
         error = _error_of(outcome)
     if isinstance(error, WorkerLost):
         with contextlib.suppress(Unavailable, InputError):
-            if out_of_memory := find_out_of_memory(jobs, name):
-                return OutOfMemory(f"rayjob/{name}: {out_of_memory}, then run again")
+            description = find_out_of_memory(jobs, name)
+            if description:
+                return OutOfMemory(f"rayjob/{name}: {description}, then run again")
     return error
 
 
 def _error_of(outcome: dict[str, Any]) -> InfoXLMError:
-    """Return the error that a job has stored as its outcome."""
-    return errors.from_name(str(outcome.get("class")), " ".join(str(outcome.get("message")).split()))
+    """Return the error that a job has stored, with its message as one line."""
+    message = " ".join(str(outcome.get("message")).split())
+    return errors.from_name(str(outcome.get("class")), message)
 
 
-def _give_up(jobs: RayJobs, job: Job, reason: str) -> None:
+def _delete_and_raise_unavailable(jobs: RayJobs, job: Job, reason: str) -> NoReturn:
     """Delete the job and raise ResourcesUnavailable, with what Kubernetes reports about its pods."""
     name = job["metadata"]["name"]
     with contextlib.suppress(Unavailable, InputError):
-        if obstacle := find_obstacle(jobs, job):
+        obstacle = find_obstacle(jobs, job)
+        if obstacle:
             reason += f": {obstacle.message}"
     _delete(jobs, name)
     raise ResourcesUnavailable(f"rayjob/{name}: {reason}: the job was deleted; free or add GPUs, then run again")
@@ -333,67 +358,72 @@ def _give_up(jobs: RayJobs, job: Job, reason: str) -> None:
 
 
 def _delete(jobs: RayJobs, name: str) -> None:
-    """Delete the job to release its GPUs; if that fails, log the command for it."""
+    """Delete the job to release its GPUs; if that fails, log the command that deletes it."""
     for _ in range(3):
         try:
             jobs.delete(name)
             return
         except Unavailable as error:
-            reason: Exception = error
+            failure: Exception = error
             time.sleep(1)
         except InputError as error:
-            reason = error
+            failure = error
             break
-    logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", name, reason, name)
+    logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", name, failure, name)
 
 
 def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None]) -> Preempted:
-    """Ask the training to save, and delete the job at the same time, because Kubeflow gives a step about a second.
+    """Ask the training to save, and delete the job; return the error that describes what was done.
 
-    This process does not wait for the training; the hooks of the pods do, for `grace_seconds`. The job is left alone if
-    a workflow needs it, or if Kubernetes does not answer: it ends by itself if no step follows it.
+    Both requests are sent at the same time, because Kubeflow kills a step about a second after its signal. The hooks of
+    the pods wait up to `grace_seconds` for the training to save, so this process does not wait for it.
+
+    The job is not deleted if a workflow needs it, or if Kubernetes does not answer: a job that no step follows ends
+    itself.
     """
     is_needed = _is_needed(jobs, name, owner)
     if is_needed:
-        return Preempted(f"rayjob/{name} goes on without this step, for a run that needs it: run again to follow it")
+        return Preempted(f"rayjob/{name} continues without this step, because a run needs it: run again to follow it")
     if is_needed is None:
-        return Preempted(f"rayjob/{name} was left alone, because Kubernetes does not answer: run again to follow it")
+        return Preempted(f"rayjob/{name} was not deleted, because Kubernetes does not answer: run again to follow it")
 
-    def ask() -> None:
+    def send_request() -> None:
         try:
             ask_to_stop()
-        except Exception as error:  # the hooks of the pods also ask
-            logger.warning("rayjob/%s cannot be asked to save: %s", name, error)
+        except Exception as error:  # not fatal, because the hooks of the pods send the same request
+            logger.warning("rayjob/%s: the request to save cannot be sent: %s", name, error)
 
-    asking = threading.Thread(target=ask, name="ask to save", daemon=True)
-    asking.start()
+    request_thread = threading.Thread(target=send_request, name="request to save", daemon=True)
+    request_thread.start()
     _delete(jobs, name)
-    asking.join(_STOPPING)
+    request_thread.join(_REQUEST_SECONDS)
     return Preempted(f"rayjob/{name} was stopped and deleted: run again to continue")
 
 
 def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
-    """Return whether a workflow needs the job: ours, if only this pod is stopped, or another one that has adopted it.
+    """Return whether a running workflow needs the job, or None if Kubernetes does not answer.
 
-    Returns:
-        None if Kubernetes does not answer.
+    That is our workflow if only this pod is stopped, for instance because its node is drained, since the next attempt
+    of the step will follow the job. It may also be another workflow that has adopted the job.
     """
     for _ in range(_NEEDED_ATTEMPTS):
         try:
-            owner = owner or jobs.workflow()  # the first call may have had no answer
+            owner = owner or jobs.workflow()  # the workflow is unknown if Kubernetes did not answer at the start
             if owner is None:
                 return False
-            if jobs.is_under_way(owner):  # the node is drained: the next attempt of the step will follow the job
+            if jobs.is_under_way(owner):
                 return True
-            job = jobs.get(name) or {"metadata": {}}
-            uids = [other["uid"] for other in job["metadata"].get("ownerReferences") or []]
-            return bool(uids) and owner["uid"] not in uids
+            job = jobs.get(name)
+            if job is None:
+                return False
+            owner_uids = [reference["uid"] for reference in _list_owners(job)]
+            return bool(owner_uids) and owner["uid"] not in owner_uids
         except Unavailable as error:
-            reason = error
+            failure = error
         except InputError as error:
             logger.warning("rayjob/%s: cannot tell whether a run still needs it: %s", name, error)
             return False
-    logger.warning("rayjob/%s: cannot tell whether a run still needs it (%s): it is left alone", name, reason)
+    logger.warning("rayjob/%s: cannot tell whether a run still needs it (%s): it is not deleted", name, failure)
     return None
 
 
@@ -408,15 +438,15 @@ def _raising_on_signals() -> Iterator[None]:
         return
 
     def stop(*_: object) -> None:
-        for number in previous:  # Kubernetes and Argo may each send one
-            signal.signal(number, signal.SIG_IGN)
+        for signal_number in previous_handlers:  # Kubernetes and Argo may each send a signal
+            signal.signal(signal_number, signal.SIG_IGN)
         raise _StopRequested
 
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        for number in previous:
-            signal.signal(number, stop)
+        for signal_number in previous_handlers:
+            signal.signal(signal_number, stop)
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, handler)

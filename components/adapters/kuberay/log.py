@@ -22,9 +22,12 @@ class JobLog:
 
     def __init__(self, jobs: RayJobs, name: str) -> None:
         self.last_line = time.monotonic()
-        self._jobs, self._name = jobs, name
-        self._printed = self._read_to_end = ""  # the submitter whose lines, or whole log, have been printed
-        self._ending, self._closed = threading.Event(), threading.Event()
+        self._jobs = jobs
+        self._name = name
+        self._last_pod = ""  # the submitter whose lines were printed last
+        self._complete_pod = ""  # the submitter whose whole log was printed
+        self._ending = threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"log of {name}", daemon=True)
         self._thread.start()
 
@@ -35,6 +38,7 @@ class JobLog:
         self._closed.set()
 
     def _follow(self) -> None:
+        """Print the log until it is complete and the job has ended, or until `finish` closes it."""
         while not self._closed.is_set():
             try:
                 if self._print_newest() and self._ending.is_set():
@@ -53,15 +57,19 @@ class JobLog:
         pods = self._jobs.submitters(self._name)
         if not pods or pods[-1].status.phase == "Pending":
             return False
-        pod, has_ended = pods[-1].metadata.name, pods[-1].status.phase in ("Succeeded", "Failed")
-        if has_ended and pod == self._read_to_end:
+        pod = pods[-1].metadata.name
+        has_ended = pods[-1].status.phase in ("Succeeded", "Failed")
+        if has_ended and pod == self._complete_pod:
             return True
-        since = int(time.monotonic() - self.last_line) + _OVERLAP if pod == self._printed else None
-        self._read_to_end = ""
-        for line in self._jobs.log(pod, since):
+        since_seconds = None
+        if pod == self._last_pod:
+            since_seconds = int(time.monotonic() - self.last_line) + _OVERLAP
+        self._complete_pod = ""
+        for line in self._jobs.log(pod, since_seconds):
             if self._closed.is_set():
                 return False
-            self._printed, self.last_line = pod, time.monotonic()
+            self._last_pod = pod
+            self.last_line = time.monotonic()
             print(line, flush=True)
-        self._read_to_end = pod  # the stream ended without an error
+        self._complete_pod = pod  # the stream ended without an error
         return has_ended

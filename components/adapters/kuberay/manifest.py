@@ -49,7 +49,8 @@ def job_name(stem: str, store: str, key: str) -> str:
         key: name of the artifact or of its run, the same in every pipeline run that needs it.
     """
     digest = hashlib.sha256(f"{store}/{key}".encode()).hexdigest()[:10]
-    return re.sub(r"[^a-z0-9]+", "-", f"j-{stem}".lower())[:36].strip("-") + f"-{digest}"
+    readable_name = re.sub(r"[^a-z0-9]+", "-", f"j-{stem}".lower())[:36].strip("-")
+    return f"{readable_name}-{digest}"
 
 
 def render(
@@ -77,17 +78,17 @@ def render(
     """
     if shlex.quote(work) != work:  # the entrypoint passes through the shells of the submitter and of the head
         raise InputError(f"{work!r}: a store's name may have letters, digits and ./:_-@=+ only: choose another")
-    pods, gpus = cluster.pool.split(num_workers)
+    pod_count, gpus_per_pod = cluster.pool.split(num_workers)
+    labels = {"app.kubernetes.io/name": "infoxlm"}
+    if cluster.queue:
+        labels[QUEUE_LABEL] = cluster.queue
     variables = _environment(cluster, step_environment, environment)
     # When the RayJob is deleted, KubeRay first stops the job, and Ray kills a driver that has not ended by then.
     variables.append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving_seconds(cluster)})
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
-        "metadata": {
-            "name": name,
-            "labels": {"app.kubernetes.io/name": "infoxlm", **({QUEUE_LABEL: cluster.queue} if cluster.queue else {})},
-        },
+        "metadata": {"name": name, "labels": labels},
         "spec": {
             "entrypoint": f"python -m {_JOB} {work}",
             "submissionMode": "K8sJobMode",
@@ -111,11 +112,11 @@ def render(
                 "workerGroupSpecs": [
                     {
                         "groupName": "workers",
-                        "replicas": pods,
-                        "minReplicas": pods,
-                        "maxReplicas": pods,
+                        "replicas": pod_count,
+                        "minReplicas": pod_count,
+                        "maxReplicas": pod_count,
                         "rayStartParams": {},
-                        "template": _worker(cluster, work, variables, num_workers, gpus),
+                        "template": _worker(cluster, work, variables, num_workers, gpus_per_pod),
                     }
                 ],
             },
@@ -135,18 +136,19 @@ def _environment(
     for name, value in sorted(environment.items()):
         if name.startswith(_INHERITED) and not is_secret(name):
             variables[name] = {"value": value}
-    for entry in step_environment:
-        name, source = unprefixed_name(entry["name"]), entry.get("valueFrom") or {}
+    for variable in step_environment:
+        name = unprefixed_name(variable["name"])
+        source = variable.get("valueFrom") or {}
         if name.startswith(_STEP_ONLY):
             continue
-        has_prefix = name != entry["name"]
+        has_prefix = name != variable["name"]
         if has_prefix and (name in variables or is_login_for_other_server(name, environment)):
             continue  # the value that Kubeflow has set under the original name comes first
         if "fieldRef" in source or "resourceFieldRef" in source:
             if name in environment:
                 variables[name] = {"value": environment[name]}
         else:
-            variables[name] = {"valueFrom": source} if source else {"value": entry.get("value", "")}
+            variables[name] = {"valueFrom": source} if source else {"value": variable.get("value", "")}
     for name, value in {**RAY, **cluster.environment, **_CONSTANTS}.items():
         variables[name] = {"value": value}
     return [{"name": name, **value} for name, value in variables.items()]
@@ -205,10 +207,12 @@ def _submitter(cluster: ClusterConfig) -> Manifest:
 
 
 def _labels(component: str) -> dict[str, str]:
-    labels = {"app.kubernetes.io/name": "infoxlm", "app.kubernetes.io/component": component}
-    return labels | {
-        "sidecar.istio.io/inject": "false"
-    }  # a sidecar could not reach Istio, and does not meet "restricted"
+    """Return the labels of our pods."""
+    return {
+        "app.kubernetes.io/name": "infoxlm",
+        "app.kubernetes.io/component": component,
+        "sidecar.istio.io/inject": "false",  # a sidecar could not reach Istio, and does not meet "restricted"
+    }
 
 
 def _resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str, str]]:

@@ -35,19 +35,21 @@ class ObstacleWatch:
     """Checks regularly what keeps a job from running, and logs it when it changes."""
 
     def __init__(self, jobs: RayJobs) -> None:
-        self._jobs, self._last_check = jobs, time.monotonic()
+        self._jobs = jobs
+        self._last_check = time.monotonic()
         self._obstacle: Obstacle | None = None
         self._permanent_in_a_row = 0
         self._partial_since: float | None = None
 
     def update(self, job: Job) -> None:
-        """Check the job if the last check is long ago."""
+        """Check the job, unless it was checked within the last `_POLL` seconds."""
         now = time.monotonic()
         if now - self._last_check <= _POLL:
             return
         self._last_check = now
         name = job["metadata"]["name"]
-        previous, self._obstacle = self._obstacle, None
+        previous = self._obstacle
+        self._obstacle = None
         try:
             self._obstacle = find_obstacle(self._jobs, job)
         except (Unavailable, InputError) as error:  # the job may still start
@@ -74,7 +76,8 @@ class ObstacleWatch:
 
 def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
     """Return what keeps a job's pods from running, or None if Kubernetes reports nothing."""
-    name, created = job["metadata"]["name"], job["metadata"].get("creationTimestamp") or ""
+    name = job["metadata"]["name"]
+    created = job["metadata"].get("creationTimestamp") or ""
     messages = _messages_since(jobs.warnings(name), created)
     last_message = messages[-1] if messages else ""
     pods = jobs.pods(name)
@@ -84,7 +87,9 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
             return image_error
     if "violates PodSecurity" in last_message or _exceeds_whole_quota(last_message):
         return Obstacle(shorten(last_message), is_permanent=True)
-    worker_count = ((job.get("status") or {}).get("rayClusterStatus") or {}).get("desiredWorkerReplicas") or 0
+    status = job.get("status") or {}
+    cluster_status = status.get("rayClusterStatus") or {}
+    worker_count = cluster_status.get("desiredWorkerReplicas") or 0
     has_node = any(pod.spec.node_name for pod in pods)
     without_node = [pod for pod in pods if _why_unschedulable(pod)]
     if without_node:
@@ -142,12 +147,15 @@ def _describe_waiting(pods: list[Any], worker_count: int) -> str:
 
 def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
     """Return why a pod cannot pull its image; permanent if the registry denies us the image."""
-    for container in [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]:
+    init_containers = pod.status.init_container_statuses or []
+    containers = pod.status.container_statuses or []
+    for container in init_containers + containers:
         waiting = container.state and container.state.waiting
         if waiting and waiting.reason in _IMAGE_ERRORS:
-            reports = [waiting.message or "", *(message for message in messages if "pull image" in message)]
-            is_refused = any(_REGISTRY_REFUSES.search(report) for report in reports)
-            text = f"{waiting.reason} in pod {pod.metadata.name}: {waiting.message or ''}"
+            message = waiting.message or ""
+            pull_messages = [event_message for event_message in messages if "pull image" in event_message]
+            is_refused = any(_REGISTRY_REFUSES.search(reason) for reason in [message, *pull_messages])
+            text = f"{waiting.reason} in pod {pod.metadata.name}: {message}"
             return Obstacle(shorten(text), is_permanent=is_refused or waiting.reason in _INVALID_IMAGE)
     return None
 
@@ -169,10 +177,19 @@ def _exceeds_whole_quota(message: str) -> bool:
     match = _QUOTA.search(message)
     if not match:
         return False
-    requested, limits = (dict(item.split("=", 1) for item in group.split(",")) for group in match.groups())
+    requested = _parse_resources(match[1])
+    limits = _parse_resources(match[2])
     with contextlib.suppress(ValueError):
-        return any(
-            parse_quantity(requested[resource]) > parse_quantity(limits[resource])
-            for resource in requested.keys() & limits.keys()
-        )
+        for resource in requested.keys() & limits.keys():
+            if parse_quantity(requested[resource]) > parse_quantity(limits[resource]):
+                return True
     return False
+
+
+def _parse_resources(text: str) -> dict[str, str]:
+    """Return the quantities in a text such as `cpu=4,memory=8Gi` by resource."""
+    quantities = {}
+    for item in text.split(","):
+        resource, quantity = item.split("=", 1)
+        quantities[resource] = quantity
+    return quantities

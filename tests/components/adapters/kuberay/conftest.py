@@ -10,7 +10,13 @@ from tests.servers.kubernetes_api import KubernetesServer, running_kubernetes
 
 @pytest.fixture
 def kubernetes(monkeypatch) -> Iterator[KubernetesServer]:
-    pauses = {"_POLL": 0.05, "_LONGEST_POLL": 0.1, "_BETWEEN_ATTEMPTS": 0.05, "_LAST_LINES": 0.2, "_OPERATOR_FIRST": 0}
+    pauses = {
+        "_POLL_SECONDS": 0.05,
+        "_MAX_POLL_SECONDS": 0.1,
+        "_RETRY_SECONDS": 0.05,
+        "_LAST_LINES_SECONDS": 0.2,
+        "_OPERATOR_SECONDS": 0,
+    }
     monkeypatch.setattr(job, "_PAUSE_AFTER_RELEASE", (0.05, 0.1))
     for name, seconds in pauses.items():
         monkeypatch.setattr(job, name, seconds)

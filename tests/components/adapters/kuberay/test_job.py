@@ -208,7 +208,7 @@ def test_a_job_that_is_being_deleted_is_waited_for_and_not_adopted(kubernetes, l
 def test_pods_that_stay_on_a_dead_node_do_not_keep_their_job_from_being_started_anew(
     kubernetes, launch, monkeypatch, caplog
 ):
-    monkeypatch.setattr(job, "_DEAD_NODE", 5)  # long enough for four looks on a busy machine
+    monkeypatch.setattr(job, "_DEAD_NODE_SECONDS", 5)  # long enough for four looks on a busy machine
     kubernetes.put_job(NAME, metadata={"finalizers": ["foregroundDeletion"]}, status=FAILED)
     kubernetes.delete(NAME)
 
@@ -254,7 +254,7 @@ def test_server_errors_and_cut_connections_do_not_touch_the_job(kubernetes, laun
 
 
 def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes, launch, monkeypatch):
-    monkeypatch.setattr(job, "_FAILURES", 3)
+    monkeypatch.setattr(job, "_MAX_FAILURES", 3)
     kubernetes.put_job(NAME, status=RUNNING)
 
     def act():
@@ -263,7 +263,7 @@ def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes
 
     with (
         operator(act),
-        pytest.raises(WorkerLost, match=r"fails to get rayjobs .*500 .*: the job was left alone"),
+        pytest.raises(WorkerLost, match=r"fails to get rayjobs .*500 .*: the job was not deleted"),
     ):
         launch()
 
@@ -531,7 +531,7 @@ def test_a_job_that_holds_only_some_of_its_pods_gives_them_back_and_is_created_a
         launch(start_seconds=900, partial_seconds=300)
 
     assert f"rayjob/{NAME} waits: {waits}" in caplog.text
-    assert f"rayjob/{NAME} gave its pods back ({waits}); creating it again in " in caplog.text
+    assert f"rayjob/{NAME} was deleted to free its nodes ({waits}); creating it again in " in caplog.text
     assert [verb for verb in verbs(kubernetes) if verb in ("create", "delete")] == ["create", "delete"] * 2
 
 
@@ -626,7 +626,7 @@ def test_a_job_that_holds_its_gpus_too_long_is_deleted_even_without_an_operator(
 
 
 def test_the_state_of_a_quiet_job_is_logged_now_and_then(kubernetes, launch, monkeypatch, caplog):
-    monkeypatch.setattr(job, "_HEARTBEAT", 0.2)
+    monkeypatch.setattr(job, "_REPORT_SECONDS", 0.2)
 
     def act():
         kubernetes.wait_for(NAME)
@@ -665,7 +665,7 @@ def info(caplog):
 def test_sigterm_asks_the_training_to_save_and_deletes_the_job_at_once_without_waiting_for_the_save(
     kubernetes, launch, info, monkeypatch
 ):
-    monkeypatch.setattr(job, "_STOPPING", 60)  # longer than this test waits for the deletion
+    monkeypatch.setattr(job, "_REQUEST_SECONDS", 60)  # longer than this test waits for the deletion
     deleted: list[bool] = []
 
     def save() -> None:
@@ -686,11 +686,11 @@ def test_a_training_that_cannot_be_asked_to_save_is_ended_all_the_same(kubernete
     with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted):
         launch(ask_to_stop=lambda: 1 / 0)
 
-    assert kubernetes.job(NAME) is None and "cannot be asked to save: division by zero" in info.text
+    assert kubernetes.job(NAME) is None and "the request to save cannot be sent: division by zero" in info.text
 
 
 def test_sigterm_interrupts_any_wait_and_deletes_a_job_whose_gpus_have_not_come(kubernetes, launch, monkeypatch):
-    monkeypatch.setattr(job, "_POLL", 1000)
+    monkeypatch.setattr(job, "_POLL_SECONDS", 1000)
 
     def act():
         kubernetes.wait_for(NAME)
@@ -754,8 +754,8 @@ def test_a_step_whose_node_is_drained_leaves_the_job_to_its_next_attempt(kuberne
     ("resource", "failures", "words", "job_stays"),
     [
         ("workflows", [403], "was stopped and deleted", False),
-        ("workflows", [500] * 3, "was left alone", True),
-        ("pods", [500], "goes on without this step", True),  # its run was not found at the start
+        ("workflows", [500] * 3, "was not deleted, because Kubernetes does not answer", True),
+        ("pods", [500], "continues without this step", True),  # its run was not found at the start
     ],
 )
 def test_a_job_is_deleted_only_if_kubernetes_says_or_may_not_say_whether_a_run_needs_it(
