@@ -53,15 +53,24 @@ def check_settings(
     from infoxlm_core import run_file
 
     with stage_run("check_settings", store, reports=False) as step:
-        sections = {"preparation": preparation, "tokenization": tokenization, "pretraining": pretraining}
-        sections |= {"finetuning": finetuning, "evaluation": evaluation, "registration": registration}
-        sections = {name: step.read(section) for name, section in sections.items()}
-        trials, overrides = step.read(trials), step.read(overrides)
+        sections = {
+            "preparation": step.read(preparation),
+            "tokenization": step.read(tokenization),
+            "pretraining": step.read(pretraining),
+            "finetuning": step.read(finetuning),
+            "evaluation": step.read(evaluation),
+            "registration": step.read(registration),
+        }
+        trials = step.read(trials)
+        overrides = step.read(overrides)
         if trials:
             tracking.tracker().check_sweeps()
             sections["pretraining"] = trials[0]["pretraining"]
         checked = run_file.override_sections(sections, overrides, num_workers)
         trials = run_file.override_trials(sections, trials, overrides, num_workers)
         for trial in trials:
-            trial |= {name: parameters.write_reference(store, trial[name]) for name in trial if name != "trial"}
-        return (*(parameters.write_reference(store, checked[name]) for name in sections), trials)
+            for name in trial:
+                if name != "trial":
+                    trial[name] = parameters.write_reference(store, trial[name])
+        references = [parameters.write_reference(store, checked[name]) for name in sections]
+        return (*references, trials)

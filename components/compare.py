@@ -29,6 +29,7 @@ def compare(
     from infoxlm_core.results.summary import summarise_metrics
 
     with stage_run("compare", store, last=True) as step:
-        results = sweeps.read_metrics(step, [item["trial"] for item in step.read(trials)])
+        planned = [item["trial"] for item in step.read(trials)]
+        results = sweeps.read_metrics(step, planned)
         summary = summarise_metrics(step.run.name, results)
         sweeps.publish(step, "comparison", summary, summary.name_headlines(), comparison, report, metrics)

@@ -57,16 +57,22 @@ def evaluate(
         if start:
             models["untrained"] = (start, classifier_of_start)
         pointers = {name: [artifacts.read_pointer(artifact) for artifact in pair] for name, pair in models.items()}
-        digests = [digest for pair in pointers.values() for _, digest in pair]
+        digests = []
+        for (_, encoder_digest), (_, classifier_digest) in pointers.values():
+            digests += [encoder_digest, classifier_digest]
         key = artifacts.key_of("scores", checked, text_digest, *pointers, *digests)
 
         def build(output: Path) -> dict[str, float]:
             from infoxlm_core.model import devices
             from infoxlm_core.stages.evaluation import evaluate
 
-            encoders = {name: artifacts.locate(location) for name, ((location, _), _) in pointers.items()}
-            classifiers = {name: artifacts.locate(location) for name, (_, (location, _)) in pointers.items()}
-            with costs.measured(store, "scores", key, 1, costs.GPU if devices.count_gpus() else costs.CPU):
+            encoders = {}
+            classifiers = {}
+            for name, ((encoder_location, _), (classifier_location, _)) in pointers.items():
+                encoders[name] = artifacts.locate(encoder_location)
+                classifiers[name] = artifacts.locate(classifier_location)
+            device = costs.GPU if devices.count_gpus() else costs.CPU
+            with costs.measured(store, "scores", key, 1, device):
                 return evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
 
         evaluation = artifacts.get_or_build(store, "scores", key, build)
@@ -75,11 +81,18 @@ def evaluate(
         step.report(hours)
         shutil.copyfile(evaluation / "report.html", report.path)
         card = (evaluation / "model_card.md").read_text(encoding="utf-8")
-        Path(model_card.path).write_text(re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL), encoding="utf-8")
+        card_without_metadata = re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL)
+        Path(model_card.path).write_text(card_without_metadata, encoding="utf-8")
         figures = step.publish(scores, evaluation, metrics)
         step.report(figures, evaluation=checked)
-        if not trial:  # group the main metrics apart from the many others
-            step.report({f"headline/{name.replace('/', '_')}": figures[name] for name in HEADLINES if name in figures})
+        if not trial:
+            # MLflow groups metrics by the part before the slash, so the main metrics get a group of their own.
+            headlines = {}
+            for name in HEADLINES:
+                if name in figures:
+                    metric = name.replace("/", "_")
+                    headlines[f"headline/{metric}"] = figures[name]
+            step.report(headlines)
         step.run.log_artifacts(evaluation, "evaluation")
         datasets = step.report_corpus(text)  # again, because Kubeflow may have skipped prepare_corpus
         step.run.annotate(describe_run(evidence.read_scores(evaluation), figures | hours, datasets, "evaluation"))

@@ -47,10 +47,12 @@ def finetune(
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         data_digests = sources.digest_training_data(checked, step.local_store)
         key = artifacts.key_of("classifier", checked, encoder_digest, corpus_digest, *data_digests)
-        inputs, run = {"encoder": encoder_location, "corpus": corpus_location}, f"classifier-{key}"
+        inputs = {"encoder": encoder_location, "corpus": corpus_location}
+        run = f"classifier-{key}"
         directory = step.make("classifier", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)
         step.publish(classifier, directory, metrics)
-        is_trained = manifests.load(artifacts.locate(encoder_location, hashed=False))["facts"]["steps"] > 0
+        encoder_facts = manifests.load(artifacts.locate(encoder_location, hashed=False))["facts"]
+        is_trained = encoder_facts["steps"] > 0
         name = "finetune" if is_trained else "finetune_of_start"
         step.run.log_curves(directory / "metrics.jsonl", prefix=f"{name}/")
         step.report(finetuning=checked)

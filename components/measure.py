@@ -37,5 +37,8 @@ def measure(
     pointers = {name: {"location": trial.location, "digest": trial.digest} for name, trial in measured.items()}
     Path(scores.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(scores.path), json.dumps(pointers, indent=1))
-    figures = next(iter(measured.values())).figures if len(measured) == 1 else {}
+    figures: dict[str, float] = {}
+    if len(measured) == 1:
+        [trial] = measured.values()
+        figures = trial.figures
     artifacts.log_metrics(figures or {"points": len(measured)}, metrics)

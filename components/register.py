@@ -42,7 +42,8 @@ def register(
         checked = RegistrationConfig.parse(step.read(config), "registration")
         encoder_dir, digest = artifacts.resolve(encoder)
         evaluation, _ = artifacts.resolve(scores)
-        manifest, figures = manifests.load(encoder_dir), manifests.load(evaluation)["facts"]
+        manifest = manifests.load(encoder_dir)
+        figures = manifests.load(evaluation)["facts"]
         tags = {f"{name}_digest": value for name, value in manifest["inputs"].items()}
         tags |= {name: str(value) for name, value in manifest["made_by"].items()}
         tags["test_set"] = evidence.read_scores(evaluation)["test_set"]

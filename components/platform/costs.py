@@ -65,10 +65,10 @@ def hours_of(store: str, kind: str, name: str, step: str) -> dict[str, float]:
     """
     folder = storage.open(f"{store}/{_folder(kind, name)}")
     hours: defaultdict[str, float] = defaultdict(float)
-    for entry in folder.entries(deep=False):
-        content, _ = folder.get(entry.name) or (b"", "")
+    for stored_file in folder.entries(deep=False):
+        content, _ = folder.get(stored_file.name) or (b"", "")
         with contextlib.suppress(DataCorrupt):  # a damaged record does not count
-            attempt = outside.parse_json(content, Attempt, entry.name, "delete it", DataCorrupt)
+            attempt = outside.parse_json(content, Attempt, stored_file.name, "delete it", DataCorrupt)
             hours[f"cost/{attempt['device']}_hours/{step}"] += attempt["seconds"] * attempt["devices"] / 3600
     return dict(hours)
 

@@ -49,33 +49,45 @@ class Item:
 
 def survey(store: str) -> list[Item]:
     """Return all items of a store, sorted by name; this reads all manifests, metadata of checkpoints, and notes."""
-    opened = storage.open(store)
-    by_name: dict[str, list[Entry]] = defaultdict(list)
-    for entry in opened.entries():
-        folder, *inner = entry.name.split("/")
-        if folder not in FOLDERS or not inner or inner[0].startswith("."):
+    opened_store = storage.open(store)
+    files_by_item: dict[str, list[Entry]] = defaultdict(list)
+    for stored_file in opened_store.entries():
+        folder, *inner_path = stored_file.name.split("/")
+        if folder not in FOLDERS or not inner_path or inner_path[0].startswith("."):
             continue
-        name = inner[0]
+        name = inner_path[0]
         if folder == "work":
-            name = name.partition(".")[0]  # JOB.json and JOB.followed are one item
+            name, _, _ = name.partition(".")  # JOB.json and JOB.followed are one item
         elif folder == "cost":
-            name = "/".join(inner[:-1])
-        by_name[f"{folder}/{name}"].append(entry)
-    return [_inspect(opened, name, entries) for name, entries in sorted(by_name.items())]
+            name = "/".join(inner_path[:-1])
+        files_by_item[f"{folder}/{name}"].append(stored_file)
+    return [_read_item(opened_store, name, files) for name, files in sorted(files_by_item.items())]
 
 
-def _inspect(store: storage.Store, name: str, entries: list[Entry]) -> Item:
-    names, mentions = set(_KEY.findall(name)), set()
-    for entry in entries:
-        if Path(entry.name).name in _DESCRIPTIONS or name.startswith(tuple(f"{folder}/" for folder in NOTES)):
-            content, _ = store.get(entry.name) or (b"", "")
+def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
+    """Return the item with this name, with the digests and keys in its manifests, checkpoints and notes."""
+    is_note = name.partition("/")[0] in NOTES
+    names = set(_KEY.findall(name))
+    mentions: set[str] = set()
+    for stored_file in files:
+        if is_note or Path(stored_file.name).name in _DESCRIPTIONS:
+            content, _ = store.get(stored_file.name) or (b"", "")
             text = content.decode(errors="replace")
             mentions |= {*_DIGEST.findall(text), *_KEY.findall(text)}
             names |= set(re.findall(rf'"digest": "({_DIGEST.pattern})"', text))
-    size, modified = sum(entry.size for entry in entries), max(entry.modified for entry in entries)
+    file_names = sorted(stored_file.name for stored_file in files)
     manifest = f"{name}/{manifests.NAME}"
-    files = sorted((entry.name for entry in entries), key=lambda file: (file != manifest, file))
-    return Item(name, tuple(files), size, modified, frozenset(names), frozenset(mentions))
+    if manifest in file_names:  # first, because `delete` begins with the first file
+        file_names.remove(manifest)
+        file_names.insert(0, manifest)
+    return Item(
+        name,
+        files=tuple(file_names),
+        size=sum(stored_file.size for stored_file in files),
+        modified=max(stored_file.modified for stored_file in files),
+        names=frozenset(names),
+        mentions=frozenset(mentions),
+    )
 
 
 def find_deletable(
@@ -90,10 +102,11 @@ def find_deletable(
         now: the current time; default: the clock.
     """
     limit = (now or datetime.now(UTC)) - older
-    needed_names, candidates = set(needed), list(items)
+    needed_names = set(needed)
     keys_of_runs: set[str] = set()
+    candidates = list(items)
 
-    def remains(item: Item) -> bool:
+    def is_needed(item: Item) -> bool:
         if item.modified > limit:
             return True
         if item.name.startswith(("runs/", "cost/")):  # no artifact depends on them
@@ -102,21 +115,25 @@ def find_deletable(
             return not keys_of_runs.isdisjoint(item.mentions)
         return not needed_names.isdisjoint(item.names)
 
-    while remaining := [item for item in candidates if remains(item)]:
-        candidates = [item for item in candidates if item not in remaining]
-        for item in remaining:
+    while True:
+        needed_items = [item for item in candidates if is_needed(item)]
+        if not needed_items:
+            return candidates
+        candidates = [item for item in candidates if item not in needed_items]
+        # Whatever these items mention is needed as well, so the remaining candidates are checked again.
+        for item in needed_items:
             needed_names |= item.mentions
             if item.name.startswith("runs/"):
                 keys_of_runs |= item.names
-    return candidates
 
 
 def delete(store: str, item: Item) -> None:
     """Delete an item, manifest first, so that no reader sees a partial artifact; then delete its local copy."""
-    opened = storage.open(store)
-    opened.delete(item.files[0])
-    if len(item.files) > 1:
-        opened.delete(*item.files[1:])
-    path = (opened.directory or artifacts.local_directory(store)) / item.name
+    opened_store = storage.open(store)
+    manifest, *other_files = item.files
+    opened_store.delete(manifest)
+    if other_files:
+        opened_store.delete(*other_files)
+    path = (opened_store.directory or artifacts.local_directory(store)) / item.name
     shutil.rmtree(path, ignore_errors=True)
     artifact_files.marker_of(path).unlink(missing_ok=True)

@@ -22,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 UNFOLLOWED = 900.0
 """Seconds without a heartbeat of the step after which the job ends; a retried step may take minutes to start."""
-_POLL, _SAVING, _ENDING, _SIGNAL_POLL = 30.0, 600.0, 60.0, 1.0
+_POLL_SECONDS = 30.0  # between two reads of the heartbeat
+_SIGNAL_POLL_SECONDS = 1.0  # between two checks for a request to stop
+_SAVING_SECONDS = 600.0  # to wait for a training to save
+_ENDING_SECONDS = 60.0  # to wait for a training that has saved to end this process
 
 
 def main(url: str) -> None:
@@ -51,26 +54,28 @@ def leave(url: str, seconds: float) -> None:
 
 def _end_if_unfollowed(work: Work) -> None:
     """Save and end this process when the step has sent no heartbeat for `UNFOLLOWED` seconds."""
-    last_beat, last_seen = b"", time.monotonic()
+    last_beat = b""
+    last_seen = time.monotonic()
     while time.monotonic() - last_seen < UNFOLLOWED:
-        time.sleep(min(_POLL, UNFOLLOWED / 10))
+        time.sleep(min(_POLL_SECONDS, UNFOLLOWED / 10))
         try:
             beat = artifacts.read(work.store, launchers.heartbeat_path(work.job)) or b""
         except InfoXLMError:  # without the storage we cannot tell whether the step is alive
             last_seen = time.monotonic()
             continue
         if beat != last_beat:
-            last_beat, last_seen = beat, time.monotonic()
-    logger.error("nobody has followed %s for %.0f s: saving and ending it", work.job, UNFOLLOWED)
+            last_beat = beat
+            last_seen = time.monotonic()
+    logger.error("no step has followed %s for %.0f s: saving and ending it", work.job, UNFOLLOWED)
     try:
-        leave(f"{work.store}/work/{work.job}.json", _SAVING)
-        time.sleep(_ENDING)  # a training that has saved normally ends this process by itself
+        leave(f"{work.store}/work/{work.job}.json", _SAVING_SECONDS)
+        time.sleep(_ENDING_SECONDS)  # a training that has saved normally ends this process by itself
     finally:
         os._exit(Preempted.exit_code)
 
 
 def _pass_on_signals(work: Work) -> None:
-    """Ask the workers in other pods to stop when this process has been asked to.
+    """Pass a request to stop, which this process has received, on to the workers in other pods.
 
     When KubeRay deletes the job, Ray sends SIGTERM only to the driver, whose handler writes a file to this pod's disk.
     """
@@ -78,7 +83,7 @@ def _pass_on_signals(work: Work) -> None:
         return
     request = artifacts.local_directory(work.store) / "runs" / work.run / "stop"
     while True:
-        time.sleep(_SIGNAL_POLL)
+        time.sleep(_SIGNAL_POLL_SECONDS)
         if request.exists():
             try:
                 leave(f"{work.store}/work/{work.job}.json", 0)

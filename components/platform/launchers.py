@@ -62,7 +62,8 @@ class Launcher(Protocol):
 
 def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
     """Return the local directory of the artifact; make it first if it does not exist. See `Launcher` for arguments."""
-    if existing := artifacts.lookup(work.store, work.kind, work.name):
+    existing = artifacts.lookup(work.store, work.kind, work.name)
+    if existing:
         return existing
     is_training = work.stage in stage_work.TRAININGS
     if cluster == {} and work.num_workers and is_training and os.environ.get("KFP_POD_NAME"):
@@ -152,10 +153,10 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
         if work.run:
             artifacts.write(work.store, f"runs/{work.run}/stop", name)
 
-    if (read_outcome() or {}).get("run", pipeline_run) != pipeline_run:
-        storage.open(work.store).delete(
-            outcome_path
-        )  # the failure of another pipeline run; its cause may be fixed by now
+    outcome = read_outcome()
+    if outcome and outcome.get("run", pipeline_run) != pipeline_run:
+        # The failure belongs to another pipeline run, and its cause may have been fixed since.
+        storage.open(work.store).delete(outcome_path)
     with _heartbeat(work.store, name):
         job.run(
             name,
@@ -204,18 +205,19 @@ def heartbeat_path(job: str) -> str:
 @contextlib.contextmanager
 def _heartbeat(store: str, job: str) -> Iterator[None]:
     """Write a heartbeat once a minute while this step follows its job; without it, the job ends itself (`job`)."""
-    finished, step = threading.Event(), uuid.uuid4().hex
+    finished = threading.Event()
+    step_id = uuid.uuid4().hex
 
-    def beat() -> None:
+    def write_heartbeats() -> None:
         count = 0
         while True:
             count += 1
             with contextlib.suppress(InfoXLMError):
-                artifacts.write(store, heartbeat_path(job), f"{step} {count}")
+                artifacts.write(store, heartbeat_path(job), f"{step_id} {count}")
             if finished.wait(_HEARTBEAT_SECONDS):
                 return
 
-    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    threading.Thread(target=write_heartbeats, name="heartbeat", daemon=True).start()
     try:
         yield
     finally:

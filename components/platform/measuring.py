@@ -39,7 +39,8 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
         store: directory, or s3://bucket/prefix, with artifacts and checkpoints.
         num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
     """
-    trial, source = planned["point"], planned["source"]
+    trial = planned["point"]
+    source = planned["source"]
     with stage_run("measure", store, trial) as step:
         settings = trials.read_settings(planned["settings"])
         step.report(model=trial["model"], source=source, task=trial["task"], settings=settings)
@@ -83,11 +84,11 @@ def _fine_tune(
     task = task_of(local)
     if not task.trained:
         return encoder, {}
-    part, data = task.select_training_inputs(local)
+    training_settings, data = task.select_training_inputs(local)
     inputs = [*fingerprint.digest_inputs(str(encoder)), fingerprint.digest_inputs_by_role(data)]
-    if task.depends_on_workers(part, encoder):
+    if task.depends_on_workers(training_settings, encoder):
         inputs.append(f"workers={max(1, num_workers)}")
-    name = artifacts.key_of("tuned", task.without_data(part), *inputs)
+    name = artifacts.key_of("tuned", task.without_data(training_settings), *inputs)
     training = stage_work.Work(
         stage="finetune",
         store=store,

@@ -35,10 +35,11 @@ def fit(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """
     if len(json.dumps(dict(parameters))) <= LARGEST:
         return dict(parameters)
-    return {
-        name: write_reference(store, value) if isinstance(value, dict | list) else value
-        for name, value in parameters.items()
-    }
+    references = {}
+    for name, value in parameters.items():
+        is_collection = isinstance(value, dict | list)
+        references[name] = write_reference(store, value) if is_collection else value
+    return references
 
 
 def write_reference(store: str, value: Any) -> Any:
@@ -81,11 +82,11 @@ def split_points(points: Sequence[Any]) -> list[list[Any]]:
     Raises:
         ConfigError: the points need more steps than Argo can hold.
     """
-    steps = len(points)
-    if steps > MOST_LOOP_STEPS:
-        steps = math.ceil(len(points) / POINTS_PER_STEP)
-    check_loop(steps, f"{len(points)} points", "one task at a time (--only TASK)")
-    return [list(points[first::steps]) for first in range(steps)]
+    step_count = len(points)
+    if step_count > MOST_LOOP_STEPS:
+        step_count = math.ceil(len(points) / POINTS_PER_STEP)
+    check_loop(step_count, f"{len(points)} points", "one task at a time (--only TASK)")
+    return [list(points[first::step_count]) for first in range(step_count)]
 
 
 def check_loop(steps: int, items: str, remedy: str) -> None:

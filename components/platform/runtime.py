@@ -81,9 +81,8 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
         return
     message = " ".join(str(failure).split())
     outcome: dict[str, Any] = {"stage": stage, "code": failure.exit_code, "class": type(failure).__name__}
-    with contextlib.suppress(
-        OSError, InfoXLMError
-    ):  # neither a full disk nor an outdated Kubeflow may hide the failure
+    # Neither a full disk nor an outdated Kubeflow may hide the failure, which is also printed below.
+    with contextlib.suppress(OSError, InfoXLMError):
         outcome |= {"message": message, "run": pipeline_run()}
         path = outcome_path(job, "jobs") if job else outcome_path(stage)
         artifacts.write(store, path, json.dumps(outcome, indent=1))
@@ -105,7 +104,8 @@ def pipeline_run() -> str:
 def outcome_path(name: str, run: str = "") -> str:
     """Return the path in the store of the outcome of a stage or of a RayJob."""
     safe_name = re.sub(r"[^\w.-]+", "-", name)
-    return f"outcome/{run or pipeline_run()}/{safe_name}.json"
+    run = run or pipeline_run()
+    return f"outcome/{run}/{safe_name}.json"
 
 
 def parse_outcome(content: bytes | None, path: str) -> dict[str, Any] | None:
@@ -146,10 +146,12 @@ def find_ending(store: str) -> Ending:
 def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
     """Return the outcome that was written last in a pipeline run, or None if no stage wrote one."""
     folder = storage.open(f"{store}/outcome/{run}")
-    outcomes = [entry for entry in folder.entries() if entry.name.endswith(".json")]
-    for entry in sorted(outcomes, key=lambda entry: (entry.modified, entry.name), reverse=True):
-        content, _ = folder.get(entry.name) or (None, "")
-        if outcome := parse_outcome(content, entry.name):
+    outcome_files = [stored_file for stored_file in folder.entries() if stored_file.name.endswith(".json")]
+    outcome_files.sort(key=lambda stored_file: (stored_file.modified, stored_file.name), reverse=True)
+    for stored_file in outcome_files:
+        content, _ = folder.get(stored_file.name) or (None, "")
+        outcome = parse_outcome(content, stored_file.name)
+        if outcome:
             return outcome
     return None
 
@@ -190,7 +192,8 @@ def _summary_path(run: str) -> str:
 def forget_failures(store: str, run: str) -> None:
     """Delete the outcomes and the summary of a pipeline run before it is started again."""
     folder = storage.open(f"{store}/outcome/{run}")
-    folder.delete(*(entry.name for entry in folder.entries()))
+    names = [stored_file.name for stored_file in folder.entries()]
+    folder.delete(*names)
 
 
 def _configure_logging(stage: str) -> None:
@@ -203,7 +206,8 @@ def _translate(error: BaseException, store: str) -> InfoXLMError:
     """Translate any error to an InfoXLMError; print the traceback of an unexpected one."""
     if isinstance(error, InfoXLMError):
         return error
-    if translated := outside.translate_error(error, store):
+    translated = outside.translate_error(error, store)
+    if translated:
         return translated
     traceback.print_exc()
     return InfoXLMError(f"{type(error).__name__}: {error}")

@@ -108,7 +108,8 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
     if _is_stored(source):
         source = source.rstrip("/")
         files, is_file = _list(source, deep=True)
-        return _copy(source, files, is_file, store.resolve() / "data", "" if is_file else PurePosixPath(source).name)
+        subfolder = "" if is_file else PurePosixPath(source).name
+        return _copy(source, files, is_file, store.resolve() / "data", subfolder)
     if Path(source).exists():
         return Path(source)
     if storage.scheme(source, ":") == "pypi":
@@ -129,10 +130,10 @@ def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationCo
     def fetch(path: str, sha256: str | None = None) -> str:
         return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
 
-    corpora = [
-        corpus.model_copy(update={"path": tuple(fetch(path, corpus.sha256) for path in corpus.paths)})
-        for corpus in config.corpora
-    ]
+    corpora = []
+    for corpus in config.corpora:
+        paths = tuple(fetch(path, corpus.sha256) for path in corpus.paths)
+        corpora.append(corpus.model_copy(update={"path": paths}))
     evaluation_sets = tuple(fetch(path) for path in config.evaluation_sets)
     return config.model_copy(update={"corpora": tuple(corpora), "evaluation_sets": evaluation_sets})
 
@@ -151,11 +152,17 @@ def states(sources: Iterable[str]) -> list[str]:
         InputError: there is no such bucket or prefix.
         StorageUnavailable: the storage does not answer.
     """
-    stored = [source.rstrip("/") for source in sources if _is_stored(source)]
-    return [_digest(source, _list(source, deep=True)[0]) for source in stored]
+    digests = []
+    for source in sources:
+        if _is_stored(source):
+            source = source.rstrip("/")
+            files, _ = _list(source, deep=True)
+            digests.append(_digest(source, files))
+    return digests
 
 
 def _is_stored(source: str) -> bool:
+    """Return whether a source is a URI of a storage, such as s3://bucket/prefix."""
     return bool(storage.scheme(source)) and storage.scheme(source) in storage.SCHEMES
 
 
@@ -168,8 +175,9 @@ def _copy_model(source: str, cache: Path, only: str | None) -> Path:
     if only in files:
         files = {only: files[only]}
     elif selection.FILE in files and not only:  # a fine-tuned model may have a model for each language
-        per_language = storage.open(f"{source}/steps").entries()
-        files |= {f"steps/{entry.name}": entry for entry in per_language if not entry.name.endswith("/")}
+        for stored_file in storage.open(f"{source}/steps").entries():
+            if not stored_file.name.endswith("/"):
+                files[f"steps/{stored_file.name}"] = stored_file
     return _copy(source, files, is_file, cache)
 
 
@@ -183,16 +191,22 @@ def _list(source: str, deep: bool) -> tuple[Files, bool]:
         InputError: there is no file, or the storage refuses.
     """
     store = storage.open(source)
-    files = {entry.name: entry for entry in store.entries(deep) if not entry.name.endswith("/")}
+    files = {}
+    for stored_file in store.entries(deep):
+        if not stored_file.name.endswith("/"):  # some programs store an empty object for each folder
+            files[stored_file.name] = stored_file
     if files:
         return files, False
-    if file := store.head():
-        return {PurePosixPath(source).name: file}, True
+    single_file = store.head()
+    if single_file:
+        return {PurePosixPath(source).name: single_file}, True
     raise InputError(f"{source} holds no file: check bucket and prefix")
 
 
 def _digest(source: str, files: Files) -> str:
-    return manifests.digest([source, [(name, entry.size, entry.version) for name, entry in sorted(files.items())]])
+    """Return a digest of a source and of the names, sizes and versions of its files."""
+    states = [(name, stored_file.size, stored_file.version) for name, stored_file in sorted(files.items())]
+    return manifests.digest([source, states])
 
 
 def _copy(source: str, files: Files, is_file: bool, cache: Path, subfolder: str = "") -> Path:
@@ -234,9 +248,9 @@ def _download(source: str, files: Files, is_file: bool, copy: Path, subfolder: s
     """
     store = storage.open(source)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
-        partial = Path(scratch) / "it"
+        partial = Path(scratch) / "copy"
         folder = manifests.join_inside(partial, subfolder, source) if subfolder else partial
-        # check all names before writing the first file
+        # Build, and thereby check, all paths before the first file is written.
         paths = {name: manifests.join_inside(folder, name, source) for name in files}
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -256,9 +270,9 @@ def _compare_with_manifest(folder: Path, paths: dict[str, Path], source: str) ->
     if not (folder / manifests.NAME).is_file():
         return
     try:
-        entries = manifests.load(folder)["files"]
+        described_files = manifests.load(folder)["files"]
     except DataCorrupt:  # a data set may have its own file of this name
         return
-    for name, entry in entries.items():
+    for name, description in described_files.items():
         if name in paths:
-            manifests.verify_file(paths[name], entry, f"upload {source} again")
+            manifests.verify_file(paths[name], description, f"upload {source} again")

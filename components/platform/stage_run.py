@@ -96,8 +96,9 @@ class StageRun:
         report = artifacts.read(location, "report.json")
         if manifest is None:
             raise DataCorrupt(f"{location} is gone or incomplete: run prepare_corpus again")
-        files, lines = json.loads(manifest)["files"], json.loads(report or b"{}").get("files", ())
-        datasets = list_datasets(files, lines)
+        files = json.loads(manifest)["files"]
+        file_reports = json.loads(report).get("files", ()) if report else ()
+        datasets = list_datasets(files, file_reports)
         self.run.log_datasets(datasets, location)
         return datasets
 
@@ -143,7 +144,8 @@ def stage_run(
         step = StageRun(stage, store, trial, tracker)
         if reports:
             try:
-                if page := step.run.page:
+                page = step.run.page
+                if page:
                     logger.info("run: %s", page)
             except TryAgain as error:  # the tracker may be back when the work, which may take hours, is done
                 logger.warning("the tracker's run cannot be opened yet: %s", error)

@@ -108,6 +108,7 @@ def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
 
 
 def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
+    """Prepare a corpus in `output`, and return the facts of the manifest."""
     from components.platform import sources
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
@@ -118,6 +119,7 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
 
 
 def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
+    """Tokenize a corpus into `output`, and return the facts of the manifest."""
     from components.platform import sources
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.stages import tokenization

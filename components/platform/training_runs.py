@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT_PREFIX = "step="
 
 
-class Begun(TypedDict):
+class StartedTraining(TypedDict):
     """Content of STORE/begun/PIPELINE.json."""
 
     pipeline_run: str
@@ -68,7 +68,8 @@ def choose_run(
         ConfigMismatch: this pipeline run started a training with other settings, data or version of the stage.
         InputError: `checkpoints.resume` names no run.
     """
-    run, resume = f"{kind}-{name}", config.checkpoints.resume
+    run = f"{kind}-{name}"
+    resume = config.checkpoints.resume
     if artifacts.exists(store, kind, name):
         return run
     if resume:
@@ -78,12 +79,14 @@ def choose_run(
             raise InputError(f"pretraining.checkpoints.resume: {store}/runs has no run {resume} with a checkpoint")
         run = resume
     path = f"begun/{_pipeline_name(trial)}.json"
-    decisive = fingerprint.decisive(config, manifests.VERSIONS[kind], inputs)
-    current = {"pipeline_run": runtime.pipeline_run(), "run": run, "artifact": name, "fingerprint": decisive}
+    current_fingerprint = fingerprint.decisive(config, manifests.VERSIONS[kind], inputs)
+    current = {"pipeline_run": runtime.pipeline_run(), "run": run, "artifact": name, "fingerprint": current_fingerprint}
     content = artifacts.read(store, path)
-    previous = outside.parse_json(content, Begun, f"{store}/{path}", "delete it, then run again") if content else None
+    previous = None
+    if content:
+        previous = outside.parse_json(content, StartedTraining, f"{store}/{path}", "delete it, then run again")
     if previous and previous["run"] != run and _is_unfinished(store, kind, previous):
-        changes = fingerprint.differences(previous["fingerprint"], decisive)
+        changes = fingerprint.differences(previous["fingerprint"], current_fingerprint)
         unfinished = f"{store}/runs/{previous['run']}"
         if previous["pipeline_run"] == current["pipeline_run"]:
             raise fingerprint.mismatch(unfinished, changes)
@@ -99,15 +102,19 @@ def choose_run(
 def _pipeline_name(trial: Mapping[str, Any] | None) -> str:
     """Return a file name that is the same for all runs of a pipeline, but different for each trial."""
     name = os.environ.get("RUN_NAME") or runtime.pipeline_run()
-    return re.sub(r"[^\w.-]+", "-", f"{name} {trial['variant']} {trial['seed']}" if trial else name)
+    if trial:
+        name = f"{name} {trial['variant']} {trial['seed']}"
+    return re.sub(r"[^\w.-]+", "-", name)
 
 
 def _has_saved(store: str, run: str) -> bool:
+    """Return whether a run has ever saved a checkpoint."""
     return artifacts.read(store, f"runs/{run}/saved.json") is not None
 
 
-def _is_unfinished(store: str, kind: str, begun: Mapping[str, Any]) -> bool:
-    return _has_saved(store, begun["run"]) and not artifacts.exists(store, kind, begun["artifact"])
+def _is_unfinished(store: str, kind: str, training: StartedTraining) -> bool:
+    """Return whether a training has saved a checkpoint but has not produced its artifact."""
+    return _has_saved(store, training["run"]) and not artifacts.exists(store, kind, training["artifact"])
 
 
 class RemoteRun:
@@ -119,7 +126,8 @@ class RemoteRun:
     """
 
     def __init__(self, url: str, holder: str) -> None:
-        self.url, self.holder = url, holder
+        self.url = url
+        self.holder = holder
         self._store = storage.open(url)
         self._lease: Lease | None = None
         self._stop_requested = False
@@ -151,13 +159,12 @@ class RemoteRun:
         lease = self._held_lease()
         artifact_files.push(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
-        from infoxlm_core.training.checkpoints import (
-            select_outdated,
-        )  # here, because it imports torch, which a step may not need
+        # Imported late, because it imports torch, which a step may not need.
+        from infoxlm_core.training.checkpoints import select_outdated
 
-        for old in select_outdated(self.names(), keep, bad, spacing):
+        for outdated_name in select_outdated(self.names(), keep, bad, spacing):
             with suppress(InfoXLMError):  # the next save tries again
-                artifact_files.drop(f"{self.url}/{old}")
+                artifact_files.drop(f"{self.url}/{outdated_name}")
 
     def drop(self, name: str) -> None:
         """Delete a checkpoint; raises Fenced if another process has taken the run over."""

@@ -180,7 +180,7 @@ def test_a_driver_that_is_told_to_stop_tells_workers_that_do_not_share_its_disk(
     named = replace(work, job="j-pretrain-3", config=tiny_config(optimization={"steps": 10}).model_dump(mode="json"))
     driver = tmp_path / "disk of the head/runs/pretrained-abc"
     monkeypatch.setattr(job.artifacts, "local_directory", lambda store: driver.parents[1])
-    monkeypatch.setattr(job, "_SIGNAL_POLL", 0.05)
+    monkeypatch.setattr(job, "_SIGNAL_POLL_SECONDS", 0.05)
     artifacts.write(URL, "work/j-pretrain-3.json", json.dumps(asdict(named)))
     threading.Thread(target=job._pass_on_signals, args=(named,), daemon=True).start()
     with RemoteRun(f"{URL}/runs/pretrained-abc", "j-pretrain-3").held():
@@ -210,7 +210,7 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
     done = subprocess.run([sys.executable, "-c", script, f"{URL}/work/j-pretrain-2.json"], timeout=120,
                           capture_output=True, text=True, env=os.environ | {"RUN_ID": ""})  # fmt: skip
 
-    assert done.returncode == 75 and "nobody has followed j-pretrain-2" in done.stdout + done.stderr
+    assert done.returncode == 75 and "no step has followed j-pretrain-2" in done.stdout + done.stderr
     assert RemoteRun(f"{URL}/runs/pretrained-abc", "").names()
 
 

@@ -23,9 +23,9 @@ class Pages(tracking.Untracked):
     def __init__(self) -> None:
         self.file = Path()
 
-    def open_run(self, key: str, name: str, store: str, here: Path, trial: Trial | None) -> tracking.Run:
+    def open_run(self, key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> tracking.Run:
         self.id, self.name = (f"{key}/{trial.name}", trial.name) if trial else (key, name)
-        self.file = here / f"{self.id.replace('/', '-')}.jsonl"
+        self.file = local_store / f"{self.id.replace('/', '-')}.jsonl"
         return self
 
     def log_params(self, config) -> None:
