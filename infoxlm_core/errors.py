@@ -36,7 +36,8 @@ def one_line(error: BaseException) -> str:
     A long message keeps its start and its end, because libraries write the cause of a failure at the end.
     """
     cause = last_cause(error)
-    message, reason = shorten(_describe(error)), shorten(_describe(cause))
+    message = shorten(_describe(error))
+    reason = shorten(_describe(cause))
     return message if reason in message else f"{message}, caused by {type(cause).__name__}: {reason}"
 
 
@@ -65,8 +66,10 @@ def shorten(text: str) -> str:
     line = " ".join(text.split())
     if len(line) <= MAX_REASON_LENGTH:
         return line
-    start, end = MAX_REASON_LENGTH // 3, 2 * MAX_REASON_LENGTH // 3 - len(" […] ")
-    return f"{line[:start]} […] {line[-end:]}"
+    ellipsis = " […] "
+    start_length = MAX_REASON_LENGTH // 3
+    end_length = 2 * MAX_REASON_LENGTH // 3 - len(ellipsis)
+    return f"{line[:start_length]}{ellipsis}{line[-end_length:]}"
 
 
 def without_password(text: str) -> str:

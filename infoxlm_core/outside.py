@@ -69,7 +69,8 @@ def translate_error(error: BaseException, where: object = "") -> InfoXLMError | 
         path = getattr(error, "filename", None) or where or "the disk"
         return StorageFull(f"{path}: no space left ({message}): free some, then run again")
     if is_panic(error):
-        return InputError(f"{where or 'the input'}: the tokenizer fails on it ({message}): copy the tokenizer again")
+        source = where or "the input"
+        return InputError(f"{source}: the tokenizer fails on it ({message}): copy the tokenizer again")
     if not isinstance(error, OSError) or error.errno is None:
         return None
     path = str(error.filename or where or "a file")

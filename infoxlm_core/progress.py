@@ -15,8 +15,8 @@ SECONDS_BETWEEN_LINES = 15.0
 
 def time_left(seconds: float, done: int, total: int) -> str:
     """Return `3:20 left`, assuming that the rest takes as long per unit as the units that are done."""
-    left = seconds / done * (total - done)
-    return f"{left // 60:.0f}:{int(left % 60):02d} left"
+    remaining_seconds = seconds / done * (total - done)
+    return f"{remaining_seconds // 60:.0f}:{int(remaining_seconds % 60):02d} left"
 
 
 @contextmanager
@@ -28,15 +28,17 @@ def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None
             task = bar.add_task(title, total=total)
             yield lambda count: bar.advance(task, count)
         return
-    started = logged = time.monotonic()
-    done = 0
+    start_time = time.monotonic()
+    last_line_time = start_time
+    num_done = 0
 
     def advance(count: int) -> None:
-        nonlocal done, logged
-        done += count
-        now = time.monotonic()
-        if now - logged >= SECONDS_BETWEEN_LINES:
-            logger.info("%s: %d of %d %s, %s", title, done, total, unit, time_left(now - started, done, total))
-            logged = now
+        nonlocal num_done, last_line_time
+        num_done += count
+        current_time = time.monotonic()
+        if current_time - last_line_time >= SECONDS_BETWEEN_LINES:
+            remaining = time_left(current_time - start_time, num_done, total)
+            logger.info("%s: %d of %d %s, %s", title, num_done, total, unit, remaining)
+            last_line_time = current_time
 
     yield advance
