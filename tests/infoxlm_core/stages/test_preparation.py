@@ -14,6 +14,7 @@ from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import evaluation_sets
 from infoxlm_core.corpora.fingerprints import keys
 from infoxlm_core.corpora.reserved import Reserved, check_leaks
+from infoxlm_core.corpora.row_writer import RowWriter
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError
 from infoxlm_core.stages import preparation
 
@@ -210,14 +211,14 @@ def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch
     with pytest.raises(EvaluationLeak, match=r"train\.parquet row 8"):
         check_leaks(tmp_path / "out", reserved)
 
-    original = preparation.Writer.keep  # a writer that lets through what it should not
+    original = RowWriter.write_unless_duplicate  # a writer that lets through what it should not
 
-    def keep_and_leak(writer, row):
+    def write_and_leak(writer, row):
         if row.kind == "held_out":
             writer.tables.add("mono/de/train.parquet", (row.texts[1],))
         return original(writer, row)
 
-    monkeypatch.setattr(preparation.Writer, "keep", keep_and_leak)
+    monkeypatch.setattr(RowWriter, "write_unless_duplicate", write_and_leak)
     with pytest.raises(EvaluationLeak, match="reserved for evaluation"):
         prepare(tmp_path, *corpora, held_out=("test",))
     assert list((tmp_path / "out").iterdir()) == []
