@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from gettext import c2py
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import polib
 
@@ -31,15 +32,23 @@ IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # such as label_foo: a key, not E
 Members = dict[str, Callable[[], bytes]]  # name of a file in a folder or archive -> function that reads it
 
 
-def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
-    """Yield a row for each message of each language in a folder, wheel or zip; its line is the number of the message.
+class _Catalog(NamedTuple):
+    """The messages of one language."""
 
-    The pivot is the language of the message ids.
+    name: str  # of its file
+    rank: int  # of its locale
+    messages: list[polib.POEntry]
+
+
+def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
+    """Yield a row for each message of each language in a folder, wheel or zip.
+
+    The pivot is the language of the message ids. The line of a row is the number of the message in its catalog.
 
     Raises:
         InputError: there is no catalog, or a catalog cannot be read.
     """
-    members = _catalogs(path)
+    members = _list_catalogs(path)
     domains = _group_by_domain(members, {*languages, pivot})
     for domain in sorted(domains):
         locales_of_language = domains[domain]
@@ -47,13 +56,14 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
         for language in languages:
             if language == pivot:
                 continue
-            entries, _, name = _choose(locales_of_language.get(language, {}), language, members, path)
-            for number, entry in enumerate(entries, start=1):
-                source = _default_text(entry.comment) or english.get((entry.msgctxt, entry.msgid)) or entry.msgid
-                reason = _reason_to_skip(entry)
-                if reason is None and source == entry.msgid and IDENTIFIER.fullmatch(source):
+            catalog = _choose_catalog(locales_of_language.get(language, {}), language, members, path)
+            for number, message in enumerate(catalog.messages, start=1):
+                english_text = english.get((message.msgctxt, message.msgid))
+                source = _default_text(message.comment) or english_text or message.msgid
+                reason = _reason_to_skip(message)
+                if reason is None and source == message.msgid and IDENTIFIER.fullmatch(source):
                     reason = "no_source_text"
-                yield Row((pivot, language), (source, entry.msgstr), name, number, reason)
+                yield Row((pivot, language), (source, message.msgstr), catalog.name, number, reason)
 
 
 def _group_by_domain(members: Members, languages: set[str]) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
@@ -62,7 +72,7 @@ def _group_by_domain(members: Members, languages: set[str]) -> dict[tuple[str, s
     for name in sorted(members):  # a .po replaces a .mo: it also has fuzzy flags and default texts
         folder, locale, domain = _split_name(name)
         language = re.split("[-_.@]", locale.lower())[0]
-        if language in languages and _rank(locale, language) < NEVER:
+        if language in languages and _rank_locale(locale, language) < NEVER:
             domains[folder, domain][language][locale] = name
     return domains
 
@@ -70,58 +80,85 @@ def _group_by_domain(members: Members, languages: set[str]) -> dict[tuple[str, s
 def _read_english(
     variants: dict[str, str], pivot: str, members: Members, path: Path
 ) -> dict[tuple[str | None, str], str]:
-    """Return the pivot's own text of messages with symbolic ids, by context and id; none from regional variants."""
-    entries, rank, _ = _choose(variants, pivot, members, path)
-    if rank > 1:
+    """Return the English text of messages with symbolic ids, by context and id; regional variants are not used."""
+    catalog = _choose_catalog(variants, pivot, members, path)
+    if catalog.rank > 1:
         return {}
-    return {(entry.msgctxt, entry.msgid): entry.msgstr for entry in entries if _reason_to_skip(entry) is None}
+    texts = {}
+    for message in catalog.messages:
+        if _reason_to_skip(message) is None:
+            texts[message.msgctxt, message.msgid] = message.msgstr
+    return texts
 
 
-def _choose(
-    variants: dict[str, str], language: str, members: Members, path: Path
-) -> tuple[list[polib.POEntry], int, str]:
-    """Return messages, rank and file of a language's best locale; of several, the one with most translations."""
-    best = min((_rank(locale, language) for locale in variants), default=NEVER)
-    chosen = [name for locale, name in variants.items() if _rank(locale, language) == best]
-    candidates = [(_read_messages(name, members, path), name) for name in chosen]
-    if not candidates:
-        return [], best, ""
-    entries, name = max(candidates, key=lambda candidate: sum(_reason_to_skip(entry) is None for entry in candidate[0]))
-    return entries, best, name
+def _choose_catalog(variants: dict[str, str], language: str, members: Members, path: Path) -> _Catalog:
+    """Return the catalog of a language's best locale; of several, the one with most translations.
+
+    Args:
+        variants: locale -> name of its catalog.
+        language: the language of these locales.
+        members: the catalogs of the corpus.
+        path: the corpus, for messages.
+    """
+    best_rank = min((_rank_locale(locale, language) for locale in variants), default=NEVER)
+    best_catalog = _Catalog("", best_rank, [])
+    most_translations = -1
+    for locale, name in variants.items():
+        if _rank_locale(locale, language) != best_rank:
+            continue
+        messages = _read_messages(name, members, path)
+        translations = sum(_reason_to_skip(message) is None for message in messages)
+        if translations > most_translations:
+            most_translations = translations
+            best_catalog = _Catalog(name, best_rank, messages)
+    return best_catalog
 
 
-def _catalogs(path: Path) -> Members:
+def _list_catalogs(path: Path) -> Members:
     """Return name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
-    if path.is_dir():
-        files = (p for p in outside.list_tree(path) if p.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{p}"))
-        members: Members = {str(p.relative_to(path)): partial(outside.read_bytes, p, MAX_CATALOG) for p in files}
-    else:
-        try:
-            archive = zipfile.ZipFile(outside.check_readable(path))
-        except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
-            raise InputError(f"{path} is no folder, wheel or zip of gettext catalogs ({error})") from None
-        if len(archive.infolist()) > MAX_ENTRIES:
-            raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
-        infos = [info for info in archive.infolist() if _IS_CATALOG.search(f"/{info.filename}")]
-        for info in infos:
-            if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
-                raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
-        members = {info.filename: partial(archive.read, info) for info in infos}
+    members = _list_folder(path) if path.is_dir() else _list_archive(path)
     if not members:
         raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
     return members
 
 
+def _list_folder(path: Path) -> Members:
+    members: Members = {}
+    for file in outside.list_tree(path):
+        if file.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{file}"):
+            members[str(file.relative_to(path))] = partial(outside.read_bytes, file, MAX_CATALOG)
+    return members
+
+
+def _list_archive(path: Path) -> Members:
+    """Return name and reader of the catalogs in a wheel or zip; InputError if it is damaged or too large."""
+    try:
+        archive = zipfile.ZipFile(outside.check_readable(path))
+    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
+        raise InputError(f"{path} is no folder, wheel or zip of gettext catalogs ({error})") from None
+    if len(archive.infolist()) > MAX_ENTRIES:
+        raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
+    members: Members = {}
+    for info in archive.infolist():
+        if not _IS_CATALOG.search(f"/{info.filename}"):
+            continue
+        if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
+            raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
+        members[info.filename] = partial(archive.read, info)
+    return members
+
+
 def _split_name(name: str) -> tuple[str, str, str]:
     """Return folder, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
-    *folder, last = PurePosixPath(name).parts
-    if len(folder) > 1 and folder[-1] == "LC_MESSAGES":
-        return "/".join(folder[:-2]), folder[-2], last[:-3]
-    return "/".join(folder), last[:-3], ""
+    *folders, file_name = PurePosixPath(name).parts
+    stem = file_name[:-3]  # without .po or .mo
+    if len(folders) > 1 and folders[-1] == "LC_MESSAGES":
+        return "/".join(folders[:-2]), folders[-2], stem
+    return "/".join(folders), stem, ""
 
 
-def _rank(locale: str, language: str) -> int:
-    """Return the rank of a locale of a language; NEVER excludes it. `zh` means simplified characters."""
+def _rank_locale(locale: str, language: str) -> int:
+    """Return the rank of a locale, 0 for the best; NEVER excludes it. Language `zh` means simplified characters."""
     variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
     if language == "zh":
         return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
@@ -145,18 +182,20 @@ def _read_messages(name: str, members: Members, path: Path) -> list[polib.POEntr
         raise InputError(
             f"{path}: {name} is not a readable gettext catalog ({error}): check it with msgfmt -c"
         ) from None
-    for entry in catalog:
-        if entry.msgid_plural:
-            entry.msgstr = entry.msgstr_plural.get(singular, "")
+    for message in catalog:
+        if message.msgid_plural:
+            message.msgstr = message.msgstr_plural.get(singular, "")
     return list(catalog)
 
 
 def _check_strings(content: bytes) -> None:
     """Raise ValueError or struct.error if a .mo ends within its strings; polib would silently truncate them."""
-    order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(content[:4], "<")
-    count, *starts = struct.unpack_from(f"{order}3I", content, 8)
-    for start in starts:
-        for length, offset in struct.iter_unpack(f"{order}2I", content[start : start + 8 * count]):
+    is_big_endian = content[:4] == b"\x95\x04\x12\xde"
+    byte_order = ">" if is_big_endian else "<"
+    # The header has the number of strings, and where the tables of the ids and of their translations start.
+    count, *table_starts = struct.unpack_from(f"{byte_order}3I", content, 8)
+    for start in table_starts:
+        for length, offset in struct.iter_unpack(f"{byte_order}2I", content[start : start + 8 * count]):
             if offset + length > len(content):
                 raise ValueError(f"its string at byte {offset} ends after the end of the file")
 
@@ -168,16 +207,22 @@ def _read_member(name: str, members: Members, path: Path) -> bytes:
         raise InputError(f"{path}: {name} cannot be unpacked ({one_line(error)}): fetch the archive again") from None
 
 
-def _reason_to_skip(entry: polib.POEntry) -> str | None:
+def _reason_to_skip(message: polib.POEntry) -> str | None:
     """Return why a message has no usable translation, or None."""
-    if entry.obsolete or "fuzzy" in (entry.flags or ()):
-        return "obsolete" if entry.obsolete else "fuzzy"
-    return None if entry.msgstr else "empty"
+    if message.obsolete:
+        return "obsolete"
+    if message.flags and "fuzzy" in message.flags:
+        return "fuzzy"
+    return None if message.msgstr else "empty"
 
 
 def _default_text(comment: str | None) -> str:
     """Return the English text in the comment of a message with a symbolic id: `Default: "…"`, on several lines."""
     if not comment or not comment.startswith('Default: "'):
         return ""
-    lines = [line.strip() for line in comment.removeprefix("Default:").splitlines()]
-    return "".join(line[1:-1] for line in lines if len(line) > 2 and line[0] == line[-1] == '"').replace('\\"', '"')
+    quoted_texts = []
+    for line in comment.removeprefix("Default:").splitlines():
+        text = line.strip()
+        if len(text) > 2 and text[0] == text[-1] == '"':
+            quoted_texts.append(text[1:-1])
+    return "".join(quoted_texts).replace('\\"', '"')

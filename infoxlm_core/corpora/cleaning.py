@@ -29,13 +29,12 @@ _INVISIBLE_OR_JOINER = regex.compile(r"[[\p{Cc}\p{Cf}]--[\s\x1c-\x1f]]", regex.V
 _MARKUP = regex.compile(
     r"<[^<>]*>|&#?\w+;|https?:\S+|\S+@\S+|%\([^()]*\)\w|%\w|\$?\{[^{}]*\}|`[^`]*`|:\w+:|\w*[_/\\.]\w[\w/\\.-]*"
 )
-_RUN = re.compile(r"(\S)\1{19}")
-_MAX_ONE_CHARACTER = 0.9  # largest share of one character in a text with a long run of it
+_LONG_REPETITION = re.compile(r"(\S)\1{19}")
+_MAX_ONE_CHARACTER = 0.9  # largest share of one character in a text that repeats it many times
 _FEWEST_LETTERS = 5  # a text of at least so many letters, all the same, is dropped: "aaaaa", "AA, AAA, …"
 _INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s]+")
-_MIN_OWN_SCRIPT = (
-    0.15  # least share of letters in the language's scripts; Latin names and commands occur in every language
-)
+# The least share of letters in the language's scripts is low: Latin names and commands occur in every language.
+_MIN_OWN_SCRIPT = 0.15
 _MAX_FOREIGN_SCRIPT = 0.2  # largest share of letters in scripts that are neither the language's nor Latin
 _MAX_PROBABILITY = 0.05  # a text is in another language if the expected one is less probable
 
@@ -76,20 +75,22 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
         return "too_long"
     if language not in WITHOUT_SPACES and len(text.split()) < rules.min_words:
         return "few_words"
-    if _RUN.search(text) and max(map(text.count, set(text))) > _MAX_ONE_CHARACTER * len(text):
+    # Counting the characters of every text takes long, so only texts with a long repetition are counted.
+    if _LONG_REPETITION.search(text) and max(map(text.count, set(text))) > _MAX_ONE_CHARACTER * len(text):
         return "one_sign"
     words = _MARKUP.sub(" ", text)
-    letters = len(_LETTER.findall(words))
-    if not letters:
+    letter_count = len(_LETTER.findall(words))
+    if not letter_count:
         return "no_letters"
-    in_own_script = len(_own_letters(language).findall(words))
-    latin = len(_LATIN.findall(words)) if "Latin" not in _scripts(language) else 0
-    if in_own_script < _MIN_OWN_SCRIPT * letters or letters - in_own_script - latin > _MAX_FOREIGN_SCRIPT * letters:
+    own_script_count = len(_own_letters(language).findall(words))
+    latin_count = len(_LATIN.findall(words)) if "Latin" not in _scripts(language) else 0
+    foreign_count = letter_count - own_script_count - latin_count
+    if own_script_count < _MIN_OWN_SCRIPT * letter_count or foreign_count > _MAX_FOREIGN_SCRIPT * letter_count:
         return "wrong_script"
     folded_letters = _LETTER.findall(words.casefold())
-    if letters >= _FEWEST_LETTERS and max(Counter(folded_letters).values()) > _MAX_ONE_CHARACTER * letters:
+    if letter_count >= _FEWEST_LETTERS and max(Counter(folded_letters).values()) > _MAX_ONE_CHARACTER * letter_count:
         return "one_sign"
-    if letters >= rules.min_identified_characters and is_other_language(words, language, languages):
+    if letter_count >= rules.min_identified_characters and is_other_language(words, language, languages):
         return "wrong_language"
     return None
 
@@ -108,9 +109,12 @@ def reason_to_drop_row(
 
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:
-    """Return whether a text is clearly in another of the languages; False if the identifier does not know its own."""
+    """Return whether a text is clearly in another of the languages; False if `language` cannot be identified."""
     identifier = _identifier(languages)
-    return language in identifier.labels and dict(identifier.rank(text))[language] < _MAX_PROBABILITY
+    if language not in identifier.labels:
+        return False
+    probabilities = dict(identifier.rank(text))
+    return bool(probabilities[language] < _MAX_PROBABILITY)
 
 
 @lru_cache
@@ -122,10 +126,12 @@ def _identifier(languages: tuple[str, ...]) -> LanguageIdentifier:
 
 @lru_cache
 def _scripts(language: str) -> tuple[str, ...]:
-    return tuple(script for script, written_by in _SCRIPTS.items() if language in written_by.split()) or ("Latin",)
+    scripts = tuple(script for script, languages in _SCRIPTS.items() if language in languages.split())
+    return scripts or ("Latin",)
 
 
 @lru_cache
 def _own_letters(language: str) -> regex.Pattern:
     """Return the pattern of the letters of a language's scripts, with marks and the long vowel sign."""
-    return regex.compile("[" + "".join(rf"\p{{{script}}}" for script in _scripts(language)) + r"\p{Inherited}ー]")
+    script_classes = "".join(rf"\p{{{script}}}" for script in _scripts(language))
+    return regex.compile(f"[{script_classes}" + r"\p{Inherited}ー]")

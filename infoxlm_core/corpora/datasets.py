@@ -7,7 +7,7 @@ from typing import Any
 
 from infoxlm_core import manifests
 
-_PART = re.compile(r"(?P<kind>mono|pairs|held_out|held_out_mono)/(?P<language>[^/]+)/(?P<corpus>[^/]+)\.parquet")
+_TABLE = re.compile(r"(?P<kind>mono|pairs|held_out|held_out_mono)/(?P<language>[^/]+)/(?P<corpus>[^/]+)\.parquet")
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ def list_datasets(files: Mapping[str, Mapping[str, Any]], report: Iterable[Mappi
     """
     digests_of_corpus: dict[str, dict[str, str]] = {}
     languages: dict[str, set[str]] = {}
-    training: set[str] = set()
-    for path, entry in files.items():
-        match = _PART.fullmatch(path)
+    training: set[str] = set()  # names of corpora with a table that is not held out
+    for path, file_facts in files.items():
+        match = _TABLE.fullmatch(path)
         if match:
-            digests_of_corpus.setdefault(match["corpus"], {})[path] = entry["sha256"]
+            digests_of_corpus.setdefault(match["corpus"], {})[path] = file_facts["sha256"]
             languages.setdefault(match["corpus"], set()).update(match["language"].split("-"))
             if not match["kind"].startswith("held_out"):
                 training.add(match["corpus"])
     lines: dict[str, dict[str, int]] = {}
-    for entry in report:
-        counts = lines.setdefault(entry["corpus"], {})
-        for outcome in ("read", "kept"):
-            name = f"{entry['kind']} {outcome}"
-            counts[name] = counts.get(name, 0) + entry[outcome]
+    for file_counts in report:
+        corpus_counts = lines.setdefault(file_counts["corpus"], {})
+        for count_name in ("read", "kept"):
+            name = f"{file_counts['kind']} {count_name}"
+            corpus_counts[name] = corpus_counts.get(name, 0) + file_counts[count_name]
     return [
         Dataset(
             name=name,

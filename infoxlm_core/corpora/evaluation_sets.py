@@ -27,8 +27,8 @@ from infoxlm_core.corpora import lines, tables
 from infoxlm_core.errors import EncodingError, InputError, one_line
 
 DIGITS = 16  # of the SHA-256 that identifies a file
-SHORTEST = 20  # characters; shorter sentences of a paragraph, such as "Yes.", may occur anywhere
-_END = re.compile(r"(?<=[.!?。！？।؟])\s*")
+MIN_SENTENCE_LENGTH = 20  # characters; shorter sentences of a paragraph, such as "Yes.", may occur anywhere
+_SENTENCE_END = re.compile(r"(?<=[.!?。！？।؟])\s*")
 _TAGGED = re.compile(r"(?:[a-z]{2,3}:)?(?P<word>\S+)\t(?:O|[BI]-\S+)")
 _MARKUP = re.compile(r"<[^<>]*>")
 ROWS = 1024  # rows of a table in memory at a time
@@ -44,7 +44,7 @@ def list_files(path: Path) -> list[Path]:
         return [path]
     visible_files = []
     for file in outside.list_tree(path):
-        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+        is_hidden = any(name.startswith(".") for name in file.relative_to(path).parts)
         if not is_hidden and not file.is_dir():
             visible_files.append(file)
     if not visible_files:
@@ -62,16 +62,19 @@ def read(file: Path) -> Iterator[str]:
     try:
         for text in _read_texts(outside.check_readable(file)):
             yield text
-            parts = _END.split(text)
-            yield from (part for part in parts if SHORTEST <= len(part) < len(text))
+            for sentence in _SENTENCE_END.split(text):
+                if MIN_SENTENCE_LENGTH <= len(sentence) < len(text):
+                    yield sentence
     except (csv.Error, UnicodeDecodeError, pa.ArrowException) as error:
         raise InputError(f"{file} cannot be read ({one_line(error)}): {_REMEDY}, in UTF-8") from None
 
 
 def _read_texts(file: Path) -> Iterator[str]:
-    packed = file.suffix in lines.COMPRESSED
-    suffix = (file.with_suffix("") if packed else file).suffix.lower()
-    if suffix in _ARCHIVES or (packed and suffix == ".parquet"):
+    """Yield every text of a file; its suffix tells the format."""
+    is_compressed = file.suffix in lines.COMPRESSED
+    uncompressed_name = file.with_suffix("") if is_compressed else file
+    suffix = uncompressed_name.suffix.lower()
+    if suffix in _ARCHIVES or (is_compressed and suffix == ".parquet"):
         raise InputError(f"{file} is packed, so its texts cannot be read: unpack it")
     match suffix:
         case ".json":
@@ -82,9 +85,8 @@ def _read_texts(file: Path) -> Iterator[str]:
             yield from _find_strings(outside.parse_json(content.removeprefix(codecs.BOM_UTF8), Any, file, _REMEDY))
         case ".jsonl" | ".ndjson":
             for number, text in _read_lines(file):
-                yield from _find_strings(
-                    outside.parse_json(text, Any, f"{file}:{number}", _REMEDY) if text.strip() else ""
-                )
+                value = outside.parse_json(text, Any, f"{file}:{number}", _REMEDY) if text.strip() else ""
+                yield from _find_strings(value)
         case ".parquet":
             with tables.reading(file, _REMEDY):
                 yield from _read_columns(file)
@@ -98,15 +100,21 @@ def _read_texts(file: Path) -> Iterator[str]:
 
 def _read_columns(file: Path) -> Iterator[str]:
     """Yield the texts in all columns of a table; InputError if no column has text."""
-    kinds = {field.name: field.type for field in pq.read_schema(file)}
-    plain = [name for name, kind in kinds.items() if tables.is_text(kind)]
-    others = [name for name, kind in kinds.items() if pa.types.is_nested(kind) or pa.types.is_dictionary(kind)]
-    if not (plain or others):
+    text_columns = []
+    nested_columns = []  # lists and records may contain texts
+    column_types = {field.name: field.type for field in pq.read_schema(file)}
+    for name, column_type in column_types.items():
+        if tables.is_text(column_type):
+            text_columns.append(name)
+        elif pa.types.is_nested(column_type) or pa.types.is_dictionary(column_type):
+            nested_columns.append(name)
+    if not (text_columns or nested_columns):
         raise InputError(f"{file} has no column of text: give the test set's texts as strings")
-    yield from (cell for row in tables.read_text(file, plain) for cell in row if cell)
-    if others:
+    for row in tables.read_text(file, text_columns):
+        yield from (cell for cell in row if cell)
+    if nested_columns:
         with pq.ParquetFile(file) as opened:
-            for batch in opened.iter_batches(ROWS, columns=others):
+            for batch in opened.iter_batches(ROWS, columns=nested_columns):
                 yield from _find_strings(batch.to_pylist())
 
 

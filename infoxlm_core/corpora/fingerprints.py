@@ -15,7 +15,7 @@ _OTHER_SIGNS = r"\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{T
 _UNIT = regex.compile(
     rf"(?P<sign>[{_OTHER_SIGNS}])|[{_HAN}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_HAN}{_OTHER_SIGNS}]]+", regex.V1
 )
-_SIGNS_PER_WORD = 3  # at least; vowel signs are signs, too, so that 13 signs of Thai are often a single phrase
+_SIGNS_PER_WORD = 3  # the least; vowel signs count, too, so that 13 signs of Thai are often a single phrase
 
 
 class Keys(NamedTuple):
@@ -28,17 +28,20 @@ class Keys(NamedTuple):
 
     def of(self, side: int) -> "Keys":
         """Return the keys of one side of a pair."""
-        return Keys(*(digests[side : side + 1] for digests in self[:3]))
+        side_only = slice(side, side + 1)
+        return Keys(self.equal[side_only], self.near[side_only], self.exact[side_only])
 
 
 def keys(texts: Sequence[str], overlap: int = 0) -> Keys:
     """Return the keys of a row; runs have `overlap` words, and there are none if it is 0."""
-    equal, near, exact = zip(*map(_keys, texts), strict=True)
-    return Keys(equal, near, exact, [digest for text in texts for digest in runs(text, overlap)])
+    equal, near, exact = zip(*map(_digest_text, texts), strict=True)
+    run_digests = [digest for text in texts for digest in runs(text, overlap)]
+    return Keys(equal, near, exact, run_digests)
 
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message occurs in every language
-def _keys(text: str) -> tuple[int, int, int]:
+def _digest_text(text: str) -> tuple[int, int, int]:
+    """Return the digests `equal`, `near` and `exact` of `Keys` for one text."""
     return (
         cleaning.digest("equal", cleaning.comparable(text)),
         cleaning.digest(cleaning.near_key(text)),
@@ -54,15 +57,16 @@ def runs(text: str, length: int) -> list[int]:
     """
     if not length:
         return []
-    units, sizes = [], []
+    units = []  # words, Han characters and single signs of other scripts
+    sizes = []  # of each unit, counted in signs
     for match in _UNIT.finditer(cleaning.comparable(text)):
         units.append(match[0])
-        sizes.append(1 if match["sign"] else _SIGNS_PER_WORD)  # in signs
-    starts = list(accumulate(sizes, initial=0))
-    digests = []
-    for first, start in enumerate(starts):
-        end = bisect_left(starts, start + _SIGNS_PER_WORD * length)
-        if end == len(starts):
-            break
-        digests.append(cleaning.digest("run", *units[first:end]))
-    return digests
+        sizes.append(1 if match["sign"] else _SIGNS_PER_WORD)
+    positions = list(accumulate(sizes, initial=0))  # signs before each unit, and the number of all signs
+    run_digests = []
+    for first, position in enumerate(positions):
+        end = bisect_left(positions, position + _SIGNS_PER_WORD * length)
+        if end == len(positions):
+            break  # the rest of the text is shorter than a run
+        run_digests.append(cleaning.digest("run", *units[first:end]))
+    return run_digests

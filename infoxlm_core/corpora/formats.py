@@ -31,6 +31,7 @@ FEWEST = 50  # pairs of a short window that are significant
 UNRELATED = 0.15  # correlation of a short window, below which its pairs are no translations
 MAX_SHIFT = 3  # lines
 SHIFTED = 0.15  # a correlation with shifted lines that is higher by this is no coincidence
+MIN_DEVIATION = 0.25  # of the logarithms of lengths; a correlation of texts of about the same length proves nothing
 MAX_DEPTH = 100  # nested elements of a TMX segment
 
 
@@ -92,46 +93,57 @@ def _read_gettext(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _read_tsv(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield rows of columns divided by tabs; quotation marks are text."""
-    source, path = corpus.source, corpus.paths[0]
-    columns = source.columns or range(len(source.languages))
-    order = sorted(zip(source.languages, columns, strict=True), key=lambda item: item[0] != corpus.pivot)
-    row_languages = tuple(language for language, _ in order)
+    """Yield the rows of a file whose columns are separated by tabs; quotation marks are part of the text."""
+    path = corpus.paths[0]
+    languages = corpus.source.languages
+    columns_of_languages = corpus.source.columns or range(len(languages))
+    order = _order_sides(corpus)
+    row_languages = tuple(languages[index] for index in order)
+    columns = [columns_of_languages[index] for index in order]
 
     def rows() -> Iterator[Row]:
         for number, text, reason in lines.read(path):
             cells = text.split("\t")
             if reason is None and max(columns) >= len(cells):
                 reason = "missing_column"
-            texts = (text,) if reason else tuple(cells[column] for _, column in order)
+            texts = (text,) if reason else tuple(cells[column] for column in columns)
             yield Row(row_languages, texts, path.name, number, reason)
 
     return _check_alignment(rows(), path.name) if len(row_languages) == 2 else rows()
 
 
+def _order_sides(corpus: LocalCorpus) -> list[int]:
+    """Return the indices of the config's languages in the order of a row's sides, the pivot first."""
+    languages = corpus.source.languages
+    return sorted(range(len(languages)), key=lambda index: languages[index] != corpus.pivot)
+
+
 def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield pairs of two files with one sentence a line each."""
-    paths = corpus.paths
-    if paths[0].samefile(paths[1]):
-        raise InputError(f"{paths[0]} is given as both sides of parallel text: give one file for each language")
-    sides = sorted(zip(corpus.source.languages, paths, strict=True), key=lambda side: side[0] != corpus.pivot)
-    names = tuple(language for language, _ in sides)
-    file = " ".join(path.name for _, path in sides)
-    counts = [sum(1 for _ in lines.read(path)) for _, path in sides]
-    if counts[0] != counts[1]:
-        line_counts = " ".join(f"{name}={count}" for name, count in zip(names, counts, strict=True))
-        raise ParallelMismatch(f"{file}: different numbers of lines, {line_counts}: align the files again")
+    """Yield the pairs of two files, each with one sentence per line."""
+    if corpus.paths[0].samefile(corpus.paths[1]):
+        raise InputError(f"{corpus.paths[0]} is given as both sides of parallel text: give one file for each language")
+    order = _order_sides(corpus)
+    languages = tuple(corpus.source.languages[index] for index in order)
+    source_path, target_path = [corpus.paths[index] for index in order]
+    file_names = f"{source_path.name} {target_path.name}"
+    source_count = sum(1 for _ in lines.read(source_path))
+    target_count = sum(1 for _ in lines.read(target_path))
+    if source_count != target_count:
+        raise ParallelMismatch(
+            f"{file_names}: different numbers of lines, {languages[0]}={source_count} {languages[1]}={target_count}: "
+            "align the files again"
+        )
 
     def rows() -> Iterator[Row]:
-        for source_line, target_line in zip(*(lines.read(path) for _, path in sides), strict=True):
+        for source_line, target_line in zip(lines.read(source_path), lines.read(target_path), strict=True):
             number, source_text, source_reason = source_line
             _, target_text, target_reason = target_line
             texts = (source_text, target_text)
             if target_reason and not source_reason:
                 texts = (target_text, source_text)  # the first text of a dropped row says where the damage is
-            yield Row(names, texts, file, number, source_reason or target_reason)
+            yield Row(languages, texts, file_names, number, source_reason or target_reason)
 
-    return _check_alignment(rows(), file)
+    return _check_alignment(rows(), file_names)
 
 
 def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
@@ -169,45 +181,50 @@ def _check_blocks(pairs: list[Lengths], size: int, file: str) -> None:
             _check_shift(block, file)
 
 
-def _check_window(pairs: list[Lengths], least: float, file: str) -> None:
-    correlation = _correlate(*_logarithms(pairs))
-    if correlation is not None and correlation < least:
+def _check_window(pairs: list[Lengths], min_correlation: float, file: str) -> None:
+    """Raise ParallelMismatch if the lengths of the sides are correlated too little for translations."""
+    source, target = _log_lengths(pairs)
+    correlation = _correlate(source, target)
+    if correlation is not None and correlation < min_correlation:
         raise ParallelMismatch(
             f"{file}: the sides do not belong together in the {len(pairs)} pairs from line {pairs[0][0]} to "
-            f"{pairs[-1][0]}: correlation of lengths {correlation:.2f}, need {least}: align the files again"
+            f"{pairs[-1][0]}: correlation of lengths {correlation:.2f}, need {min_correlation}: align the files again"
         )
 
 
 def _check_shift(pairs: list[Lengths], file: str) -> None:
     """Raise ParallelMismatch if the lengths agree better with those some lines further down or up."""
-    source, target = _logarithms(pairs)
-    source, end = source[MAX_SHIFT:-MAX_SHIFT], len(target) - MAX_SHIFT
+    source, target = _log_lengths(pairs)
+    inner_source = source[MAX_SHIFT:-MAX_SHIFT]  # only these lines have a counterpart for every shift
+    end = len(target) - MAX_SHIFT
     correlations: dict[int, float] = {}
     for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
-        correlation = _correlate(source, target[MAX_SHIFT + shift : end + shift])
+        correlation = _correlate(inner_source, target[MAX_SHIFT + shift : end + shift])
         if correlation is not None:
             correlations[shift] = correlation
-    best = max(correlations, key=lambda shift: correlations[shift], default=0)
-    if 0 in correlations and correlations[best] > correlations[0] + SHIFTED:
+    best_shift = max(correlations, key=lambda shift: correlations[shift], default=0)
+    if 0 in correlations and correlations[best_shift] > correlations[0] + SHIFTED:
+        direction = "further down" if best_shift > 0 else "further up"
         raise ParallelMismatch(
             f"{file}: the sides do not belong together from line {pairs[0][0]} to {pairs[-1][0]}: correlation of "
-            f"lengths {correlations[0]:.2f}, and {correlations[best]:.2f} with lines that stand {abs(best)} "
-            f"{'further down' if best > 0 else 'further up'}: align the files again"
+            f"lengths {correlations[0]:.2f}, and {correlations[best_shift]:.2f} with lines that stand "
+            f"{abs(best_shift)} {direction}: align the files again"
         )
 
 
-def _logarithms(pairs: list[Lengths]) -> np.ndarray:
+def _log_lengths(pairs: list[Lengths]) -> np.ndarray:
     """Return the logarithms of the lengths of both sides, (2, N)."""
     return np.log(np.array(pairs, dtype=float)[:, 1:].T)
 
 
 def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
     """Return the correlation of (N,) and (N,); None if the lengths hardly vary, which proves nothing."""
-    deviations = source.std(), target.std()
-    if min(deviations) < 0.25:
+    source_deviation = source.std()
+    target_deviation = target.std()
+    if min(source_deviation, target_deviation) < MIN_DEVIATION:
         return None
-    product = ((source - source.mean()) * (target - target.mean())).mean()
-    return float(product / (deviations[0] * deviations[1]))
+    covariance = ((source - source.mean()) * (target - target.mean())).mean()
+    return float(covariance / (source_deviation * target_deviation))
 
 
 # ---------------------------------------------------------------- TMX and Parquet
@@ -215,7 +232,8 @@ def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
 
 def _read_tmx(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield a pair for each translation of a unit into one of the languages."""
-    path, pivot = corpus.paths[0], corpus.pivot
+    path = corpus.paths[0]
+    pivot = corpus.pivot
     number = 0
     try:
         for number, texts in enumerate(_read_units(path), start=1):
@@ -242,39 +260,44 @@ def _read_units(path: Path) -> Iterator[dict[str, str]]:
                 texts: dict[str, str] = {}
                 for variant in element.iter("tuv"):
                     locale = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang") or ""
-                    texts.setdefault(re.split("[-_]", locale.lower())[0], _segment(variant.find("seg")))
+                    language = re.split("[-_]", locale.lower())[0]
+                    texts.setdefault(language, _segment_text(variant.find("seg")))
                 yield texts
                 parents[-1].clear()  # otherwise memory grows with the file
 
 
-def _segment(segment: Element | None, depth: int = 0) -> str:
+def _segment_text(segment: Element | None, depth: int = 0) -> str:
     """Return the text of a segment without native codes (<ph>, <bpt>, …)."""
     if segment is None:
         return ""
     if depth > MAX_DEPTH:
         raise ValueError(f"a segment is nested {depth} deep")
-    parts = [segment.text or ""]
+    texts = [segment.text or ""]
     for child in segment:
-        parts += [_segment(child, depth + 1) if child.tag in ("hi", "sub") else "", child.tail or ""]
-    return "".join(parts)
+        if child.tag in ("hi", "sub"):  # highlighted text and footnotes; other elements hold codes of a file format
+            texts.append(_segment_text(child, depth + 1))
+        texts.append(child.tail or "")
+    return "".join(texts)
 
 
 def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield rows of a table with one column for each language: pairs with the pivot, if the table has it."""
-    path, pivot = corpus.paths[0], corpus.pivot
+    path = corpus.paths[0]
+    pivot = corpus.pivot
     try:
-        names = pq.read_schema(outside.check_readable(path)).names
-        columns = [language for language in corpus.languages if language in names]
+        column_names = pq.read_schema(outside.check_readable(path)).names
+        columns = [language for language in corpus.languages if language in column_names]
         if not columns:
             raise InputError(f"{path} has no column for {', '.join(corpus.languages)}: name its columns by language")
-        others = [language for language in columns if language != pivot]
-        groups: list[tuple[str, ...]] = [(language,) for language in columns]
-        if pivot in columns and others:
-            groups = [(pivot, other) for other in others]
+        translations = [language for language in columns if language != pivot]
+        languages_of_rows: list[tuple[str, ...]] = [(language,) for language in columns]
+        if pivot in columns and translations:
+            languages_of_rows = [(pivot, language) for language in translations]
         for number, cells in enumerate(tables.read_text(path, columns), start=1):
-            values = dict(zip(columns, cells, strict=True))
-            for group in groups:
-                yield Row(group, tuple(values[name] or "" for name in group), path.name, number)
+            text_of_language = dict(zip(columns, cells, strict=True))
+            for languages in languages_of_rows:
+                texts = tuple(text_of_language[language] or "" for language in languages)
+                yield Row(languages, texts, path.name, number)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is no readable Parquet file ({one_line(error)}): write it again") from None
 

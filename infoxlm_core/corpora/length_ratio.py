@@ -25,11 +25,11 @@ def bin_of(texts: Sequence[str]) -> int:
 
 def median_of(histogram: Counter[int]) -> float:
     """Return the median log ratio of a histogram that counts the pairs in each bin."""
-    pairs = 0
-    for number in sorted(histogram):
-        pairs += histogram[number]
-        if 2 * pairs >= histogram.total():
-            return _BIN * number
+    counted_pairs = 0
+    for bin_number in sorted(histogram):
+        counted_pairs += histogram[bin_number]
+        if 2 * counted_pairs >= histogram.total():
+            return _BIN * bin_number
     raise ValueError("the histogram is empty")
 
 

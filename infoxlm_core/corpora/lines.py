@@ -1,6 +1,8 @@
 """Rows of a corpus, and the lines of plain and compressed files."""
 
+import codecs
 import io
+import itertools
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,9 +35,10 @@ class _Unpacked(io.RawIOBase):
     """The unpacked bytes of a file. Raises InputError for damaged files and decompression bombs."""
 
     def __init__(self, path: Path):
-        self.path, self.count = path, 0
+        self.path = path
+        self.unpacked_bytes = 0
         self.packed: Any = pa.OSFile(str(outside.check_readable(path)))
-        self.stream = lzma.open(self.packed) if path.suffix == ".xz" else _decompressed(self.packed, path)  # noqa: SIM115
+        self.stream = lzma.open(self.packed) if path.suffix == ".xz" else _decompress(self.packed, path)  # noqa: SIM115
 
     def readable(self) -> bool:
         return True
@@ -46,44 +49,55 @@ class _Unpacked(io.RawIOBase):
         except (OSError, EOFError, lzma.LZMAError) as error:
             raise InputError(f"{self.path} is damaged ({error}): fetch it again") from None
         buffer[: len(chunk)] = chunk
-        self.count += len(chunk)
-        if self.count > MAX_RATIO * self.packed.tell() + MAX_LINE:  # relative to what was read so far
+        self.unpacked_bytes += len(chunk)
+        if self.unpacked_bytes > MAX_RATIO * self.packed.tell() + MAX_LINE:  # relative to what was read so far
             raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
         return len(chunk)
 
 
-def _decompressed(packed: Any, path: Path) -> Any:
+def _decompress(packed: Any, path: Path) -> Any:
     codec = _CODECS.get(path.suffix)
     return pa.CompressedInputStream(packed, codec) if codec else packed
 
 
 def unpack(path: Path) -> IO[bytes]:
-    """Open a file that is compressed as its suffix says; InputError for a decompression bomb."""
+    """Open a file and decompress it as its suffix says; InputError for a decompression bomb."""
     try:
         if path.suffix in COMPRESSED:
-            with io.BufferedReader(_Unpacked(path), MAX_LINE) as ahead:
+            # A bomb is usually detected in its first part, before a line of it is used.
+            with io.BufferedReader(_Unpacked(path), MAX_LINE) as trial:
                 for _ in range(LOOK_AHEAD // MAX_LINE):
-                    ahead.read(MAX_LINE)
+                    trial.read(MAX_LINE)
         return io.BufferedReader(_Unpacked(path), MAX_LINE)
     except OSError as error:
         raise InputError(f"{path} cannot be opened ({error}): check it") from None
 
 
 def read(path: Path) -> Iterator[tuple[int, str, str | None]]:
-    """Yield (number from 1, text, reason to drop). Only \\n ends a line, so that numbers agree with `wc -l`."""
+    """Yield the number (from 1), the text and the reason to drop each line of a file.
+
+    Only \\n ends a line, so that the numbers agree with `wc -l`.
+    """
     with unpack(path) as file:
-        number = 0
-        while line := file.readline(MAX_LINE):
-            number += 1
-            if len(line) == MAX_LINE and line[-1:] != b"\n":
-                while (rest := file.readline(MAX_LINE)) and rest[-1:] != b"\n":
-                    pass
+        for number in itertools.count(1):
+            line = file.readline(MAX_LINE)
+            if not line:
+                return
+            if len(line) == MAX_LINE and not line.endswith(b"\n"):
+                _skip_to_end_of_line(file)
                 yield number, "", "too_long"
                 continue
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
+                line = line.removeprefix(codecs.BOM_UTF8)
             try:
                 yield number, line.decode(), None
             except UnicodeDecodeError as error:
                 yield number, f"{path}:{number}:{error.start + 1}", "invalid_utf8"
+
+
+def _skip_to_end_of_line(file: IO[bytes]) -> None:
+    while True:
+        chunk = file.readline(MAX_LINE)
+        if not chunk or chunk.endswith(b"\n"):
+            return

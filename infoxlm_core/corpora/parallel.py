@@ -34,6 +34,7 @@ def in_processes(count: int) -> ParallelMap:
     """Return a `ParallelMap` that uses `count` processes of this machine."""
 
     def parallel_map(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Submit a few chunks ahead of the results, so that no process waits and memory stays small."""
         spawn = multiprocessing.get_context("spawn")  # forking a process with threads may deadlock
         pending: deque[Future[pa.Table]] = deque()
         try:

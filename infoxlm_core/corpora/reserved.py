@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,9 +31,8 @@ class Reserved:
     evaluation_sets: set[int] = field(default_factory=set)  # the same for sentences of test sets
     runs: set[int] = field(default_factory=set)  # runs of `overlap` consecutive words of both
     overlap: int = 0
-    messages: dict[int, set[int]] = field(
-        default_factory=dict
-    )  # near key of a pivot message -> near keys of its translations
+    messages: dict[int, set[int]] = field(default_factory=dict)
+    """Messages of the labelled test set: near key of the pivot's text -> near keys of its translations."""
     labelled: set[int] = field(default_factory=set)  # all near keys of `messages`
     owners: dict[int, str | None] = field(default_factory=dict)  # near key -> its corpus; None if several contain it
 
@@ -48,7 +48,8 @@ class Reserved:
             if len(texts) == 2 and len(texts[0]) >= LABELLED_CHARACTERS:
                 # The pivot's message decides, so that all languages have the same test messages.
                 source, target = keys.near
-                if cleaning.digest(str(config.seed), str(source)) / 2**64 < config.labelled_share:
+                uniform = cleaning.digest(str(config.seed), str(source)) / 2**64  # in [0, 1], equal in every process
+                if uniform < config.labelled_share:
                     self.messages.setdefault(source, set()).add(target)
 
     def add_test_text(self, text: str) -> None:
@@ -91,12 +92,17 @@ def _read_training_rows(output: Path) -> Iterator[pa.Table]:
     for path in sorted(output.rglob("*.parquet")):
         if path.relative_to(output).parts[0] in HELD_OUT:
             continue
-        rows = enumerate(read_rows(path), start=1)
-        while chunk := list(itertools.islice(rows, CHUNK)):
-            is_labelled = len(chunk[0][1]) == len(LABELLED)
-            yield pa.table({
-                "path": [str(path)] * len(chunk),
-                "number": [number for number, _ in chunk],
-                "texts": [row[:1] if is_labelled else row for _, row in chunk],
-                "split": [row[3] if is_labelled else "train" for _, row in chunk],
-            })  # fmt: skip
+        rows = read_rows(path)
+        first_number = 1
+        while True:
+            chunk = list(itertools.islice(rows, CHUNK))
+            if not chunk:
+                break
+            texts: list[Any] = chunk
+            splits = ["train"] * len(chunk)
+            if len(chunk[0]) == len(LABELLED):  # text, label, language, split
+                texts = [row[:1] for row in chunk]
+                splits = [row[3] for row in chunk]
+            row_numbers = list(range(first_number, first_number + len(chunk)))
+            first_number += len(chunk)
+            yield pa.table({"path": [str(path)] * len(chunk), "number": row_numbers, "texts": texts, "split": splits})

@@ -29,15 +29,16 @@ def chunks(rows: Iterable[Row]) -> Iterator[pa.Table]:
     characters = 0
     for row in rows:
         chunk.append(row)
-        characters += sum(map(len, row.texts))
+        characters += sum(len(text) for text in row.texts)
         if len(chunk) == CHUNK or characters > MAX_CHARACTERS:
-            yield _table(chunk)
-            chunk, characters = [], 0
+            yield _make_table(chunk)
+            chunk = []
+            characters = 0
     if chunk:
-        yield _table(chunk)
+        yield _make_table(chunk)
 
 
-def _table(rows: list[Row]) -> pa.Table:
+def _make_table(rows: list[Row]) -> pa.Table:
     return of_rows(_READ, [("-".join(row.languages), row.texts, row.file, row.dropped) for row in rows])
 
 
@@ -63,6 +64,7 @@ def clean_rows(chunk: pa.Table, languages: tuple[str, ...], rules: CleaningConfi
 def mark(chunk: pa.Table, overlap: int = 0) -> pa.Table:
     """Add the keys of each row's `texts` to a table."""
     row_keys = [keys(texts, overlap) for texts in chunk["texts"].to_pylist()]
-    for (name, kind), column in zip(KEYS, zip(*row_keys, strict=True), strict=True):
-        chunk = chunk.append_column(name, pa.array(column, kind))
+    for name, column_type in KEYS:
+        column = [getattr(keys_of_row, name) for keys_of_row in row_keys]
+        chunk = chunk.append_column(name, pa.array(column, column_type))
     return chunk

@@ -68,16 +68,19 @@ def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
 
     A batch at a time is unpacked, and repeated text only counted.
     """
-    limit, unpacked_bytes = max(MAX_FRAME, MAX_RATIO * path.stat().st_size), 0
+    max_bytes = max(MAX_FRAME, MAX_RATIO * path.stat().st_size)
+    unpacked_bytes = 0
     text_columns = [field.name for field in pq.read_schema(path) if is_text(field.type)]
     with pq.ParquetFile(path, read_dictionary=text_columns) as file:
         for batch in file.iter_batches(ROW_GROUP, columns=columns):
             batch.validate(full=True)
             for column in batch.columns:
-                has_text = is_text(_value_type(column.type))
-                unpacked_bytes += int(_sizes(column).sum()) + 8 * len(column) if has_text else column.nbytes
-            if unpacked_bytes > limit:
-                raise InputError(f"{path} unpacks to more than {limit:,} bytes: split it into several files")
+                if is_text(_value_type(column.type)):
+                    unpacked_bytes += int(_sizes(column).sum()) + 8 * len(column)  # pandas holds 8-byte references
+                else:
+                    unpacked_bytes += column.nbytes
+            if unpacked_bytes > max_bytes:
+                raise InputError(f"{path} unpacks to more than {max_bytes:,} bytes: split it into several files")
 
 
 def count_rows(path: Path) -> int:
@@ -94,7 +97,8 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
     Raises:
         InputError: a column is not text, or its distinct values have over `MAX_RATIO` times the size of the file.
     """
-    limit, unpacked_bytes = MAX_RATIO * outside.check_readable(path).stat().st_size + MAX_LINE, 0
+    max_bytes = MAX_RATIO * outside.check_readable(path).stat().st_size + MAX_LINE
+    unpacked_bytes = 0
     schema = pq.read_schema(path)
     for column in columns:
         kind = _value_type(schema.field(column).type)
@@ -104,11 +108,12 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
         for batch in file.iter_batches(ROW_GROUP, columns=list(columns)):
             sizes_of_columns = [_sizes(batch[column]) for column in columns]
             for column, column_sizes in zip(columns, sizes_of_columns, strict=True):
-                unpacked_bytes += _distinct(batch[column], column_sizes)
-            if unpacked_bytes > limit:
+                unpacked_bytes += _count_distinct_bytes(batch[column], column_sizes)
+            if unpacked_bytes > max_bytes:
                 raise InputError(f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
-            part_of_row = np.cumsum(np.sum(sizes_of_columns, axis=0)) // MAX_BATCH
-            first_rows = np.unique(part_of_row, return_index=True)[1]
+            # Python values are made for slices of about MAX_BATCH bytes, because repeated values need memory again.
+            slice_of_row = np.cumsum(np.sum(sizes_of_columns, axis=0)) // MAX_BATCH  # (rows,)
+            _, first_rows = np.unique(slice_of_row, return_index=True)
             for first, end in itertools.pairwise([*first_rows, len(batch)]):
                 yield from rows_of(batch.select(list(columns)).slice(first, end - first))
 
@@ -122,10 +127,12 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _distinct(column: pa.Array, sizes: np.ndarray) -> int:
+def _count_distinct_bytes(column: pa.Array, sizes: np.ndarray) -> int:
     """Return the bytes of a column whose cells have these sizes, counting repeated values once."""
-    total = int(sizes.sum())
-    return min(total, int(_sizes(column.dictionary).sum())) if pa.types.is_dictionary(column.type) else total
+    total_bytes = int(sizes.sum())
+    if not pa.types.is_dictionary(column.type):
+        return total_bytes
+    return min(total_bytes, int(_sizes(column.dictionary).sum()))  # a dictionary may have values that no cell uses
 
 
 def _sizes(column: pa.Array) -> np.ndarray:
@@ -141,7 +148,8 @@ def _sizes(column: pa.Array) -> np.ndarray:
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a table as Python values."""
-    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+    columns = [column.to_pylist() for column in table.columns]
+    return zip(*columns, strict=True)
 
 
 def of_text(*columns: str) -> pa.Schema:
@@ -151,15 +159,19 @@ def of_text(*columns: str) -> pa.Schema:
 
 def of_rows(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
     """Return a table of at least one row."""
-    columns = zip(*rows, strict=True)
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    values_of_columns = zip(*rows, strict=True)
+    columns = []
+    for values, schema_field in zip(values_of_columns, schema, strict=True):
+        columns.append(pa.array(values, schema_field.type))
+    return pa.table(columns, schema=schema)
 
 
 class Tables:
     """Writes Parquet files below a folder row by row; a file without rows is not created."""
 
     def __init__(self, folder: Path, *schemas: pa.Schema):
-        self.folder, self.schemas = folder, {len(schema): schema for schema in schemas}  # by width of a row
+        self.folder = folder
+        self.schemas = {len(schema): schema for schema in schemas}  # by the number of columns
         self.rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
         self.writers: dict[str, pq.ParquetWriter] = {}
 
@@ -169,7 +181,8 @@ class Tables:
             self._flush(name)
 
     def _flush(self, name: str) -> None:
-        rows, self.rows[name] = self.rows[name], []
+        rows = self.rows[name]
+        self.rows[name] = []
         schema = self.schemas[len(rows[0])]
         if name not in self.writers:
             (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +193,9 @@ class Tables:
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for name in [name for name, rows in self.rows.items() if rows and failure[0] is None]:
-            self._flush(name)
+        has_failed = failure[0] is not None
+        for name in list(self.rows):
+            if self.rows[name] and not has_failed:
+                self._flush(name)
         for writer in self.writers.values():
             writer.close()

@@ -194,7 +194,7 @@ def _kind_of(corpus: str, languages: Sequence[str], config: PreparationConfig) -
 
 
 def _verify_paths(source: CorpusSource) -> list[Path]:
-    """Return the files and folders of a corpus; InputError if one is missing or its digest is not that of the config."""
+    """Return the files and folders of a corpus; InputError if one is missing or has an unexpected digest."""
     paths = [Path(path) for path in source.paths]
     for path in paths:
         if not path.exists():
