@@ -50,13 +50,15 @@ class CorpusSource(StageConfig):
 
     @model_validator(mode="after")
     def _fits_its_format(self) -> Self:
-        needed = {"text": (1, 1), "tsv": (1, 2), "moses": (2, 2)}.get(self.format)
-        if needed and not needed[0] <= len(self.languages) <= needed[1]:
-            raise ValueError(f"corpus {self.name}: format {self.format} needs {needed[-1]} languages")
-        if len(self.paths) != (2 if self.format == "moses" else 1):
-            raise ValueError(
-                f"corpus {self.name}: format {self.format} needs {2 if self.format == 'moses' else 1} path"
-            )
+        """Check that the number of languages, paths and columns suits the format."""
+        language_limits = {"text": (1, 1), "tsv": (1, 2), "moses": (2, 2)}
+        if self.format in language_limits:
+            fewest, most = language_limits[self.format]
+            if not fewest <= len(self.languages) <= most:
+                raise ValueError(f"corpus {self.name}: format {self.format} needs {most} languages")
+        path_count = 2 if self.format == "moses" else 1
+        if len(self.paths) != path_count:
+            raise ValueError(f"corpus {self.name}: format {self.format} needs {path_count} path")
         if not all(self.paths):
             raise ValueError(f"corpus {self.name}: path is empty")
         if len(set(self.languages)) < len(self.languages):
@@ -137,26 +139,32 @@ class PreparationConfig(StageConfig):
     @property
     def paths(self) -> tuple[str, ...]:
         """Return all paths and URIs that the stage reads."""
-        return (*(path for corpus in self.corpora for path in corpus.paths), *self.evaluation_sets)
+        corpus_paths = [path for corpus in self.corpora for path in corpus.paths]
+        return (*corpus_paths, *self.evaluation_sets)
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
+        """Check that corpora use languages of the run, and that names of corpora exist."""
         if len(set(self.languages)) < len(self.languages):
             raise ValueError("languages contains a language twice")
         for number, corpus in enumerate(self.corpora):
-            if unknown := set(corpus.languages) - {*self.languages, self.pivot}:
-                raise ValueError(f"corpus {corpus.name}: {', '.join(sorted(unknown))} is not among the run's languages")
+            unknown_languages = set(corpus.languages) - {*self.languages, self.pivot}
+            if unknown_languages:
+                raise ValueError(
+                    f"corpus {corpus.name}: {', '.join(sorted(unknown_languages))} is not among the run's languages"
+                )
             if corpus in self.corpora[:number]:
                 raise ValueError(f"corpora contains {corpus.name} twice with the same path and languages")
-            paired = corpus.format in ("moses", "tmx", "gettext") or self.pivot in corpus.languages
-            if paired and self.pivot not in self.languages:
+            has_pairs = corpus.format in ("moses", "tmx", "gettext") or self.pivot in corpus.languages
+            if has_pairs and self.pivot not in self.languages:
                 raise ValueError(
                     f"pivot ({self.pivot}) is not among languages ({', '.join(self.languages)}), and corpus "
                     f"{corpus.name} has pairs with it: add it, or name another pivot"
                 )
         names = [corpus.name for corpus in self.corpora]
-        if unknown := set(self.held_out) - set(names):
-            raise ValueError(f"held_out contains {', '.join(sorted(unknown))}, but no corpus has this name")
+        unknown_names = set(self.held_out) - set(names)
+        if unknown_names:
+            raise ValueError(f"held_out contains {', '.join(sorted(unknown_names))}, but no corpus has this name")
         if not set(names) - set(self.held_out):
             raise ValueError("held_out contains all corpora: leave at least one for training")
         return self

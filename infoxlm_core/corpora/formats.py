@@ -115,7 +115,7 @@ def _read_tsv(corpus: LocalCorpus) -> Iterator[Row]:
 def _order_sides(corpus: LocalCorpus) -> list[int]:
     """Return the indices of the config's languages in the order of a row's sides, the pivot first."""
     languages = corpus.source.languages
-    return sorted(range(len(languages)), key=lambda index: languages[index] != corpus.pivot)
+    return sorted(range(len(languages)), key=lambda index: languages[index] != corpus.pivot)  # False sorts first
 
 
 def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:

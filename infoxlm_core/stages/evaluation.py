@@ -48,61 +48,91 @@ def evaluate(
     """
     if not encoders:
         raise InputError("No encoder to evaluate. Give at least one model directory.")
-    corpus, model = Path(corpus), next(iter(encoders))
-    questions = draw_questions(corpus, encoders[model], config)
-    scores: dict[str, dict[str, Scores]] = {}
-    for task in EVALUATED:
-        for name, directory in (classifiers if task.trained else encoders).items():
-            measured = task.measure_held_out(questions, directory, config)
-            if measured is not None:
-                scores.setdefault(name, {})[task.name] = measured
-    test_files = sorted((corpus / "held_out").glob("*/*.parquet"))
+    corpus = Path(corpus)
+    tested_model = next(iter(encoders))
+    questions = draw_questions(corpus, encoders[tested_model], config)
+    scores = _measure(config, questions, encoders, classifiers)
     models: dict[str, dict[str, Any]] = {}
-    for name, by_task in scores.items():
-        encoder = encoders.get(name)
-        missing = unreserved.find(encoder, test_files, corpus) if encoder else []
-        models[name] = {
-            "encoder": dict(by_task["retrieval"].details["encoder"]) if encoder else {},
-            "tasks": {task: task_scores.to_dict() for task, task_scores in by_task.items()},
-            "curves": read_curves(encoder) if encoder else {},
-            **({"not_reserved": missing} if missing else {}),
-        }
-    cleaning = corpus / "report.json"
-    plain = {
-        "model": model,
+    for name, scores_by_task in scores.items():
+        models[name] = _describe_model(scores_by_task, encoders.get(name), corpus)
+    record = {
+        "model": tested_model,
         "pivot": questions.pivot,
         "test_set": questions.digest,
-        "pairs": {
-            language: {
-                "held_out": questions.counts[language],
-                "drawn": len(pairs),
-                "no_overlap": int(questions.unshared[language].sum()),
-            }
-            for language, pairs in questions.pairs.items()
-        },
-        "corpus": outside.read_json(cleaning, dict[str, Any], "prepare again") if cleaning.is_file() else None,
+        "pairs": _count_pairs(questions),
+        "corpus": _read_corpus_report(corpus),
         "settings": config.model_dump(),
         "models": models,
     }
-    title = f"{model}: how well it carries meaning across languages"
+    title = f"{tested_model}: how well it carries meaning across languages"
     descriptions = {name: report.describe_encoder(result["encoder"]) for name, result in models.items()}
     tasks_with_settings = [(task, questions) for task in EVALUATED]
-    report.write(output, plain, summarise_evaluation(title, descriptions, tasks_with_settings, scores))
+    report.write(output, record, summarise_evaluation(title, descriptions, tasks_with_settings, scores))
     outcomes = {}
-    for name, by_task in scores.items():
-        outcomes[name] = [task_scores.outcomes for task_scores in by_task.values() if task_scores.outcomes is not None]
+    for name, scores_by_task in scores.items():
+        all_outcomes = [task_scores.outcomes for task_scores in scores_by_task.values()]
+        outcomes[name] = [task_outcomes for task_outcomes in all_outcomes if task_outcomes is not None]
     evidence.write(output / evidence.FILE, outcomes)
     return _name_metrics(scores, questions)
+
+
+def _measure(
+    config: EvaluationConfig, questions: Questions, encoders: Mapping[str, Path], classifiers: Mapping[str, Path]
+) -> dict[str, dict[str, Scores]]:
+    """Return the scores of each model in each task that can measure it: name -> task -> scores."""
+    scores: dict[str, dict[str, Scores]] = {}
+    for task in EVALUATED:
+        models = classifiers if task.trained else encoders
+        for name, directory in models.items():
+            task_scores = task.measure_held_out(questions, directory, config)
+            if task_scores is not None:
+                scores.setdefault(name, {})[task.name] = task_scores
+    return scores
+
+
+def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path | None, corpus: Path) -> dict[str, Any]:
+    """Return what scores.json says of a model; a classifier without an encoder has only its scores."""
+    description: dict[str, Any] = {
+        "encoder": {},
+        "tasks": {task: task_scores.to_dict() for task, task_scores in scores_by_task.items()},
+        "curves": {},
+    }
+    if encoder:
+        description["encoder"] = dict(scores_by_task["retrieval"].details["encoder"])
+        description["curves"] = read_curves(encoder)
+        test_files = sorted((corpus / "held_out").glob("*/*.parquet"))
+        not_reserved = unreserved.find(encoder, test_files, corpus)
+        if not_reserved:
+            description["not_reserved"] = not_reserved
+    return description
+
+
+def _count_pairs(questions: Questions) -> dict[str, dict[str, int]]:
+    """Return the numbers of held-out pairs, of drawn pairs, and of drawn pairs whose sides share no token."""
+    counts = {}
+    for language, pairs in questions.pairs.items():
+        counts[language] = {
+            "held_out": questions.counts[language],
+            "drawn": len(pairs),
+            "no_overlap": int(questions.unshared[language].sum()),
+        }
+    return counts
+
+
+def _read_corpus_report(corpus: Path) -> dict[str, Any] | None:
+    path = corpus / "report.json"
+    return outside.read_json(path, dict[str, Any], "prepare again") if path.is_file() else None
 
 
 def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:
     """Return the scores of all models as metrics; names of the first model's metrics have no prefix."""
     metrics: dict[str, float] = {}
-    for rank, (name, by_task) in enumerate(scores.items()):
-        prefix = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + "/" if rank else ""
+    for rank, (name, scores_by_task) in enumerate(scores.items()):
+        name_in_metrics = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        prefix = f"{name_in_metrics}/" if rank else ""
         for task in EVALUATED:
-            if task.name in by_task:
-                metrics |= task.name_metrics(by_task[task.name], questions, prefix + task.name)
+            if task.name in scores_by_task:
+                metrics |= task.name_metrics(scores_by_task[task.name], questions, prefix + task.name)
     return metrics
 
 
@@ -110,8 +140,14 @@ def read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
     """Read the training curves beside an encoder: metric -> points (step, value), at most about `CURVE_POINTS` each."""
     path = encoder / "metrics.jsonl"
     curves: dict[str, list[Sequence[float]]] = {}
-    for step, values in tracker.read(path) if path.is_file() else ():
+    if not path.is_file():
+        return curves
+    for step, values in tracker.read(path):
         for name, value in values.items():
             if name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval"):  # without those by language
                 curves.setdefault(name, []).append((step, value))
-    return {name: points[:: math.ceil(len(points) / CURVE_POINTS)] for name, points in curves.items()}
+    thinned_curves = {}
+    for name, curve in curves.items():
+        every = math.ceil(len(curve) / CURVE_POINTS)
+        thinned_curves[name] = curve[::every]
+    return thinned_curves

@@ -4,6 +4,7 @@ All tasks share one training loop: every example once an epoch, and regular eval
 task provides the examples and the scores.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -70,7 +71,7 @@ def finetune(
     logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
         figures = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
-        distributed.on_first(lambda: export(learner, encoder, run, output, all_words))
+        distributed.on_first(functools.partial(export, learner, encoder, run, output, all_words))
     return figures | {"steps": optimization.steps, "examples": len(task.examples)}
 
 
@@ -100,7 +101,7 @@ def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
     """Return the optimization settings with steps and warm-up computed from `epochs`, if that is set."""
     if config.epochs is None:
         return config.optimization
-    steps = -(-config.epochs * examples // config.batch_size)
+    steps = -(-config.epochs * examples // config.batch_size)  # rounded up
     warmup = min(int(config.warmup_share * steps), steps - 1)
     return config.optimization.model_copy(update={"steps": steps, "warmup_steps": warmup})
 
@@ -108,17 +109,17 @@ def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
 def export(
     learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Write the models that the selection rule chose; afterwards the module holds the last of them."""
-    config, module, best = learner.config.selection, learner.module, learner.best
-    evaluations = best.evaluations()
-    chosen = best.choose(evaluations, learner.steps)
-    for step in dict.fromkeys(chosen.values()):
-        directory = selection.directory_of(output, chosen, step)
-        if config.rule != "last":
-            best.load(module, step)
+    """Write the models that the selection rule chose; afterwards the module holds the weights of the last of them."""
+    rule = learner.config.selection.rule
+    evaluations = learner.best.evaluations()
+    chosen_steps = learner.best.choose(evaluations, learner.steps)
+    for step in dict.fromkeys(chosen_steps.values()):
+        directory = selection.directory_of(output, chosen_steps, step)
+        if rule != "last":  # the module holds the last weights already
+            learner.best.load(learner.module, step)
         with all_words():
-            task_models.export(module, encoder, directory)
+            task_models.export(learner.module, encoder, directory)
         logger.info("exported the model after step %d to %s", step, directory)
-    selection.write(output, config.rule, evaluations, chosen)
+    selection.write(output, rule, evaluations, chosen_steps)
     learner.task.write_beside(output)
     export_curves(run, output)

@@ -96,7 +96,7 @@ def digest_sources(config: PreparationConfig) -> list[str]:
 def facts(report: dict[str, Any]) -> dict[str, Any]:
     """Return the counts of a report and the digests of its test sets, for the manifest."""
     rows_of_languages = report["languages"]
-    corpus_facts = {
+    corpus_facts: dict[str, Any] = {
         "sentences": sum(rows_of_languages["mono"].values()),
         "translation_pairs": sum(rows_of_languages["pairs"].values()),
         "held_out_pairs": sum(rows_of_languages["held_out"].values()),

@@ -1,5 +1,6 @@
 """Stage pretrain: token shards -> an encoder of InfoXLM or of a system that it builds on."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def pretrain(
     Returns:
         The figures of the last step.
     """
-    system, shards = SYSTEMS[config.system], distributed.open_shards(shards_path)
+    system = SYSTEMS[config.system]
+    shards = distributed.open_shards(shards_path)
     learner = system.learner(config, system.build(config, shards), shards)
     observe = system.observer(config, learner, shards)
     inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
@@ -55,14 +57,17 @@ def pretrain(
             learner, config.optimization, checkpoints, tracker, config.log_every, observe, config.guard
         )
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
-        distributed.on_first(lambda: _export(config, weights, shards, run, output))
+        distributed.on_first(functools.partial(_export, config, weights, shards, run, output))
     return figures
 
 
 def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shards, run: Path, output: Path) -> None:
     """Write the model before its first step and after its last."""
-    lineage = {"shards": shards.manifest["digest"]}
-    lineage |= {name: shards.manifest["facts"][name] for name in ("corpus", "tokenizer")}
+    lineage = {
+        "shards": shards.manifest["digest"],
+        "corpus": shards.manifest["facts"]["corpus"],
+        "tokenizer": shards.manifest["facts"]["tokenizer"],
+    }
     system = SYSTEMS[config.system]
     model = system.build(config, shards)
     system.export(model, config, shards, output / "start")
@@ -78,14 +83,15 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
 def _reservation_facts(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
     """Return the facts that tell which test sets are not in the training text.
 
-    `reserved` are files of test sets that were removed from the text of this training and of its start. `other_corpora`
-    are the corpora of the start, if others: they may contain what this corpus holds out.
+    `reserved` lists the files of test sets that were removed from the text of this training and of its start model.
+    `other_corpora` lists other corpora that the start model was trained on: they may contain what this one holds out.
     """
-    reserved, others = set(shards.manifest["facts"].get("reserved", ())), set()
-    start = unreserved.trained_by_us(Path(config.model.start)) if config.model.start else None
-    if start:
-        reserved &= set(start["facts"].get("reserved", ()))
-        others = {start["inputs"].get("corpus"), *start["facts"].get("other_corpora", ())}
-        others -= {None, shards.manifest["facts"]["corpus"]}
-    facts = {"reserved": sorted(reserved), "other_corpora": sorted(others)}
+    reserved = set(shards.manifest["facts"].get("reserved", ()))
+    other_corpora: set[str] = set()
+    start_manifest = unreserved.trained_by_us(Path(config.model.start)) if config.model.start else None
+    if start_manifest:
+        reserved &= set(start_manifest["facts"].get("reserved", ()))
+        other_corpora = {start_manifest["inputs"].get("corpus"), *start_manifest["facts"].get("other_corpora", ())}
+        other_corpora -= {None, shards.manifest["facts"]["corpus"]}
+    facts = {"reserved": sorted(reserved), "other_corpora": sorted(other_corpora)}
     return {name: values for name, values in facts.items() if values}

@@ -62,21 +62,25 @@ def tokenize(
     folder.mkdir(parents=True)
     (folder / tokenizers.MODEL).write_bytes(model)
     tokenizers.write_fast(model, folder)
-    # Our models have rounded scores and never differ. XLM-R's differs rarely, where two segmentations tie.
-    _compare(folder, model, corpus, tolerated=0.001 if config.model else 0.0)
+    # The scores of our models are rounded, so that both tokenizers always agree. With XLM-R's model they rarely differ,
+    # where two segmentations have the same score.
+    _compare_tokenizers(folder, model, corpus, max_different_share=0.001 if config.model else 0.0)
     tables = _encode(corpus, model, output, parallel_map or in_processes(config.processes))
     training = [table for name, table in tables.items() if not name.startswith("held_out/")]
     rows = sum(table["rows"] for table in training)
     tokens = sum(table["tokens"] for table in training)
     logger.info("wrote %d sequences (%d tokens) to %s", rows, tokens, output)
-    return {
+    shard_facts: dict[str, Any] = {
         "sequences": rows,
         "tokens": tokens,
         "vocabulary_size": tokenizers.vocabulary_size(model),
         "tokenizer": "sha256:" + hashlib.sha256(model).hexdigest(),
         "corpus": manifest["digest"],
         "tables": tables,
-    } | {name: manifest["facts"][name] for name in ("reserved",) if name in manifest["facts"]}
+    }
+    if "reserved" in manifest["facts"]:
+        shard_facts["reserved"] = manifest["facts"]["reserved"]
+    return shard_facts
 
 
 def _list_files(corpus: Path, language: str) -> list[Path]:
@@ -91,10 +95,12 @@ def _read_texts(corpus: Path, language: str) -> Iterator[str]:
 
 
 def _list_languages(corpus: Path) -> list[str]:
-    return sorted(path.name for path in (corpus / "mono").iterdir()) if (corpus / "mono").is_dir() else []
+    folder = corpus / "mono"
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
 def _read_model(config: TokenizationConfig) -> bytes:
+    """Return the SentencePiece model of the config; an error if it cannot be read or has another vocabulary size."""
     path = Path(config.model or "")
     try:
         model = outside.check_readable(path).read_bytes()
@@ -120,11 +126,12 @@ def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
     counts = _count_sentences(np.array(list(sizes.values())), config)
     sentences: list[str] = []
     for (language, size), count in zip(sizes.items(), counts, strict=True):
+        # Every sentence is repeated equally often, and a random choice of them once more.
         repeats = np.full(size, count // size)
         order = generator(config.seed, "vocabulary", language).permutation(size)
         repeats[order[: count % size]] += 1
-        for text, number in zip(_read_texts(corpus, language), repeats, strict=True):
-            sentences += [text] * number
+        for text, repeat_count in zip(_read_texts(corpus, language), repeats, strict=True):
+            sentences += [text] * repeat_count
     return sentences
 
 
@@ -180,35 +187,42 @@ def _explain_failure(message: str, config: TokenizationConfig, text: str) -> Cor
     return CorpusTooSmall(f"{problem} ({reason}): lower tokenization.vocabulary_size or prepare more text")
 
 
-def _compare(folder: Path, model: bytes, corpus: Path, tolerated: float) -> None:
+def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_share: float) -> None:
     """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on more than a share of sentences."""
-    fast = tokenizers.load_fast(folder)
+    fast_tokenizer = tokenizers.load_fast(folder).backend_tokenizer
     processor = processor_of(model)
     compared = 0
     different = []
     for language in _list_languages(corpus):
-        # Transformers reads a literal "<s>" in a text as the special token.
-        plain = (text for text in _read_texts(corpus, language) if not any(token in text for token in SPECIAL_TOKENS))
-        texts = list(itertools.islice(plain, COMPARED))
-        encodings = fast.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-        pairs = zip(texts, encode(processor, texts), encodings, strict=True)
-        for text, ids, encoding in pairs:
-            if ids.tolist() != encoding.ids:
+        texts = list(itertools.islice(_read_without_special_tokens(corpus, language), COMPARED))
+        encodings = fast_tokenizer.encode_batch(texts, add_special_tokens=False)
+        for text, token_ids, encoding in zip(texts, encode(processor, texts), encodings, strict=True):
+            if token_ids.tolist() != encoding.ids:
                 different.append(f"{language} {text!r:.80}")
         compared += len(texts)
     logger.info("tokenizer.json equals SentencePiece on %d of %d sentences", compared - len(different), compared)
-    if len(different) > tolerated * compared:
+    if len(different) > max_different_share * compared:
         raise TokenizerMismatch(
             f"tokenizer.json differs from SentencePiece on {len(different)} of {compared} sentences, "
             f"the first {different[0]}: use another SentencePiece model"
         )
 
 
+def _read_without_special_tokens(corpus: Path, language: str) -> Iterator[str]:
+    """Yield the sentences in which no special token is written out: `transformers` reads "<s>" as the token itself."""
+    for text in _read_texts(corpus, language):
+        if not any(token in text for token in SPECIAL_TOKENS):
+            yield text
+
+
 def _encode(corpus: Path, model: bytes, output: Path, parallel_map: ParallelMap) -> dict[str, dict[str, int]]:
     """Encode every corpus, write its shards, and return the facts of all tables."""
-    files = sorted(path for kind in ("mono", "pairs", "held_out") for path in corpus.glob(f"{kind}/*/*.parquet"))
+    files: list[Path] = []
+    for kind in ("held_out", "mono", "pairs"):
+        files += sorted(corpus.glob(f"{kind}/*/*.parquet"))
     total = sum(count_rows(path) for path in files)
     all_chunks = ((path, chunk) for path in files for chunk in _chunks(path))
+    # The results have no file names, so the chunks are iterated twice: to encode them, and to name their results.
     local_chunks, sent_chunks = itertools.tee(all_chunks)
     encoded = parallel_map(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent_chunks))
     tables: dict[str, dict[str, int]] = {}

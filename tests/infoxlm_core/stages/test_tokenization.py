@@ -91,7 +91,8 @@ def test_to_compare_tokenizers_no_more_of_a_file_is_read_than_the_sentences_comp
     monkeypatch.setattr(tokenization, "COMPARED", 25)
     monkeypatch.setattr(tokenization, "_chunks", lambda path: (read.append(len(part)) or part for part in chunks(path)))
 
-    tokenization._compare(shards / "tokenizer", (shards / "tokenizer" / MODEL).read_bytes(), corpus, tolerated=0.0)
+    model = (shards / "tokenizer" / MODEL).read_bytes()
+    tokenization._compare_tokenizers(shards / "tokenizer", model, corpus, max_different_share=0.0)
 
     assert sum(read) == 2 * 30  # three chunks of German, three of English, of 300 sentences each
 
