@@ -46,35 +46,47 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
     """
     if launcher:
         os.environ[launchers.VARIABLE] = launcher
-    launchers.local_launcher()  # raises an error for an unknown launcher before anything runs
-    tracking.tracker()  # the same for an unknown tracker
-    directory = artifacts.local_directory(str(store).rstrip("/")).resolve()
-    directory.mkdir(parents=True, exist_ok=True)
-    store = str(store).rstrip("/") if is_remote(store) else str(directory)
-    identity = _identity(dag.name, arguments, directory, name)
-    runtime.forget_failures(store, identity["run"])
+    # An unknown launcher or tracker is reported here, before anything runs.
+    launchers.local_launcher()
+    tracking.tracker()
+    store = str(store).rstrip("/")
+    local_store = artifacts.local_directory(store).resolve()
+    local_store.mkdir(parents=True, exist_ok=True)
+    if not is_remote(store):
+        store = str(local_store)  # absolute, because steps have another working directory
+
+    identity = _continue_or_start(dag.name, arguments, local_store, name)
+    run_id = identity["run"]
+    runtime.forget_failures(store, run_id)
+    _set_step_environment(run_id, name)
+    run_directory = local_store / "pipeline" / run_id
+    step_arguments = {**parameters.fit(store, arguments), "store": store}
+    try:
+        with _interruptible_loops():
+            _run_dag(dag, step_arguments, run_directory)
+    except RuntimeError as failure:  # KFP does not report the cause, but the stage wrote it to the store
+        _end(store, local_store, identity, runtime.find_ending(store))
+        raise runtime.read_failure(store, run_id) from failure
+    except KeyboardInterrupt:
+        _end(store, local_store, identity, Ending("KILLED", message="the run was interrupted"))
+        raise errors.Preempted("interrupted: run the same command again to continue") from None
+    _end(store, local_store, identity, Ending("FINISHED"))
+    shutil.rmtree(run_directory / "workspace", ignore_errors=True)
+
+
+def _set_step_environment(run_id: str, name: str) -> None:
+    """Set the environment variables that the subprocesses of the steps inherit."""
     os.environ |= {
         DRIVER: str(os.getpid()),
-        "RUN_ID": identity["run"],
+        "RUN_ID": run_id,
         "RUN_NAME": name,
         "PYTHONUNBUFFERED": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
         "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: allocating the gradient of the embeddings is 5 times faster
         "TOKENIZERS_PARALLELISM": "false",
-        **{name: os.environ.get(name, value) for name, value in environment.ALLOCATOR.items()},
     }
-    root = directory / "pipeline" / identity["run"]
-    try:
-        with _interruptible_loops():
-            _run_dag(dag, {**parameters.fit(store, arguments), "store": store}, root)
-    except RuntimeError as failure:  # KFP does not report the cause, but the stage wrote it to the store
-        _end(store, directory, identity, runtime.find_ending(store))
-        raise runtime.read_failure(store, identity["run"]) from failure
-    except KeyboardInterrupt:
-        _end(store, directory, identity, Ending("KILLED", message="the run was interrupted"))
-        raise errors.Preempted("interrupted: run the same command again to continue") from None
-    _end(store, directory, identity, Ending("FINISHED"))
-    shutil.rmtree(root / "workspace", ignore_errors=True)
+    for variable, value in environment.ALLOCATOR.items():
+        os.environ.setdefault(variable, value)
 
 
 def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
@@ -87,12 +99,13 @@ def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
 
 
 def read_summary(store: str | Path) -> str:
-    """Return the results of the last run in a store for people; empty if the run has not come to its last step."""
+    """Return the printable results of the last run in a store; empty if its last step has not run."""
     store = str(store).rstrip("/")
-    directory = artifacts.local_directory(store)
-    if not (directory / "run.json").is_file():
+    local_store = artifacts.local_directory(store)
+    if not (local_store / "run.json").is_file():
         return ""
-    return runtime.read_summary(store, _last(directory)["run"])
+    last_run = _read_identity(local_store)
+    return runtime.read_summary(store, last_run["run"])
 
 
 class Identity(TypedDict):
@@ -106,14 +119,18 @@ class Identity(TypedDict):
     status: str
 
 
-def _last(store: Path) -> dict[str, Any]:
+def _read_identity(store: Path) -> dict[str, Any]:
     return outside.read_json(store / "run.json", Identity, "delete it, then run again", errors.DataCorrupt)
 
 
 @contextlib.contextmanager
 def _interruptible_loops() -> Iterator[None]:
-    """Make Ctrl-C and SIGTERM also stop loop items that have not started; KFP would start and await them."""
-    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # KFP starts steps with `python3`
+    """Make Ctrl-C, SIGTERM and SIGHUP also prevent loop items from starting.
+
+    KFP would otherwise start the remaining items of a loop and wait for them.
+    """
+    interpreter_directory = Path(sys.executable).parent
+    path = f"{interpreter_directory}:{os.environ.get('PATH', '')}"  # KFP starts steps with `python3`
 
     def stop(*_: object) -> None:
         os.environ["PATH"] = "/nothing"  # no further step can be started
@@ -121,17 +138,18 @@ def _interruptible_loops() -> Iterator[None]:
 
     os.environ["PATH"] = path
     signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP, and a run under it goes on
         signals.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, stop) for number in signals}
+    previous_handlers = {number: signal.signal(number, stop) for number in signals}
     try:
         yield
     finally:
-        for number, handler in previous.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
         os.environ["PATH"] = path
 
 
+# Lines of KFP and Ray that say nothing about the training.
 _NOISE = re.compile(
     r"\[KFP Executor|.*Wrote executor output file|\w+: (Metrics|Dataset|Model|HTML|Markdown|Artifact)\("
     r"|uri=|metadata=\{"
@@ -139,7 +157,8 @@ _NOISE = re.compile(
     r"|.* - INFO - (Applying|After) expression selector|.* - INFO - Streamed logs:|.* outputs:$|Output: |-+$"
     r"|Loading weights:|\w+: \{'in_store'"
 )
-_WORKER = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
+# Ray's prefix of each line that a worker prints, with its colour codes.
+_WORKER_PREFIX = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
 
 _BEFORE_JSON = -1
 
@@ -156,77 +175,89 @@ class QuietOutput(io.TextIOBase):
         self.thread = threading.local()
 
     def write(self, text: str) -> int:
+        """Log all complete lines of the text, and show those that are not noise."""
         thread = self.thread
-        depth = getattr(thread, "depth", 0)  # open braces of the JSON that KFP prints when a step starts
-        lines = (getattr(thread, "unfinished", "") + text).split("\n")
-        thread.unfinished = lines.pop()
+        json_depth = getattr(thread, "json_depth", 0)  # open braces of the JSON that KFP prints when a step starts
+        unfinished_line = getattr(thread, "unfinished_line", "")
+        lines = (unfinished_line + text).split("\n")
+        thread.unfinished_line = lines.pop()
         for line in lines:
             self.log.write(line + "\n")
-            plain = line.strip()
-            if plain.endswith("Got executor_input:"):
-                depth = _BEFORE_JSON
-            elif depth:
-                depth = max(depth, 0) + plain.count("{") - plain.count("}")
-            elif plain and not _NOISE.match(plain):
-                self.console.write(_WORKER.sub("", plain) + "\n")
-        thread.depth = depth
+            stripped = line.strip()
+            if stripped.endswith("Got executor_input:"):
+                json_depth = _BEFORE_JSON
+            elif json_depth:
+                json_depth = max(json_depth, 0) + stripped.count("{") - stripped.count("}")
+            elif stripped and not _NOISE.match(stripped):
+                self.console.write(_WORKER_PREFIX.sub("", stripped) + "\n")
+        thread.json_depth = json_depth
         self.console.flush()
         self.log.flush()
         return len(text)
 
 
-def _run_dag(dag: Any, arguments: Mapping[str, Any], root: Path) -> None:
+def _run_dag(dag: Any, arguments: Mapping[str, Any], run_directory: Path) -> None:
+    """Run a pipeline with KFP's local runner, which starts each step as a subprocess.
+
+    Raises:
+        RuntimeError: a step failed.
+    """
     from kfp import local
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".* have no effect in the current local runner")
     warnings.filterwarnings("ignore", message="You may be attemping to run a task that uses custom")  # about the image
-    workspace = root / "workspace"
+    workspace = run_directory / "workspace"
     workspace.mkdir(parents=True, exist_ok=True)
     local.init(
         local.SubprocessRunner(use_venv=False),
-        pipeline_root=str(root),
+        pipeline_root=str(run_directory),
         workspace_root=str(workspace),
         enable_caching=False,  # KFP's local cache compares names; our store compares contents
     )
-    for handler in logging.getLogger().handlers:  # KFP logs through the root handlers in a loop
+    for handler in logging.getLogger().handlers:  # while a loop runs, KFP logs to the handlers of the root logger
         handler.addFilter(lambda record: "/kfp/" not in record.pathname)
-    image = {"image": IMAGE} if "image" in dag.pipeline_spec.root.input_definitions.parameters else {}
-    with contextlib.redirect_stdout(QuietOutput(sys.stdout, root / "log.txt")), _without_retries(dag.pipeline_spec):
-        dag(**{**image, **arguments})
+    if "image" in dag.pipeline_spec.root.input_definitions.parameters:
+        arguments = {"image": IMAGE, **arguments}
+    output = QuietOutput(sys.stdout, run_directory / "log.txt")
+    with contextlib.redirect_stdout(output), _without_retries(dag.pipeline_spec):
+        dag(**arguments)
 
 
 @contextlib.contextmanager
 def _without_retries(spec: Any) -> Iterator[None]:
     """Disable retries, so that a failed step ends the local run at once and the user reads the cause."""
-    before = spec.SerializeToString()
+    original_spec = spec.SerializeToString()
     for component in (spec.root, *spec.components.values()):
         for task in component.dag.tasks.values():
             task.ClearField("retry_policy")
     try:
         yield
     finally:
-        spec.ParseFromString(before)
+        spec.ParseFromString(original_spec)
 
 
-def _identity(dag: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, Any]:
+def _continue_or_start(pipeline: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, Any]:
     """Return the last run of the store if it is unfinished and has the same arguments, else write a new run.json."""
     path = store / "run.json"
-    config_digest = manifests.digest([dag, arguments])
+    config_digest = manifests.digest([pipeline, arguments])
     if path.is_file():
-        last = _last(store)
-        if last["config"] == config_digest and last["status"] != "FINISHED":
-            logger.info("continuing run %s", last["run"])
-            return last
-    identity = {"run": f"{name}-{time.strftime('%Y%m%d-%H%M%S')}", "config": config_digest, "status": "RUNNING"}
+        last_run = _read_identity(store)
+        if last_run["config"] == config_digest and last_run["status"] != "FINISHED":
+            logger.info("continuing run %s", last_run["run"])
+            return last_run
+    start_time = time.strftime("%Y%m%d-%H%M%S")
+    identity = {"run": f"{name}-{start_time}", "config": config_digest, "status": "RUNNING"}
     manifests.write_atomically(path, json.dumps(identity))
     return identity
 
 
-def _end(store: str, directory: Path, identity: dict[str, Any], ending: Ending) -> None:
+def _end(store: str, local_store: Path, identity: dict[str, Any], ending: Ending) -> None:
     """Write how the run ended to run.json and to the tracker."""
-    manifests.write_atomically(directory / "run.json", json.dumps(identity | {"status": ending.status}))
+    ended = {**identity, "status": ending.status}
+    manifests.write_atomically(local_store / "run.json", json.dumps(ended))
     try:
         tracking.end_unfinished(store, ending)
     except errors.InfoXLMError as error:
+        # A warning suffices: the error of the run itself, which the caller raises next, matters more to the user.
         logger.warning("the end of the run could not be reported to the tracker: %s", error)

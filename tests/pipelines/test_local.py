@@ -83,12 +83,12 @@ def test_a_tracker_that_there_is_not_is_found_out_before_anything_runs(tmp_path)
 
 
 def test_an_interrupted_run_continues_under_its_name_and_a_finished_run_does_not(tmp_path):
-    first = local._identity("infoxlm", {"num_workers": 0}, tmp_path, "demo")
+    first = local._continue_or_start("infoxlm", {"num_workers": 0}, tmp_path, "demo")
 
-    assert local._identity("infoxlm", {"num_workers": 0}, tmp_path, "demo")["run"] == first["run"]
-    assert local._identity("infoxlm", {"num_workers": 1}, tmp_path, "another")["run"] != first["run"]
+    assert local._continue_or_start("infoxlm", {"num_workers": 0}, tmp_path, "demo")["run"] == first["run"]
+    assert local._continue_or_start("infoxlm", {"num_workers": 1}, tmp_path, "another")["run"] != first["run"]
     (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().replace("RUNNING", "FINISHED"))
-    assert local._identity("infoxlm", {"num_workers": 1}, tmp_path, "third")["run"].startswith("third-")
+    assert local._continue_or_start("infoxlm", {"num_workers": 1}, tmp_path, "third")["run"].startswith("third-")
 
 
 def test_the_console_shows_lines_of_our_stages_and_the_log_file_shows_everything(tmp_path):
