@@ -8,12 +8,12 @@ tell to which step, and to which iteration of a loop, a node belongs.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-MOST_ITERATIONS = 150
+MAX_ITERATIONS = 150
 """Largest number of iterations of a loop; see `components.platform.parameters`."""
 
 _EXECUTOR = "executor"  # Kubeflow's name of the node whose children are the attempts of a step
 _MINUTES_BETWEEN_REMINDERS = 5
-_PENDING = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
+_PENDING_ADVICE = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
 _MESSAGES = {"RUNNING": "started", "SUCCEEDED": "succeeded", "FAILED": "failed"}
 
 
@@ -30,10 +30,10 @@ class Step(NamedTuple):
 
 def node_id(workflow: str, path: str) -> str:
     """Return the id that Argo gives to the node with this path: the name of the workflow and an FNV-1a hash."""
-    value = 0x811C9DC5
+    fnv_hash = 0x811C9DC5
     for byte in path.encode():
-        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
-    return f"{workflow}-{value}"
+        fnv_hash = ((fnv_hash ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return f"{workflow}-{fnv_hash}"
 
 
 def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]) -> Iterator[Step]:
@@ -42,40 +42,48 @@ def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]
     Args:
         spec: specification of the compiled pipeline.
         workflow: name of the Argo workflow.
-        iterations: what the iterations of the loop are called; a further iteration is called by its number.
+        iterations: names of the first iterations of the loop; further iterations are named by their number.
     """
+    iteration_names = list(iterations)
+    for number in range(len(iterations) + 1, MAX_ITERATIONS + 1):
+        iteration_names.append(f"iteration {number}")
 
-    def search(group: Mapping[str, Any], path: str, iteration: str) -> Iterator[Step]:
+    def find_in_group(group: Mapping[str, Any], group_path: str, iteration: str) -> Iterator[Step]:
+        """Yield the steps of a group of tasks, which is the pipeline, the body of a loop or of an exit handler."""
         for name, task in group["dag"]["tasks"].items():
             component = spec["components"][task["componentRef"]["name"]]
-            node = f"{path}.{name}"
+            path = f"{group_path}.{name}"
             if "triggerPolicy" in task:  # an exit handler, which is a hook of the group before it
-                node = f"{path}.{task['dependentTasks'][0]}.onExit.{name}"
+                path = f"{group_path}.{task['dependentTasks'][0]}.onExit.{name}"
             if "dag" not in component:
                 label = task["taskInfo"]["name"]
-                yield Step(name, f"{label} ({iteration})" if iteration else label, node)
+                if iteration:
+                    label = f"{label} ({iteration})"
+                yield Step(name, label, path)
             elif "parameterIterator" in task:
-                for number in range(MOST_ITERATIONS):
-                    item = iterations[number] if number < len(iterations) else f"iteration {number + 1}"
-                    yield from search(component, f"{node}.iteration-iterations({number}:{number}).iteration-item", item)
+                for index, iteration_name in enumerate(iteration_names):
+                    iteration_path = f"{path}.iteration-iterations({index}:{index}).iteration-item"
+                    yield from find_in_group(component, iteration_path, iteration_name)
             else:
-                yield from search(component, node, iteration)
+                yield from find_in_group(component, path, iteration)
 
-    return search(spec["root"], f"{workflow}.root", "")
+    return find_in_group(spec["root"], f"{workflow}.root", "")
 
 
 class Progress:
     """Remembers the state of each step, to describe only the changes."""
 
     def __init__(self, spec: Mapping[str, Any], iterations: Sequence[str] = ()) -> None:
-        self._spec, self._iterations = spec, iterations
+        self._spec = spec
+        self._iterations = iterations
+        # The label without the iteration: before a step has children, nothing tells to which iteration it belongs.
         self._label_of_name = {step.name: step.label.partition(" (iteration")[0] for step in find_steps(spec, "", ())}
         self._label_of_attempt: dict[str, str] = {}  # by id of the executor node, and of its first attempt
         self._states: dict[str, str] = {}  # by id of the task
         self._attempts: dict[str, int] = {}  # by label
         self._running: set[str] = set()  # labels
         self._pending_since: dict[str, float] = {}  # by id of the task
-        self._reminders = 0
+        self._num_reminders = 0
 
     def describe_changes(self, tasks: Sequence[Any]) -> list[str]:
         """Return one line for each change of a step since the last call.
@@ -86,14 +94,17 @@ class Progress:
         lines = []
         for task in tasks:
             children = [child.pod_name for child in task.child_tasks or ()]
-            label = self._label_of(children)
+            label = self._find_label(children)
             if children or task.state != "RUNNING":  # a step that has just started may have no children yet
                 label = label or self._label_of_name.get(task.display_name, "")
+            if not label:
+                continue
             if task.display_name == _EXECUTOR:
-                if label and len(children) > self._attempts.get(label, 1):
-                    lines.append(f"{label}: retried, attempt {len(children)}")
-                    self._attempts[label] = len(children)
-            elif task.display_name in self._label_of_name and label and self._states.get(task.task_id) != task.state:
+                num_attempts = len(children)
+                if num_attempts > self._attempts.get(label, 1):
+                    lines.append(f"{label}: retried, attempt {num_attempts}")
+                    self._attempts[label] = num_attempts
+            elif task.display_name in self._label_of_name and self._states.get(task.task_id) != task.state:
                 self._states[task.task_id] = task.state
                 if task.state == "RUNNING":
                     self._running.add(label)
@@ -103,31 +114,36 @@ class Progress:
                     lines.append(f"{label}: {_MESSAGES[task.state]}")
         return lines
 
-    def describe_pending(self, tasks: Sequence[Any], now: float) -> list[str]:
+    def describe_pending(self, tasks: Sequence[Any], current_time: float) -> list[str]:
         """Return a line when a pod has been pending for another five minutes.
 
         Kubeflow's API does not tell to which step a pod belongs, so the line names all running steps.
 
         Args:
             tasks: `run_details.task_details` of the run.
-            now: seconds of a monotonic clock.
+            current_time: seconds of a monotonic clock.
         """
-        pending = [task.task_id for task in tasks if task.state == "PENDING"]
-        self._pending_since = {task_id: self._pending_since.get(task_id, now) for task_id in pending}
-        minutes = int(now - min(self._pending_since.values(), default=now)) // 60
-        reminders = minutes // _MINUTES_BETWEEN_REMINDERS
-        is_due = reminders > self._reminders
-        self._reminders = reminders
+        pending_ids = [task.task_id for task in tasks if task.state == "PENDING"]
+        self._pending_since = {task_id: self._pending_since.get(task_id, current_time) for task_id in pending_ids}
+        first_pending_time = min(self._pending_since.values(), default=current_time)
+        minutes = int(current_time - first_pending_time) // 60
+        num_reminders = minutes // _MINUTES_BETWEEN_REMINDERS
+        is_due = num_reminders > self._num_reminders
+        self._num_reminders = num_reminders
+        if not is_due:
+            return []
         steps = ", ".join(sorted(self._running)) or "run"
-        return [f"{steps}: a pod is still pending after {minutes} min: {_PENDING}"] if is_due else []
+        return [f"{steps}: a pod is still pending after {minutes} min: {_PENDING_ADVICE}"]
 
-    def _label_of(self, children: Sequence[str]) -> str:
-        """Return the label of the step whose executor node, or whose first attempt, is a child; else nothing."""
+    def _find_label(self, children: Sequence[str]) -> str:
+        """Return the label of the step whose executor node, or whose first attempt, is a child; empty if none is."""
         if children and not self._label_of_attempt:
             workflow = children[0].rpartition("-")[0]
             for step in find_steps(self._spec, workflow, self._iterations):
                 executor = f"{step.path}.{_EXECUTOR}"
                 self._label_of_attempt[node_id(workflow, executor)] = step.label
                 self._label_of_attempt[node_id(workflow, f"{executor}(0)")] = step.label
-        labels = (self._label_of_attempt.get(child, "") for child in children)
-        return next(filter(None, labels), "")
+        for child in children:
+            if child in self._label_of_attempt:
+                return self._label_of_attempt[child]
+        return ""

@@ -1,4 +1,4 @@
-"""Submit a compiled pipeline to Kubeflow Pipelines, follow its run, and report its outcome.
+"""Submit a compiled pipeline to Kubeflow Pipelines, follow its run, and report its result.
 
 This does not use `kfp.Client.run_pipeline`, because that has no argument for the plugins of a run.
 """
@@ -24,32 +24,33 @@ from pipelines.progress import Progress
 
 COMPILED = Path(__file__).parent / "compiled"
 PIPELINES = ("infoxlm", "ablations", "suite", "promotion")
-OLDEST = (2, 17)
-"""Oldest supported Kubeflow Pipelines. Older ones silently drop the Kubernetes settings of a pipeline."""
+OLDEST_VERSION = (2, 17)
+"""Oldest supported Kubeflow Pipelines. Older versions silently drop the Kubernetes settings of a pipeline."""
 
 _FORM_ADVICE = (
     " In the form Create run, enter {account} as Service Account. Usually you change only the parameters `overrides`,"
     ' such as {{"pretraining.optimization.steps": 2000}}, and `num_workers`. docs/configuration.md and `infoxlm config`'
     " describe all fields."
 )
+_POLL_SECONDS = 10.0
 _SECONDS_BETWEEN_RUNS = 60.0
-_SECONDS_WITHOUT_SERVER = 3600
+_MAX_SECONDS_WITHOUT_SERVER = 3600
 _HOST = re.compile(r"(https?://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
-_ENDED = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
+_END_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What `create` submits: a pipeline with its parameters, for a cluster."""
+    """A pipeline with its parameters and its cluster, as `create` submits it."""
 
     pipeline: str
     parameters: Mapping[str, Any]
     name: str
     cluster: ClusterFile
     experiment: str
-    caching: bool = True
+    use_cache: bool = True
     iterations: Sequence[str] = ()
-    """What the iterations of the pipeline's loop are called in the report."""
+    """Names of the iterations of the pipeline's loop in the progress report."""
 
 
 def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -65,58 +66,65 @@ def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return spec, platform
 
 
-def read_for(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_for_cluster(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read a compiled pipeline as `read_compiled` does, and set the resources of its pods from the cluster file."""
     spec, platform = read_compiled(pipeline)
     pool = cluster.pool
     pod_settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for name, executor in spec["deploymentSpec"]["executors"].items():
         container = executor["container"]
-        if "accelerator" in container.get("resources", {}):
+        if "accelerator" in container.get("resources", {}):  # a step that trains in its own pod
             container["resources"] = _resources(pool)
             if pool.gpus:
                 gpus = {"resourceType": pool.accelerator, "resourceCount": str(pool.gpus)}
                 container["resources"]["accelerator"] = gpus
             tolerations = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
             pod_settings[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
-        elif "resources" in container:
+        elif "resources" in container:  # a step that processes data
             container["resources"] = _resources(cluster.steps)
     return spec, platform
 
 
 def _resources(amounts: Pool | Steps) -> dict[str, Any]:
-    cpu = {f"resourceCpu{bound}": amounts.cpu for bound in ("Limit", "Request")}
-    return cpu | {f"resourceMemory{bound}": amounts.memory for bound in ("Limit", "Request")}
+    """Return CPU and memory as a container of a compiled pipeline states them; requests are equal to limits."""
+    return {
+        "resourceCpuLimit": amounts.cpu,
+        "resourceCpuRequest": amounts.cpu,
+        "resourceMemoryLimit": amounts.memory,
+        "resourceMemoryRequest": amounts.memory,
+    }
 
 
-def declared(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def declared_parameters(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the parameter declarations of a pipeline by name: type, default, and whether it is optional."""
     return spec["root"].get("inputDefinitions", {}).get("parameters", {})
 
 
-def with_defaults(cluster: ClusterFile, pipeline: str, parameters: Mapping[str, Any]) -> str:
-    """Return the YAML of a pipeline with these default parameters and with the resources and root of a cluster."""
-    spec, platform = read_for(cluster, pipeline)
+def render_for_cluster(cluster: ClusterFile, pipeline: str, defaults: Mapping[str, Any]) -> str:
+    """Return the YAML of a pipeline with default parameters and with the settings of a cluster."""
+    spec, platform = read_for_cluster(cluster, pipeline)
     spec["defaultPipelineRoot"] = cluster.pipeline_root
     spec["pipelineInfo"]["description"] += _FORM_ADVICE.format(account=cluster.service_account)
-    for name, value in parameters.items():
-        declared(spec)[name] |= {"defaultValue": value, "isOptional": True}
+    declarations = declared_parameters(spec)
+    for name, value in defaults.items():
+        declarations[name] |= {"defaultValue": value, "isOptional": True}
     return yaml.safe_dump_all([spec, platform], sort_keys=False, allow_unicode=True)
 
 
-def without_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
+def disable_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the pipeline with Kubeflow's cache disabled for all tasks, including those in loops."""
-    changed = copy.deepcopy(dict(spec))
-    for component in (changed["root"], *changed["components"].values()):
-        for task in component.get("dag", {}).get("tasks", {}).values():
+    uncached_spec = copy.deepcopy(dict(spec))
+    for component in (uncached_spec["root"], *uncached_spec["components"].values()):
+        tasks = component.get("dag", {}).get("tasks", {})
+        for task in tasks.values():
             task["cachingOptions"] = {}
-    return changed
+    return uncached_spec
 
 
 def connect(host: str, namespace: str = "") -> Any:
     """Return a client of Kubeflow Pipelines after checking that its server answers.
 
-    It logs in with the variables of KFP's client (KF_PIPELINES_…), or with a bearer token in KF_PIPELINES_TOKEN.
+    The client logs in with KFP's own variables (KF_PIPELINES_…), or with a bearer token in KF_PIPELINES_TOKEN.
 
     Raises:
         StorageUnavailable: the server does not answer.
@@ -157,10 +165,11 @@ def _check_health(host: str, answer: bytes) -> Any:
             f"{host} does not answer as Kubeflow Pipelines does: if it shows a login page, put a token into "
             "KF_PIPELINES_TOKEN, else check --host"
         ) from None
-    version = re.match(r"v?(\d+)\.(\d+)", str(health.get("tag_name", "")))
-    if version and tuple(map(int, version.groups())) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise InputError(f"{host} is Kubeflow Pipelines {health['tag_name']}, too old: update it to {oldest} or newer")
+    tag = str(health.get("tag_name", ""))
+    version = re.match(r"v?(\d+)\.(\d+)", tag)  # a development build has another tag and is accepted
+    if version and (int(version[1]), int(version[2])) < OLDEST_VERSION:
+        major, minor = OLDEST_VERSION
+        raise InputError(f"{host} is Kubeflow Pipelines {tag}, too old: update it to {major}.{minor} or newer")
     return api.V2beta1GetHealthzResponse(multi_user=multi_user)
 
 
@@ -179,16 +188,19 @@ def translate_errors(host: str) -> Iterator[None]:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     except kfp_server_api.ApiException as error:
-        answer = f"{error.status}: {_one_line(error.body or error.reason)}"
+        reason = error.body or error.reason
+        answer = f"{error.status}: {_to_one_line(reason)}"
         if error.status and error.status < 500:
-            raise InputError(f"{host} refuses ({answer}){_account_advice(error)}") from None
+            raise InputError(f"{host} refuses ({answer}){_service_account_advice(error)}") from None
         raise StorageUnavailable(f"{host} does not answer ({answer}): try again") from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise StorageUnavailable(f"{host} does not answer ({_one_line(error)}): check --host, or try again") from None
+        raise StorageUnavailable(
+            f"{host} does not answer ({_to_one_line(error)}): check --host, or try again"
+        ) from None
 
 
 def create(client: Any, host: str, submission: Submission) -> str:
-    """Start a run and return its id.
+    """Start a run on the cluster and return the id of the run.
 
     Raises:
         InputError, StorageUnavailable: the server refuses, or does not answer.
@@ -196,8 +208,12 @@ def create(client: Any, host: str, submission: Submission) -> str:
     import kfp_server_api as api
 
     cluster = submission.cluster
-    spec, platform = read_for(cluster, submission.pipeline)
-    spec = spec if submission.caching else without_cache(spec)
+    spec, platform = read_for_cluster(cluster, submission.pipeline)
+    if not submission.use_cache:
+        spec = disable_cache(spec)
+    runtime_config = api.V2beta1RuntimeConfig(
+        parameters=dict(submission.parameters), pipeline_root=cluster.pipeline_root
+    )
     with translate_errors(host):
         experiment = client.create_experiment(submission.experiment)
         run = api.V2beta1Run(
@@ -205,26 +221,21 @@ def create(client: Any, host: str, submission: Submission) -> str:
             experiment_id=experiment.experiment_id,
             service_account=cluster.service_account,
             pipeline_spec={"pipeline_spec": spec, "platform_spec": platform},
-            runtime_config=api.V2beta1RuntimeConfig(
-                parameters=dict(submission.parameters), pipeline_root=cluster.pipeline_root
-            ),
+            runtime_config=runtime_config,
             plugins_input={"mlflow": {"experiment_name": submission.experiment}},
         )
         return client._run_api.run_service_create_run(run=run).run_id
 
 
-def follow(client: Any, host: str, run: str, progress: Progress, say: Callable[[str], None], every: float = 10) -> str:
-    """Wait until a run has ended and return its state; report the progress with the time since the start.
-
-    While the server does not answer, the run continues, and so does the waiting.
+def follow(client: Any, host: str, run_id: str, progress: Progress, print_line: Callable[[str], None]) -> str:
+    """Wait until a run has ended and return its state; print the progress with the time since the start.
 
     Args:
         client: result of `connect`.
         host: URL of Kubeflow Pipelines.
-        run: id of the run.
+        run_id: id of the run.
         progress: describes the changes of the steps.
-        say: receives the lines of the report.
-        every: seconds between two requests.
+        print_line: receives each line of the progress report.
 
     Returns:
         SUCCEEDED, FAILED, SKIPPED, or CANCELED if somebody has terminated the run.
@@ -233,117 +244,130 @@ def follow(client: Any, host: str, run: str, progress: Progress, say: Callable[[
         StorageUnavailable: the server has not answered for an hour.
         InputError: the server refuses, perhaps because the login has expired.
     """
-    started = answered = time.monotonic()
+    start_time = time.monotonic()
     last_state = ""
     while True:
-        try:
-            with translate_errors(host):
-                status = client.get_run(run)
-            answered = time.monotonic()
-        except StorageUnavailable as error:
-            if time.monotonic() - answered > _SECONDS_WITHOUT_SERVER:
-                raise
-            say(f"{error}; the run goes on")
-            time.sleep(every)
-            continue
-        except InputError as error:
-            raise InputError(f"{error}; the run goes on: log in again and look at {page(host, run)}") from None
-        tasks = getattr(status.run_details, "task_details", None) or ()
-        state = _state_of(status)
+        run = _get_run(client, host, run_id, print_line)
+        tasks = getattr(run.run_details, "task_details", None) or ()
+        state = _state_of(run)
         lines = progress.describe_changes(tasks)
         if state != last_state:
             lines.append(f"run: {state.lower()}")
             last_state = state
         lines += progress.describe_pending(tasks, time.monotonic())
         for line in lines:
-            say(f"{_clock(time.monotonic() - started)}  {line}")
-        if state in _ENDED:
+            elapsed = _format_duration(time.monotonic() - start_time)
+            print_line(f"{elapsed}  {line}")
+        if state in _END_STATES:
             return state
-        time.sleep(every)
+        time.sleep(_POLL_SECONDS)
+
+
+def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], None]) -> Any:
+    """Request a run from the server; while the server does not answer, repeat the request for up to an hour.
+
+    Raises:
+        StorageUnavailable, InputError: as `follow` does.
+    """
+    first_request_time = time.monotonic()
+    while True:
+        try:
+            with translate_errors(host):
+                return client.get_run(run_id)
+        except StorageUnavailable as error:
+            if time.monotonic() - first_request_time > _MAX_SECONDS_WITHOUT_SERVER:
+                raise
+            print_line(f"{error}; the run continues on the cluster")
+            time.sleep(_POLL_SECONDS)
+        except InputError as error:
+            url = run_url(host, run_id)
+            raise InputError(f"{error}; the run continues on the cluster: log in again and look at {url}") from None
 
 
 def _state_of(run: Any) -> str:
     """Return the state of a run. Kubeflow 2.17 ends a terminated run as FAILED, and only its history shows why."""
-    past_states = {entry.state for entry in run.state_history or ()}
+    past_states = {change.state for change in run.state_history or ()}
     if run.state == "FAILED" and "CANCELING" in past_states:
         return "CANCELED"
     return run.state or "PENDING"
 
 
-def run_to_end(client: Any, host: str, submission: Submission, say: Callable[[str], None]) -> None:
+def run_to_end(client: Any, host: str, submission: Submission, print_line: Callable[[str], None]) -> None:
     """Start a run, follow it to its end and print its summary; resubmit it after a temporary failure.
 
-    It is resubmitted up to `submit_again` times, but never if somebody has cancelled it. Kubeflow does not keep exit
-    codes, and the cluster decides which lost pods it retries. Artifacts are addressed by content, so a resubmitted run
-    resumes where the last one ended.
+    A run is resubmitted up to `submit_again` times, but never if somebody has cancelled it. Artifacts are addressed by
+    content, so a resubmitted run resumes where the last one ended.
 
     Raises:
-        as `create`, `follow` and `failure` do.
+        the errors of `create`, `follow` and `read_run_error`.
     """
     spec, _ = read_compiled(submission.pipeline)
     store = submission.cluster.store
-    attempts = submission.cluster.submit_again
-    for attempt in range(attempts + 1):
-        run = create(client, host, submission)
-        say(f"run         {run}\npage        {page(host, run)}")
+    max_retries = submission.cluster.submit_again
+    for retry in range(max_retries + 1):
+        run_id = create(client, host, submission)
+        print_line(f"run         {run_id}\npage        {run_url(host, run_id)}")
+        progress = Progress(spec, submission.iterations)
         try:
-            state = follow(client, host, run, Progress(spec, submission.iterations), say)
+            state = follow(client, host, run_id, progress, print_line)
         except KeyboardInterrupt:
-            say(f"\nthe run goes on; to end it: infoxlm cancel {run} --host {host}")
+            print_line(f"\nthe run continues on the cluster; to end it: infoxlm cancel {run_id} --host {host}")
             return
-        _say_summary(store, run, say)
+        _print_summary(store, run_id, print_line)
         if state == "SUCCEEDED":
             return
-        error = failure(state, run, store)
-        if attempt == attempts or not isinstance(error, TryAgain):
+        error = read_run_error(state, run_id, store)
+        if retry == max_retries or not isinstance(error, TryAgain):
             raise error
-        say(f"{error}; submitting it again in {_SECONDS_BETWEEN_RUNS:.0f} s ({attempt + 1} of {attempts})")
+        print_line(f"{error}; submitting it again in {_SECONDS_BETWEEN_RUNS:.0f} s ({retry + 1} of {max_retries})")
         time.sleep(_SECONDS_BETWEEN_RUNS)
 
 
-def _say_summary(store: str, run: str, say: Callable[[str], None]) -> None:
+def _print_summary(store: str, run_id: str, print_line: Callable[[str], None]) -> None:
     """Print the summary that the last step of a run has written to the store, if it has and the store is reachable."""
     from components.platform import runtime
 
     try:
-        summary = runtime.read_summary(store, run)
+        summary = runtime.read_summary(store, run_id)
     except InfoXLMError as error:
-        say(f"the summary of the run cannot be read ({error}): look at its page")
+        print_line(f"the summary of the run cannot be read ({error}): look at its page")
         return
     if summary:
-        say(summary)
+        print_line(summary)
 
 
-def failure(state: str, run: str, store: str) -> InfoXLMError:
-    """Return the error of a run that did not succeed: Cancelled, or what its last failed stage wrote to the store."""
+def read_run_error(state: str, run_id: str, store: str) -> InfoXLMError:
+    """Return why a run did not succeed: Cancelled, or the error that its last failed stage wrote to the store."""
     from components.platform import runtime
 
     if state == "CANCELED":
-        return Cancelled(f"run {run} was cancelled: submit it again to continue from its artifacts and checkpoints")
+        return Cancelled(f"run {run_id} was cancelled: submit it again to continue from its artifacts and checkpoints")
     try:
-        return runtime.read_failure(store, run)
+        return runtime.read_failure(store, run_id)
     except InfoXLMError as error:
         return InfoXLMError(
-            f"run {run} failed, and its error message in the store cannot be read ({error}): read its log"
+            f"run {run_id} failed, and its error message in the store cannot be read ({error}): read its log"
         )
 
 
-def page(host: str, run: str) -> str:
+def run_url(host: str, run_id: str) -> str:
     """Return the URL of a run in Kubeflow's web interface."""
-    return f"{page_of(host)}/#/runs/details/{run}"
+    return f"{web_interface_url(host)}/#/runs/details/{run_id}"
 
 
-def page_of(host: str) -> str:
+def web_interface_url(host: str) -> str:
     """Return the URL of Kubeflow's web interface."""
     return os.environ.get("KF_PIPELINES_UI_ENDPOINT", host).rstrip("/")
 
 
-def _clock(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
+    """Format a duration as h:mm:ss."""
     minutes, seconds = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
 
 
-def _account_advice(error: Any) -> str:
+def _service_account_advice(error: Any) -> str:
     """Return a remedy if the server refused the service account of a run, as Kubeflow 2.18 and newer may do."""
     if "serviceaccount" not in str(error.body).lower().replace(" ", ""):
         return ""
@@ -353,8 +377,9 @@ def _account_advice(error: Any) -> str:
     )
 
 
-def _one_line(error: Any) -> str:
+def _to_one_line(error: Any) -> str:
+    """Return at most 200 characters of an error on one line; of a JSON answer only its message."""
     text = error.decode(errors="replace") if isinstance(error, bytes) else str(error)
-    with contextlib.suppress(ValueError, AttributeError):
+    with contextlib.suppress(ValueError, AttributeError):  # the text is not JSON, or not an object
         text = json.loads(text).get("message", text)
     return " ".join(str(text).split())[:200]

@@ -28,56 +28,58 @@ class Uploaded:
 
     name: str
     page: str
-    new: bool
+    is_new: bool
     """False if the version existed before."""
 
 
 def version_name(pipeline: str, text: str) -> str:
-    """Return the name of a version: pipeline, release and digest of the content."""
+    """Return the name of a version, which has the pipeline, the release and a digest of the content."""
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return f"{NAMES[pipeline]}-{importlib.metadata.version('infoxlm-pipeline')}-{digest}"
 
 
 def upload(
-    client: Any, host: str, cluster: ClusterFile, pipeline: str, parameters: Mapping[str, Any], namespace: str = ""
+    client: Any, host: str, cluster: ClusterFile, pipeline: str, defaults: Mapping[str, Any], namespace: str = ""
 ) -> Uploaded:
-    """Upload a version of a pipeline with these default parameters, unless it exists.
+    """Upload a version of a pipeline with default parameters, unless the same version exists.
 
     Args:
         client: result of `submit.connect`.
         host: URL of Kubeflow Pipelines.
         cluster: cluster on which the pipeline will run.
         pipeline: one of `submit.PIPELINES`.
-        parameters: default values; Kubeflow asks for parameters without a default.
+        defaults: default values of parameters; Kubeflow asks for parameters without a default.
         namespace: namespace that may see the pipeline; empty for all.
 
     Raises:
         InputError, StorageUnavailable: the server refuses, or does not answer.
     """
-    text = submit.with_defaults(cluster, pipeline, parameters)
-    name, version = NAMES[pipeline], version_name(pipeline, text)
-    spec, _ = yaml.safe_load_all(text)
+    yaml_text = submit.render_for_cluster(cluster, pipeline, defaults)
+    name = NAMES[pipeline]
+    version = version_name(pipeline, yaml_text)
+    spec, _ = yaml.safe_load_all(yaml_text)
     description = spec["pipelineInfo"]["description"]
     with submit.translate_errors(host):
-        pipeline_id = _find(client, name, namespace)
-        pipeline_id = pipeline_id or _create(client, name, description, namespace)
-        page = f"{submit.page_of(host)}/#/pipelines/details/{pipeline_id}"
+        pipeline_id = _find_pipeline(client, name, namespace)
+        if not pipeline_id:
+            pipeline_id = _create_pipeline(client, name, description, namespace)
+        page = f"{submit.web_interface_url(host)}/#/pipelines/details/{pipeline_id}"
         if _has_version(client, pipeline_id, version):
-            return Uploaded(version, page, new=False)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, f"{version}.yaml")
-            path.write_text(text, encoding="utf-8")
+            return Uploaded(version, page, is_new=False)
+        with tempfile.TemporaryDirectory() as directory:  # the client uploads only files
+            path = Path(directory, f"{version}.yaml")
+            path.write_text(yaml_text, encoding="utf-8")
             client.upload_pipeline_version(str(path), version, pipeline_id=pipeline_id, description=description)
-    return Uploaded(version, page, new=True)
+    return Uploaded(version, page, is_new=True)
 
 
-def _find(client: Any, name: str, namespace: str) -> str:
+def _find_pipeline(client: Any, name: str, namespace: str) -> str:
     """Return the id of the pipeline with this name, or an empty string."""
-    answer = client._pipelines_api.pipeline_service_list_pipelines(namespace=namespace, filter=_named(name))
+    answer = client._pipelines_api.pipeline_service_list_pipelines(namespace=namespace, filter=_name_filter(name))
     return answer.pipelines[0].pipeline_id if answer.pipelines else ""
 
 
-def _create(client: Any, name: str, description: str, namespace: str) -> str:
+def _create_pipeline(client: Any, name: str, description: str, namespace: str) -> str:
     """Create a pipeline without a version, because the server would give a first version the pipeline's name."""
     import kfp_server_api as api
 
@@ -85,9 +87,11 @@ def _create(client: Any, name: str, description: str, namespace: str) -> str:
     return client._pipelines_api.pipeline_service_create_pipeline(pipeline).pipeline_id
 
 
-def _has_version(client: Any, pipeline: str, version: str) -> bool:
-    return bool(client.list_pipeline_versions(pipeline, filter=_named(version)).pipeline_versions)
+def _has_version(client: Any, pipeline_id: str, version: str) -> bool:
+    answer = client.list_pipeline_versions(pipeline_id, filter=_name_filter(version))
+    return bool(answer.pipeline_versions)
 
 
-def _named(name: str) -> str:
+def _name_filter(name: str) -> str:
+    """Return the filter of a list request that selects the items with this display name."""
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})

@@ -1,6 +1,6 @@
 """Commands on a cluster: submit, upload, cancel."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.suite_config import SuiteConfig
-from pipelines.cli.app import Overrides, Variants, app, config_file, report_errors, split_list
+from pipelines.cli.app import CONFIGS, Overrides, Variants, app, config_file, report_errors, split_list
 
 UPLOADED_VARIANTS = ["MLM", "MLM+TLM", "full"]
 """Variants of the uploaded ablation pipeline, the same as in `make ablation`."""
@@ -64,17 +64,20 @@ def submit(
         arguments = prepare(pipeline, config, cluster_file, set_ or [], variants, split_list(only), seeds)
         from pipelines import submit as kubeflow
 
+        # The files of a run and of a suite name the run; other pipelines also start from the file of a run.
+        default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
         submission = kubeflow.Submission(
-            pipeline,
-            parameters.fit(cluster_file.store, arguments),
-            name or (config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"),
-            cluster_file,
-            experiment or cluster_file.experiment,
-            not no_cache,
-            list_iterations(arguments),
+            pipeline=pipeline,
+            parameters=parameters.fit(cluster_file.store, arguments),
+            name=name or default_name,
+            cluster=cluster_file,
+            experiment=experiment or cluster_file.experiment,
+            use_cache=not no_cache,
+            iterations=list_iterations(arguments),
         )
         if save:
-            save.write_text(kubeflow.with_defaults(cluster_file, pipeline, submission.parameters), encoding="utf-8")
+            yaml_text = kubeflow.render_for_cluster(cluster_file, pipeline, submission.parameters)
+            save.write_text(yaml_text, encoding="utf-8")
             typer.echo(
                 f"wrote {save}: upload it to Kubeflow and run it with service account {cluster_file.service_account}"
             )
@@ -85,8 +88,8 @@ def submit(
         if wait:
             kubeflow.run_to_end(client, host, submission, typer.echo)
         else:
-            run = kubeflow.create(client, host, submission)
-            typer.echo(f"run         {run}\npage        {kubeflow.page(host, run)}")
+            run_id = kubeflow.create(client, host, submission)
+            typer.echo(f"run         {run_id}\npage        {kubeflow.run_url(host, run_id)}")
 
 
 @app.command()
@@ -124,18 +127,17 @@ def upload(
     {"pretraining.optimization.steps": 2000}. An unchanged pipeline is not uploaded again.
     """
     with report_errors():
-        cluster_file, changes = run_file.load_as(ClusterFile, cluster), set_ or []
+        cluster_file = run_file.load_as(ClusterFile, cluster)
+        overrides = set_ or []
         from pipelines import submit as kubeflow
         from pipelines import upload as uploading
 
         defaults = {}
         for pipeline in kubeflow.PIPELINES:
             if pipeline != "suite":
-                values = prepare(
-                    pipeline, run, cluster_file, changes, config_file("ablations"), UPLOADED_VARIANTS, "1,2,3"
-                )
+                values = prepare(pipeline, run, cluster_file, overrides, only=UPLOADED_VARIANTS)
             elif suite:
-                values = prepare(pipeline, suite, cluster_file, [], suite, [], "")
+                values = prepare(pipeline, suite, cluster_file)
             else:
                 values = cluster_parameters(pipeline, cluster_file)
             defaults[pipeline] = parameters.fit(cluster_file.store, values)
@@ -143,7 +145,8 @@ def upload(
         client = kubeflow.connect(host, namespace)
         for pipeline, values in defaults.items():
             version = uploading.upload(client, host, cluster_file, pipeline, values, namespace)
-            typer.echo(f"{'uploaded' if version.new else 'unchanged':9}   {version.name}    {version.page}")
+            result = "uploaded" if version.is_new else "unchanged"
+            typer.echo(f"{result:9}   {version.name}    {version.page}")
         typer.echo(
             f"start runs with service account {cluster_file.service_account}, in experiment {cluster_file.experiment}"
         )
@@ -169,12 +172,21 @@ def prepare(
     pipeline: str,
     config: Path,
     cluster_file: ClusterFile,
-    changes: list[str],
-    variants: Path,
-    only: list[str],
-    seeds: str,
+    overrides: Sequence[str] = (),
+    variants: Path = CONFIGS / "ablations.yaml",
+    only: Sequence[str] = (),
+    seeds: str = "1,2,3",
 ) -> dict[str, Any]:
-    """Return the parameters of a pipeline after the checks of a local run.
+    """Return the parameters of a pipeline, after the same checks as for a local run.
+
+    Args:
+        pipeline: name of a compiled pipeline.
+        config: YAML file of the suite for the pipeline `suite`; of a run for all others.
+        cluster_file: cluster on which the pipeline will run.
+        overrides: overrides of settings in `config`.
+        variants: YAML file of the variants of `ablations`.
+        only: chosen variants of `ablations`, or tasks of `suite`; empty for all.
+        seeds: comma-separated seeds of `ablations`.
 
     Raises:
         ConfigError: a setting is invalid, or the run does not fit the cluster.
@@ -183,11 +195,12 @@ def prepare(
     if pipeline == "suite":
         from infoxlm_core.results.trials import plan
 
-        suite = run_file.load_as(SuiteConfig, config, changes).choose(only)
+        suite = run_file.load_as(SuiteConfig, config, overrides).choose(only)
         parameters.split_points(plan(suite))  # raises ConfigError if the suite is too large
         gpus = cluster_file.pool.gpus
-        return shared | {"suite": suite.listed(), "num_workers": gpus if gpus > 1 else 0}
-    run = run_file.load(config, changes)
+        num_workers = gpus if gpus > 1 else 0  # with one GPU, the step itself trains
+        return shared | {"suite": suite.listed(), "num_workers": num_workers}
+    run = run_file.load(config, overrides)
     if pipeline == "promotion":
         return shared | {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
     from pipelines import local, trials
@@ -203,7 +216,7 @@ def prepare(
 
 
 def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the names of the trials that the iterations of a pipeline's loop run, in their order."""
+    """Return a name for each iteration of a pipeline's loop, made of the names of its trials."""
     from infoxlm_core.results import trials as suite_trials
 
     if "trials" in arguments:
@@ -211,13 +224,17 @@ def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
     if "suite" not in arguments:
         return []
     planned = suite_trials.plan(SuiteConfig.parse(arguments["suite"], "suite"))
-    batches = parameters.split_points([item.trial.name for item in planned])
-    return [batch[0] if len(batch) == 1 else f"{batch[0]} and {len(batch) - 1} more" for batch in batches]
+    names = []
+    for batch in parameters.split_points([item.trial.name for item in planned]):
+        first, *others = batch
+        names.append(f"{first} and {len(others)} more" if others else first)
+    return names
 
 
 def cluster_parameters(pipeline: str, cluster_file: ClusterFile) -> dict[str, Any]:
     """Return the parameters of a pipeline that come from the cluster file."""
     from pipelines import submit as kubeflow
 
-    declared = kubeflow.declared(kubeflow.read_compiled(pipeline)[0])
+    spec, _ = kubeflow.read_compiled(pipeline)
+    declared = kubeflow.declared_parameters(spec)
     return {name: value for name, value in cluster_file.parameters().items() if name in declared}

@@ -80,7 +80,7 @@ def test_what_arrives_is_the_whole_pipeline_with_its_parameters_account_root_and
     assert result.exit_code == 0, result.stderr
     assert f"{kubeflow.host}/#/runs/details/r-1" in result.stdout
     [body] = kubeflow.sent("POST", "/runs")
-    spec, platform = submit.read_for(run_file.load_as(ClusterFile, cluster), "infoxlm")
+    spec, platform = submit.read_for_cluster(run_file.load_as(ClusterFile, cluster), "infoxlm")
     assert body["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
     assert (body["display_name"], body["service_account"], body["experiment_id"]) == ("run", "infoxlm-runner", "e-1")
     assert body["plugins_input"] == {"mlflow": {"experiment_name": "infoxlm"}}
@@ -97,7 +97,7 @@ def test_what_arrives_is_the_whole_pipeline_with_its_parameters_account_root_and
 def test_pods_request_what_the_file_of_the_cluster_says(cluster):
     place = run_file.load_as(ClusterFile, cluster, ["steps={cpu: 500m, memory: 2Gi}", "pool.node_selector={a: b}"])
 
-    spec, platform = submit.read_for(place, "suite")
+    spec, platform = submit.read_for_cluster(place, "suite")
 
     resources = {name: one["container"].get("resources") for name, one in spec["deploymentSpec"]["executors"].items()}
     assert resources["exec-plan-suite"] == {
@@ -356,7 +356,7 @@ def test_a_server_that_is_gone_for_a_while_does_not_end_the_waiting(kubeflow):
 
     progress = Progress(submit.read_compiled("infoxlm")[0])
     assert submit.follow(client, kubeflow.host, "r-1", progress, say) == "SUCCEEDED"
-    assert "503: upgrading" in lines[0] and "the run goes on" in lines[0]
+    assert "503: upgrading" in lines[0] and "the run continues on the cluster" in lines[0]
 
 
 def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(kubeflow, config, cluster, monkeypatch):
@@ -368,7 +368,7 @@ def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(kubeflow, config, cl
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
 
     assert result.exit_code == 0
-    assert f"the run goes on; to end it: infoxlm cancel r-1 --host {kubeflow.host}" in result.stdout
+    assert f"the run continues on the cluster; to end it: infoxlm cancel r-1 --host {kubeflow.host}" in result.stdout
     assert not kubeflow.sent("POST", "/runs/r-1:terminate")
     assert run("cancel", "r-1", "--host", kubeflow.host).exit_code == 0
     assert len(kubeflow.sent("POST", "/runs/r-1:terminate")) == 1
@@ -463,7 +463,7 @@ def test_submit_the_page_and_kfp_make_runs_that_share_cached_results(kubeflow, c
 def inputs_of_steps(specs: dict, parameters: dict) -> dict:
     """Return what decides the inputs of a run's steps: executors, components, pods, and parameters with defaults."""
     spec = specs["pipeline_spec"]
-    defaults = {name: declared.get("defaultValue") for name, declared in submit.declared(spec).items()}
+    defaults = {name: declared.get("defaultValue") for name, declared in submit.declared_parameters(spec).items()}
     return {
         "executors": spec["deploymentSpec"],
         "components": spec["components"],
@@ -480,7 +480,7 @@ def test_a_saved_pipeline_has_its_parameters_filled_in_and_nothing_was_sent(kube
     assert "--host is missing: give the URL of Kubeflow Pipelines" in run("submit", config, "--cluster", cluster).stderr
     text = (tmp_path / "mine.yaml").read_text()
     spec, platform = yaml.safe_load_all(text)
-    known = submit.declared(spec)
+    known = submit.declared_parameters(spec)
     assert (known["image"]["defaultValue"], known["num_workers"]["defaultValue"]) == (IMAGE, 8)
     assert known["preparation"]["defaultValue"]["languages"] == ["en", "de"]
     assert not [name for name, said in known.items() if not said.get("isOptional")]

@@ -45,7 +45,9 @@ def uploaded(kubeflow: Kubeflow) -> dict[str, dict]:
 
 
 def defaults(spec: dict) -> dict:
-    return {name: said["defaultValue"] for name, said in submit.declared(spec).items() if "defaultValue" in said}
+    return {
+        name: said["defaultValue"] for name, said in submit.declared_parameters(spec).items() if "defaultValue" in said
+    }
 
 
 def test_create_run_without_typing_is_the_demo_on_this_cluster(kubeflow, tmp_path):
@@ -54,7 +56,7 @@ def test_create_run_without_typing_is_the_demo_on_this_cluster(kubeflow, tmp_pat
     assert result.exit_code == 0, result.stderr
     spec = uploaded(kubeflow)["infoxlm"]
     begin = defaults(spec)
-    assert not [name for name, said in submit.declared(spec).items() if not said.get("isOptional")]
+    assert not [name for name, said in submit.declared_parameters(spec).items() if not said.get("isOptional")]
     assert begin["image"] == begin["cluster"]["image"] == IMAGE and begin["store"] == "s3://infoxlm/store"
     assert spec["defaultPipelineRoot"] == "s3://infoxlm/runs" and begin["overrides"] == {}
     sections = {name: begin[name] for name in SECTIONS}
@@ -68,7 +70,7 @@ def test_the_page_shows_few_parameters_and_how_to_fill_in_the_form(kubeflow, tmp
     upload(kubeflow, write_cluster(tmp_path))
 
     for spec in uploaded(kubeflow).values():
-        assert len(submit.declared(spec)) <= 12
+        assert len(submit.declared_parameters(spec)) <= 12
         description = spec["pipelineInfo"]["description"]
         assert "enter infoxlm-runner as Service Account" in description and "docs/configuration.md" in description
     assert all("infoxlm-runner" in pipeline["description"] for pipeline in kubeflow.pipelines)
@@ -117,7 +119,9 @@ def test_an_ablation_and_a_promotion_begin_with_the_demo_too_and_a_suite_asks(ku
     assert [item["trial"]["variant"] for item in trials] == ["full"] * 3 + ["-XLCO"] * 3 + ["-TLM-XLCO"] * 3
     assert run_file.override_trials({name: defaults(found["infoxlm"])[name] for name in SECTIONS}, trials, {})
     assert defaults(found["infoxlm-promotion"])["model"] == "models:/infoxlm@candidate"
-    asked = {name for name, said in submit.declared(found["infoxlm-suite"]).items() if not said.get("isOptional")}
+    asked = {
+        name for name, said in submit.declared_parameters(found["infoxlm-suite"]).items() if not said.get("isOptional")
+    }
     assert asked == {"suite"}
 
 
