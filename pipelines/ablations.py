@@ -11,7 +11,7 @@ from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.steps import LIMITS, configure, size
+from pipelines.steps import LIMITS, configure, request_default_resources
 
 AT_A_TIME = 2
 """Number of trials that run at the same time."""
@@ -91,4 +91,4 @@ def ablations(
         "evaluate a variant": scores,
     }
     configure(image, steps)
-    size(prepared, shards, scores)
+    request_default_resources(prepared, shards, scores)

@@ -15,7 +15,7 @@ from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.steps import LIMITS, configure, size, trust
+from pipelines.steps import LIMITS, configure, give_registry_access, request_default_resources
 
 
 @dsl.pipeline(
@@ -105,5 +105,5 @@ def infoxlm(
         "end the run": ending,
     }
     configure(image, steps)
-    size(corpus, shards, scores, registered)
-    trust(registered)
+    request_default_resources(corpus, shards, scores, registered)
+    give_registry_access(registered)

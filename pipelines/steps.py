@@ -1,7 +1,7 @@
 """Settings of steps on a cluster: image, environment, resources, retries. A local run ignores them.
 
-A compiled pipeline has constant resources, and `submit.read_for` replaces them by those of the cluster file. They are
-not parameters, because Kubeflow 2.17 silently drops the GPUs of a pod if their number is a parameter.
+A compiled pipeline has constant resources, and `submit.read_for_cluster` replaces them by those of the cluster file.
+They are not parameters, because Kubeflow 2.17 silently drops the GPUs of a pod if their number is a parameter.
 """
 
 import functools
@@ -25,22 +25,31 @@ ENVIRONMENT = "infoxlm-environment"
 STORE_KEYS, MLFLOW_LOGIN, REGISTRY_LOGIN = "infoxlm-store", "infoxlm-mlflow", "infoxlm-registry"
 """Names of optional Secrets; pods with a web identity need none of them."""
 
-_SETTINGS = (
-    *("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_CA_BUNDLE", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"),
-    *("INFOXLM_TRACKER", "INFOXLM_SIGNING_KEY", "INFOXLM_VERIFYING_KEY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+# Keys of the ConfigMap, and the environment variables that they become.
+_CONFIG_VARIABLES = (
+    "AWS_ENDPOINT_URL",
+    "AWS_DEFAULT_REGION",
+    "AWS_CA_BUNDLE",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_EXPERIMENT_NAME",
+    "INFOXLM_TRACKER",
+    "INFOXLM_SIGNING_KEY",
+    "INFOXLM_VERIFYING_KEY",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
     "INFOXLM_MLFLOW_PAGES",
 )
 
-
-LONGEST = 30 * 86_400
-"""Limit on the run time of a pipeline, in seconds."""
-_WEEK = 7 * 86_400
+MAX_RUN_SECONDS = 30 * 86_400
+"""Limit on the run time of a pipeline."""
+_WEEK_SECONDS = 7 * 86_400
 LIMITS = dsl.PipelineConfig(
-    active_deadline_seconds=LONGEST,
-    ttl_seconds_after_finished=_WEEK,
-    # Kubeflow's default of an hour for these two would override the line above
-    ttl_seconds_after_success=_WEEK,
-    ttl_seconds_after_failure=_WEEK,
+    active_deadline_seconds=MAX_RUN_SECONDS,
+    ttl_seconds_after_finished=_WEEK_SECONDS,
+    # Kubeflow's default of an hour for these two would override the line above.
+    ttl_seconds_after_success=_WEEK_SECONDS,
+    ttl_seconds_after_failure=_WEEK_SECONDS,
 )
 """When Kubeflow terminates a run, and when it deletes the pods of a finished run. Results are kept after both."""
 
@@ -58,16 +67,16 @@ def configure(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
         task.set_display_name(name).set_container_image(image)
         kubernetes.use_field_path_as_env(task, "RUN_ID", "metadata.labels['pipeline/runid']")
         kubernetes.use_field_path_as_env(task, "SERVICE_ACCOUNT", "spec.serviceAccountName")
-        variables = {name: prefixed_name(name) for name in _SETTINGS}
+        variables = {key: prefixed_name(key) for key in _CONFIG_VARIABLES}
         kubernetes.use_config_map_as_env(task, ENVIRONMENT, variables, optional=True)
-        _use(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-        _use(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+        _use_secret(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        _use_secret(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
         # Argo stops retrying this long after the start of the first attempt; the default is an hour
-        task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{LONGEST}s")
+        task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{MAX_RUN_SECONDS}s")
 
 
-def trust(*tasks: dsl.PipelineTask) -> None:
+def give_registry_access(*tasks: dsl.PipelineTask) -> None:
     """Give steps the MLflow account that may register and promote, and the signing keys, if they exist."""
     for task in tasks:
         kubernetes.use_secret_as_env(task, REGISTRY_LOGIN, REGISTRY_VARIABLES, optional=True)
@@ -75,25 +84,27 @@ def trust(*tasks: dsl.PipelineTask) -> None:
             kubernetes.use_secret_as_volume(task, f"infoxlm-{name}", mount_path=f"/etc/infoxlm/{name}", optional=True)
 
 
-def size(*tasks: dsl.PipelineTask) -> None:
+def request_default_resources(*tasks: dsl.PipelineTask) -> None:
     """Request the default CPU and memory for steps that process data; other steps get the namespace's defaults."""
     for task in tasks:
-        _request(task, Steps())
+        _request_cpu_and_memory(task, Steps())
 
 
 def give_gpus(task: dsl.PipelineTask) -> None:
     """Request the default pool's GPUs, CPU and memory for a step that trains in its own pod."""
     pool = Pool()
-    _request(task, pool)
+    _request_cpu_and_memory(task, pool)
     task.set_accelerator_type(pool.accelerator).set_accelerator_limit(pool.gpus)
     # NCCL needs a /dev/shm of more than the usual 64 MB
     kubernetes.empty_dir_mount(task, "dev-shm", "/dev/shm", medium="Memory", size_limit="8Gi")  # noqa: S108 - the pod's own
 
 
-def _request(task: dsl.PipelineTask, amounts: Pool | Steps) -> None:
+def _request_cpu_and_memory(task: dsl.PipelineTask, amounts: Pool | Steps) -> None:
     task.set_cpu_request(amounts.cpu).set_cpu_limit(amounts.cpu)
     task.set_memory_request(amounts.memory).set_memory_limit(amounts.memory)
 
 
-def _use(task: dsl.PipelineTask, secret: str, *names: str) -> None:
-    kubernetes.use_secret_as_env(task, secret, {name: prefixed_name(name) for name in names}, optional=True)
+def _use_secret(task: dsl.PipelineTask, secret: str, *keys: str) -> None:
+    """Set an environment variable from each key of an optional Secret."""
+    variables = {key: prefixed_name(key) for key in keys}
+    kubernetes.use_secret_as_env(task, secret, variables, optional=True)

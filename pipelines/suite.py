@@ -7,7 +7,7 @@ from kfp import dsl
 from components.measure import measure
 from components.plan_suite import plan_suite
 from components.summarise import summarise
-from pipelines.steps import LIMITS, configure, give_gpus, size
+from pipelines.steps import LIMITS, configure, give_gpus, request_default_resources
 
 AT_A_TIME = 2
 """Number of batches of trials that run at the same time."""
@@ -43,5 +43,5 @@ def suite(
             measurement = measure(batch=batch, num_workers=num_workers, store=store)
         measurement.set_caching_options(False)  # a cached step would not log to the new MLflow run
     configure(image, {"plan the trials": plan, "measure trials": measurement, "summarise the trials": summary})
-    size(plan)
+    request_default_resources(plan)
     give_gpus(measurement)
