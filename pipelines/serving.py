@@ -24,15 +24,17 @@ from infoxlm_core.errors import InputError
 logger = logging.getLogger(__name__)
 
 Embed = Callable[[Sequence[str]], Tensor]
-MOST_BYTES, MOST_SENTENCES = 4 * 2**20, 1024
-"""Limits of one request."""
+MAX_BYTES = 4 * 2**20
+"""Largest body of a request."""
+MAX_SENTENCES = 1024
+"""Largest number of sentences in a request."""
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """The request cannot be answered; the client gets this status and message."""
 
-    def __init__(self, status: HTTPStatus, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
         self.status = status
 
 
@@ -45,26 +47,35 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         pages: dict[str, dict[str, Any]] = {"/": {"status": "alive"}}
         pages[self.server.path] = {"name": self.server.name, "ready": True}
-        page = pages.get(self.path)
-        self._answer(HTTPStatus.OK if page else HTTPStatus.NOT_FOUND, page or self._unknown())
+        if self.path in pages:
+            self._send_json(HTTPStatus.OK, pages[self.path])
+        else:
+            self._send_json(HTTPStatus.NOT_FOUND, {"error": self._describe_unknown_path()})
 
     def do_POST(self) -> None:
         try:
-            self._answer(HTTPStatus.OK, {"predictions": self.server.embed(self._sentences()).tolist()})
-        except Refused as refused:
-            self._answer(refused.status, {"error": str(refused)})
+            sentences = self._read_sentences()
+            vectors = self.server.embed(sentences)
+            self._send_json(HTTPStatus.OK, {"predictions": vectors.tolist()})
+        except RequestError as error:
+            self._send_json(error.status, {"error": str(error)})
         except Exception:
             logger.exception("a request failed")
-            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error: see the log of the server"})
+            self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error: see the log of the server"})
 
-    def _sentences(self) -> list[str]:
+    def _read_sentences(self) -> list[str]:
+        """Read the sentences of a prediction request.
+
+        Raises:
+            RequestError: the path is unknown, or the body is too large or not a list of sentences.
+        """
         if self.path != f"{self.server.path}:predict":
-            raise Refused(HTTPStatus.NOT_FOUND, self._unknown()["error"])
+            raise RequestError(HTTPStatus.NOT_FOUND, self._describe_unknown_path())
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
-        if int(length) > MOST_BYTES:
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes: send at most {MOST_BYTES}")
+            raise RequestError(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
+        if int(length) > MAX_BYTES:
+            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes: send at most {MAX_BYTES}")
         try:
             sentences = json.loads(self.rfile.read(int(length)))["instances"]
             if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
@@ -72,15 +83,15 @@ class Handler(BaseHTTPRequestHandler):
             "".join(sentences).encode()  # raises UnicodeEncodeError for an unpaired surrogate
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # RecursionError: deeply nested JSON
             remedy = 'send {"instances": ["a sentence", …]}'
-            raise Refused(HTTPStatus.BAD_REQUEST, f"{type(error).__name__}: {error}: {remedy}") from None
-        if not 0 < len(sentences) <= MOST_SENTENCES:
-            raise Refused(HTTPStatus.BAD_REQUEST, f"{len(sentences)} sentences: send 1 to {MOST_SENTENCES}")
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{type(error).__name__}: {error}: {remedy}") from None
+        if not 0 < len(sentences) <= MAX_SENTENCES:
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{len(sentences)} sentences: send 1 to {MAX_SENTENCES}")
         return sentences
 
-    def _unknown(self) -> dict[str, str]:
-        return {"error": f"unknown path {self.path[:100]}: use {self.server.path} or {self.server.path}:predict"}
+    def _describe_unknown_path(self) -> str:
+        return f"unknown path {self.path[:100]}: use {self.server.path} or {self.server.path}:predict"
 
-    def _answer(self, status: HTTPStatus, body: dict[str, Any]) -> None:
+    def _send_json(self, status: HTTPStatus, body: dict[str, Any]) -> None:
         content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -99,7 +110,10 @@ class Server(ThreadingHTTPServer):
     daemon_threads = False  # answer the waiting requests before stopping
 
     def __init__(self, address: tuple[str, int], name: str, embed: Embed) -> None:
-        self.name, self.path, self._embed, self._lock = name, f"/v1/models/{name}", embed, threading.Lock()
+        self.name = name
+        self.path = f"/v1/models/{name}"
+        self._embed = embed
+        self._lock = threading.Lock()
         super().__init__(address, Handler)
 
     def embed(self, sentences: Sequence[str]) -> Tensor:
@@ -119,8 +133,13 @@ def serve(embed: Embed, name: str, host: str, port: int) -> None:
         server = Server((host, port), name, embed)
     except OSError as error:
         raise InputError(f"cannot listen at {host}:{port} ({error}): give another --port or --host") from None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+
+    def shut_down(*_: object) -> None:
+        # In a thread of its own, because `shutdown` waits for `serve_forever`, which this signal has interrupted.
+        threading.Thread(target=server.shutdown).start()
+
+    signal.signal(signal.SIGTERM, shut_down)
+    signal.signal(signal.SIGINT, shut_down)
     with server:
         logger.info("serving http://%s:%d%s:predict", host, server.server_port, server.path)
         server.serve_forever(poll_interval=0.1)

@@ -30,42 +30,43 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
         ConfigError: the file, a name or a variant is invalid; the message names the variant.
     """
     trials: list[dict[str, Any]] = []
-    variant_of: dict[str, str] = {}  # maps settings to the name of the variant
+    variant_by_settings: dict[str, str] = {}
     for name, variant in choose(read(path), only, path).items():
         overrides = {key: value for key, value in variant.items() if key not in _DESCRIPTIVE}
+        base_settings = config.pretraining.model_dump(mode="json", exclude_none=True)
+        merged = merge(base_settings, overrides)
         try:
-            merged = merge(config.pretraining.model_dump(mode="json", exclude_none=True), overrides)
-            checked = PretrainingConfig.parse(resolve(merged), "pretraining")
+            checked = PretrainingConfig.parse(resolve_last_layer(merged), "pretraining")
         except ConfigError as error:
             raise ConfigError(f"{path}: variant {name}: {error}") from None
         settings = checked.model_copy(update={"seed": 0}).model_dump_json()
-        if settings in variant_of:
-            raise ConfigError(
-                f"{path}: variants {variant_of[settings]} and {name} are the same with this config: choose one (--only)"
-            )
-        variant_of[settings] = name
-        trials += [
-            {
-                "trial": {"variant": name, "seed": seed, "what": variant.get("what", "")},
-                # Omit defaults, because all trials are passed as one process argument of at most 128 KiB.
-                "pretraining": checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-                | {"seed": seed},
-            }
-            for seed in seeds
-        ]
+        if settings in variant_by_settings:
+            twin = variant_by_settings[settings]
+            raise ConfigError(f"{path}: variants {twin} and {name} are the same with this config: choose one (--only)")
+        variant_by_settings[settings] = name
+        # Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
+        pretraining = checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        for seed in seeds:
+            trial = {"variant": name, "seed": seed, "what": variant.get("what", "")}
+            trials.append({"trial": trial, "pretraining": {**pretraining, "seed": seed}})
     return trials
 
 
 def read_seeds(text: str) -> list[int]:
     """Parse comma-separated seeds."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+    seeds = [seed.strip() for seed in text.split(",")]
+    are_whole_numbers = all(seed.isdecimal() for seed in seeds)
+    if not are_whole_numbers or len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {text!r}: give different whole numbers, such as 1,2,3")
-    return [int(part) for part in parts]
+    return [int(seed) for seed in seeds]
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Read a file of variants, without anchors, tags or repeated names."""
+    """Return the overrides of each variant in a YAML file.
+
+    Raises:
+        ConfigError: there is no such file, it has anchors, tags or repeated names, or a variant is not a mapping.
+    """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file: give a YAML file of variants")
     try:
@@ -83,33 +84,42 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def choose(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path) -> dict[str, dict[str, Any]]:
-    """Return the variants named in `only`, or all if it is empty, in the order of the file."""
-    by_name = {name: name for name in variants}
-    by_name |= {variant["also"]: name for name, variant in variants.items() if "also" in variant}
-    for name in only:
-        if name not in by_name:
-            raise ConfigError(f"{path}: no variant {name!r}; known are {', '.join(by_name)}")
-    chosen = {by_name[name] for name in only or variants}
-    return {name: variant for name, variant in variants.items() if name in chosen}
+    """Return the variants whose names or aliases are in `only`, or all if it is empty, in the order of the file."""
+    name_by_alias = {name: name for name in variants}
+    name_by_alias |= {variant["also"]: name for name, variant in variants.items() if "also" in variant}
+    for alias in only:
+        if alias not in name_by_alias:
+            raise ConfigError(f"{path}: no variant {alias!r}; known are {', '.join(name_by_alias)}")
+    if not only:
+        return variants
+    chosen_names = {name_by_alias[alias] for alias in only}
+    return {name: variant for name, variant in variants.items() if name in chosen_names}
 
 
 def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge overrides recursively: mappings are merged, other values are replaced."""
     merged = dict(values)
-    for key, value in overrides.items():
-        before = merged.get(key)
-        merged[key] = merge(before, value) if isinstance(value, Mapping) and isinstance(before, Mapping) else value
+    for key, override in overrides.items():
+        value = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(override, Mapping):
+            merged[key] = merge(value, override)
+        else:
+            merged[key] = override
     return merged
 
 
-def resolve(pretraining: dict[str, Any]) -> dict[str, Any]:
+def resolve_last_layer(pretraining: dict[str, Any]) -> dict[str, Any]:
     """Replace `contrast.layer: last` by the number of layers of the start model, or by `model.layers` without one."""
-    contrast, model = pretraining.get("contrast"), pretraining.get("model")
-    if not isinstance(contrast, Mapping) or contrast.get("layer") != "last" or not isinstance(model, Mapping):
+    contrast = pretraining.get("contrast")
+    model = pretraining.get("model")
+    if not isinstance(contrast, Mapping) or not isinstance(model, Mapping):
+        return pretraining  # invalid; parsing the settings reports it
+    if contrast.get("layer") != "last":
         return pretraining
-    layers = model.get("layers")
-    if model.get("start") and Path(model["start"]).is_dir():
+    num_layers = model.get("layers")
+    start_model = model.get("start")
+    if start_model and Path(start_model).is_dir():
         from infoxlm_core.model.huggingface import pretrained
 
-        layers = pretrained.size_of(Path(model["start"])).layers
-    return pretraining | {"contrast": {**contrast, "layer": layers}}
+        num_layers = pretrained.size_of(Path(start_model)).layers
+    return pretraining | {"contrast": {**contrast, "layer": num_layers}}

@@ -1,4 +1,4 @@
-"""Parts that all `infoxlm` commands share: the application, common options, and error reporting with exit codes."""
+"""Code that all `infoxlm` commands share: the application, common options, and error reporting with exit codes."""
 
 import logging
 import signal
@@ -32,21 +32,23 @@ Store = Annotated[
         "MLFLOW_TRACKING_URI names a server."
     ),
 ]
-_PACKAGED, _CHECKOUT = (Path(__file__).parents[level] / "configs" for level in (1, 2))
-CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+_PACKAGED_CONFIGS = Path(__file__).parents[1] / "configs"
+_CHECKOUT_CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = _PACKAGED_CONFIGS if _PACKAGED_CONFIGS.is_dir() else _CHECKOUT_CONFIGS
 """Directory of the packaged YAML files: `pipelines/configs` in a wheel, `configs` in a checkout."""
 
 
 def config_file(argument: str | Path) -> Path:
     """Return the path of a user's YAML file, or of a packaged one given by its bare name, such as `demo`.
 
-    The path may not exist. Reading it later reports that in the same way for all commands.
+    The path may not exist: the command reports that when it reads the file.
     """
     path = Path(argument)
     packaged = CONFIGS / f"{path}.yaml"
     try:
-        return packaged if len(path.parts) == 1 and not path.exists() and packaged.is_file() else path
-    except OSError:  # an invalid file name; reading it later reports that
+        is_user_file = len(path.parts) != 1 or path.exists()
+        return packaged if not is_user_file and packaged.is_file() else path
+    except OSError:  # an invalid file name, which is also reported when the file is read
         return path
 
 
@@ -74,7 +76,8 @@ Overrides = Annotated[
 
 def split_list(text: str) -> list[str]:
     """Split a comma-separated list; drop empty items."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+    items = [item.strip() for item in text.split(",")]
+    return [item for item in items if item]
 
 
 def interrupt_on_signals() -> None:
@@ -84,7 +87,7 @@ def interrupt_on_signals() -> None:
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP: keep that
+        if signal.getsignal(number) is not signal.SIG_IGN:  # a command under `nohup` continues to ignore SIGHUP
             signal.signal(number, interrupt)
 
 
@@ -102,18 +105,20 @@ def report_errors() -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and not outside.is_panic(error):
             raise
-        failure = _as_ours(error)
+        failure = _to_infoxlm_error(error)
     else:
         return
-    typer.echo(f"infoxlm: {type(failure).__name__}: {' '.join(str(failure).split())}", err=True)
+    message = " ".join(str(failure).split())
+    typer.echo(f"infoxlm: {type(failure).__name__}: {message}", err=True)
     raise typer.Exit(failure.exit_code)
 
 
-def _as_ours(error: BaseException) -> InfoXLMError:
+def _to_infoxlm_error(error: BaseException) -> InfoXLMError:
     """Convert any exception to an `InfoXLMError`; log the traceback of an unexpected one."""
     if isinstance(error, InfoXLMError):
         return error
-    if translated := outside.translate_error(error):
+    translated = outside.translate_error(error)
+    if translated:
         return translated
     if isinstance(error, OSError):
         return InputError(f"{error}: give another path")

@@ -72,26 +72,32 @@ def evaluate(
             measure_held_out(models, data, output, artifacts.local_directory(store))
         elif task in PRESETS:
             options = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
-            measure_task(parse(models, task, data, options, set_ or []), task, output, artifacts.local_directory(store))
+            config = build_suite(models, task, data, options, set_ or [])
+            measure_task(config, task, output, artifacts.local_directory(store))
         else:
             raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(PRESETS)}")
 
 
 def name_of(source: str) -> str:
-    """Return the name of a model for tables: the last part of its source, such as infoxlm-champion."""
-    return re.sub("[^A-Za-z0-9]+", "-", re.split("[/:]", source.rstrip("/"))[-1]).strip("-") or "model"
+    """Return the name of a model for tables: the end of its source, such as infoxlm-champion."""
+    base_name = re.split("[/:]", source.rstrip("/"))[-1]
+    return re.sub("[^A-Za-z0-9]+", "-", base_name).strip("-") or "model"
 
 
 def name_models(model: str, floor: str | None) -> dict[str, str]:
     """Map the names of the model and the floor to their sources; the names differ in more than case."""
-    models = {name_of(model): model}
-    if floor is not None:
-        name = name_of(floor)
-        models[f"{name}-floor" if name.lower() == name_of(model).lower() else name] = floor
-    return models
+    model_name = name_of(model)
+    if floor is None:
+        return {model_name: model}
+    floor_name = name_of(floor)
+    if floor_name.lower() == model_name.lower():
+        floor_name = f"{floor_name}-floor"
+    return {model_name: model, floor_name: floor}
 
 
-def parse(models: dict[str, str], task: str, data: str, options: dict[str, Any], changes: list[str]) -> SuiteConfig:
+def build_suite(
+    models: dict[str, str], task: str, data: str, options: dict[str, Any], overrides: list[str]
+) -> SuiteConfig:
     """Return the config of a suite that has only this task.
 
     Args:
@@ -99,45 +105,63 @@ def parse(models: dict[str, str], task: str, data: str, options: dict[str, Any],
         task: a key of PRESETS.
         data: location of the test sets.
         options: command-line options; those that the task does not have are ignored.
-        changes: overrides of other settings, such as `batch_size=16`.
+        overrides: overrides of other settings, such as `batch_size=16`.
+
+    Raises:
+        ConfigError, InputError: an override or an option is invalid.
     """
-    kind, preset = PRESETS[task]
-    settings: dict[str, Any] = {"task": kind.name, **kind.build_test_settings(data), **preset.settings}
-    settings |= {
-        name: value for name, value in options.items() if name in kind.settings.model_fields and value is not None
-    }
-    if codes := settings.get("languages"):
+    task_definition, preset = PRESETS[task]
+    settings: dict[str, Any] = {"task": task_definition.name}
+    settings |= task_definition.build_test_settings(data)
+    settings |= preset.settings
+    for name, value in options.items():
+        if value is not None and name in task_definition.settings.model_fields:
+            settings[name] = value
+    codes = settings.get("languages")
+    if codes:
         if not re.fullmatch(r"all|14|22|36|[a-z]{2,3}(,[a-z]{2,3})*", codes):
             raise InputError(f"--languages {codes!r}: give all, 14, 22, 36, or codes such as de,fra")
         settings["languages"] = codes if codes in ("all", *GROUPS) else codes.split(",")
-    for change in changes:
+    for override in overrides:
         try:
-            run_file.override(settings, change)
+            run_file.override(settings, override)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--set {change}: {' '.join(str(error).split())}") from None
-    return SuiteConfig.parse({"models": models, "tasks": {task: {"settings": settings, "table": preset.table}}})
+            message = " ".join(str(error).split())
+            raise ConfigError(f"--set {override}: {message}") from None
+    tasks = {task: {"settings": settings, "table": preset.table}}
+    return SuiteConfig.parse({"models": models, "tasks": tasks})
 
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
-    """Measure every model on a task; print its table and write its report."""
+    """Measure every model on a task; print the table of results and write the report.
+
+    Args:
+        config: the suite that `build_suite` returned.
+        task: name of its task.
+        output: directory of the report, which also receives the predictions of each model.
+        store: local store, for the models and data that are fetched.
+    """
     from components.platform import sources
     from infoxlm_core.results import page, trials
     from infoxlm_core.results.summary import summarise
     from infoxlm_core.tasks import task_of
 
-    directories = {name: sources.fetch_model(source, store) for name, source in config.models.items()}
-    for directory in directories.values():
-        check_tuned(directory, task_of(config.tasks[task].settings))
     settings = config.tasks[task].settings
-    settings = task_of(settings).localise(settings, lambda source: str(sources.fetch_data(source, store)))
-    scores = {
-        trial.name: trials.measure(
-            settings, directories[trial.model], directories[trial.model], {}, output / trial.model
-        )
-        for trial, _, _ in trials.plan(config)
-    }
+    task_definition = task_of(settings)
+    model_directories = {name: sources.fetch_model(source, store) for name, source in config.models.items()}
+    for directory in model_directories.values():
+        check_tuned(directory, task_definition)
+
+    def fetch(source: str) -> str:
+        return str(sources.fetch_data(source, store))
+
+    settings = task_definition.localise(settings, fetch)
+    scores = {}
+    for trial, _, _ in trials.plan(config):
+        directory = model_directories[trial.model]
+        scores[trial.name] = trials.measure(settings, directory, directory, {}, output / trial.model)
     summary = summarise(config, scores)
-    if task_of(settings).trained:  # the models were fine-tuned by others: keep only the facts about the test
+    if task_definition.trained:  # others fine-tuned the models, so only the facts about the test set are known
         task_summary = summary.tasks[task]
         test_facts = tuple(fact for fact in task_summary.protocol if fact.what in ("test set", "normaliser"))
         summary = replace(summary, tasks={task: replace(task_summary, protocol=test_facts)})
@@ -151,7 +175,9 @@ def check_tuned(directory: Path, task: Task[Any]) -> None:
     from infoxlm_core.model.huggingface import pretrained
 
     architectures = pretrained.read_config(directory).get("architectures")
-    if task.head and architectures and not any(f"For{task.head.architecture}" in name for name in architectures):
+    if not task.head or not architectures:
+        return
+    if not any(f"For{task.head.architecture}" in name for name in architectures):
         raise InputError(
             f"{directory} ({', '.join(architectures)}) is not fine-tuned for {task.name.replace('_', ' ')}: fine-tune "
             "and measure it with `infoxlm suite`, or give a model fine-tuned for it"
@@ -164,7 +190,8 @@ def measure_held_out(models: dict[str, str], corpus: str, output: Path, store: P
     from infoxlm_core.stages import evaluation
 
     encoders = {name: sources.fetch_model(source, store) for name, source in models.items()}
-    local = sources.fetch_data(corpus, store)
-    for name, value in evaluation.evaluate(EvaluationConfig(), local, encoders, {}, output).items():
+    local_corpus = sources.fetch_data(corpus, store)
+    metrics = evaluation.evaluate(EvaluationConfig(), local_corpus, encoders, {}, output)
+    for name, value in metrics.items():
         typer.echo(f"{name:40} {value:.4f}")
     typer.echo(f"page        {output / 'report.html'}")

@@ -12,7 +12,7 @@ from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, app, report_errors
 
-LONGEST = 1 << 20
+MAX_CHARACTERS = 1 << 20
 """Limit on the characters of a sentence. A longer text is probably a file without line feeds."""
 
 
@@ -32,7 +32,8 @@ def import_(
         from infoxlm_core.model.huggingface import fairseq
 
         imported = fairseq.convert(checkpoint, directory, tokenizer, heads)
-        typer.echo(f"wrote {directory}: {imported.size}, {'with' if imported.projection else 'without'} projection")
+        projection = "with projection" if imported.projection else "without projection"
+        typer.echo(f"wrote {directory}: {imported.size}, {projection}")
         for name in imported.missing:
             typer.echo(f"missing {name}: the model has no masked-LM head")
         for name, number in imported.unused_parts.items():
@@ -76,21 +77,23 @@ def embed(
         if not texts:
             raise InputError("no sentence to embed: give sentences as arguments, or one per line on standard input")
         for number, text in enumerate(texts, 1):
-            if any("\ud800" <= character <= "\udfff" for character in text):
+            has_surrogates = any("\ud800" <= character <= "\udfff" for character in text)
+            if has_surrogates:  # this is how Python decodes an argument that is not UTF-8
                 raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it to UTF-8")
-            if len(text) > LONGEST:
+            if len(text) > MAX_CHARACTERS:
                 raise InputError(
-                    f"sentence {number} has {len(text):,} characters: split it into parts of at most {LONGEST:,}"
+                    f"sentence {number} has {len(text):,} characters: split it into parts of at most {MAX_CHARACTERS:,}"
                 )
         directory = model_registry.load_encoder(model, artifacts.local_directory(store))
-        embedded = embedding.embed_sentences(directory, texts, layer, pooling)
+        sentence_vectors = embedding.embed_sentences(directory, texts, layer, pooling)
         if vectors:
-            for vector in embedded.tolist():
+            for vector in sentence_vectors.tolist():
                 typer.echo(json.dumps(vector))
             return
         import torch.nn.functional as F
 
-        for text, similarity in zip(texts, F.cosine_similarity(embedded, embedded[:1]).tolist(), strict=True):
+        similarities = F.cosine_similarity(sentence_vectors, sentence_vectors[:1])
+        for text, similarity in zip(texts, similarities.tolist(), strict=True):
             typer.echo(f"{similarity:7.4f}  {text}")
 
 
@@ -119,8 +122,8 @@ def serve_check(
         from components.platform import artifacts
         from infoxlm_core.tasks import reference_vectors
 
-        encoder = model_registry.load_encoder(model, artifacts.local_directory(store))
-        typer.echo(reference_vectors.check(encoder, model, python))
+        directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+        typer.echo(reference_vectors.check(directory, model, python))
 
 
 @app.command()

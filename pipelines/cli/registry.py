@@ -42,10 +42,10 @@ def promote(
         from components.adapters.mlflow import connection, promotion
         from components.platform import artifacts
 
-        here = artifacts.local_directory(store)
-        connection.connect_existing(here)  # first, because the lock would create the folder of a mistyped store
+        local_store = artifacts.local_directory(store)
+        connection.connect_existing(local_store)  # first, because the lock would create the folder of a mistyped store
         with artifacts.exclusive(store, *promotion.LOCK):
-            promoted = promotion.promote_model(model, gate, here, to, by_hand)
+            promoted = promotion.promote_model(model, gate, local_store, to, by_hand)
         typer.echo(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
 
 
@@ -62,8 +62,8 @@ def rollback(
 
         client = connection.connect_existing(artifacts.local_directory(store))
         with artifacts.exclusive(store, *promotion.LOCK):
-            number = promotion.roll_back(client, name, reason)
-        typer.echo(f"models:/{name}@champion is version {number}")
+            version = promotion.roll_back(client, name, reason)
+        typer.echo(f"models:/{name}@champion is version {version}")
 
 
 def read_gate(metrics: list[str]) -> dict[str, float]:

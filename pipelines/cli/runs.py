@@ -72,7 +72,7 @@ def ablate(
         from pipelines.ablations import AT_A_TIME, ablations
 
         planned = trials.plan(checked, variants, split_list(only), trials.read_seeds(seeds))
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
+        _divide_cores(AT_A_TIME)
         arguments = local.sections(checked, ablations) | {"trials": planned}
         try:
             local.run(ablations, arguments, store, f"{config.stem}-ablations", launcher)
@@ -95,9 +95,9 @@ def compare(
         from infoxlm_core.results import page
         from infoxlm_core.results.summary import summarise_metrics
 
-        chosen = tracking.tracker().find_ablation(run, artifacts.local_directory(store))
-        results = [(trial_run.trial, trial_run.metrics) for trial_run in chosen.trials()]
-        summary = summarise_metrics(chosen.name, results, split_list(metrics))
+        ablation = tracking.tracker().find_ablation(run, artifacts.local_directory(store))
+        results = [(trial_run.trial, trial_run.metrics) for trial_run in ablation.trials()]
+        summary = summarise_metrics(ablation.name, results, split_list(metrics))
         typer.echo(page.to_markdown(summary))
         if output:
             page.write(output, "comparison", summary)
@@ -129,16 +129,17 @@ def suite_(
     reported and does not stop the others. If the command is interrupted, run it again to resume.
     """
     with report_errors():
-        checked = run_file.load_as(SuiteConfig, config, [*(set_ or ()), *(f"models.{named}" for named in model or ())])
-        checked = checked.choose(split_list(only))
+        overrides = list(set_ or ())
+        overrides += [f"models.{name_and_source}" for name_and_source in model or ()]
+        checked = run_file.load_as(SuiteConfig, config, overrides).choose(split_list(only))
         from infoxlm_core.results.trials import plan
         from pipelines import local
         from pipelines.suite import AT_A_TIME, suite
 
         typer.echo(f"{len(plan(checked))} trials: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // AT_A_TIME)))
+        _divide_cores(AT_A_TIME)
+        arguments = {"suite": checked.listed(), "num_workers": num_workers}
         try:
-            arguments = {"suite": checked.listed(), "num_workers": num_workers}
             local.run(suite, arguments, store, config.stem, launcher)
         finally:  # print the finished trials even if one failed
             typer.echo(local.read_summary(store))
@@ -165,12 +166,10 @@ def plan(
         from infoxlm_core.systems.infoxlm import plan
         from infoxlm_core.systems.table import SYSTEMS
 
-        tables = SYSTEMS[checked.pretraining.system].plan(
-            checked.pretraining,
-            checked.tokenization.vocabulary_size,
-            gpus or min(8, checked.pretraining.batches.virtual_shards),
-            gpu,
-        )
+        pretraining = checked.pretraining
+        system = SYSTEMS[pretraining.system]
+        num_gpus = gpus or min(8, pretraining.batches.virtual_shards)
+        tables = system.plan(pretraining, checked.tokenization.vocabulary_size, num_gpus, gpu)
         typer.echo("\n".join(plan.describe(tables)))
 
 
@@ -192,3 +191,10 @@ def compile(
         for name, dag in dags.items():
             compiler.Compiler().compile(dag, str(output / f"{name}.yaml"))
             typer.echo(f"wrote {output / name}.yaml")
+
+
+def _divide_cores(num_processes: int) -> None:
+    """Give each of several processes that run at the same time an equal number of threads, unless the user set it."""
+    num_cores = os.cpu_count() or 1
+    num_threads = max(1, num_cores // num_processes)
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))

@@ -49,10 +49,11 @@ def config_(
         if markdown:
             typer.echo(PAGE + describe.as_markdown(KINDS), nl=False)
             return
-        section = "run" if section is None else section
+        if section is None:
+            section = "run"
         settings = list(describe.settings(KINDS.get(section, RunConfig)))
         if section not in KINDS:
-            prefixes = (f"{section}.", f"{section}[].")
+            prefixes = (f"{section}.", f"{section}[].")  # [] follows the name of a list
             settings = [setting for setting in settings if f"{setting.name}.".startswith(prefixes)]
         if not settings:
             raise InputError(f"no section {section!r}: give a section of a run, or one of {', '.join(KINDS)}")

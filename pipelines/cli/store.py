@@ -38,21 +38,21 @@ def gc(
     recreates deleted artifacts. On Kubeflow, submit this run with `--no-cache`, because the cache may refer to them.
     """
     with report_errors():
-        age = _age(older_than)
+        minimum_age = _parse_age(older_than)
         from components.adapters.mlflow import connection, model_versions
         from components.platform import artifacts, garbage
 
         store = store.rstrip("/")
-        here = artifacts.local_directory(store)
+        local_store = artifacts.local_directory(store)
         aliases = split_list(keep)
-        connection.connect_existing(here)
-        needed = model_versions.find_source_artifacts(aliases)
+        connection.connect_existing(local_store)
+        protected_items = model_versions.find_source_artifacts(aliases)
         items = garbage.survey(store)
-        deletable = garbage.find_deletable(items, needed, age)
+        deletable = garbage.find_deletable(items, protected_items, minimum_age)
         for item in sorted(deletable, key=lambda item: item.size, reverse=True):
             days = (datetime.now(UTC) - item.modified).days
             typer.echo(f"{item.size / 1e6:12,.1f} MB  {days:5} days  {item.name}")
-        typer.echo(f"models: {connection.public_uri(here)}")
+        typer.echo(f"models: {connection.public_uri(local_store)}")
         size = sum(item.size for item in deletable) / 1e6
         total = f"{len(deletable)} of {len(items)} items in {store}, {size:,.1f} MB"
         if not delete:
@@ -65,9 +65,11 @@ def gc(
         typer.echo(f"{total}, deleted")
 
 
-def _age(text: str) -> timedelta:
+def _parse_age(text: str) -> timedelta:
+    """Parse a number of days or hours, such as 30d or 12h."""
     match = re.fullmatch(r"([1-9][0-9]{0,4})([dh])", text)
     if not match:
         raise InputError(f"--older-than {text}: give days or hours, such as 30d or 12h")
     number = int(match[1])
-    return timedelta(days=number) if match[2] == "d" else timedelta(hours=number)
+    unit = match[2]
+    return timedelta(days=number) if unit == "d" else timedelta(hours=number)
