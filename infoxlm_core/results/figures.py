@@ -55,14 +55,20 @@ class Curve(NamedTuple):
 
 def render(drawings: Mapping[str, Draw]) -> dict[str, dict[str, bytes]]:
     """Draw every figure that has data; return name -> `png` and `svg` -> bytes, which are equal for equal figures."""
+    images = {}
     with matplotlib.rc_context(_STYLE):
-        figures = {name: draw() for name, draw in drawings.items()}
-        return {name: {kind: _save(fig, kind) for kind in ("png", "svg")} for name, fig in figures.items() if fig}
+        for name, draw in drawings.items():
+            figure = draw()
+            if figure:
+                images[name] = {"png": _save(figure, "png"), "svg": _save(figure, "svg")}
+    return images
 
 
 def _save(figure: Figure, kind: str) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    # Without these fields, which matplotlib would fill, equal figures are equal files.
+    metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
     return buffer.getvalue()
 
 
@@ -85,34 +91,34 @@ def list_drawings(summary: Summary) -> dict[str, Draw]:
 
 def _draw_headlines(summary: Summary) -> Figure | None:
     """Draw a panel for each headline: a point for every seed, and the mean with its interval."""
-    metrics, variants = summary.metrics, summary.variants
+    metrics = summary.metrics
+    variants = summary.variants
     if all(statistic.n < 2 for variant in variants.values() for statistic in variant.metrics.values()):
         return None
     columns = min(3, len(metrics))
-    lines = math.ceil(len(metrics) / columns)
-    figure = Figure(figsize=(1.6 + 3.2 * columns, lines * (1.0 + 0.32 * len(variants))), layout="constrained")
-    panels = figure.subplots(lines, columns, sharey=True, squeeze=False).flat
-    for panel, metric in itertools.zip_longest(panels, metrics):
-        if metric is None:
-            panel.set_visible(False)
-            continue
-        share = summary.is_share(metric)
-        panel.set_title(statistics.name_column(metric, share))
-        for rank, variant in enumerate(variants.values()):
-            _draw_seeds(panel, rank, variant.metrics[metric], scale=100 if share else 1)
+    rows = math.ceil(len(metrics) / columns)
+    figure = Figure(figsize=(1.6 + 3.2 * columns, rows * (1.0 + 0.32 * len(variants))), layout="constrained")
+    panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    for unused_panel in panels[len(metrics) :]:
+        unused_panel.set_visible(False)
+    for panel, metric in zip(panels, metrics, strict=False):
+        is_share = summary.is_share(metric)
+        panel.set_title(statistics.name_column(metric, is_share))
+        for row, variant in enumerate(variants.values()):
+            _draw_seeds(panel, row, variant.metrics[metric], scale=100 if is_share else 1)
         panel.set(yticks=range(len(variants)), ylim=(len(variants) - 0.5, -0.5))
         panel.set_yticklabels(list(variants), parse_math=False)
         panel.xaxis.set_major_locator(MaxNLocator(4))
     return figure
 
 
-def _draw_seeds(panel: Axes, rank: int, statistic: Statistic, scale: float) -> None:
+def _draw_seeds(panel: Axes, row: int, statistic: Statistic, scale: float) -> None:
     values = [scale * value for value in statistic.values.values() if value is not None]
-    panel.plot(values, [rank] * len(values), "o", color=MODEL, alpha=0.35, markersize=5)
+    panel.plot(values, [row] * len(values), "o", color=MODEL, alpha=0.35, markersize=5)
     if statistic.interval:
-        panel.plot([scale * bound for bound in statistic.interval], [rank] * 2, "-", color=MODEL)
+        panel.plot([scale * bound for bound in statistic.interval], [row, row], "-", color=MODEL)
     if statistic.mean is not None:
-        panel.plot([scale * statistic.mean], [rank], "|", color=MODEL, markersize=13, mew=2.2)
+        panel.plot([scale * statistic.mean], [row], "|", color=MODEL, markersize=13, mew=2.2)
 
 
 def _draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
@@ -120,9 +126,9 @@ def _draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Fi
     pivot = task.settings.get("pivot", "en")
     directions = {"to_pivot": f"xx → {pivot}", "from_pivot": f"{pivot} → xx"}
     panels: dict[str, list[Curve]] = {}
-    for model, row in task.models.items():
-        for pooling, shares in row.details.get("by_layer", {}).items():
-            if not isinstance(shares, Mapping):
+    for model, result in task.models.items():
+        for pooling, shares in result.details.get("by_layer", {}).items():
+            if not isinstance(shares, Mapping):  # an evaluation stores only the mean of both directions
                 panels.setdefault(f"{name} by layer", []).append(Curve(model, pooling, shares))
                 continue
             for direction, label in directions.items():
@@ -143,19 +149,24 @@ def _draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Fi
 
 def _draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
     """Draw the main metric by language, and for held-out retrieval the pairs that share no token."""
-    first = next(iter(task.models.values()))
-    if "vectors" in first.details:  # many languages, each with several vectors: only tables are readable
+    first_result = next(iter(task.models.values()))
+    if "vectors" in first_result.details:  # many languages, each with several vectors: only tables are readable
         return None
     if not statistics.is_share(f"{task.kind}/{task.main}"):
         return _draw_points(f"{name} (lower is better)", task, colours)
+    titles = {task.main: f"{name}: {task_tables.title_of(task.main)}", "no_overlap": "no shared token"}
     panels = {}
-    for metric, title in ((task.main, f"{name}: {task_tables.title_of(task.main)}"), ("no_overlap", "no shared token")):
-        if metric in first.mean:
-            panels[title] = {
-                model: [row.mean[metric], *(row.languages.get(code, {}).get(metric) for code in task.languages)]
-                for model, row in task.models.items()
-            }
-    references = {label: first.details[key] for key, label in _REFERENCES.items() if key in first.details}
+    for metric, title in titles.items():
+        if metric in first_result.mean:
+            bars: dict[str, list[Statistic | None]] = {}
+            for model, result in task.models.items():
+                bars[model] = [result.mean[metric]]
+                bars[model] += [result.languages.get(code, {}).get(metric) for code in task.languages]
+            panels[title] = bars
+    references = {}
+    for key, label in _REFERENCES.items():
+        if key in first_result.details:
+            references[label] = first_result.details[key]
     return _draw_bars(panels, ["mean", *task.languages], colours, separate_mean=True, references=references)
 
 
@@ -188,14 +199,19 @@ def _draw_bars(
     """
     figure, axes = _start(max(6.0, 1.4 + 0.5 * len(names) * len(panels)), 3.5, list(panels))
     for panel, bars in zip(axes, panels.values(), strict=True):
-        width = 0.8 / len(bars)
+        width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
         for rank, (model, statistics_of_groups) in enumerate(bars.items()):
-            left = [i - 0.4 + (rank + 0.5) * width for i in range(len(names))]
-            means = [statistic.mean or 0.0 if statistic else 0.0 for statistic in statistics_of_groups]
-            spread = [statistic.deviation or 0.0 if statistic else 0.0 for statistic in statistics_of_groups]
-            panel.bar(left, means, width * 0.92, color=colours[model], label=model)
-            if any(spread):
-                panel.errorbar(left, means, spread, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5)
+            positions = [group - 0.4 + (rank + 0.5) * width for group in range(len(names))]
+            heights = []
+            deviations = []
+            for statistic in statistics_of_groups:
+                heights.append(statistic.mean or 0.0 if statistic else 0.0)
+                deviations.append(statistic.deviation or 0.0 if statistic else 0.0)
+            panel.bar(positions, heights, width * 0.92, color=colours[model], label=model)
+            if any(deviations):
+                panel.errorbar(
+                    positions, heights, deviations, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5
+                )
         if separate_mean:
             panel.axvline(0.5, color="#8a8f98", linewidth=0.8)
         for label, height in references.items():
@@ -209,13 +225,12 @@ def _draw_bars(
 def _draw_points(title: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure:
     """Draw a metric by language on a logarithmic axis."""
     figure, (axes,) = _start(5.6, 3.6, [title])
-    for model, row in task.models.items():
-        values = [cells[task.main].mean or math.nan for cells in row.languages.values()]
-        axes.plot(list(row.languages), values, "o", color=colours[model], label=model)
+    for model, result in task.models.items():
+        values = [metrics[task.main].mean or math.nan for metrics in result.languages.values()]
+        axes.plot(list(result.languages), values, "o", color=colours[model], label=model)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(
-        StrMethodFormatter("{x:,g}")
-    )  # the default writes formulas, which `_STYLE` turns off
+    # The default formatter writes formulas, which `_STYLE` turns off.
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
     axes.yaxis.set_minor_formatter(LogFormatter())  # labels them only if the axis spans less than a power of ten
     figure.legend(loc="outside lower center", ncols=len(task.models))
     return figure
@@ -227,19 +242,22 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
     Args:
         curves: metric -> points (step, value).
     """
-    losses = {name.removeprefix("loss/").upper(): curves[name] for name in sorted(curves) if name.startswith("loss/")}
+    losses = {}
+    for name in sorted(curves):
+        if name.startswith("loss/"):
+            losses[name.removeprefix("loss/").upper()] = curves[name]
     if not losses:
         return None
-    names = {"xlco/accuracy": "XLCO accuracy", "probe/retrieval": "held-out retrieval"}
-    shares = {title: curves[name] for name, title in names.items() if curves.get(name)}
+    titles = {"xlco/accuracy": "XLCO accuracy", "probe/retrieval": "held-out retrieval"}
+    shares = {title: curves[name] for name, title in titles.items() if curves.get(name)}
     panels = {"Training losses": losses}
     if shares:
         panels[f"During training: {' and '.join(shares)}"] = shares
     figure, axes = _start(9.0 if shares else 5.6, 3.4, list(panels), share_y=False)
     for panel, lines in zip(axes, panels.values(), strict=True):
-        for (name, points), shade in zip(lines.items(), itertools.cycle(_COLOURS), strict=False):
-            steps, values = zip(*points, strict=True)
-            panel.plot(steps, values, color=shade, linewidth=1.4, label=name)
+        for (name, curve), colour in zip(lines.items(), itertools.cycle(_COLOURS), strict=False):
+            steps, values = zip(*curve, strict=True)
+            panel.plot(steps, values, color=colour, linewidth=1.4, label=name)
         panel.legend()
         panel.set_xlabel("optimizer step")
     if shares:

@@ -1,6 +1,6 @@
 """Decide whether a candidate replaces the champion.
 
-It does if it is shown to be better on the same questions: for each metric of the gate, the whole paired bootstrap
+The candidate must be shown to be better on the same questions: for each metric of the gate, the whole paired bootstrap
 interval of the gain must lie above a limit.
 """
 
@@ -45,11 +45,12 @@ def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, 
     scores = ", ".join(f"{metric} {candidate.tags.get(metric, 'missing')}" for metric in gate)
     if champion is None:
         return Verdict(True, f"champion with {scores}: there was none before")
-    comparison = f"{scores}: champion version {champion.version} has "
-    comparison += ", ".join(f"{champion.tags.get(metric, 'none')}" for metric in gate)
+    champion_scores = ", ".join(champion.tags.get(metric, "none") for metric in gate)
+    comparison = f"{scores}: champion version {champion.version} has {champion_scores}"
     if champion.tags.get("test_set") != candidate.tags.get("test_set"):
         return Verdict(False, f"candidate with {comparison} on another test set, promote by hand")
-    candidate_outcomes, champion_outcomes = candidate.read_outcomes(), champion.read_outcomes()
+    candidate_outcomes = candidate.read_outcomes()
+    champion_outcomes = champion.read_outcomes()
     if candidate_outcomes is None or champion_outcomes is None:
         incomplete = candidate if candidate_outcomes is None else champion
         return Verdict(
@@ -58,32 +59,31 @@ def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, 
             "by an older release): evaluate and register it again, or promote by hand",
         )
     figures: dict[str, dict[str, float]] = {}
-    failed = []
-    for metric, least in gate.items():
+    unproven_metrics = []
+    for metric, limit in gate.items():
         try:
-            candidate_answers = _score_questions(candidate, candidate_outcomes, metric)
-            champion_answers = _score_questions(champion, champion_outcomes, metric)
-            interval = paired_bootstrap(candidate_answers, champion_answers)
+            candidate_scores = _score_questions(candidate, candidate_outcomes, metric)
+            reference_scores = _score_questions(champion, champion_outcomes, metric)
+            interval = paired_bootstrap(candidate_scores, reference_scores)
         except InputError as error:
             return Verdict(False, f"candidate with {comparison}, but {error}", figures)
         except ValueError:
-            return Verdict(
-                False, f"candidate with {comparison} on other questions of {metric}, promote by hand", figures
-            )
-        figures[metric] = asdict(interval) | {"least": least}
+            reason = f"candidate with {comparison} on other questions of {metric}, promote by hand"
+            return Verdict(False, reason, figures)
+        figures[metric] = asdict(interval) | {"least": limit}
         if interval.questions < FEWEST_QUESTIONS:
             problem = f"{metric} has {interval.questions} questions, fewer than {FEWEST_QUESTIONS}: evaluate on more"
             return Verdict(False, f"candidate with {comparison}, but {problem}", figures)
-        if not interval.lower > least:
-            failed.append(metric)
+        if not interval.lower > limit:  # true also for NaN, which proves nothing
+            unproven_metrics.append(metric)
     gains = "; ".join(describe(metric, figure) for metric, figure in figures.items())
-    if failed:
+    if unproven_metrics:
         return Verdict(False, f"candidate, not shown to be better than version {champion.version}: {gains}", figures)
     return Verdict(True, f"champion, better than version {champion.version}: {gains}", figures)
 
 
 def _score_questions(contender: Contender, outcomes: Outcomes, metric: str) -> pd.Series:
-    """Return the answers of a version; InputError, which names the version, if it has none for the metric."""
+    """Return the score of every question; InputError, which names the version, if it has none for the metric."""
     try:
         return outcomes.score_questions(metric)
     except InputError as error:

@@ -34,9 +34,8 @@ class Section:
     tables: Sequence[PageTable] = ()
     figures: Mapping[str, str] = field(default_factory=dict)  # name -> caption
     facts: Sequence[Fact] = ()
-    folded: Mapping[str, PageTable | str] = field(
-        default_factory=dict
-    )  # heading -> content that the reader unfolds; not in Markdown
+    folded: Mapping[str, PageTable | str] = field(default_factory=dict)
+    """Heading -> content that the reader unfolds; not in Markdown."""
 
 
 def write(output: Path, name: str, summary: Summary) -> None:
@@ -72,13 +71,17 @@ def write_page(
     sections = [*lay_out(summary), *added]
     rendered = figures.render(figures.list_drawings(summary) | dict(drawings))
     context = {"summary": summary, "name": name, "lead": lead, "sections": sections}
-    images = {figure: _inline(kinds["svg"]) for figure, kinds in rendered.items()}
+    inline_images = {figure: _inline(images["svg"]) for figure, images in rendered.items()}
     files: dict[str, str | bytes] = {
-        f"{name}.html": render("page.html", **context, figures=images),
+        f"{name}.html": render("page.html", **context, figures=inline_images),
         f"{name}.md": render("page.md", **context),
     }
-    files |= {f"figures/{figure}.{kind}": data for figure, kinds in rendered.items() for kind, data in kinds.items()}
-    files |= {f"tables/{table.name}.csv": tables.to_csv(table) for section in sections for table in section.tables}
+    for figure, images_by_format in rendered.items():
+        for suffix, image in images_by_format.items():
+            files[f"figures/{figure}.{suffix}"] = image
+    for section in sections:
+        for table in section.tables:
+            files[f"tables/{table.name}.csv"] = tables.to_csv(table)
     write_files(output, files)
 
 
@@ -111,17 +114,17 @@ def lay_out(summary: Summary) -> list[Section]:
             "of a language, `across` averages all pairs in which it is one of the two."
         )
         sections.append(Section("Examples in two languages", text, tables=tables_of_tasks["mixed"]))
-    settings = {
-        name: json.dumps(task.settings, indent=1, ensure_ascii=False)
-        for name, task in summary.tasks.items()
-        if task.settings
-    }
+    settings = {}
+    for name, task in summary.tasks.items():
+        if task.settings:
+            settings[name] = json.dumps(task.settings, indent=1, ensure_ascii=False)
     if settings:
         sections.append(Section("Settings of the tasks", folded=settings))
     return sections
 
 
 def _show_headlines(summary: Summary) -> Section:
+    """Return the section with the headlines of all models, and explain what their deviations and intervals mean."""
     text = "↑ higher is better, ↓ lower is better."
     if any(statistic.n > 1 for variant in summary.variants.values() for statistic in variant.metrics.values()):
         text += " Mean ± sample standard deviation over seeds."
@@ -144,8 +147,9 @@ def _show_headlines(summary: Summary) -> Section:
 
 
 def _show_differences(summary: Summary, table: PageTable) -> Section:
-    count = len(summary.variants) - 1
-    correction = f" with Bonferroni's correction for {count} comparisons" if count > 1 else ""
+    """Return the section that compares the variants of an ablation with the first one."""
+    comparisons = len(summary.variants) - 1
+    correction = f" with Bonferroni's correction for {comparisons} comparisons" if comparisons > 1 else ""
     text = (
         f"Metric of a variant minus the metric of {summary.model} with the same seed: mean ± sample standard "
         f"deviation, and the {statistics.INTERVAL} of the mean (Student's t{correction}). Metrics in percent differ by "
@@ -156,17 +160,22 @@ def _show_differences(summary: Summary, table: PageTable) -> Section:
 
 
 def _show_task(name: str, task: TaskSummary, metric_tables: Sequence[PageTable]) -> Section:
+    """Return the section of one task: its protocol, its tables and figures, and the scores of its grid."""
     text = task.description
     if statistics.is_share(f"{task.kind}/{task.main}"):
         text += " In percent."
     if task.table != "none":
         text += " Compare published rows with ours only as far as the protocols agree."
-    layers, grid = task_tables.tabulate_layers(name, task), task_tables.tabulate_grid(task)
+    problems = list(task.notes)
+    if not task.models:
+        problems.append("No trial has finished.")
+    layers = task_tables.tabulate_layers(name, task)
+    grid = task_tables.tabulate_grid(task)
     return Section(
         name,
         text,
-        problems=[*task.notes, *([] if task.models else ["No trial has finished."])],
-        tables=[*([layers] if layers else []), *metric_tables],
+        problems=problems,
+        tables=[layers, *metric_tables] if layers else metric_tables,
         figures={f"{name}_by_layer": "", name: ""},
         facts=task.protocol,
         folded={"Development scores by grid point": grid} if grid else {},
@@ -190,7 +199,8 @@ def _inline(svg: bytes) -> str:
 
 
 @cache
-def _templates() -> jinja2.Environment:
+def _load_templates() -> jinja2.Environment:
+    """Return the environment of the page templates, with the filters and functions that they call."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=jinja2.select_autoescape(["html.j2"], default_for_string=False),
@@ -200,16 +210,19 @@ def _templates() -> jinja2.Environment:
     )
     environment.filters |= {"percent": tables.percent, "count": tables.count, "short": tables.short}
     functions = (tables.show, tables.show_interval, tables.list_sources, tables.to_markdown, list_first, isinstance)
-    environment.globals |= {function.__name__: function for function in functions} | {"str": str}
+    environment.globals |= {function.__name__: function for function in functions}
+    environment.globals["str"] = str
     return environment
 
 
 def render(template: str, **context: Any) -> str:
     """Fill a template."""
-    return _templates().get_template(f"{template}.j2").render(**context).strip() + "\n"
+    return _load_templates().get_template(f"{template}.j2").render(**context).strip() + "\n"
 
 
 def list_first(names: Sequence[str]) -> str:
     """Return the first `MAX_NAMES` names of a list, and how many more there are."""
     text = ", ".join(names[:MAX_NAMES])
-    return text if len(names) <= MAX_NAMES else f"{text} and {len(names) - MAX_NAMES} more"
+    if len(names) > MAX_NAMES:
+        text += f" and {len(names) - MAX_NAMES} more"
+    return text

@@ -31,65 +31,70 @@ def describe_rule(selection: Mapping[str, Any] | None, dev_languages: Collection
     return f"{_RULES[rule]}; grid by {chosen_by}"
 
 
-def name_setting(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> str:
+def name_setting(suite_task: SuiteTaskConfig, finished: Iterable[Scores]) -> str:
     """Return which of the paper's training sets was used: `zero-shot`, `translate-train-all` or `other`."""
-    trained_on = set(_list_trained(measure, finished))
+    trained_on = set(_list_training_languages(suite_task, finished))
     if trained_on <= {"en"}:
         return "zero-shot"
     return "translate-train-all" if trained_on == set(published.tables()["xnli"].columns) else "other"
 
 
-def _list_trained(measure: SuiteTaskConfig, finished: Iterable[Scores]) -> list[str]:
+def _list_training_languages(suite_task: SuiteTaskConfig, finished: Iterable[Scores]) -> list[str]:
     """Return the training languages that the settings declare, or else those of finished trials."""
-    declared = task_of(measure.settings).list_declared_languages(measure.settings)
+    declared = task_of(suite_task.settings).list_declared_languages(suite_task.settings)
     return declared or list(dict.fromkeys(language for scores in finished for language in scores.trained_on))
 
 
-def compare_protocol(measure: SuiteTaskConfig, counts: Mapping[str, int], finished: Sequence[Scores]) -> list[Fact]:
+def compare_protocol(suite_task: SuiteTaskConfig, counts: Mapping[str, int], finished: Sequence[Scores]) -> list[Fact]:
     """Describe everything that decides whether our numbers compare with the paper's, beside the paper's choice.
 
     Args:
-        measure: the task with its settings.
+        suite_task: the task with its settings.
         counts: language -> number of questions.
         finished: scores of finished trials.
     """
-    settings: Any = measure.settings  # the fields of a training are read only for trained tasks
+    settings: Any = suite_task.settings  # the fields of a training are read only for trained tasks
     task = task_of(settings)
-    ours = {"test set": _describe_counts(counts, task.unit), **task.describe(settings, measure.table)}
+    ours = {"test set": _describe_counts(counts, task.unit), **task.describe(settings, suite_task.table)}
     if task.trained:
-        rates = measure.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,))
-        has_grid = any(len(values) > 1 for values in measure.grid.values())
-        dev_languages = {code for scores in finished if has_grid and scores.dev for code in scores.dev["languages"]}
+        rates = suite_task.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,))
+        dev_languages: set[str] = set()  # that chose among grid points
+        if any(len(values) > 1 for values in suite_task.grid.values()):
+            for scores in finished:
+                dev_languages.update(scores.dev["languages"] if scores.dev else ())
         ours |= {
-            "training languages": ", ".join(_list_trained(measure, finished)) or "unknown",
-            "training": _describe_training(measure, finished),
-            "learning rates tried": _join(rates),
+            "training languages": ", ".join(_list_training_languages(suite_task, finished)) or "unknown",
+            "training": _describe_training(suite_task, finished),
+            "learning rates tried": _format_sorted(rates),
             "checkpoint (#M)": describe_rule({"rule": settings.selection.rule}, dev_languages),
-            "seeds": str(len(measure.seeds)),
+            "seeds": str(len(suite_task.seeds)),
         }
-    paper = published.protocols().get(measure.table, {})
-    return [Fact(what, text, paper.get(what, "")) for what, text in ours.items()]
+    paper = published.protocols().get(suite_task.table, {})
+    return [Fact(aspect, description, paper.get(aspect, "")) for aspect, description in ours.items()]
 
 
 def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
     if not counts:
         return "no trial has finished"
-    low, high = min(counts.values()), max(counts.values())
-    numbers = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    where = next(iter(counts)) if len(counts) == 1 else f"each of {len(counts)} languages"
-    return f"{numbers} {unit} in {where}"
+    fewest = min(counts.values())
+    most = max(counts.values())
+    amount = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    languages = next(iter(counts)) if len(counts) == 1 else f"each of {len(counts)} languages"
+    return f"{amount} {unit} in {languages}"
 
 
-def _describe_training(measure: SuiteTaskConfig, finished: Sequence[Scores]) -> str:
-    settings: Any = measure.settings
-    epochs = measure.grid.get("epochs", (settings.epochs,) if settings.epochs else ())
-    length = f"{_join(epochs)} epochs" if epochs else f"{settings.optimization.steps:,} steps"
+def _describe_training(suite_task: SuiteTaskConfig, finished: Sequence[Scores]) -> str:
+    """Describe the length of the training, the number of examples and the batch sizes."""
+    settings: Any = suite_task.settings
+    epochs = suite_task.grid.get("epochs", (settings.epochs,) if settings.epochs else ())
+    description = f"{_format_sorted(epochs)} epochs" if epochs else f"{settings.optimization.steps:,} steps"
     examples = max((int(scores.training["examples"]) for scores in finished if scores.training), default=0)
     if examples:
-        length += f" of {examples:,} examples"
-    return f"{length}, batches of {_join(measure.grid.get('batch_size', (settings.batch_size,)))}"
+        description += f" of {examples:,} examples"
+    batch_sizes = suite_task.grid.get("batch_size", (settings.batch_size,))
+    return f"{description}, batches of {_format_sorted(batch_sizes)}"
 
 
-def _join(numbers: Iterable[Any]) -> str:
+def _format_sorted(values: Iterable[Any]) -> str:
     """Return numbers as text, smallest first: `5e-6, 1e-5`."""
-    return ", ".join(f"{float(number):g}".replace("e-0", "e-") for number in sorted(numbers))
+    return ", ".join(f"{float(value):g}".replace("e-0", "e-") for value in sorted(values))

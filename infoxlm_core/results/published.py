@@ -60,13 +60,20 @@ def tables() -> dict[str, PublishedTable]:
     tables = {}
     for name, table in content["tables"].items():
         columns = table["columns"].split()
-        rows = tuple(_read(row, columns, content["sources"]) for row in table["rows"])
+        rows = tuple(_read_row(row, columns, content["sources"]) for row in table["rows"])
         tables[name] = PublishedTable(table["title"], tuple(columns), rows)
     return tables
 
 
-def _read(row: dict[str, Any], columns: list[str], sources: dict[str, str]) -> PublishedRow:
-    shares = [None if cell == "?" else float(cell) / 100 for cell in row["cells"].split()]
-    fields: dict[str, Any] = {"source": sources[row["source"]], "cells": dict(zip(columns, shares, strict=True))}
-    fields |= {"rule": str(row.get("rule", "")), "mean": row["mean"] / 100 if "mean" in row else None}
-    return PublishedRow(**row | fields)
+def _read_row(row: dict[str, Any], columns: list[str], sources: dict[str, str]) -> PublishedRow:
+    """Parse a row of published.yaml, whose scores are percentages, or "?" where our copy is not legible."""
+    shares: dict[str, float | None] = {}
+    for column, cell in zip(columns, row["cells"].split(), strict=True):
+        shares[column] = None if cell == "?" else float(cell) / 100
+    fields = row | {
+        "source": sources[row["source"]],
+        "cells": shares,
+        "rule": str(row.get("rule", "")),
+        "mean": row["mean"] / 100 if "mean" in row else None,
+    }
+    return PublishedRow(**fields)

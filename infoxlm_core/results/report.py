@@ -1,7 +1,8 @@
 """Write the report and the model card of an evaluation, and describe its run for the tracker."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary) -> None:
     if corpus:
         sections.append(_show_corpus(corpus))
     sections.append(Section("Settings", facts=[Fact(name, str(value)) for name, value in scores["settings"].items()]))
-    drawings = {"training": lambda: figures.draw_training(model["curves"])}
+    drawings = {"training": partial(figures.draw_training, model["curves"])}
     page.write_page(output, "report", summary, _lead(scores), sections, drawings)
     card = page.render("model_card.md", scores=scores, corpus=corpus)
     page.write_files(output, {"model_card.md": card, "scores.json": page.to_json(scores)})
@@ -49,10 +50,12 @@ def describe_encoder(encoder: Mapping[str, Any]) -> str:
 
 
 def _lead(scores: Mapping[str, Any]) -> str:
-    """Return a paragraph: how often the model under test finds a translation, and which models may know the test."""
+    """Return the first paragraph: how often the model finds a translation, and which models may know the test."""
     model = scores["model"]
     retrieval = scores["models"][model]["tasks"]["retrieval"]
-    served, best, mean = retrieval["served"], retrieval["best"], retrieval["mean"]
+    served = retrieval["served"]
+    best = retrieval["best"]
+    mean = retrieval["mean"]
     text = (
         f"For {percent(mean['mean'])} % of the held-out sentences, the nearest vector of {model} is that of the"
         f" translation (chance: {100 * retrieval['chance']:.2f} %). This is the mean of both directions and"
@@ -72,19 +75,21 @@ def _lead(scores: Mapping[str, Any]) -> str:
 
 
 def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> PageTable:
-    kinds = {"held out": "held_out", "drawn": "drawn", "that share no token": "no_overlap"}
-    counts = {title: {language: numbers[kind] for language, numbers in pairs.items()} for title, kind in kinds.items()}
-    table = tabulate_counts("pairs", list(pairs), counts)
-    return replace(table, notes=(_describe_unshared(pairs),))
-
-
-def _describe_unshared(pairs: Mapping[str, Mapping[str, int]]) -> str:
-    """Return which pairs share no token, and which languages have too few of them for a score."""
-    too_few = [language for language, numbers in pairs.items() if numbers["no_overlap"] < FEWEST_UNSHARED]
-    text = "“share no token”: no token with a letter or digit is on both sides"
+    """Tabulate the number of held-out pairs by language, and note which languages have too few for a score."""
+    table = tabulate_counts(
+        "pairs",
+        list(pairs),
+        {
+            "held out": {language: counts["held_out"] for language, counts in pairs.items()},
+            "drawn": {language: counts["drawn"] for language, counts in pairs.items()},
+            "that share no token": {language: counts["no_overlap"] for language, counts in pairs.items()},
+        },
+    )
+    note = "“share no token”: no token with a letter or digit is on both sides"
+    too_few = [language for language, counts in pairs.items() if counts["no_overlap"] < FEWEST_UNSHARED]
     if too_few:
-        text += f"; fewer than {FEWEST_UNSHARED} such pairs, and so no score of them, have {', '.join(too_few)}"
-    return text
+        note += f"; fewer than {FEWEST_UNSHARED} such pairs, and so no score of them, have {', '.join(too_few)}"
+    return replace(table, notes=(note,))
 
 
 def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -92,7 +97,7 @@ def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if not report or not report.get("files"):
         return None
     files = pd.DataFrame(report["files"])
-    dropped = pd.DataFrame([entry["dropped"] for entry in report["files"]]).fillna(0).astype(int)
+    dropped = pd.DataFrame([file["dropped"] for file in report["files"]]).fillna(0).astype(int)
     reasons = list(dropped.sum().sort_values(ascending=False).index)
     counts = pd.concat([files, dropped[reasons]], axis=1)
     columns = ["read", "kept", *reasons]
@@ -106,14 +111,17 @@ def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _show_corpus(corpus: Mapping[str, Any]) -> Section:
     """Return the section about cleaning, from the result of `count_lines`."""
-    kinds, rows = list(corpus["by_kind"]), ["read", "kept", *corpus["reasons"]]
-    lines = {name.replace("_", " "): {kind: corpus["by_kind"][kind][name] for kind in kinds} for name in rows}
-    by_corpus = {f"{name} ({kind})": numbers for (name, kind), numbers in corpus["by_corpus"].items()}
+    kinds = list(corpus["by_kind"])
+    columns = ["read", "kept", *corpus["reasons"]]
+    by_column = {}
+    for column in columns:
+        by_column[column.replace("_", " ")] = {kind: corpus["by_kind"][kind][column] for kind in kinds}
+    by_corpus = {f"{name} ({kind})": counts for (name, kind), counts in corpus["by_corpus"].items()}
     return Section(
         "Text",
         "Cleaning either kept a line or dropped it for one reason.",
-        tables=[tabulate_counts("lines", kinds, lines), tabulate_counts("kept", kinds, corpus["kept"])],
-        folded={"By corpus": tabulate_counts("corpus", rows, by_corpus)},
+        tables=[tabulate_counts("lines", kinds, by_column), tabulate_counts("kept", kinds, corpus["kept"])],
+        folded={"By corpus": tabulate_counts("corpus", columns, by_corpus)},
     )
 
 
@@ -129,23 +137,35 @@ def describe_run(
         datasets: the corpora of its text.
         folder: the folder of the report among the run's files.
     """
-    model, encoder = scores["model"], scores["models"][scores["model"]]["encoder"]
+    model = scores["model"]
+    encoder = scores["models"][model]["encoder"]
     sentences = [f"**{model}**"]
     if encoder:
         size = f"{encoder['layers']} layers of {encoder['hidden']}, {encoder['parameters']:,} parameters"
         sentences = [f"**{model}**, {size}, {encoder['vocabulary']:,} pieces of vocabulary."]
     corpora = list(datasets)
-    for held_out, verb in ((False, "Trained on"), (True, "Evaluated on")):
-        used = [corpus for corpus in corpora if corpus.held_out is held_out]
+    for is_held_out, verb in ((False, "Trained on"), (True, "Evaluated on")):
+        used = [corpus for corpus in corpora if corpus.held_out is is_held_out]
         if used:
+            names = ", ".join(corpus.name for corpus in used)
             languages = sorted({language for corpus in used for language in corpus.languages})
-            sentences.append(f"{verb} {', '.join(corpus.name for corpus in used)}, in {', '.join(languages)}.")
-    floors = [name for name in scores["models"] if name != model]
-    table = [["", model, *floors], ["---"] * (2 + len(floors))]
-    for name in (*HEADLINES, "cost/gpu_hours/all", "cost/cpu_hours/all"):
-        if name in figures:
-            values = [figures[name], *(figures.get(f"{floor.lower()}/{name}") for floor in floors)]
-            table.append([name, *("" if value is None else f"{value:.4g}" for value in values)])
-    rows = "\n".join(f"| {' | '.join(row)} |" for row in table)
+            sentences.append(f"{verb} {names}, in {', '.join(languages)}.")
     links = f"[Report]({LINK}{folder}/report.html) · [model card]({LINK}{folder}/model_card.md)"
-    return f"{' '.join(sentences)}\n\n{links}\n\n{rows}"  # MLflow shows only the first lines: links go before the table
+    floors = [name for name in scores["models"] if name != model]
+    table = _tabulate_headlines(model, floors, figures)
+    # MLflow shows only the first lines of a description, so the links go before the table.
+    return f"{' '.join(sentences)}\n\n{links}\n\n{table}"
+
+
+def _tabulate_headlines(model: str, floors: Sequence[str], figures: Mapping[str, float]) -> str:
+    """Return a Markdown table of the headlines and costs, with a column for each model."""
+    rows = [["", model, *floors], ["---"] * (2 + len(floors))]
+    for name in (*HEADLINES, "cost/gpu_hours/all", "cost/cpu_hours/all"):
+        if name not in figures:
+            continue
+        cells = [name, f"{figures[name]:.4g}"]
+        for floor in floors:
+            value = figures.get(f"{floor.lower()}/{name}")
+            cells.append("" if value is None else f"{value:.4g}")
+        rows.append(cells)
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -35,12 +35,16 @@ def over_seeds(values: Mapping[int, float | None], comparisons: int = 1) -> Stat
         comparisons: number of intervals that hold together with the confidence `CONFIDENCE`. Each of them is wider than
             a single one, by Bonferroni's correction.
     """
-    by_seed = {seed: value if value is not None and math.isfinite(value) else None for seed, value in values.items()}
+    by_seed: dict[int, float | None] = {}
+    for seed, value in values.items():
+        is_finite = value is not None and math.isfinite(value)
+        by_seed[seed] = value if is_finite else None
     finite = [value for value in by_seed.values() if value is not None]
     n = len(finite)
-    if n < 2:
+    if n < 2:  # one value has no deviation
         return Statistic(n, fmean(finite) if finite else None, values=by_seed)
-    mean, deviation = fmean(finite), stdev(finite)
+    mean = fmean(finite)
+    deviation = stdev(finite)
     error_probability = (1 - CONFIDENCE) / comparisons
     quantile = float(special.stdtrit(n - 1, 1 - error_probability / 2))
     half_width = quantile * deviation / math.sqrt(n)
@@ -78,19 +82,20 @@ def is_lower_better(metric: str) -> bool:
 
 def is_share(metric: str) -> bool:
     """Return whether a metric is a share from 0 to 1, which is shown in percent."""
-    task, _, name = metric.partition("/")
     if metric == "probe/retrieval" or metric.endswith("/accuracy"):  # curves of training
         return True
-    is_task = task in TASKS or any(task in kind.presets for kind in TASKS.values())
-    return is_task and name.rpartition("/")[2] not in ("best_layer", "layer", "seeds")
+    task, _, name = metric.partition("/")
+    is_of_task = task in TASKS or any(task in registered.presets for registered in TASKS.values())
+    return is_of_task and name.rpartition("/")[2] not in ("best_layer", "layer", "seeds")
 
 
 def show(value: float, like: float, share: bool) -> str:
-    """Format a share as percent with two decimals, and any other value so that `like` would have four digits."""
+    """Format a share as percent with two decimals, and any other value with as many decimals as `like` needs."""
     if share:
         return f"{100 * value:.2f}"
-    whole_digits = len(str(int(abs(like))))
-    return f"{value:,.{max(0, 4 - whole_digits)}f}"
+    integer_digits = len(str(int(abs(like))))
+    decimals = max(0, 4 - integer_digits)  # four digits in all, where possible
+    return f"{value:,.{decimals}f}"
 
 
 def name_column(metric: str, share: bool) -> str:

@@ -1,6 +1,6 @@
 """The config of a suite: which encoders are measured on which tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
 from pydantic import Field, model_validator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     Settings = Any
     Table = str
 else:
-    Settings = Union[tuple(task.settings for task in TASKS.values())]  # noqa: UP007 - of as many as there are
+    Settings = Union[tuple(task.settings for task in TASKS.values())]  # noqa: UP007 - the tasks are known only at run time
     Table = Literal[(*(table for task in TASKS.values() for table in task.tables), "none")]
 
 
@@ -51,16 +51,13 @@ class SuiteConfig(StageConfig):
         """Also accept lists of models and tasks, as `listed` returns them."""
         if not isinstance(values, dict):
             return values
-        lists = {key: values[key] for key in ("models", "tasks") if isinstance(values.get(key), list)}
-        for key, items in lists.items():
-            names = [item.get("name") if isinstance(item, dict) else None for item in items]
-            if None in names or len(set(names)) < len(names):
-                raise ValueError(f"{key}: every item of the list needs a unique name, not {names}")
-        if "models" in lists:
-            values = values | {"models": {item["name"]: item.get("source") for item in lists["models"]}}
-        if "tasks" in lists:
-            tasks = {item["name"]: {k: v for k, v in item.items() if k != "name"} for item in lists["tasks"]}
-            values = values | {"tasks": tasks}
+        values = dict(values)
+        if isinstance(values.get("models"), list):
+            models = _index_by_name("models", values["models"])
+            values["models"] = {name: item.get("source") for name, item in models.items()}
+        if isinstance(values.get("tasks"), list):
+            tasks = _index_by_name("tasks", values["tasks"])
+            values["tasks"] = {name: _without_name(item) for name, item in tasks.items()}
         return values
 
     def choose(self, tasks: Sequence[str]) -> Self:
@@ -78,3 +75,17 @@ class SuiteConfig(StageConfig):
             "models": [{"name": name, "source": source} for name, source in values["models"].items()],
             "tasks": [{"name": name, **task} for name, task in values["tasks"].items()],
         }
+
+
+def _index_by_name(key: str, items: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return name -> item of a list; ValueError if an item has no name, or that of another item."""
+    names = []
+    for item in items:
+        names.append(item.get("name") if isinstance(item, dict) else None)
+    if None in names or len(set(names)) < len(names):
+        raise ValueError(f"{key}: every item of the list needs a unique name, not {names}")
+    return {item["name"]: item for item in items}
+
+
+def _without_name(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in item.items() if key != "name"}

@@ -74,7 +74,7 @@ def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
     """Return a cell and its deviation over seeds as text: (`76.2`, ` ± 0.3`)."""
     if isinstance(cell, str):
         return cell, ""
-    statistic = cell if isinstance(cell, Statistic) else exact(cell)
+    statistic = cell if isinstance(cell, Statistic) else exact(cell)  # counts are integers
     if statistic is None or statistic.mean is None:
         return "–", ""
     spread = "" if statistic.deviation is None else f" ± {column.show(statistic.deviation, statistic.mean)}"
@@ -106,25 +106,38 @@ def list_sources(tables: Iterable[PageTable]) -> list[str]:
 def lay_out(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> list[list[str]]:
     """Return a table as rows of text, the heading first."""
     lines = table.lines if published else table.ours
-    has_details, has_rules = any(line.detail for line in lines), any(line.rule for line in lines)
+    has_details = any(line.detail for line in lines)
+    has_rules = any(line.rule for line in lines)
     has_sources = any(line.source for line in lines)
-    head = [table.head] + ["details"] * has_details + ["#M"] * has_rules
-    rows = [[*head, *(column.name for column in table.columns), *(["from"] * has_sources)]]
+    heading = [table.head]
+    if has_details:
+        heading.append("details")
+    if has_rules:
+        heading.append("#M")
+    heading += [column.name for column in table.columns]
+    if has_sources:
+        heading.append("from")
+    rows = [heading]
     for line in lines:
-        cells = [
-            _show_in_text(column, cell, line.seeds) for column, cell in zip(table.columns, line.cells, strict=True)
-        ]
-        origin = f"[{sources.index(line.source) + 1}]" if line.source else "ours"
-        rows.append(
-            [line.name] + [line.detail] * has_details + [line.rule] * has_rules + cells + [origin] * has_sources
-        )
+        row = [line.name]
+        if has_details:
+            row.append(line.detail)
+        if has_rules:
+            row.append(line.rule)
+        for column, cell in zip(table.columns, line.cells, strict=True):
+            row.append(_show_in_text(column, cell, line.seeds))
+        if has_sources:
+            row.append(f"[{sources.index(line.source) + 1}]" if line.source else "ours")
+        rows.append(row)
     return rows
 
 
 def to_markdown(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> str:
     """Return a table as Markdown, aligned so that it is readable on a console."""
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in lay_out(table, sources, published)]
-    return tabulate(escaped[1:], escaped[0], tablefmt="github", disable_numparse=True)
+    escaped_rows = []
+    for row in lay_out(table, sources, published):
+        escaped_rows.append([cell.replace("|", r"\|") for cell in row])
+    return tabulate(escaped_rows[1:], escaped_rows[0], tablefmt="github", disable_numparse=True)
 
 
 def to_csv(table: PageTable) -> str:
@@ -134,18 +147,28 @@ def to_csv(table: PageTable) -> str:
         whose = "published" if line.source else "ours"
         row: dict[str, Any] = {"whose": whose, "model": line.name, "detail": line.detail, "#M": line.rule}
         for column, cell in zip(table.columns, line.cells, strict=True):
-            statistic = cell if isinstance(cell, Statistic) else exact(cell if isinstance(cell, float) else None)
+            statistic = _to_statistic(cell)
             row[column.name] = statistic and statistic.mean
             row[f"{column.name} deviation"] = statistic and statistic.deviation
             if column.intervals:
-                low, high = statistic.interval if statistic and statistic.interval else (None, None)
-                row |= {f"{column.name} low": low, f"{column.name} high": high}
+                interval = statistic.interval if statistic else None
+                row[f"{column.name} low"] = interval[0] if interval else None
+                row[f"{column.name} high"] = interval[1] if interval else None
         rows.append(row | {"source": line.source})
     return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g")
 
 
+def _to_statistic(cell: Cell) -> Statistic | None:
+    """Return the figure of a cell as a statistic; None for text and for a missing figure."""
+    if isinstance(cell, Statistic):
+        return cell
+    return exact(cell) if isinstance(cell, float) else None
+
+
 def tabulate_counts(head: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, float]]) -> PageTable:
     """Tabulate whole numbers: name of a row -> column -> number."""
-    shown = tuple(Column(name.replace("_", " "), count) for name in columns)
-    lines = tuple(Line(name, tuple(row[column] for column in columns)) for name, row in rows.items())
-    return PageTable(head, "", shown, lines, head=head)
+    lines = []
+    for name, counts in rows.items():
+        lines.append(Line(name, tuple(counts[column] for column in columns)))
+    count_columns = tuple(Column(column.replace("_", " "), count) for column in columns)
+    return PageTable(head, "", count_columns, tuple(lines), head=head)

@@ -45,9 +45,13 @@ def describe_vector(vector: Mapping[str, Any]) -> str:
 
 def tabulate(summary: Summary) -> dict[str, list[PageTable]]:
     """Return the tables of each task by its name; tables of several tasks are under `transfer` and `mixed`."""
-    tables = {name: _tabulate_task(name, task, summary.model) for name, task in summary.tasks.items() if task.models}
-    tables |= {"transfer": _tabulate_gaps(summary), "mixed": _tabulate_mixed(summary)}
-    return {name: group for name, group in tables.items() if group}
+    tables = {}
+    for name, task in summary.tasks.items():
+        if task.models:
+            tables[name] = _tabulate_task(name, task, summary.model)
+    tables["transfer"] = _tabulate_gaps(summary)
+    tables["mixed"] = _tabulate_mixed(summary)
+    return {name: task_tables for name, task_tables in tables.items() if task_tables}
 
 
 def tabulate_headlines(summary: Summary) -> PageTable:
@@ -57,7 +61,8 @@ def tabulate_headlines(summary: Summary) -> PageTable:
     columns += [_headline_column(summary, metric) for metric in summary.metrics]
     lines = []
     for model, variant in summary.variants.items():
-        planned, finished = len(variant.seeds), len(variant.seeds) - len(variant.unfinished)
+        planned = len(variant.seeds)
+        finished = planned - len(variant.unfinished)
         cells: list[Cell] = [variant.metrics[metric] for metric in summary.metrics]
         if several_seeds:
             cells.insert(0, str(finished) if finished == planned else f"{finished} of {planned}")
@@ -87,13 +92,16 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
 
 def tabulate_published_ablations(summary: Summary) -> PageTable | None:
     """Tabulate the paper's results for the same variants; return None if it has none of them."""
-    columns = tuple(Column(title, partial(statistics.show, share=True)) for title in published.METRICS.values())
-    lines = tuple(
-        Line(name, tuple(published.ablations()[name].get(metric) for metric in published.METRICS))
-        for name in summary.variants
-        if name in published.ablations()
-    )
-    return PageTable("published-ablations", "", columns, lines, head="variant") if lines else None
+    lines = []
+    for variant in summary.variants:
+        if variant in published.ablations():
+            metrics = published.ablations()[variant]
+            lines.append(Line(variant, tuple(metrics.get(metric) for metric in published.METRICS)))
+    if not lines:
+        return None
+    show = partial(statistics.show, share=True)
+    columns = tuple(Column(title, show) for title in published.METRICS.values())
+    return PageTable("published-ablations", "", columns, tuple(lines), head="variant")
 
 
 def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
@@ -132,8 +140,9 @@ def _tabulate_task(name: str, task: TaskSummary, model_under_test: str) -> list[
     return [_tabulate_metric(name, task, metric, model_under_test) for metric in task.metrics]
 
 
-def _columns(codes: Iterable[str], show: Callable[[float, float], str] = percent) -> tuple[Column, ...]:
-    return (Column("mean", show, role="sum"), *(Column(code, show) for code in codes))
+def _list_columns(codes: Iterable[str], show: Callable[[float, float], str] = percent) -> tuple[Column, ...]:
+    language_columns = [Column(code, show) for code in codes]
+    return (Column("mean", show, role="sum"), *language_columns)
 
 
 def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test: str) -> PageTable:
@@ -149,11 +158,13 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test
             under_test=model == model_under_test,
         )
         lines.append(line)
-    key = next((key for key in (task.table, f"{task.table}/{metric}") if key in published.tables()), "")
-    rows, notes = _lay_beside(key, task.languages, lambda row: row.kind == task.setting)
+    published_name = task.table if task.table in published.tables() else f"{task.table}/{metric}"
+    rows, notes = _arrange_published(published_name, task.languages, lambda row: row.kind == task.setting)
     file = name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}"
     show = percent if is_share(f"{task.kind}/{metric}") else short
-    return PageTable(file, f"{name}: {title_of(metric)}", _columns(task.languages, show), tuple(lines), rows, notes)
+    return PageTable(
+        file, f"{name}: {title_of(metric)}", _list_columns(task.languages, show), tuple(lines), rows, notes
+    )
 
 
 def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable[PageTable]:
@@ -168,9 +179,9 @@ def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> It
         if not codes:
             continue
         for direction, label in (("to_pivot", f"xx_{pivot}"), ("from_pivot", f"{pivot}_xx")):
-            key = f"{task.table}/{group}/{label}" if task.table == "tatoeba" else ""
+            published_name = f"{task.table}/{group}/{label}" if task.table == "tatoeba" else ""
             lines = tuple(_list_vectors(task.models, codes, direction, model_under_test))
-            rows, notes = _lay_beside(key, codes, lambda _: True, detailed=True)
+            rows, notes = _arrange_published(published_name, codes, lambda _: True, detailed=True)
             if any(BEST in line.detail for line in lines):
                 notes = (_BEST_NOTE, *notes)
             title = label.replace("_", " → ")
@@ -178,7 +189,7 @@ def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> It
             if len(groups) > 1:
                 title = f"{_GROUPS[group]}, {title}"
                 file = f"{group}-{file}"
-            yield PageTable(f"{name}-{file}", f"{name}: {title}", _columns(codes), lines, rows, notes)
+            yield PageTable(f"{name}-{file}", f"{name}: {title}", _list_columns(codes), lines, rows, notes)
 
 
 def _find_group(code: str) -> str:
@@ -191,15 +202,16 @@ def _list_vectors(
     models: Mapping[str, ModelResult], codes: Sequence[str], direction: str, model_under_test: str
 ) -> Iterable[Line]:
     """Yield a row for each model, vector by vector, in the order of the paper's tables."""
-    for rank in range(len(next(iter(models.values())).details["vectors"])):
+    for index in range(len(next(iter(models.values())).details["vectors"])):
         for model, result in models.items():
-            name, vector = list(result.details["vectors"].items())[rank]
+            name, vector = list(result.details["vectors"].items())[index]
             shares = [vector["languages"].get(code, {}).get(direction) for code in codes]
             measured = [share for share in shares if share is not None]
+            mean = fmean(measured) if measured else None
             detail = _describe_vector(vector, result.details["encoder"]["layers"])
             if name.endswith("@best"):
                 detail += f", {BEST}"
-            cells = (exact(fmean(measured)) if measured else None, *map(exact, shares))
+            cells = tuple(exact(share) for share in (mean, *shares))
             yield Line(model, cells, detail, under_test=model == model_under_test)
 
 
@@ -209,34 +221,39 @@ def _describe_vector(vector: Mapping[str, Any], layers: int) -> str:
     return f"{name_pooling(vector['pooling'])}, {layer}"
 
 
-def _lay_beside(
-    key: str, codes: Sequence[str], is_comparable: Callable[[published.PublishedRow], bool], detailed: bool = False
+def _arrange_published(
+    name: str, codes: Sequence[str], is_comparable: Callable[[published.PublishedRow], bool], detailed: bool = False
 ) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """Return the comparable published rows, arranged in our columns, and their notes."""
-    table = published.tables().get(key)
+    """Return the comparable rows of a published table, arranged in our columns, and their notes."""
+    table = published.tables().get(name)
     if not table:
         return (), ()
     columns = [languages.two_letters(code) for code in codes]
-    same_languages = set(columns) == set(table.columns)
-    lines, notes = [], []
+    has_same_languages = set(columns) == set(table.columns)
+    lines = []
+    notes = []
     for row in filter(is_comparable, table.rows):
         shares = [row.cells.get(code) for code in columns]
-        mean = row.mean if same_languages else _mean_of_all(shares)
-        model = f"{row.model} large" if row.size == "large" else row.model
-        rule = f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule
-        cells = tuple(exact(share) for share in (mean, *shares))
-        lines.append(Line(model, cells, row.kind if detailed else "", rule, row.source))
+        mean = row.mean if has_same_languages else _mean_of_all(shares)
+        line = Line(
+            name=f"{row.model} large" if row.size == "large" else row.model,
+            cells=tuple(exact(share) for share in (mean, *shares)),
+            detail=row.kind if detailed else "",
+            rule=f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule,
+            source=row.source,
+        )
+        lines.append(line)
         if row.note:
             notes.append(row.note)
-    if lines and not same_languages:
+    if lines and not has_same_languages:
         notes.append("the languages differ from the paper's table: published means cover only those shown")
     return tuple(lines), tuple(dict.fromkeys(notes))
 
 
 def _mean_of_all(shares: Sequence[float | None]) -> float | None:
     """Return the mean of shares; None if one is missing."""
-    known = [share for share in shares if share is not None]
-    return fmean(known) if len(known) == len(shares) else None
+    present = [share for share in shares if share is not None]
+    return fmean(present) if len(present) == len(shares) else None
 
 
 def with_transfer_gap(summary: Summary) -> dict[str, TaskSummary]:
@@ -264,48 +281,53 @@ def _tabulate_gaps(summary: Summary) -> list[PageTable]:
         gaps = tuple(transfer_gap_of(task, model) for task in tasks.values())
         if any(gaps):
             lines.append(Line(model, gaps, under_test=model == summary.model))
-    tables = [task.table if task.setting == "zero-shot" else "" for task in tasks.values()]
-    rows = tuple(
-        Line(row.model, tuple(exact(row.cells.get(table)) for table in tables), source=row.source)
-        for row in published.tables()["transfer_gap"].rows
-        if any(table in row.cells for table in tables)
-    )
-    return [PageTable("transfer-gap", "Transfer gap, points", tuple(map(Column, tasks)), tuple(lines), rows)]
+    # The paper reports gaps only for zero-shot transfer.
+    published_columns = []
+    for task in tasks.values():
+        published_columns.append(task.table if task.setting == "zero-shot" else "")
+    published_lines = []
+    for row in published.tables()["transfer_gap"].rows:
+        if not row.cells.keys().isdisjoint(published_columns):
+            cells = tuple(exact(row.cells.get(column)) for column in published_columns)
+            published_lines.append(Line(row.model, cells, source=row.source))
+    columns = tuple(Column(name) for name in tasks)
+    return [PageTable("transfer-gap", "Transfer gap, points", columns, tuple(lines), tuple(published_lines))]
 
 
 def _tabulate_mixed(summary: Summary) -> list[PageTable]:
     """Tabulate scores of text pairs (premise and hypothesis, paragraph and question) in one language and in two."""
     tables = []
     for name, task in summary.tasks.items():
-        lines = tuple(
-            Line(model, (result.within, result.across), rule=result.rule, under_test=model == summary.model)
-            for model, result in task.models.items()
-            if result.within
-        )
+        lines = []
+        for model, result in task.models.items():
+            if result.within:
+                cells = (result.within, result.across)
+                lines.append(Line(model, cells, rule=result.rule, under_test=model == summary.model))
         if not lines:
             continue
         has_published = task.table == "xnli" and task.setting == "zero-shot"
         rows = published.tables()["mixed"].rows if has_published else ()
-        published_lines = tuple(
-            Line(row.model, tuple(map(exact, row.cells.values())), source=row.source) for row in rows
-        )
+        published_lines = []
+        for row in rows:
+            shares = tuple(exact(share) for share in row.cells.values())
+            published_lines.append(Line(row.model, shares, source=row.source))
         notes = tuple(row.note for row in rows if row.note)
         title = f"{name}: pairs of texts in one language and in two"
         columns = (Column("within"), Column("across"))
-        tables.append(PageTable(f"{name}-mixed", title, columns, lines, published_lines, notes))
+        tables.append(PageTable(f"{name}-mixed", title, columns, tuple(lines), tuple(published_lines), notes))
     return tables
 
 
 def tabulate_grid(task: TaskSummary) -> PageTable | None:
     """Tabulate development scores by grid point; return None if the grid has only one point."""
-    first = next(iter(task.models.values()), None)
-    if first is None or len(first.grid) == 1:
+    first_result = next(iter(task.models.values()), None)
+    if first_result is None or len(first_result.grid) == 1:
         return None
     lines = []
     for model, result in task.models.items():
-        cells = tuple(Statistic(len(point.seeds), point.by) for point in result.grid)
-        marked = result.grid.index(result.chosen)
-        lines.append(Line(model, cells, seeds=len(result.chosen.seeds), marked=marked))
+        cells = tuple(Statistic(len(grid_point.seeds), grid_point.by) for grid_point in result.grid)
+        chosen_index = result.grid.index(result.chosen)
+        lines.append(Line(model, cells, seeds=len(result.chosen.seeds), marked=chosen_index))
     show = partial(statistics.show, share=True)
-    columns = tuple(Column(trials.describe(point.grid), show) for point in first.grid)
+    columns = tuple(Column(trials.describe(grid_point.grid), show) for grid_point in first_result.grid)
     return PageTable("grid", "", columns, tuple(lines))

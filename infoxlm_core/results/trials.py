@@ -6,7 +6,7 @@ point of the grid; a task that trains nothing has one trial for each model.
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -69,49 +69,65 @@ class Planned(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Return plain values without None, which KFP does not have."""
         trial = self.trial
-        point = {"model": trial.model, "task": trial.task, "seed": trial.seed, "grid": trial.grid, "name": trial.name}
-        return {"point": point, "source": self.source, "settings": dump(self.settings)}
+        return {
+            "point": {
+                "model": trial.model,
+                "task": trial.task,
+                "seed": trial.seed,
+                "grid": trial.grid,
+                "name": trial.name,
+            },
+            "source": self.source,
+            "settings": dump(self.settings),
+        }
 
 
 def plan(config: SuiteConfig) -> list[Planned]:
     """List the trials of a suite, task by task in the order of the config; ConfigError if it cannot be planned."""
-    _check_models(config)
+    _check_model_names(config)
     planned = []
-    for task, measure in config.tasks.items():
-        _check(task, measure)
-        for (model, source), grid, seed in itertools.product(config.models.items(), combine(measure), measure.seeds):
-            words = [model, task, describe(grid)]
-            if task_of(measure.settings).trained:
+    for task, suite_task in config.tasks.items():
+        _check_grid_and_seeds(task, suite_task)
+        grid_points = _list_grid_points(suite_task)
+        for (model, source), grid, seed in itertools.product(config.models.items(), grid_points, suite_task.seeds):
+            words = [model, task]
+            if grid:
+                words.append(describe(grid))
+            if task_of(suite_task.settings).trained:
                 words.append(f"seed {seed}")
-            name = " ".join(word for word in words if word)
-            trial = Trial(name, model, seed, task, grid)
-            planned.append(Planned(trial, source, apply(task, measure, grid, seed)))
+            trial = Trial(" ".join(words), model, seed, task, grid)
+            planned.append(Planned(trial, source, apply(task, suite_task, grid, seed)))
     return planned
 
 
-def combine(measure: SuiteTaskConfig) -> Iterator[dict[str, Any]]:
-    """Yield every point of a grid, {field: value}; one empty point if there is no grid."""
-    names = sorted(measure.grid)
-    for values in itertools.product(*(measure.grid[name] for name in names)):
-        yield dict(zip(names, map(_to_int, values), strict=True))
+def _list_grid_points(suite_task: SuiteTaskConfig) -> list[dict[str, Any]]:
+    """Return every combination of the grid's values, {field: value}; one empty combination if there is no grid."""
+    names = sorted(suite_task.grid)
+    value_lists = [suite_task.grid[name] for name in names]
+    grid_points = []
+    for values in itertools.product(*value_lists):
+        grid_points.append({name: _to_int(value) for name, value in zip(names, values, strict=True)})
+    return grid_points
 
 
 def _to_int(value: Any) -> Any:
     """Return 16 for 16.0: KFP turns all numbers into floats, and names of trials must not change."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:  # larger floats are not exact
+        return int(value)
+    return value
 
 
 def describe(grid: Mapping[str, Any]) -> str:
-    """Describe a grid point, `batch_size=16 learning_rate=2e-05`, by the last parts of the names if they differ."""
+    """Describe grid values, `batch_size=16 learning_rate=2e-05`; fields have full names if short ones are ambiguous."""
     names = [name.rpartition(".")[2] for name in grid]
     if len(set(names)) < len(names):
         names = list(grid)
     return " ".join(f"{name}={value}" for name, value in zip(names, grid.values(), strict=True))
 
 
-def apply(task: str, measure: SuiteTaskConfig, grid: Mapping[str, Any], seed: int) -> Settings:
+def apply(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, Any], seed: int) -> Settings:
     """Return the settings at one point of the grid, with one seed."""
-    values = measure.settings.model_dump(mode="json")
+    values = suite_task.settings.model_dump(mode="json")
     for name, value in grid.items():
         *section_names, field_name = name.split(".")
         section = values
@@ -120,9 +136,9 @@ def apply(task: str, measure: SuiteTaskConfig, grid: Mapping[str, Any], seed: in
             if not isinstance(section, dict):
                 raise ConfigError(f"tasks.{task}.grid.{name}: {section_name} has no fields")
         section[field_name] = value
-    if task_of(measure.settings).trained:
+    if task_of(suite_task.settings).trained:
         values["seed"] = seed
-    return type(measure.settings).parse(values, f"tasks.{task}.settings")
+    return type(suite_task.settings).parse(values, f"tasks.{task}.settings")
 
 
 def dump(settings: Settings) -> dict[str, Any]:
@@ -135,29 +151,30 @@ def slug(model: str) -> str:
     return model.lower().replace("_", "-")
 
 
-def _check_models(config: SuiteConfig) -> None:
-    seen: dict[str, str] = {}
+def _check_model_names(config: SuiteConfig) -> None:
+    models_by_slug: dict[str, str] = {}
     for model in config.models:
-        if slug(model) in seen:
-            raise ConfigError(f"models: {seen[slug(model)]} and {model} would have the same metric names: rename one")
-        seen[slug(model)] = model
+        first_model = models_by_slug.setdefault(slug(model), model)
+        if first_model != model:
+            raise ConfigError(f"models: {first_model} and {model} would have the same metric names: rename one")
 
 
-def _check(task: str, measure: SuiteTaskConfig) -> None:
+def _check_grid_and_seeds(task: str, suite_task: SuiteTaskConfig) -> None:
     """Reject seeds and grid values that are repeated or have no effect."""
-    settings, where = measure.settings, f"tasks.{task}"
+    settings = suite_task.settings
+    location = f"tasks.{task}"
     if not task_of(settings).trained:
-        if measure.grid or len(measure.seeds) > 1:
-            raise ConfigError(f"{where}: {settings.task} trains nothing: leave out grid and seeds")
+        if suite_task.grid or len(suite_task.seeds) > 1:
+            raise ConfigError(f"{location}: {settings.task} trains nothing: leave out grid and seeds")
         return
-    if len(set(measure.seeds)) < len(measure.seeds):
-        raise ConfigError(f"{where}.seeds: {list(measure.seeds)} has a seed twice")
-    for name, values in measure.grid.items():
+    if len(set(suite_task.seeds)) < len(suite_task.seeds):
+        raise ConfigError(f"{location}.seeds: {list(suite_task.seeds)} has a seed twice")
+    for name, values in suite_task.grid.items():
         if len(set(values)) < len(values):
-            raise ConfigError(f"{where}.grid.{name}: {list(values)} has a value twice")
+            raise ConfigError(f"{location}.grid.{name}: {list(values)} has a value twice")
         if name in ("seed", "task"):
-            raise ConfigError(f"{where}.grid.{name}: not a grid field: use seeds or settings.task")
-    task_of(settings).check_plan(settings, len(list(combine(measure))), where)
+            raise ConfigError(f"{location}.grid.{name}: not a grid field: use seeds or settings.task")
+    task_of(settings).check_plan(settings, len(_list_grid_points(suite_task)), location)
 
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
@@ -165,16 +182,17 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
     return SuiteTaskConfig.parse({"settings": values}).settings
 
 
-def check(task: str, measure: SuiteTaskConfig, settings: Settings) -> None:
+def check(task: str, suite_task: SuiteTaskConfig, settings: Settings) -> None:
     """Read all sets of a task once, so that a wrong path or an empty set is found before training.
 
     Args:
         task: name in the suite, for errors.
-        measure: the task.
+        suite_task: the task.
         settings: its settings with local paths.
     """
+    has_grid = any(len(values) > 1 for values in suite_task.grid.values())
     try:
-        task_of(settings).check(settings, any(len(values) > 1 for values in measure.grid.values()))
+        task_of(settings).check(settings, has_grid)
     except InputError as error:
         raise type(error)(f"tasks.{task}: {error}") from None
 
@@ -190,13 +208,15 @@ def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[st
         output: directory for scores and predictions.
     """
     task = task_of(settings)
-    data = [Path(path) for paths in task.list_data(settings).values() for path in paths]
-    corpus = next((path for path in data if (path / "held_out").is_dir()), None)
-    missing = unreserved.find(encoder, task.list_test_files(settings), corpus)
+    data_paths = [Path(path) for paths in task.list_data(settings).values() for path in paths]
+    corpus = next((path for path in data_paths if (path / "held_out").is_dir()), None)
+    not_reserved = unreserved.find(encoder, task.list_test_files(settings), corpus)
     scores = task.measure(settings, model, output)
-    details = {**scores.details, "not_reserved": missing} if missing else scores.details
-    languages = task.list_training_languages(settings)
-    scores = replace(scores, trained_on=languages, training=training, details=details)
+    details = dict(scores.details)
+    if not_reserved:
+        details["not_reserved"] = not_reserved
+    trained_on = task.list_training_languages(settings)
+    scores = replace(scores, trained_on=trained_on, training=training, details=details)
     manifests.write_atomically(output / SCORES, json.dumps(scores.to_dict(), indent=1, ensure_ascii=False) + "\n")
     return scores
 
