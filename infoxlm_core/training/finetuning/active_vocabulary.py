@@ -30,18 +30,20 @@ def limit(
         The task with token ids of the smaller table, and a context in which the model has all words, for scoring and
         export.
     """
+    # Weight decay also changes the embeddings that have no gradient.
     if weight_decay or not isinstance(module, Packed):
         return task, nullcontext
-    words = ActiveVocabulary(module.encoder, task.examples)
-    limited, score_dev = replace(task, examples=words.renumber(task.examples)), task.score_dev
+    vocabulary = ActiveVocabulary(module.encoder, task.examples)
+    limited = replace(task, examples=vocabulary.renumber(task.examples))
+    score_dev = task.score_dev
     if score_dev is None:
-        return limited, words.all_words
+        return limited, vocabulary.all_words
 
     def score_with_all_words(module: TaskModel) -> dict[str, float]:
-        with words.all_words():
+        with vocabulary.all_words():  # development sets contain words that the training examples lack
             return score_dev(module)
 
-    return replace(limited, score_dev=score_with_all_words), words.all_words
+    return replace(limited, score_dev=score_with_all_words), vocabulary.all_words
 
 
 class ActiveVocabulary:
@@ -50,12 +52,12 @@ class ActiveVocabulary:
     def __init__(self, encoder: Encoder, examples: Examples) -> None:
         self.encoder = encoder
         self.all_embeddings = encoder.token_embedding.weight.detach()  # (V, d)
-        occurs = np.zeros(len(self.all_embeddings), np.bool_)
+        occurs = np.zeros(len(self.all_embeddings), np.bool_)  # (V,)
         for chunk in _chunks(len(examples.ids)):
             occurs[examples.ids[chunk]] = True
         self.ids = np.flatnonzero(occurs)  # (U,) int64
-        active = self.all_embeddings[torch.from_numpy(self.ids)]
-        encoder.token_embedding = nn.Embedding.from_pretrained(active, freeze=False)
+        active_embeddings = self.all_embeddings[torch.from_numpy(self.ids)]  # (U, d)
+        encoder.token_embedding = nn.Embedding.from_pretrained(active_embeddings, freeze=False)
 
     def renumber(self, examples: Examples) -> Examples:
         """Return the same examples with rows of the smaller table as token ids, of the same type."""

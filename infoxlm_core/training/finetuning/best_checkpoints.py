@@ -20,27 +20,34 @@ from infoxlm_core.training import tracker
 from infoxlm_core.training.checkpoints import deleted_on_failure, list_checkpoints
 from infoxlm_core.training.finetuning.selection import DevScores, check_alike, choose
 
-PREFIX, MEAN = "dev/", "dev/mean"
+PREFIX = "dev/"
+MEAN = "dev/mean"
 
 
 def figures(scores: DevScores) -> dict[str, float]:
-    """Return the points of the curves for an evaluation."""
-    return {f"{PREFIX}{language}": score for language, score in scores.languages.items()} | {MEAN: scores.mean}
+    """Return the development scores of one evaluation by metric name."""
+    metrics = {f"{PREFIX}{language}": score for language, score in scores.languages.items()}
+    return metrics | {MEAN: scores.mean}
 
 
 class BestCheckpoints:
     """The best weights of one run by its selection rule; `source` is the language of the training text."""
 
     def __init__(self, run: Path, config: SelectionConfig, source: str) -> None:
-        self.run, self.rule, self.source = run, config.rule, source
+        self.run = run
+        self.rule = config.rule
+        self.source = source
 
     def evaluations(self) -> list[DevScores]:
         """Return the development scores of all evaluations so far, read from the curves."""
         evaluations = []
         for step, values in tracker.read(self.run / tracker.METRICS):
             if MEAN in values:
-                names = [name for name in values if name.startswith(PREFIX) and name != MEAN]
-                evaluations.append(DevScores(step, {name.removeprefix(PREFIX): values[name] for name in names}))
+                languages = {}
+                for name, score in values.items():
+                    if name.startswith(PREFIX) and name != MEAN:
+                        languages[name.removeprefix(PREFIX)] = score
+                evaluations.append(DevScores(step, languages))
         check_alike(evaluations, self.run / tracker.METRICS)
         return evaluations
 
@@ -58,37 +65,39 @@ class BestCheckpoints:
         if self.rule == "last":
             return
         step = evaluations[-1].step
-        needed = set()
-        for end in [*(saved_step for saved_step, _ in list_checkpoints(self.run)), step]:
-            earlier = [scores for scores in evaluations if scores.step <= end]
+        saved_steps = [saved_step for saved_step, _ in list_checkpoints(self.run)]
+        best_steps = set()
+        for last_step in (*saved_steps, step):
+            earlier = [scores for scores in evaluations if scores.step <= last_step]
             if earlier:
-                needed |= set(self.choose(earlier, end).values())
-        if step in needed:
+                best_steps |= set(self.choose(earlier, last_step).values())
+        if step in best_steps:
             self._save(module, step)
         for path in (self.run / "kept").glob("*.safetensors"):
-            if int(path.stem) not in needed:
+            if int(path.stem) not in best_steps:
                 path.unlink()
                 path.with_suffix(".json").unlink(missing_ok=True)
 
     def _save(self, module: nn.Module, step: int) -> None:
+        """Write the weights and, before they get their final name, their size and digest."""
         path = self._path(step)
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_suffix(".tmp")
+        temporary = path.with_suffix(".tmp")
         weights = {name: value.detach().cpu().contiguous() for name, value in module.named_parameters()}
-        with deleted_on_failure(partial):
-            save_file(weights, partial)
-            manifests.sync_file(partial)
-            entry = {"size": partial.stat().st_size, "sha256": manifests.file_sha256(partial)}
-            manifests.write_atomically(path.with_suffix(".json"), json.dumps(entry))
-        partial.replace(path)
+        with deleted_on_failure(temporary):
+            save_file(weights, temporary)
+            manifests.sync_file(temporary)
+            digest = {"size": temporary.stat().st_size, "sha256": manifests.file_sha256(temporary)}
+            manifests.write_atomically(path.with_suffix(".json"), json.dumps(digest))
+        temporary.replace(path)
         manifests.sync_file(path.parent)
 
     def load(self, module: nn.Module, step: int) -> None:
         """Load the weights of a step into the module; DataCorrupt if they are damaged or do not fit."""
         path = self._path(step)
         remedy = f"restore it, or delete {self.run} to train again"
-        entry = outside.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt)
-        manifests.verify_file(path, entry, remedy)
+        digest = outside.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt)
+        manifests.verify_file(path, digest, remedy)
         weights = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in module.named_parameters():

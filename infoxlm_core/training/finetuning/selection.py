@@ -51,9 +51,12 @@ class DevScores:
 
 def check(rule: str, source: str, development: Sequence[str]) -> None:
     """Raise InputError if a rule needs a development set that is not among the given languages."""
-    if (rule != "last" and not development) or (rule == "source" and source not in development):
-        needed = f"a development set in {source}" if rule == "source" else "development sets"
-        raise InputError(f"selection.rule {rule} needs {needed}; there are {', '.join(development) or 'none'}")
+    needs_any = rule != "last" and not development
+    needs_source = rule == "source" and source not in development
+    if needs_any or needs_source:
+        requirement = f"a development set in {source}" if rule == "source" else "development sets"
+        available = ", ".join(development) or "none"
+        raise InputError(f"selection.rule {rule} needs {requirement}; there are {available}")
 
 
 def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
@@ -87,8 +90,10 @@ def check_alike(evaluations: Sequence[DevScores], where: object) -> None:
 
 def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
     """Write selection.json."""
-    rows = [{"step": scores.step, "languages": dict(scores.languages), "mean": scores.mean} for scores in evaluations]
-    content = {"rule": rule, "looks": rows, "chosen": dict(chosen)}
+    looks = []
+    for scores in evaluations:
+        looks.append({"step": scores.step, "languages": dict(scores.languages), "mean": scores.mean})
+    content = {"rule": rule, "looks": looks, "chosen": dict(chosen)}
     manifests.write_atomically(directory / FILE, json.dumps(content, indent=1) + "\n")
 
 
@@ -98,8 +103,10 @@ def read(tuned: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     content: dict[str, Any] = outside.read_json(path, Selection, _REMEDY)
-    chosen, steps = content["chosen"], {look["step"] for look in content["looks"]}
-    if ALL not in chosen or (steps and not steps.issuperset(chosen.values())):
+    chosen = content["chosen"]
+    evaluated_steps = {look["step"] for look in content["looks"]}
+    was_evaluated = not evaluated_steps or evaluated_steps.issuperset(chosen.values())
+    if ALL not in chosen or not was_evaluated:
         raise InputError(f"{path}: a chosen step is missing in `looks`: {_REMEDY}")
     if not _are_alike([look["languages"] for look in content["looks"]]):
         raise InputError(f"{path}: the languages differ within `looks`: {_REMEDY}")
@@ -118,8 +125,13 @@ def directory_of(tuned: Path, chosen: Mapping[str, int], step: int) -> Path:
 
 def directories(tuned: Path) -> Callable[[str], Path]:
     """Return a function from a language to the directory of the model that was chosen for it."""
-    chosen = (read(tuned) or {"chosen": {ALL: 0}})["chosen"]
-    return lambda language: directory_of(tuned, chosen, chosen.get(language, chosen[ALL]))
+    content = read(tuned)
+    chosen: dict[str, int] = content["chosen"] if content else {ALL: 0}
+
+    def find_directory(language: str) -> Path:
+        return directory_of(tuned, chosen, chosen.get(language, chosen[ALL]))
+
+    return find_directory
 
 
 def development(tuned: Path) -> dict[str, Any] | None:
@@ -127,6 +139,10 @@ def development(tuned: Path) -> dict[str, Any] | None:
     content = read(tuned)
     if not content or not content["looks"]:
         return None
-    scores, chosen = {look["step"]: look["languages"] for look in content["looks"]}, content["chosen"]
-    languages = {name: scores[chosen.get(name, chosen[ALL])][name] for name in scores[chosen[ALL]]}
+    chosen = content["chosen"]
+    scores_by_step = {look["step"]: look["languages"] for look in content["looks"]}
+    languages = {}
+    for language in scores_by_step[chosen[ALL]]:
+        step = chosen.get(language, chosen[ALL])
+        languages[language] = scores_by_step[step][language]
     return {"languages": languages, "mean": fmean(languages.values())}

@@ -52,7 +52,7 @@ class Batch:
     types: Tensor  # (T,)
     lengths: tuple[int, ...]
     targets: Tensor  # (N, …), as in `Training`
-    keep: Tensor | None  # (N, 2, d) bool, dropout mask of the head; None if the model draws it
+    head_mask: Tensor | None  # (N, 2, d) bool, False where the head drops a unit; None if the model draws it
     rng_key: tuple[int, int]  # step, and index of the first example in the global batch
     counts: dict[str, int]  # targets and tokens
 
@@ -65,51 +65,71 @@ class TaskLearner(Learner):
     def __init__(
         self, config: RecipeConfig, module: TaskModel, task: Training, steps: int, best: BestCheckpoints
     ) -> None:
-        self.config, self.module, self.task, self.steps, self.best = config, module, task, steps, best
+        self.config = config
+        self.module = module
+        self.task = task
+        self.steps = steps
+        self.best = best
         self.weights = LossWeights({task.head.name: 1.0})
         if steps >= MIN_COMPILED_STEPS and not isinstance(module, Padded):
             module.encoder.compiler = compiler_for(distributed.device(), config.dropout)
-        count = len(task.examples)
         # Two orders are cached, because a step may span two epochs and drawing the order of millions takes a second.
-        self.order = functools.lru_cache(2)(lambda epoch: generator(config.seed, "epoch", epoch).permutation(count))
+        draw_order = functools.partial(_draw_order, config.seed, len(task.examples))
+        self.order = functools.lru_cache(2)(draw_order)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[Batch]:
-        size, count, workers = self.config.batch_size, len(self.task.examples), distributed.world_size()
-        if workers > size:
-            raise ConfigError(f"{workers} workers must not exceed finetuning.batch_size ({size})")
-        own = np.array_split(np.arange(size), workers)[distributed.rank()]
-        numbers = (step + skipped) * size + own  # counted from the first step
-        order = {epoch: self.order(epoch) for epoch in sorted(set((numbers // count).tolist()))}
-        rows = np.array([order[number // count][number % count] for number in numbers], np.int64)
-        keep = self._draw_dropout(step, own)
-        parts = [slice(i, i + self.config.micro_batch_size) for i in range(0, len(rows), self.config.micro_batch_size)]
-        return [
-            self._pack(rows[part], None if keep is None else keep[part], (step, int(own[part][0]))) for part in parts
-        ]
+        """Return this worker's share of the global batch, split into micro-batches."""
+        batch_size = self.config.batch_size
+        num_workers = distributed.world_size()
+        if num_workers > batch_size:
+            raise ConfigError(f"{num_workers} workers must not exceed finetuning.batch_size ({batch_size})")
+        # Positions in the global batch: contiguous shares, which differ by at most one example.
+        positions = np.array_split(np.arange(batch_size), num_workers)[distributed.rank()]
+        epochs, indices = np.divmod((step + skipped) * batch_size + positions, len(self.task.examples))
+        rows = np.empty(len(positions), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            is_in_epoch = epochs == epoch
+            rows[is_in_epoch] = self.order(epoch)[indices[is_in_epoch]]
+        head_mask = self._draw_head_mask(step, positions)
+        batches = []
+        for start in range(0, len(rows), self.config.micro_batch_size):
+            micro_batch = slice(start, start + self.config.micro_batch_size)
+            micro_mask = None if head_mask is None else head_mask[micro_batch]
+            batches.append(self._pack(rows[micro_batch], micro_mask, (step, int(positions[start]))))
+        return batches
 
-    def _draw_dropout(self, step: int, own: np.ndarray) -> Tensor | None:
+    def _draw_head_mask(self, step: int, positions: np.ndarray) -> Tensor | None:
         """Draw the head's dropout for the whole batch, so that it does not depend on the number of workers."""
         if isinstance(self.module, Padded) or not self.module.drawn_outside:
             return None
         shape = (self.config.batch_size, self.module.drawn_outside, self.module.encoder.size.hidden)
         uniform = generator(self.config.seed, "dropout", step).random(shape)
-        return torch.from_numpy(uniform[own] >= self.module.dropout)
+        return torch.from_numpy(uniform[positions] >= self.module.dropout)
 
-    def _pack(self, rows: np.ndarray, keep: Tensor | None, rng_key: tuple[int, int]) -> Batch:
+    def _pack(self, rows: np.ndarray, head_mask: Tensor | None, rng_key: tuple[int, int]) -> Batch:
+        """Pack the examples of the given rows into one micro-batch."""
         examples = self.task.examples.take(rows)
         targets = torch.from_numpy(self.task.targets[rows].astype(np.int64))
-        lengths = tuple(examples.lengths.tolist())
-        counts = {self.task.head.name: self.task.head.count(targets), "tokens": len(examples.ids)}
-        ids, types = torch.from_numpy(examples.ids), torch.from_numpy(examples.types)
-        return Batch(ids, types, lengths, targets, keep, rng_key, counts)
+        return Batch(
+            ids=torch.from_numpy(examples.ids),
+            types=torch.from_numpy(examples.types),
+            lengths=tuple(examples.lengths.tolist()),
+            targets=targets,
+            head_mask=head_mask,
+            rng_key=rng_key,
+            counts={self.task.head.name: self.task.head.count(targets), "tokens": len(examples.ids)},
+        )
 
     def losses(self, batch: Batch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        device, head = distributed.device(), self.task.head
-        ids, types, targets = (devices.send(part, device) for part in (batch.ids, batch.types, batch.targets))
-        keep = None if batch.keep is None else devices.send(batch.keep, device)
+        device = distributed.device()
+        head = self.task.head
+        ids = devices.send(batch.ids, device)
+        types = devices.send(batch.types, device)
+        targets = devices.send(batch.targets, device)
+        head_mask = None if batch.head_mask is None else devices.send(batch.head_mask, device)
         seed_dropout(self.config.seed, *batch.rng_key)  # dropout in the encoder is drawn by the micro-batch
         with autocast(device):
-            logits = self.module(ids, types, batch.lengths, keep)
+            logits = self.module(ids, types, batch.lengths, head_mask)
         loss, hits = head.loss(logits, targets, batch.lengths)
         return loss * scales[head.name], {head.name: loss.detach(), "hits": hits.sum()}
 
@@ -118,7 +138,8 @@ class TaskLearner(Learner):
 
     def observe(self, step: int) -> dict[str, float]:
         score_dev = self.task.score_dev
-        if score_dev is None or (step % self.config.selection.every and step != self.steps):
+        is_due = step % self.config.selection.every == 0 or step == self.steps
+        if score_dev is None or not is_due:
             return {}
         return distributed.on_first(lambda: self._evaluate(step, score_dev)) or {}
 
@@ -128,3 +149,7 @@ class TaskLearner(Learner):
         logger.info("step %d: %.4f on the development sets", step, scores.mean)
         self.best.update(self.module, [*self.best.evaluations(), scores])
         return figures(scores)
+
+
+def _draw_order(seed: int, num_examples: int, epoch: int) -> np.ndarray:
+    return generator(seed, "epoch", epoch).permutation(num_examples)
