@@ -57,8 +57,8 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
         return [_parse_name(path)]
     files = []
     for file in outside.list_tree(path):
-        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)  # .git, ._train-en.tsv
-        if hidden or file.suffix not in SUFFIXES or not file.is_file():
+        is_hidden = any(name.startswith(".") for name in file.relative_to(path).parts)  # .git, ._train-en.tsv
+        if is_hidden or file.suffix not in SUFFIXES or not file.is_file():
             continue
         parsed = _parse_name(file)
         if parsed.split:
@@ -74,14 +74,16 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
 
 
 def _parse_name(path: Path) -> LabelledFile:
-    if match := _WITH_LANGUAGE.fullmatch(path.stem):
-        return LabelledFile(path, SPLITS[match["split"]], match["language"])
-    match = _WITHOUT_LANGUAGE.fullmatch(path.stem)
-    if not match:
+    """Return the split and the language that a file's name contains; the folder may name the language instead."""
+    with_language = _WITH_LANGUAGE.fullmatch(path.stem)
+    if with_language:
+        return LabelledFile(path, SPLITS[with_language["split"]], with_language["language"])
+    without_language = _WITHOUT_LANGUAGE.fullmatch(path.stem)
+    if not without_language:
         return LabelledFile(path, None, None)
     folder = path.parent.name
     language = folder if re.fullmatch(_LANGUAGE, folder) and is_known(folder) else None
-    return LabelledFile(path, SPLITS[match["split"]], language)
+    return LabelledFile(path, SPLITS[without_language["split"]], language)
 
 
 def read_columns(path: Path, names: Collection[str]) -> pd.DataFrame:
@@ -94,7 +96,9 @@ def read_columns(path: Path, names: Collection[str]) -> pd.DataFrame:
         InputError: the file is not readable, or a row has a different number of fields than the first.
     """
     try:
-        return _read_parquet(path) if path.suffix == ".parquet" else _read_text(path, names)
+        if path.suffix == ".parquet":
+            return _read_parquet(path)
+        return _read_text(path, names)
     except csv.Error as error:
         raise InputError(
             f"{path}: not readable ({one_line(error)}). Quote the text, and give one sentence a cell."
@@ -108,8 +112,8 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     schema = pq.read_schema(outside.check_readable(path))
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{path}: two columns have the same name. Rename one.")
-    plain = [field.name for field in schema if not pa.types.is_nested(field.type) and not _is_bytes(field.type)]
-    table = tables.read_frame(path, plain, "save it as UTF-8").astype("string")
+    columns = [field.name for field in schema if not pa.types.is_nested(field.type) and not _is_bytes(field.type)]
+    table = tables.read_frame(path, columns, "save it as UTF-8").astype("string")
     return table.set_axis(range(1, len(table) + 1))
 
 
@@ -119,22 +123,27 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _read_text(path: Path, names: Collection[str]) -> pd.DataFrame:
+    """Read a CSV or TSV file as strings, with line numbers as the index."""
+    # Public TSV files contain quotation marks that quote nothing.
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     rows: list[list[str]] = []
-    lines = []
+    line_numbers = []
     with outside.check_readable(path).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, **options)
         for row in reader:
             if rows and len(row) != len(rows[0]):
-                where = f"{path}:{reader.line_num}"
-                raise InputError(f"{where}: {len(row)} fields, but the first row has {len(rows[0])}. Quote the text.")
+                location = f"{path}:{reader.line_num}"
+                raise InputError(
+                    f"{location}: {len(row)} fields, but the first row has {len(rows[0])}. Quote the text."
+                )
             rows.append(row)
-            lines.append(reader.line_num)
-    first = rows[0] if rows else []
-    has_header = not set(names).isdisjoint(first) or any(set(header.values()) <= set(first) for header in HEADERS)
-    if not has_header:
-        return pd.DataFrame(rows, columns=range(len(first)), index=lines, dtype="string")
-    for name in first:
-        if first.count(name) > 1:
+            line_numbers.append(reader.line_num)
+    first_row = rows[0] if rows else []
+    has_our_columns = not set(names).isdisjoint(first_row)
+    has_public_columns = any(set(header.values()) <= set(first_row) for header in HEADERS)
+    if not has_our_columns and not has_public_columns:
+        return pd.DataFrame(rows, columns=range(len(first_row)), index=line_numbers, dtype="string")
+    for name in first_row:
+        if first_row.count(name) > 1:
             raise InputError(f"{path}:1: column {name!r:.80} occurs twice. Rename one.")
-    return pd.DataFrame(rows[1:], columns=first, index=lines[1:], dtype="string")
+    return pd.DataFrame(rows[1:], columns=first_row, index=line_numbers[1:], dtype="string")

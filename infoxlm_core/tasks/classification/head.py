@@ -10,12 +10,14 @@ if TYPE_CHECKING:
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:  # noqa: ARG001
-    """Return the cross-entropy of (N, labels) logits, summed, and which of the N are right."""
+    """Return the summed cross-entropy of logits (N, labels), and a bool (N,) that is True for right predictions."""
     import torch.nn.functional as F
 
     from infoxlm_core.model.objectives import full_precision
 
-    return F.cross_entropy(full_precision(logits), targets, reduction="sum"), logits.argmax(dim=1) == targets
+    cross_entropy = F.cross_entropy(full_precision(logits), targets, reduction="sum")
+    is_right = logits.argmax(dim=1) == targets  # (N,)
+    return cross_entropy, is_right
 
 
 HEAD = Head(

@@ -63,16 +63,19 @@ def read_test_set(directory: Path) -> pd.DataFrame:
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each question with whether the prediction was right; see `results/evidence.py`."""
-    texts = rows[["text", "text_pair"] if "text_pair" in rows else ["text"]].fillna("").agg("\t".join, axis=1)
+    text_columns = ["text", "text_pair"] if "text_pair" in rows else ["text"]
+    texts = rows[text_columns].fillna("").agg("\t".join, axis=1)
     questions = texts + "\t" + rows["label"] + "\t" + rows["language"]
-    repetitions = questions.groupby(questions).cumcount()  # the same row twice is two questions
+    # A row that occurs twice is two questions, so the digest also contains the number of earlier occurrences.
+    occurrences = questions.groupby(questions).cumcount()
+    digests = [digest_question(f"{text}\t{n}") for text, n in zip(questions, occurrences, strict=True)]
     return pd.DataFrame(
         {
             "task": "classification",
             "place": "",
             "language": rows["language"].astype(str),
             "direction": "",
-            "question": [digest_question(f"{text}\t{n}") for text, n in zip(questions, repetitions, strict=True)],
+            "question": digests,
             "unshared": False,
             "right": (rows["predicted"] == rows["label"]).astype(bool),
         }

@@ -30,7 +30,7 @@ from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
-TOKENS = 8192  # of one forward pass
+TOKENS = 8192  # of one forward pass: limits the memory, whatever the lengths of the texts
 MAX_OVERLAP = 0.5  # share of test rows that may also be training rows; public sets have a few
 MAX_UNKNOWN = 0.05  # share of rows that may be left out because training has no such label
 
@@ -77,24 +77,28 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
             f"{len(train)} training rows in {', '.join(languages)} with labels {list(labels)}: have={len(labels)} "
             "need=2 labels. Set finetuning.train_languages to languages of the data."
         )
-    numbers = {label: number for number, label in enumerate(labels)}
-    dev, test = (drop_unknown(table[table["split"] == split], labels, split) for split in ("dev", "test"))
+    label_ids = {label: label_id for label_id, label in enumerate(labels)}
+    dev = drop_unknown(table[table["split"] == "dev"], labels, "dev")
+    test = drop_unknown(table[table["split"] == "test"], labels, "test")
     check_overlap(train, test)
     dev_examples = encode_rows(dev, encoder, config.max_tokens)
 
     def score_dev(classifier: TaskModel) -> dict[str, float]:
         return accuracy_by_language(predict(classifier, dev_examples), dev["label"], dev["language"])
 
+    def write_test_set(directory: Path) -> None:
+        test.drop(columns="split").to_parquet(directory / "test.parquet", index=False)
+
     return Training(
         HEAD,
         encode_rows(train, encoder, config.max_tokens),
-        train["label"].map(numbers).to_numpy(np.int64),
+        train["label"].map(label_ids).to_numpy(np.int64),
         labels,
         source=languages[0],
         development=tuple(sorted(dev["language"].unique())),
         score_dev=score_dev if len(dev) else None,
         head_dropout=config.head_dropout,
-        write_beside=lambda path: test.drop(columns="split").to_parquet(path / "test.parquet", index=False),
+        write_beside=write_test_set,
     )
 
 
@@ -128,9 +132,9 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
     if table.empty:
         raise InputError(f"{config.data}: no row is of split test. Name files or rows so.")
     test = drop_unknown(table.drop(columns="split"), list(labels.values()), "test")
-    rows = split_by_language(test)
+    rows_by_language = split_by_language(test)
     if config.mixed:
-        check_aligned(rows)
+        check_aligned(rows_by_language)
     test["predicted"] = predict_rows(tuned, test, config.max_tokens).map(labels)
     output.mkdir(parents=True, exist_ok=True)
     test.to_parquet(output / "predictions.parquet", index=False)
@@ -140,28 +144,31 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
         {language: {"accuracy": share} for language, share in accuracy.items()},
         two_letters(config.train_languages[0]),
         tuned,
-        counts={language: len(part) for language, part in rows.items()},
-        test_set=manifests.digest({name: part.to_dict("list") for name, part in rows.items()}),
-        mixed=_score_mixed(config, tuned, rows, labels, accuracy) if config.mixed else None,
+        counts={language: len(rows) for language, rows in rows_by_language.items()},
+        test_set=manifests.digest({language: rows.to_dict("list") for language, rows in rows_by_language.items()}),
+        mixed=_score_mixed(config, tuned, rows_by_language, labels, accuracy) if config.mixed else None,
     )
 
 
 def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.DataFrame:
     """Drop a few rows whose label the classifier does not have, with a warning; InputError if there are many."""
-    unknown = ~table["label"].isin(list(labels))
-    if unknown.any():
-        name, count, total = table["label"][unknown].iloc[0], int(unknown.sum()), len(table)
-        if count > MAX_UNKNOWN * total:
+    is_unknown = ~table["label"].isin(list(labels))
+    if is_unknown.any():
+        name = table["label"][is_unknown].iloc[0]
+        count = int(is_unknown.sum())
+        if count > MAX_UNKNOWN * len(table):
             raise InputError(
-                f"{split}: {count} of {total} rows have a label ({name!r}) that is not one of the classifier's "
+                f"{split}: {count} of {len(table)} rows have a label ({name!r}) that is not one of the classifier's "
                 f"({', '.join(labels)}). Write labels alike in all splits, or remove these rows."
             )
-        logger.warning("%s: left out %d of %d rows, whose labels (%s) are not in training", split, count, total, name)
-    return table[~unknown].copy()
+        logger.warning(
+            "%s: left out %d of %d rows, whose labels (%s) are not in training", split, count, len(table), name
+        )
+    return table[~is_unknown].copy()
 
 
 def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
-    """Refuse languages of which row i does not translate row i of the others, as far as labels show it."""
+    """Raise InputError if the rows of the languages do not translate each other, as far as labels show it."""
     if any("text_pair" not in language_rows for language_rows in rows.values()):
         raise InputError("mixed needs pairs of texts. Set it to false.")
     difference = describe_difference(rows)
@@ -177,25 +184,24 @@ def _score_mixed(
     accuracy: Mapping[str, float],
 ) -> dict[str, Any]:
     """Score premises of one language with hypotheses of another, by the model of the premises' language (section 6)."""
-    cells = {(language, language): share for language, share in accuracy.items()}
+    accuracy_by_pair = {(language, language): share for language, share in accuracy.items()}
     for first, premises in rows.items():
-        pairs = [
-            premises.assign(text_pair=hypotheses["text_pair"], second=second)
-            for second, hypotheses in rows.items()
-            if second != first
-        ]
+        pairs = []
+        for second, hypotheses in rows.items():
+            if second != first:
+                pairs.append(premises.assign(text_pair=hypotheses["text_pair"], second=second))
         table = pd.concat(pairs, ignore_index=True)
         predicted = predict_rows(tuned, table, config.max_tokens).map(labels)
         for second, share in accuracy_by_language(predicted, table["label"], table["second"]).items():
-            cells[first, second] = share
+            accuracy_by_pair[first, second] = share
         logger.info("scored premises in %s with hypotheses in other languages", first)
-    return mix({cell: {"accuracy": share} for cell, share in sorted(cells.items())}, "accuracy")
+    return mix({pair: {"accuracy": share} for pair, share in sorted(accuracy_by_pair.items())}, "accuracy")
 
 
 def check(config: ClassificationConfig, chosen: bool) -> None:
     """Check that there are training and test rows and, if a choice depends on them, development rows."""
     labels, table = _read_for_check(config)
-    paths = ", ".join(dict.fromkeys([config.data] if isinstance(config.data, str) else config.data or ()))
+    paths = config.data if isinstance(config.data, str) else ", ".join(dict.fromkeys(config.data or ()))
     remedy = "Add a split, or settings.data."
     if not labels:
         raise InputError(f"{paths}: no train rows in {', '.join(config.train_languages)}. {remedy}")
@@ -205,7 +211,8 @@ def check(config: ClassificationConfig, chosen: bool) -> None:
     for split in ("dev", "test") if needs_dev else ("test",):
         if not (table["split"] == split).any():
             raise InputError(f"{paths}: no {split} rows. {remedy}")
-    dev, test = (drop_unknown(table[table["split"] == split], sorted(labels), split) for split in ("dev", "test"))
+    dev = drop_unknown(table[table["split"] == "dev"], sorted(labels), "dev")
+    test = drop_unknown(table[table["split"] == "test"], sorted(labels), "test")
     source = two_letters(config.train_languages[0])
     selection.check(config.selection.rule, source, sorted(dev["language"].unique()))
     if config.mixed:

@@ -75,9 +75,9 @@ def draw_split(table: pd.DataFrame) -> np.ndarray:
     difference = describe_difference(split_by_language(table))
     if difference:
         raise InputError(f"the rows of the languages do not translate each other in order: {difference}")
-    numbers = table.groupby("language").cumcount().to_numpy()  # of each row within its language
-    uniform = generator("split").random(numbers.max() + 1)
-    return np.where(uniform[numbers] < TEST_SHARE, "test", "train")
+    positions = table.groupby("language").cumcount().to_numpy()  # of each row within its language
+    uniform = generator("split").random(positions.max() + 1)  # one draw for all translations of a row
+    return np.where(uniform[positions] < TEST_SHARE, "test", "train")
 
 
 def split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -90,8 +90,8 @@ def describe_difference(rows: Mapping[str, pd.DataFrame]) -> str | None:
 
     Translations have the same label.
     """
-    (first_language, first_rows), *others = rows.items()
-    for language, other_rows in others:
+    (first_language, first_rows), *other_languages = rows.items()
+    for language, other_rows in other_languages:
         if len(other_rows) != len(first_rows):
             return f"{first_language} has {len(first_rows)} rows, {language} {len(other_rows)}"
         differs = other_rows["label"] != first_rows["label"]
@@ -125,7 +125,7 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
     labels = normalise_labels(table["label"].unique(), folders)
     languages = table["language"].unique()
     for language in languages:
-        if not _LANGUAGE.fullmatch(language):  # languages become parts of the names of scores, files and figures
+        if not _LANGUAGE.fullmatch(language):  # it becomes part of the names of scores, files and figures
             paths = ", ".join(sorted({str(file.path) for file in files}))
             raise InputError(f"{paths}: {language!r:.80} is not a language code. Write it like de, deu_Latn or zh-CN.")
     return table.assign(
@@ -135,6 +135,7 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
 
 
 def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame:
+    """Read one file as a table with our column names, and check its splits and empty cells."""
     content = read_columns(file.path, {config.text, config.text_pair or config.text, config.label, config.language})
     columns = _choose_columns(file, list(content.columns), config)
     table = pd.DataFrame({name: content[column] for name, column in columns.items()})
@@ -143,17 +144,20 @@ def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame
     for name, value in (("language", file.language), ("split", file.split)):
         if name not in table:
             table[name] = pd.Series(value, index=table.index, dtype="string")
-    paws_x = (columns["text"], columns["label"]) == ("sentence1", "label")  # some of its translations are missing
-    public = columns["text"] != config.text and (file.split == "train" or paws_x)
-    table = _drop_empty(table, file.path, allowed=public)
-    unknown = ~table["split"].isin(SPLITS) & table["split"].notna()
-    if unknown.any():
-        line = unknown.idxmax()
+    is_public_set = columns["text"] != config.text
+    is_paws_x = columns["text"] == "sentence1" and columns["label"] == "label"
+    # Training text of public sets and every split of PAWS-X lack some sentences.
+    may_have_empty_cells = is_public_set and (file.split == "train" or is_paws_x)
+    table = _drop_empty(table, file.path, allowed=may_have_empty_cells)
+    has_unknown_split = ~table["split"].isin(SPLITS) & table["split"].notna()
+    if has_unknown_split.any():
+        line = has_unknown_split.idxmax()
         raise InputError(
             f"{file.path}:{line}: {config.split} is {table.at[line, 'split']!r}. Use train, dev or test, or remove the "
             "row."
         )
-    return table.assign(split=table["split"].map(SPLITS)).astype("string")[[name for name in COLUMNS if name in table]]
+    table = table.assign(split=table["split"].map(SPLITS)).astype("string")
+    return table[[name for name in COLUMNS if name in table]]
 
 
 def _choose_columns(file: LabelledFile, names: Sequence[Any], config: ClassificationConfig) -> dict[str, Any]:
@@ -170,7 +174,8 @@ def _choose_columns(file: LabelledFile, names: Sequence[Any], config: Classifica
     else:
         fitting = [header for header in (columns, *HEADERS) if set(header.values()) <= set(names)]
         if not fitting:
-            field, column = next(item for item in columns.items() if item[1] not in names)
+            missing = [(field, column) for field, column in columns.items() if column not in names]
+            field, column = missing[0]
             raise InputError(f"{file.path}: no column {column!r} ({field}). Its columns are {', '.join(names)}.")
         columns = dict(fitting[0])
     for name, column in (("language", config.language), ("split", config.split)):
@@ -186,8 +191,9 @@ def _choose_columns(file: LabelledFile, names: Sequence[Any], config: Classifica
 
 def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
     """Drop rows with an empty cell if they are allowed, as in training text of public sets; else refuse them."""
-    cells = table.drop(columns="split")
-    empty = cells.isna() | (cells.apply(lambda column: column.str.strip()) == "")
+    cells = table.drop(columns="split")  # a row without a split is complete
+    is_blank = cells.apply(lambda column: column.str.strip()) == ""
+    empty = cells.isna() | is_blank
     incomplete = empty.any(axis=1)
     if not incomplete.any():
         return table
@@ -201,10 +207,13 @@ def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
 def normalise_labels(labels: Iterable[str], where: str) -> dict[str, str]:
     """Return label -> name: one spelling of the labels of natural language inference, others without outer spaces."""
     names = {label: label.strip() for label in labels}
-    inference = {
-        label: _INFERENCE_LABELS[name.lower()] for label, name in names.items() if name.lower() in _INFERENCE_LABELS
-    }
-    numbers = [name for name in names.values() if name.isdecimal()]
-    if inference and numbers:  # the Hub counts from entailment, XTREME from contradiction
-        raise InputError(f"{where}: labels are names and numbers ({min(numbers)}). Write the names everywhere.")
-    return names | inference if len(set(inference.values())) > 1 else names
+    inference_names = {}
+    for label, name in names.items():
+        if name.lower() in _INFERENCE_LABELS:
+            inference_names[label] = _INFERENCE_LABELS[name.lower()]
+    numeric_names = [name for name in names.values() if name.isdecimal()]
+    if inference_names and numeric_names:  # the Hub counts from entailment, XTREME from contradiction
+        raise InputError(f"{where}: labels are names and numbers ({min(numeric_names)}). Write the names everywhere.")
+    # A set with only one of these labels may be another task, whose label happens to have the same name.
+    is_inference = len(set(inference_names.values())) > 1
+    return names | inference_names if is_inference else names
