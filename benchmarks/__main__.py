@@ -14,6 +14,7 @@ NAMES = ("mlm_step", "infoxlm_step", "end_to_end", "finetune_step", "sampler", "
 
 
 def main() -> int:
+    """Run the named benchmarks and print the path of their report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=" · ".join(NAMES))
     parser.add_argument("--quick", action="store_true", help="few rounds, the small vocabulary: two minutes")
@@ -26,7 +27,9 @@ def main() -> int:
 
     machine.pin()
     names = tuple(options.names) or NAMES
-    load_before, ceilings, cases = os.getloadavg(), machine.ceilings(), []
+    load_before = os.getloadavg()
+    ceilings = machine.ceilings()
+    cases = []
     for name in names:
         cases += importlib.import_module(f"benchmarks.speed.{name}").run(options.quick)
     settings = {

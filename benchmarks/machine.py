@@ -62,9 +62,11 @@ def pin() -> None:
 
 def ceilings() -> dict[str, float]:
     """Return GFLOP and GB per CPU second of an fp32 matrix product and a copy: the best of ten."""
-    left, right = torch.randn(1024, 384), torch.randn(384, 1536)
-    source, target = torch.empty(2**26), torch.empty(2**26)
-    product_seconds = best_of_ten(lambda: torch.mm(left, right))
+    first = torch.randn(1024, 384)
+    second = torch.randn(384, 1536)
+    source = torch.empty(2**26)
+    target = torch.empty(2**26)
+    product_seconds = best_of_ten(lambda: torch.mm(first, second))
     copy_seconds = best_of_ten(lambda: target.copy_(source))
     return {
         "matmul_gflops": 2 * 1024 * 384 * 1536 / product_seconds / 1e9,

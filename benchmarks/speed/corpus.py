@@ -32,7 +32,8 @@ def make_shards() -> Path:
     config = {"languages": demo["languages"], "cleaning": demo["cleaning"], "corpora": corpora}
     output = cache_directory() / "benchmarks"
     shutil.rmtree(output, ignore_errors=True)
-    corpus, shards = output / "corpus", output / "shards"
+    corpus = output / "corpus"
+    shards = output / "shards"
     report = preparation.prepare(PreparationConfig.parse(config), corpus)
     manifests.write(corpus, "corpus", preparation.facts(report))
     facts = tokenization.tokenize(TokenizationConfig(vocabulary_size=VOCABULARY, processes=1), corpus, shards)

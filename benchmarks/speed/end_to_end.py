@@ -58,6 +58,8 @@ def tokenize_pairs(sampler: Sampler) -> list[dict[str, list[int]]]:
     sequences = []
     for pairs in sampler.pairs:
         rows = np.arange(len(pairs))
-        sides = [gather([table], np.zeros_like(rows), rows, SIDE) for table in (pairs.source, pairs.target)]
-        sequences += [{"input_ids": row.tolist()} for row in lay_out(*sides).rows]
+        shard_of_row = np.zeros_like(rows)
+        source = gather([pairs.source], shard_of_row, rows, SIDE)
+        target = gather([pairs.target], shard_of_row, rows, SIDE)
+        sequences += [{"input_ids": row.tolist()} for row in lay_out(source, target).rows]
     return sequences

@@ -27,9 +27,12 @@ from infoxlm_core.training.finetuning import active_vocabulary
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training
 
-BATCH, PAIRS, LABELS = 32, 6_400, ("contradiction", "entailment", "neutral")
+BATCH = 32
+PAIRS = 6_400
+LABELS = ("contradiction", "entailment", "neutral")
 PERCENTS = (0, 1, 5, 25, 50, 75, 95, 99, 100)
-PREMISE, HYPOTHESIS = (5, 6, 9, 16, 24, 34, 46, 54, 62), (4, 5, 6, 9, 12, 15, 21, 26, 31)  # tokens at these percents
+PREMISE = (5, 6, 9, 16, 24, 34, 46, 54, 62)  # tokens at these percents
+HYPOTHESIS = (4, 5, 6, 9, 12, 15, 21, 26, 31)
 CONFIG = ClassificationConfig.parse(
     {
         "batch_size": BATCH,
@@ -79,16 +82,18 @@ def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, 
         {"input_ids": task.examples.take([row]).ids.tolist(), "labels": int(label)}
         for row, label in enumerate(task.targets)
     ]
-    words, variants = tokenizers.load_fast(tokenizer), {}
+    fast_tokenizer = tokenizers.load_fast(tokenizer)
+    variants = {}
     for name, sampling, padding, max_length in (
         ("Trainer", "random", "longest", None),
         ("Trainer, group_by_length", "group_by_length", "longest", None),
         ("Trainer, as in run_xnli.py", "random", "max_length", 128),
     ):
-        collate = DataCollatorWithPadding(words, padding, max_length)
+        collate = DataCollatorWithPadding(fast_tokenizer, padding, max_length)
         variants[name] = trainer.make_round(peer, rows, collate, sampling, BATCH, steps, weight_decay=0.0)
+        padded_to = max_length or padding
         case.about[name] = (
-            f"transformers Trainer, {sampling}, padded to {max_length or padding}, sdpa, dropout 0, fused AdamW; text "
+            f"transformers Trainer, {sampling}, padded to {padded_to}, sdpa, dropout 0, fused AdamW; text "
             "tokenized before"
         )
     return variants
@@ -97,15 +102,22 @@ def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, 
 def make_task(text: np.ndarray, pairs: int = PAIRS) -> Training:
     """Return pairs `<s> premise </s> </s> hypothesis </s>` of consecutive pieces of the text, with random labels."""
     rng = np.random.default_rng(inputs.SEED)
-    premises, hypotheses = (
-        np.interp(100 * rng.random(pairs), PERCENTS, lengths).round().astype(int) for lengths in (PREMISE, HYPOTHESIS)
-    )
-    text, rows, start = np.resize(text, int(premises.sum() + hypotheses.sum())), [], 0
+    premises = draw_lengths(rng, pairs, PREMISE)
+    hypotheses = draw_lengths(rng, pairs, HYPOTHESIS)
+    text = np.resize(text, int(premises.sum() + hypotheses.sum()))
+    rows = []
+    start = 0
     for premise, hypothesis in zip(premises, hypotheses, strict=True):
-        middle, end = start + premise, start + premise + hypothesis
+        middle = start + premise
+        end = middle + hypothesis
         rows.append([BOS, *text[start:middle].tolist(), EOS, EOS, *text[middle:end].tolist(), EOS])
         start = end
     return Training(TASKS["classification"].head, from_lists(rows), rng.integers(0, len(LABELS), pairs), LABELS)
+
+
+def draw_lengths(rng: np.random.Generator, count: int, percentiles: tuple[int, ...]) -> np.ndarray:
+    """Draw lengths with the given values at `PERCENTS`."""
+    return np.interp(100 * rng.random(count), PERCENTS, percentiles).round().astype(int)
 
 
 def make_models(size: dict, words: int, tokenizer: Path):

@@ -80,9 +80,11 @@ def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], r
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             gc.collect()
-            wall, cpu = time.perf_counter(), time.process_time()
+            wall_start = time.perf_counter()
+            cpu_start = time.process_time()
             work = variants[name](number)
-            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            cpu = time.process_time() - cpu_start
+            wall = time.perf_counter() - wall_start
             if number:
                 case.cpu.setdefault(name, []).append(cpu)
                 case.wall.setdefault(name, []).append(wall)
@@ -92,24 +94,30 @@ def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], r
     return case
 
 
-def differences(loss: float, gradient: Mapping[str, Tensor], other_loss: float, other: Mapping[str, Tensor],
+def differences(loss: float, gradient: Mapping[str, Tensor], peer_loss: float, peer_gradient: Mapping[str, Tensor],
                 ignored: Sequence[str] = ()) -> dict[str, float]:  # fmt: skip
     """Return the relative differences of two variants: loss, whole gradient, worst tensor of the gradient.
 
     Args:
-        gradient, other: tensors under the same names.
+        gradient, peer_gradient: tensors under the same names.
         ignored: endings of names whose gradient is zero but for rounding; they count in the whole gradient only.
     """
-    missing = gradient.keys() ^ other.keys()
+    missing = gradient.keys() ^ peer_gradient.keys()
     if missing:
         raise Unequal(f"Only one variant has a gradient for {', '.join(sorted(missing))}.")
-    squares = {name: float((gradient[name] - other[name]).double().square().sum()) for name in other}
-    sizes = {name: float(other[name].double().square().sum()) for name in other}
-    compared = [name for name in other if sizes[name] and not any(name.endswith(ending) for ending in ignored)]
+    squared_differences = {}
+    squared_norms = {}
+    for name, tensor in peer_gradient.items():
+        squared_differences[name] = float((gradient[name] - tensor).double().square().sum())
+        squared_norms[name] = float(tensor.double().square().sum())
+    tensor_differences = []
+    for name, squared_norm in squared_norms.items():
+        if squared_norm and not name.endswith(tuple(ignored)):
+            tensor_differences.append((squared_differences[name] / squared_norm) ** 0.5)
     return {
-        "loss": abs(loss - other_loss) / abs(other_loss),
-        "gradient": (sum(squares.values()) / sum(sizes.values())) ** 0.5,
-        "worst tensor": max((squares[name] / sizes[name]) ** 0.5 for name in compared),
+        "loss": abs(loss - peer_loss) / abs(peer_loss),
+        "gradient": (sum(squared_differences.values()) / sum(squared_norms.values())) ** 0.5,
+        "worst tensor": max(tensor_differences),
     }
 
 

@@ -29,7 +29,8 @@ def compare(shape: str, vocabulary: str, rounds: int, size: dict | None = None, 
     case = Case(f"infoxlm_step, {shape}, {vocabulary}", inputs.describe(batches[1:] or batches) | {"queue": queue})
     case.about = {OURS: "train_step: packed, one backward, contrast stops at its layer, fused AdamW, lerp"}
     variants = {OURS: lambda number: learner.take_step(batches[number])}
-    if reason := peers.why_no_fairseq():
+    reason = peers.why_no_fairseq()
+    if reason:
         case.skipped[PEER] = reason
         return measure(case, variants, rounds)
     reference = Reference(config, model, learner.xlco.key_encoder, learner.xlco.queue)

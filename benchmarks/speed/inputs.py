@@ -38,8 +38,9 @@ def lengths(shape: str, rng: np.random.Generator, sequences: int | None = None, 
 def sequences(counts: np.ndarray, vocabulary: int, rng: np.random.Generator) -> Sequences:
     """Return random pieces between `<s>` and `</s>`."""
     flat = rng.integers(FIRST_PIECE, vocabulary - 1, counts.sum())
-    ends = counts.cumsum()
-    flat[ends - counts], flat[ends - 1] = BOS, EOS
+    end_offsets = counts.cumsum()
+    flat[end_offsets - counts] = BOS
+    flat[end_offsets - 1] = EOS
     return Sequences(flat, counts)
 
 
@@ -70,22 +71,30 @@ def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generato
         masked_ids, rows = masking.mask(original.flat, original.lengths, vocabulary, ObjectivesConfig(), rng)
         return Masked(original, masked_ids, rows, np.full(len(original.lengths), group))
 
-    queries, keys = draw_sequences("query"), draw_sequences("key")
+    queries = draw_sequences("query")
+    keys = draw_sequences("key")
     views = len(queries.lengths)
-    sentence_ids, groups = rng.integers(0, 2**62, (views, 2)), np.full(views, 2)
+    sentence_ids = rng.integers(0, 2**62, (views, 2))
+    groups = np.full(views, 2)
     draw = Draw(masked("mlm", 0), masked("tlm", 1), queries, keys, sentence_ids, groups)
-    (batch,) = micro_batches(draw, max(map(len, counts.values())))
+    largest = max(len(lengths) for lengths in counts.values())  # so that everything fits into one micro-batch
+    (batch,) = micro_batches(draw, largest)
     return batch
 
 
 def describe(batches: list[PackedBatch]) -> dict[str, float]:
     """Return means over batches: real tokens, the share of padding that padding would add, targets."""
-    groups = [counts for batch in batches for counts in split(batch).values() if counts]
-    padded = sum(len(counts) * max(counts) for counts in groups)
+    tokens = 0
+    padded_tokens = 0
+    for batch in batches:
+        for counts in split(batch).values():
+            if counts:
+                tokens += sum(counts)
+                padded_tokens += len(counts) * max(counts)
     return {
-        "tokens": sum(b.tokens for b in batches) / len(batches),
-        "padding": 1 - sum(map(sum, groups)) / padded,
-        "targets": sum(len(b.target_rows) for b in batches) / len(batches),
+        "tokens": sum(batch.tokens for batch in batches) / len(batches),
+        "padding": 1 - tokens / padded_tokens,
+        "targets": sum(len(batch.target_rows) for batch in batches) / len(batches),
     }
 
 

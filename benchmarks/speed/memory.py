@@ -15,6 +15,7 @@ from benchmarks.speed.harness import OURS, Case
 
 
 def run(quick: bool) -> list[Case]:
+    """Measure the peak memory of every variant that is installed."""
     from benchmarks.speed import inputs, peers
 
     vocabulary = "32k" if quick else "250k"
@@ -24,7 +25,8 @@ def run(quick: bool) -> list[Case]:
         OURS: "packed, logits of masked rows in one buffer; gradients included",
         "Hugging Face": peers.HuggingFace.about + ": logits of all rows; gradients included",
     }
-    if reason := peers.why_no_fairseq():
+    reason = peers.why_no_fairseq()
+    if reason:
         case.skipped["fairseq"] = reason
     else:
         case.about["fairseq"] = peers.Fairseq.about + "; gradients included"
@@ -41,16 +43,19 @@ def measure_peak(variant: str, words: int) -> int:
 
     config = inputs.config({}, objectives={"tlm": 0, "xlco": 0})
     model = ours.make_model(config, words)
-    small, batch = inputs.batch("ragged", words, 0, count=1), inputs.batch("ragged", words, 1)
+    small_batch = inputs.batch("ragged", words, 0, count=1)
+    batch = inputs.batch("ragged", words, 1)
     if variant == OURS:
         module = model
         loss = ours.Given(config, model).mean_loss
     else:
-        side = peers.HuggingFace(model) if variant == "Hugging Face" else peers.Fairseq(model)
-        module, loss = side.model, side.loss
+        peer = peers.HuggingFace(model) if variant == "Hugging Face" else peers.Fairseq(model)
+        module = peer.model
+        loss = peer.loss
         del model
-        small, batch = side.inputs(small), side.inputs(batch)
-    loss(small).backward()  # what libraries allocate once is no part of a step
+        small_batch = peer.inputs(small_batch)
+        batch = peer.inputs(batch)
+    loss(small_batch).backward()  # what libraries allocate once is no part of a step
     module.zero_grad(set_to_none=True)
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)

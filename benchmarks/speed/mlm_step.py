@@ -1,6 +1,7 @@
 """Masked LM, forward and backward: ours beside Hugging Face and fairseq, with a small and with XLM-R's vocabulary."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,33 +26,36 @@ def compare(shape: str, vocabulary: str, rounds: int, size: dict | None = None, 
     batches = [inputs.batch(shape, words, number, count=count) for number in range(rounds + 1)]
     case = Case(f"mlm_step, {shape}, {vocabulary}", inputs.describe(batches[1:] or batches))
     case.about = {OURS: "packed, head and last layer on masked rows"}
-    sides: dict = {"Hugging Face": peers.HuggingFace(model)}
-    if reason := peers.why_no_fairseq():
-        case.skipped["fairseq"] = reason
+    fairseq_problem = peers.why_no_fairseq()
+    padded_peers: dict = {"Hugging Face": peers.HuggingFace(model)}
+    if fairseq_problem:
+        case.skipped["fairseq"] = fairseq_problem
     else:
-        sides["fairseq"] = peers.Fairseq(model)
+        padded_peers["fairseq"] = peers.Fairseq(model)
 
     def backward(loss: torch.Tensor) -> float:
         loss.backward()
         return float(loss.detach())
 
     loss = backward(learner.mean_loss(batches[0]))
-    variants = {OURS: timed(model, lambda number: learner.mean_loss(batches[number]))}
-    for name, side in sides.items():
-        side_inputs = [side.inputs(batch) for batch in batches]
-        side_loss = backward(side.loss(side_inputs[0]))
+    variants = {OURS: make_step(model, learner.mean_loss, batches)}
+    for name, peer in padded_peers.items():
+        peer_inputs = [peer.inputs(batch) for batch in batches]
+        peer_loss = backward(peer.loss(peer_inputs[0]))
         relative = differences(
-            loss, peers.gradients_of(model), side_loss, side.gradients(), ignored=peers.ZERO_GRADIENTS
+            loss, peers.gradients_of(model), peer_loss, peer.gradients(), ignored=peers.ZERO_GRADIENTS
         )
         case.equality[name] = require_equal(case.name, name, relative)
-        case.about[name] = side.about
-        variants[name] = timed(side.model, lambda number, side=side, given=side_inputs: side.loss(given[number]))
+        case.about[name] = peer.about
+        variants[name] = make_step(peer.model, peer.loss, peer_inputs)
     return measure(case, variants, rounds)
 
 
-def timed(module: nn.Module, loss: Callable[[int], torch.Tensor]) -> Callable[[int], None]:
+def make_step(module: nn.Module, loss: Callable[[Any], torch.Tensor], batches: list) -> Callable[[int], None]:
+    """Return a function that runs forward and backward on the batch of a round."""
+
     def forward_backward(number: int) -> None:
         module.zero_grad(set_to_none=True)
-        loss(number).backward()
+        loss(batches[number]).backward()
 
     return forward_backward

@@ -24,7 +24,8 @@ from infoxlm_core.training.step import train_step
 
 def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -> InfoXLM:
     """Return the query encoder with which a run of this config would start, plus noise."""
-    size, contrast = config.model, config.contrast
+    size = config.model
+    contrast = config.contrast
     model = InfoXLM(
         EncoderSize(vocabulary, size.layers, size.hidden, size.ffn, size.heads, size.max_tokens + FIRST_POSITION),
         contrast.layer, contrast.pooling, contrast.normalise, size.dropout,
@@ -55,9 +56,10 @@ class Given(InfoXLMLearner):
         views = inputs.batch("ragged", self.module.encoder.size.vocabulary, 999, ("xlco",))
         views = views.to(self.device)
         keys = self.xlco.key_encoder(views.key_ids, views.key_positions, views.key_lengths)
-        rows, sentence_ids = self.xlco.queue.rows, self.xlco.queue.sentence_ids
+        rows = self.xlco.queue.rows
         rows.copy_(torch.randn(rows.shape, generator=generator) * 0.1)
         rows += keys[torch.arange(len(rows), device=rows.device) % len(keys)]
+        sentence_ids = self.xlco.queue.sentence_ids
         sentence_ids.copy_(torch.empty(sentence_ids.shape, dtype=torch.long).random_(generator=generator))
 
     def mean_loss(self, batch: PackedBatch) -> Tensor:
@@ -74,7 +76,8 @@ class Given(InfoXLMLearner):
 
 def steps(learner: Learner, config: OptimizationConfig, count: int) -> Callable[[int], float]:
     """Return a function that takes `count` optimizer steps on the learner's own batches and returns their tokens."""
-    optimizer, progress = make_adamw(learner.module.parameters(), config), Progress()
+    optimizer = make_adamw(learner.module.parameters(), config)
+    progress = Progress()
 
     def train(number: int) -> float:
         tokens = 0.0

@@ -57,11 +57,12 @@ def weights_of(model: InfoXLM) -> dict[str, Tensor]:
 
 def gradients_of(model: InfoXLM) -> dict[str, Tensor]:
     """Return our gradients under Hugging Face's names; the projection keeps its own name."""
-    return {
-        name if name == "projection" else hugging_face_name(name): p.grad.clone()
-        for name, p in model.named_parameters()
-        if p.grad is not None
-    }
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            peer_name = name if name == "projection" else hugging_face_name(name)
+            gradients[peer_name] = parameter.grad.clone()
+    return gradients
 
 
 def hugging_face_config(size: EncoderSize) -> XLMRobertaConfig:
@@ -106,7 +107,10 @@ class _Words:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.pad, self.bos, self.eos, self.unk = (lambda: PAD), (lambda: BOS), (lambda: EOS), (lambda: UNK)
+        self.pad = lambda: PAD
+        self.bos = lambda: BOS
+        self.eos = lambda: EOS
+        self.unk = lambda: UNK
 
     def __len__(self) -> int:
         return self.size

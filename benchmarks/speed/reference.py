@@ -29,15 +29,18 @@ class Reference:
     def __init__(self, config: PretrainingConfig, model: InfoXLM, keys: KeyEncoder, queue: Queue) -> None:
         from fairseq.optim.adam import Adam
 
-        self.config, weights = config, weights_of(model)
-        self.query, self.key = make_fairseq(model.encoder.size), make_fairseq(model.encoder.size)
+        weights = weights_of(model)
+        self.config = config
+        self.query = make_fairseq(model.encoder.size)
+        self.key = make_fairseq(model.encoder.size)
         load_fairseq(self.query, weights)
         named = keys.named_parameters()
         key_weights = {hugging_face_name(name): p for name, p in named if name != "projection"}
         load_fairseq(self.key, weights | key_weights)
         self.projection = nn.Parameter(model.projection.detach().clone())
         self.key_projection = keys.projection.detach().clone()
-        self.queue, self.pointer = queue.rows.clone(), int(queue.pointer)
+        self.queue = queue.rows.clone()
+        self.pointer = int(queue.pointer)
         adam = config.optimization
         self.optimizer = Adam(
             self.parameters(), lr=0.0, betas=adam.betas, eps=adam.epsilon, weight_decay=adam.weight_decay
@@ -48,7 +51,8 @@ class Reference:
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
         """Return MLM and TLM sequences, query and key views, each padded to its own longest."""
-        counts, mlm = split(batch), batch.lm_sequences // 2  # half are MLM, half TLM
+        counts = split(batch)
+        mlm = batch.lm_sequences // 2  # half are MLM, half TLM
         lm_ids, query_ids = batch.ids.split([sum(counts["lm"]), sum(counts["query"])])
         labels = padded_targets(batch)
         padded = {"query": pad(query_ids, counts["query"]), "key": pad(batch.key_ids, counts["key"])}
@@ -70,7 +74,9 @@ class Reference:
         return total + loss.item()
 
     def contrast(self, inputs: dict[str, Tensor]) -> Tensor:
-        layer, temperature = self.config.contrast.layer, self.config.contrast.temperature
+        """Return the summed loss of the contrast between queries, their keys and the queue."""
+        layer = self.config.contrast.layer
+        temperature = self.config.contrast.temperature
         with torch.no_grad():
             _, extra = self.key(inputs["key"], features_only=True, return_all_hiddens=True)
             self.keys = extra["inner_states"][layer][0] @ self.key_projection  # positions come first: 0 is [CLS]

@@ -20,16 +20,27 @@ def write(cases: list[Case], settings: dict[str, Any], name: str) -> Path:
 
 
 def heading(settings: dict[str, Any]) -> list[str]:
-    machine, ceilings, load = settings["machine"], settings["ceilings"], settings["load"]
-    versions = ", ".join(f"{name} {version or 'absent'}" for name, version in machine["versions"].items())
-    instructions = ", ".join(f"{name} {'yes' if machine[name] else 'no'}" for name in ("avx512_bf16", "amx"))
+    """Return the title, and a paragraph about the machine and the versions."""
+    machine = settings["machine"]
+    ceilings = settings["ceilings"]
+    load = settings["load"]
+    title = f"# Benchmarks of {settings['date']}"
+    if settings["quick"]:
+        title += " (quick: too small to publish)"
+    versions = []
+    for name, version in machine["versions"].items():
+        versions.append(f"{name} {version}" if version else f"{name} absent")
+    instructions = []
+    for name in ("avx512_bf16", "amx"):
+        instructions.append(f"{name} yes" if machine[name] else f"{name} no")
     return [
-        f"# Benchmarks of {settings['date']}" + (" (quick: too small to publish)" if settings["quick"] else ""),
+        title,
         "",
-        f"Commit {machine['commit']}, seed {settings['seed']}. {machine['cores']} × {machine['cpu']} ({instructions}), "
-        f"{machine['memory_gib']} GiB; one thread on one core; load {load['before'][0]:.2f} before, "
-        f"{load['after'][0]:.2f} after. Ceilings of the same run: {ceilings['matmul_gflops']:.0f} GFLOP/s fp32 "
-        f"product, {ceilings['copy_gb_per_second']:.1f} GB/s copy. Python {machine['python']}, {versions}.",
+        f"Commit {machine['commit']}, seed {settings['seed']}. {machine['cores']} × {machine['cpu']} "
+        f"({', '.join(instructions)}), {machine['memory_gib']} GiB; one thread on one core; "
+        f"load {load['before'][0]:.2f} before, {load['after'][0]:.2f} after. "
+        f"Ceilings of the same run: {ceilings['matmul_gflops']:.0f} GFLOP/s fp32 product, "
+        f"{ceilings['copy_gb_per_second']:.1f} GB/s copy. Python {machine['python']}, {', '.join(versions)}.",
         "",
         "Ratios are CPU seconds per unit of work, peer divided by ours, inside each round: median [min … max]. Tokens "
         "are real ones, never padding. All variants were equal in loss and gradients before they were timed.",
@@ -40,7 +51,8 @@ def heading(settings: dict[str, Any]) -> list[str]:
 def section(case: Case) -> list[str]:
     """Return settings, inputs and equality in words, then a table with one row per variant."""
     lines = [f"## {case.name}", "", "Input: " + ", ".join(f"{number(v)} {k}" for k, v in case.inputs.items()) + "."]
-    lines += ["", *(f"- *{name}*: {about}" for name, about in case.about.items())]
+    lines.append("")
+    lines += [f"- *{name}*: {about}" for name, about in case.about.items()]
     for peer, relative in case.equality.items():
         lines.append(f"- equal to {peer}: " + ", ".join(f"{name} {value:.1e}" for name, value in relative.items()))
     lines += [f"- *{name}* skipped: {reason}" for name, reason in case.skipped.items()]
@@ -53,11 +65,12 @@ def section(case: Case) -> list[str]:
     for name in case.cpu:
         ratios = case.ratios(name)
         ratio = "1" if name == OURS else f"{statistics.median(ratios):.2f} [{min(ratios):.2f} … {max(ratios):.2f}]"
-        cpu, wall = statistics.median(case.cpu[name]), statistics.median(case.wall[name])
+        cpu = statistics.median(case.cpu[name])
+        wall = statistics.median(case.wall[name])
         lines.append(f"| {name} | {cpu:.3g} | {wall:.3g} | {number(case.rate(name))} | {ratio} |")
     return [*lines, ""]
 
 
 def number(value: float) -> str:
-    whole = value >= 100 or (value >= 1 and value == int(value))
-    return f"{value:,.0f}" if whole else f"{value:.3g}"
+    without_decimals = value >= 100 or (value >= 1 and value == int(value))
+    return f"{value:,.0f}" if without_decimals else f"{value:.3g}"

@@ -11,8 +11,10 @@ DRAWS_PER_ROUND = 4
 
 
 def run(quick: bool) -> list[Case]:
+    """Measure how fast one worker of eight draws its micro-batches."""
     config = PretrainingConfig()
-    sampler, shards_per_worker = Sampler(open_shards(corpus.make_shards()), config), config.batches.virtual_shards // 8
+    sampler = Sampler(open_shards(corpus.make_shards()), config)
+    shards_per_worker = config.batches.virtual_shards // 8
     case = Case("shards to packed batches", {"samples of each objective": 256, "block_tokens": 512})
     case.about = {
         OURS: "Sampler.draw and micro_batches: MLM, TLM and mixup views, default config, 8 of 64 virtual shards"

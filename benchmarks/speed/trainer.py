@@ -29,7 +29,8 @@ def make_round(
     """
     transformers_logging.set_verbosity_error()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    output, batches = tempfile.mkdtemp(), draw_batches([len(row["input_ids"]) for row in rows], sampling, batch)
+    output = tempfile.mkdtemp()
+    batches = draw_batches([len(row["input_ids"]) for row in rows], sampling, batch)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True, **adamw)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
