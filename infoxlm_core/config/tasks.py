@@ -24,6 +24,7 @@ _CLASSIFICATION_METRIC = re.compile(rf"classification/(mean|{_LANGUAGE_CODE})")
 
 
 def _check_metric(name: str) -> str:
+    """Return the name of a metric unchanged; ValueError if no outcome of each question is recorded for it."""
     if not (_RETRIEVAL_METRIC.fullmatch(name) or _CLASSIFICATION_METRIC.fullmatch(name)):
         raise ValueError(
             f"{name!r:.100} is no metric that is recorded by question: give retrieval/served (the vectors that users "
@@ -48,7 +49,7 @@ class SelectionConfig(StageConfig):
     score on its own development set (#M=N; as XLM and mBERT)."""
 
     every: PositiveInt = 5_000
-    """Optimizer steps from one evaluation on the development sets to the next; the last step is always evaluated."""
+    """Number of optimizer steps between two evaluations on the development sets; the last step is always evaluated."""
 
 
 class TuningConfig(OptimizationConfig):
@@ -103,7 +104,7 @@ class RecipeConfig(StageConfig):
     selection: SelectionConfig = SelectionConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig(every=1_000)
     log_every: PositiveInt = 10
-    """Optimizer steps from one point of the logged curves to the next."""
+    """Number of optimizer steps between two points of the logged curves."""
 
     seed: NonNegativeInt = 1
     """Seed of the head's initial weights, the order of examples and dropout."""

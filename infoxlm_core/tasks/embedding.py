@@ -52,16 +52,20 @@ def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_token
     # RoBERTa counts positions from 2. Leaving two positions unused harms no other model.
     limit = min(max_tokens, getattr(model.config, "max_position_embeddings", max_tokens + 2) - 2)
     columns = tokenizer(list(texts), truncation=True, max_length=limit)
-    inputs = inspect.signature(model.base_model.forward).parameters  # DistilBERT, for example, has no token types
-    return [{name: values[i] for name, values in columns.items() if name in inputs} for i in range(len(texts))]
+    accepted_names = inspect.signature(model.base_model.forward).parameters
+    input_names = [name for name in columns if name in accepted_names]  # DistilBERT, for example, has no token types
+    features = []
+    for row in range(len(texts)):
+        features.append({name: columns[name][row] for name in input_names})
+    return features
 
 
 def batches(
     model: "Model", tokenizer: Tokenizer, features: Features, batch_size: int, language: str | None = None
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Yield indices of `features` and their padded batch on the model's device.
+    """Yield the indices of similarly long features, the longest first, and their padded batch on the model's device.
 
-    Similar lengths share a batch; the longest come first. If the model has language embeddings, `language` selects one.
+    If the model has language embeddings, `language` selects one.
     """
     language_number = None if language is None else padded.number_language(model.config, language)
     for rows in _group_by_length(features, batch_size):
@@ -75,15 +79,18 @@ def batches(
 def _group_by_length(features: Features, batch_size: int) -> Iterator[list[int]]:
     """Yield the indices of each batch."""
     lengths = [len(feature["input_ids"]) for feature in features]
-    rows: list[int] = []
-    longest_first = sorted(range(len(features)), key=lambda i: -lengths[i])
-    for i in longest_first:
-        if rows and (len(rows) == batch_size or lengths[i] < LEAST_FILLED * lengths[rows[0]]):
-            yield rows
-            rows = []
-        rows.append(i)
-    if rows:
-        yield rows
+    longest_first = sorted(range(len(features)), key=lambda row: -lengths[row])
+    batch: list[int] = []
+    for row in longest_first:
+        if batch:
+            is_full = len(batch) == batch_size
+            is_too_short = lengths[row] < LEAST_FILLED * lengths[batch[0]]
+            if is_full or is_too_short:
+                yield batch
+                batch = []
+        batch.append(row)
+    if batch:
+        yield batch
 
 
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
@@ -98,9 +105,11 @@ def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
     `<unk>` stands for a word, so it is not special here.
     """
     names = ("cls", "sep", "bos", "eos", "pad")
-    special = {getattr(tokenizer, f"{name}_token_id") for name in names} - {None}
-    words = mask * ~torch.isin(ids, torch.tensor(sorted(special), device=ids.device))
-    return torch.where(words.any(dim=1, keepdim=True), words, mask)
+    special_ids = {getattr(tokenizer, f"{name}_token_id") for name in names} - {None}
+    is_special = torch.isin(ids, torch.tensor(sorted(special_ids), device=ids.device))  # (B, L)
+    word_mask = mask * ~is_special
+    has_words = word_mask.any(dim=1, keepdim=True)  # (B, 1)
+    return torch.where(has_words, word_mask, mask)
 
 
 @torch.inference_mode()
@@ -117,11 +126,19 @@ def embed(
 ) -> dict[VectorSpec, Tensor]:
     """Compute several vectors of N sentences in one pass: (N, d) float32 each, on the model's device.
 
-    Everything is computed in fp32, on a GPU too: rounding to bf16 moves cosines more than those of neighbours differ.
+    Everything is computed in fp32, on a GPU too: rounding to bf16 changes a cosine by more than the distance between
+    the cosines of two neighbours.
 
-    `projection` is for vectors of pooling contrast; see `load_projection`. `advance` is called with the number of
-    sentences of every finished batch. `language` is that of the texts, for models with language embeddings, such as
-    XLM; without it no language embedding is added.
+    Args:
+        model: the encoder.
+        tokenizer: its tokenizer.
+        texts: N sentences.
+        specs: the vectors to compute.
+        batch_size: sentences per forward pass; changes memory and speed, not the result.
+        max_tokens: longer sentences are truncated.
+        projection: for vectors of pooling contrast; see `load_projection`.
+        advance: called with the number of sentences of every finished batch.
+        language: that of the texts, for models with language embeddings, such as XLM; without it none is added.
     """
     _, contrast_pooling = contrast_space(model) or (0, "")
     vectors = {spec: torch.empty(len(texts), model.config.hidden_size, device=model.device) for spec in specs}
@@ -130,7 +147,7 @@ def embed(
         for rows, batch in batches(model, tokenizer, features, batch_size, language):
             layers = model.base_model(**batch, output_hidden_states=True).hidden_states  # T + 1 of (B, L, d)
             mask = batch["attention_mask"]
-            words = mask_special(tokenizer, batch["input_ids"], mask)
+            word_mask = mask_special(tokenizer, batch["input_ids"], mask)
             positions = torch.tensor(rows, device=model.device) + start
             for spec in specs:
                 pooling = contrast_pooling if spec.pooling == "contrast" else spec.pooling
@@ -138,7 +155,7 @@ def embed(
                 if pooling == "cls":
                     pooled = hidden[:, 0].float()
                 else:
-                    pooled = mean_pool(hidden, mask if pooling == "mean" else words)
+                    pooled = mean_pool(hidden, mask if pooling == "mean" else word_mask)
                 if projection is not None and spec.pooling == "contrast":
                     pooled = project(pooled, projection, model.config.infoxlm["normalise"])
                 vectors[spec][positions] = pooled
@@ -164,9 +181,9 @@ def load_embedder(
     served_layer, served_pooling = served_space(model)
     layer = served_layer if layer is None else layer
     pooling = served_pooling if pooling is None else pooling
-    last = model.config.num_hidden_layers
-    if not 0 <= layer <= last:
-        raise InputError(f"{directory}: layer {layer} is not one of its layers: give 0 to {last}")
+    last_layer = model.config.num_hidden_layers
+    if not 0 <= layer <= last_layer:
+        raise InputError(f"{directory}: layer {layer} is not one of its layers: give 0 to {last_layer}")
     if pooling not in ALL_POOLINGS:
         raise InputError(f"{directory}: pooling {pooling!r:.100} is not known: give {', '.join(ALL_POOLINGS)}")
     projection = load_projection(directory, model) if pooling == "contrast" else None

@@ -46,19 +46,19 @@ class Perplexity(Task[EvaluationConfig]):
         if not has_language_model_head(model) or tokenizers.load(model).mask_token_id is None:
             return None
         encoder, tokenizer = load_encoder(model)
-        perplexities = {
-            language: measure(encoder, tokenizer, texts, config.batch_size, config.max_tokens, config.seed, language)
-            for language, texts in questions.sentences.items()
-        }
+        scores = {}
+        for language, texts in questions.sentences.items():
+            perplexity = measure(encoder, tokenizer, texts, config.batch_size, config.max_tokens, config.seed, language)
+            scores[language] = {"perplexity": perplexity}
+        mean = fmean(row["perplexity"] for row in scores.values())
         counts = {language: len(texts) for language, texts in questions.sentences.items()}
-        rows = {language: {"perplexity": value} for language, value in perplexities.items()}
-        return Scores(self.name, rows, {"perplexity": fmean(perplexities.values())}, counts, questions.digest)
+        return Scores(self.name, scores, {"perplexity": mean}, counts, questions.digest)
 
 
-def choose_gaps(tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose positions to mask among `tokens`: floor(0.15 n + u) of them, u uniform in [0, 1), but at least one."""
-    count = max(1, math.floor(MASK_RATIO * tokens + rng.random()))
-    return np.sort(rng.permutation(tokens)[:count])
+def choose_gaps(num_tokens: int, rng: np.random.Generator) -> np.ndarray:
+    """Choose floor(0.15 n + u) of n positions to mask, u uniform in [0, 1), but at least one."""
+    num_gaps = max(1, math.floor(MASK_RATIO * num_tokens + rng.random()))
+    return np.sort(rng.permutation(num_tokens)[:num_gaps])
 
 
 @torch.inference_mode()
@@ -75,27 +75,35 @@ def measure(
 
     `language` is that of the sentences, for models with language embeddings.
     """
-    features, gaps, answers = [], [], []
-    for number, feature in enumerate(encode(model, tokenizer, sentences, max_tokens)):
+    masked_features = []
+    gap_positions = []  # of each masked sentence, (gaps,)
+    target_ids = []  # the tokens that were at the gaps, (gaps,)
+    for sentence_index, feature in enumerate(encode(model, tokenizer, sentences, max_tokens)):
         ids = np.array(feature["input_ids"])
-        special = tokenizer.get_special_tokens_mask(ids.tolist(), already_has_special_tokens=True)
-        words = np.flatnonzero(np.array(special) == 0)
-        if len(words):
-            gap = words[choose_gaps(len(words), generator(seed, "perplexity", number))]
-            answers.append(ids[gap])
-            gaps.append(gap)
-            ids[gap] = tokenizer.mask_token_id
-            features.append(feature | {"input_ids": ids.tolist()})
+        special_mask = tokenizer.get_special_tokens_mask(ids.tolist(), already_has_special_tokens=True)
+        word_positions = np.flatnonzero(np.array(special_mask) == 0)
+        if len(word_positions) == 0:
+            continue
+        rng = generator(seed, "perplexity", sentence_index)
+        positions = word_positions[choose_gaps(len(word_positions), rng)]
+        gap_positions.append(positions)
+        target_ids.append(ids[positions])
+        ids[positions] = tokenizer.mask_token_id
+        masked_features.append(feature | {"input_ids": ids.tolist()})
 
-    total, targets = 0.0, 0
-    for numbers, batch in batches(model, tokenizer, features, batch_size, language):
-        rows = torch.tensor([row for row, i in enumerate(numbers) for _ in gaps[i]])
-        columns = torch.tensor(np.concatenate([gaps[i] for i in numbers]))
-        answer = torch.tensor(np.concatenate([answers[i] for i in numbers]), device=model.device)
+    total_loss = 0.0
+    num_gaps = 0
+    for batch_indices, batch in batches(model, tokenizer, masked_features, batch_size, language):
+        gaps_per_row = [len(gap_positions[index]) for index in batch_indices]
+        rows = torch.from_numpy(np.repeat(np.arange(len(batch_indices)), gaps_per_row))  # (gaps of the batch,)
+        columns = torch.from_numpy(np.concatenate([gap_positions[index] for index in batch_indices]))
+        targets = torch.from_numpy(np.concatenate([target_ids[index] for index in batch_indices]))
         logits = _predict_at(model, batch, rows.to(model.device), columns.to(model.device))  # (gaps, V)
-        total += F.cross_entropy(logits.float(), answer, reduction="sum").item()
-        targets += len(answer)
-    return _exp(total / targets) if targets else math.nan
+        total_loss += F.cross_entropy(logits.float(), targets.to(model.device), reduction="sum").item()
+        num_gaps += len(targets)
+    if num_gaps == 0:
+        return math.nan
+    return _exp(total_loss / num_gaps)
 
 
 def _predict_at(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns: Tensor) -> Tensor:
@@ -110,4 +118,4 @@ def _predict_at(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns:
 
 
 def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return math.exp(value) if value < 700 else math.inf  # math.exp raises an error above 709

@@ -27,11 +27,11 @@ CENTRE_SENTENCES = 500
 class Questions:
     """Pairs for retrieval and sentences for perplexity, by language."""
 
-    pivot: str  # the language of the first side of every pair
+    pivot: str  # the language of the first sentence of every pair
     counts: Mapping[str, int]  # held-out pairs of the corpus, of which `pairs` were drawn
     pairs: Mapping[str, Pairs]
     sentences: Mapping[str, list[str]]  # the pivot's first
-    unshared: Mapping[str, Tensor]  # (N,) bool: whether the sides of a pair share no token of the model under test
+    unshared: Mapping[str, Tensor]  # (N,) bool: whether a pair's sentences share no token of the model under test
     training_text: Mapping[str, list[str]] = field(default_factory=dict)  # sentences of each language; empty if unknown
 
     def select_unshared(self, language: str) -> Tensor:
@@ -61,7 +61,8 @@ def draw_questions(corpus: Path, reference: Path, config: EvaluationConfig) -> Q
     unshared = {language: shares_no_token(tokenizer, drawn, config.max_tokens) for language, drawn in pairs.items()}
     counts = {language: len(rows) for language, rows in held_out.items()}
     sentences = draw_sentences(pivot, held_out, config)
-    return Questions(pivot, counts, pairs, sentences, unshared, draw_training_text(corpus, sentences, config.seed))
+    training_text = draw_training_text(corpus, sentences, config.seed)
+    return Questions(pivot, counts, pairs, sentences, unshared, training_text)
 
 
 def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
@@ -70,11 +71,14 @@ def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
     The order of pivot sentences is the same in all languages, so that languages share as many questions as possible.
     """
     drawn: Pairs = []
-    seen: set[tuple[int, str]] = set()
+    drawn_sources: set[str] = set()
+    drawn_targets: set[str] = set()
     for source, target in sorted(rows, key=lambda pair: _rank(config.seed, pair[0])):
-        sides = {(0, source.casefold()), (1, target.casefold())}
-        if not sides & seen:
-            seen |= sides
+        source_key = source.casefold()
+        target_key = target.casefold()
+        if source_key not in drawn_sources and target_key not in drawn_targets:
+            drawn_sources.add(source_key)
+            drawn_targets.add(target_key)
             drawn.append((source, target))
         if len(drawn) == config.retrieval_pairs:
             break
@@ -83,11 +87,13 @@ def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
 
 def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: EvaluationConfig) -> dict[str, list[str]]:
     """Draw distinct held-out sentences of every language, the pivot first."""
-    by_language = {pivot: [source for rows in held_out.values() for source, _ in rows]}
-    by_language |= {language: [target for _, target in rows] for language, rows in held_out.items()}
+    sentences_by_language: dict[str, set[str]] = {pivot: set()}
+    for language, pairs in held_out.items():
+        sentences_by_language[pivot].update(source for source, _ in pairs)
+        sentences_by_language[language] = {target for _, target in pairs}
     drawn = {}
-    for language, sentences in by_language.items():
-        shuffled = sorted(set(sentences), key=lambda text: _rank(config.seed, text))
+    for language, sentences in sentences_by_language.items():
+        shuffled = sorted(sentences, key=lambda text: _rank(config.seed, text))
         drawn[language] = shuffled[: config.perplexity_sentences]
     return drawn
 
@@ -115,17 +121,25 @@ def _rank(seed: int, text: str) -> bytes:
 
 
 def shares_no_token(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor:
-    """Return for each of N pairs whether its sides have no token with a letter or digit in common: (N,) bool.
+    """Return for each of N pairs whether its sentences have no token with a letter or digit in common: (N,) bool.
 
     Such pairs cannot be found by names, numbers or placeholders that a translation copies. Punctuation and bare spaces
     are not counted: nearly all pairs share them.
     """
     options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": max_tokens}
-    sources = tokenizer([source for source, _ in pairs], **options)["input_ids"]
-    targets = tokenizer([target for _, target in pairs], **options)["input_ids"]
-    tokens = set(itertools.chain(*sources, *targets))
-    words = {token for token in tokens if any(character.isalnum() for character in tokenizer.decode([token]))}
-    return torch.tensor([words.isdisjoint(set(a) & set(b)) for a, b in zip(sources, targets, strict=True)])
+    source_ids = tokenizer([source for source, _ in pairs], **options)["input_ids"]
+    target_ids = tokenizer([target for _, target in pairs], **options)["input_ids"]
+    token_ids = set(itertools.chain(*source_ids, *target_ids))
+    word_ids = {token_id for token_id in token_ids if _contains_letter_or_digit(tokenizer.decode([token_id]))}
+    is_unshared = []
+    for source, target in zip(source_ids, target_ids, strict=True):
+        shared_ids = set(source) & set(target)
+        is_unshared.append(word_ids.isdisjoint(shared_ids))
+    return torch.tensor(is_unshared)
+
+
+def _contains_letter_or_digit(text: str) -> bool:
+    return any(character.isalnum() for character in text)
 
 
 def digest_question(text: str) -> str:

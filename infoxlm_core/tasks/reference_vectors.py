@@ -112,7 +112,8 @@ def read(directory: Path) -> Reference:
         )
     try:
         content = outside.read_json(path, _Content, "copy or export the model again", DataCorrupt)
-        sentences, vectors = content["sentences"], torch.tensor(content["vectors"], dtype=torch.float32)
+        sentences = content["sentences"]
+        vectors = torch.tensor(content["vectors"], dtype=torch.float32)
         if vectors.ndim != 2 or len(vectors) != len(sentences) or not vectors.norm(dim=1).min() > 0:
             raise ValueError(f"{tuple(vectors.shape)} numbers for {len(sentences)} sentences")
         return Reference(content["layer"], content["pooling"], tuple(sentences), vectors)
@@ -121,12 +122,19 @@ def read(directory: Path) -> Reference:
 
 
 def compare(reference: Reference, vectors: Tensor, name: str, computed: str = "") -> Difference:
-    """Return how far vectors are from the registered ones; `computed` says in messages how they were computed.
+    """Return how far vectors are from the registered ones.
+
+    Args:
+        reference: the registered vectors.
+        vectors: the vectors to check.
+        name: the model's name in messages.
+        computed: end of the messages, which says how the vectors were computed.
 
     Raises:
         DataCorrupt: they differ by more than two computations can.
     """
-    expected, actual = reference.vectors.double(), vectors.double()
+    expected = reference.vectors.double()
+    actual = vectors.double()
     if actual.shape != expected.shape:
         raise DataCorrupt(f"{name} gives vectors {tuple(actual.shape)}, expected {tuple(expected.shape)}{computed}")
     errors = actual - expected
@@ -151,7 +159,7 @@ def check(directory: Path, name: str, python: str = sys.executable) -> str:
     """
     reference = read(directory)
     request = {"directory": str(directory.resolve()), "layer": reference.layer, "pooling": reference.pooling}
-    result = _run(python, request | {"sentences": reference.sentences}, name)
+    result = _compute_in_process(python, request | {"sentences": reference.sentences}, name)
     if len(result["blocked"]) != len(plain_transformers.BLOCKED_PACKAGES):
         raise InputError(f"{python} could import this project, although it must use transformers alone")
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
@@ -168,7 +176,8 @@ def check(directory: Path, name: str, python: str = sys.executable) -> str:
     )
 
 
-def _run(python: str, request: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _compute_in_process(python: str, request: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Run `plain_transformers.py` with a request and return its answer; InputError if it fails."""
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     command = [python, "-I", plain_transformers.__file__]  # isolated: no PYTHONPATH, no folder of the script
     try:
@@ -188,6 +197,5 @@ def _describe_versions(directory: Path) -> str:
     if not (directory / manifests.NAME).is_file():
         return ""
     versions = manifests.load(directory).get("made_by", {})
-    return ", made by " + ", ".join(
-        f"{library} {versions[library]}" for library in ("torch", "transformers") if library in versions
-    )
+    recorded = [library for library in ("torch", "transformers") if library in versions]
+    return ", made by " + ", ".join(f"{library} {versions[library]}" for library in recorded)

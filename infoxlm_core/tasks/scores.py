@@ -59,7 +59,7 @@ class Scores:
 
     @classmethod
     def from_languages(
-        cls, task: str, languages: ByLanguage, source: str, tuned: Path | None = None, **others: Any
+        cls, task: str, languages: ByLanguage, source: str, tuned: Path | None = None, **other_fields: Any
     ) -> Self:
         """Compute means and transfer gap from the scores of each language.
 
@@ -68,14 +68,19 @@ class Scores:
             languages: scores by language and metric.
             source: the language of the training text, from which the transfer gap is measured.
             tuned: directory of a fine-tuned model; its development scores and selection are read.
-            **others: the other fields.
+            **other_fields: fields of the class that are not computed here.
         """
-        mean, gaps = mean_over(languages), None
+        mean = mean_over(languages)
+        gap_by_metric = None
         if source in languages and len(languages) > 1:
-            gaps = {name: transfer_gap({code: row[name] for code, row in languages.items()}, source) for name in mean}
+            gap_by_metric = {}
+            for metric in mean:
+                scores_of_metric = {language: scores[metric] for language, scores in languages.items()}
+                gap_by_metric[metric] = transfer_gap(scores_of_metric, source)
         if tuned:
-            others |= {"dev": selection.development(tuned), "selection": selection.read(tuned)}
-        return cls(task=task, languages=languages, mean=mean, transfer_gap=gaps, **others)
+            other_fields["dev"] = selection.development(tuned)
+            other_fields["selection"] = selection.read(tuned)
+        return cls(task=task, languages=languages, mean=mean, transfer_gap=gap_by_metric, **other_fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of scores.json, in which `details` are beside the other fields."""
@@ -91,12 +96,19 @@ class Scores:
             InputError: a field is missing, empty or of another type.
         """
         required = ("task", "languages", "mean", "counts", "test_set")
-        if missing := [name for name in required if not values.get(name)]:
+        missing = [name for name in required if not values.get(name)]
+        if missing:
             raise InputError(f"{where} has no {', '.join(missing)}. Measure the model again.")
         outside.validate(dict(values), _TrialScores, where, "measure the model again")
-        fields = set(cls.__dataclass_fields__) - {"details", "outcomes"}
-        details = {name: value for name, value in values.items() if name not in fields}
-        return cls(**{name: value for name, value in values.items() if name in fields}, details=details)
+        field_names = set(cls.__dataclass_fields__) - {"details", "outcomes"}
+        fields: dict[str, Any] = {}
+        details: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in field_names:
+                fields[name] = value
+            else:
+                details[name] = value
+        return cls(**fields, details=details)
 
 
 def finite(values: Mapping[str, Any]) -> dict[str, float]:
@@ -125,20 +137,28 @@ def mix(cells: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> di
         cells: scores by (language of premise or paragraph, language of hypothesis or question).
         metric: the metric of the means `within` and `across`.
     """
-    within, across = within_and_across({cell: scores[metric] for cell, scores in cells.items()})
-    return {"within": within, "across": across, "cells": {"-".join(cell): scores for cell, scores in cells.items()}}
+    scores_of_metric = {pair: scores[metric] for pair, scores in cells.items()}
+    within, across = within_and_across(scores_of_metric)
+    named_cells = {"-".join(pair): scores for pair, scores in cells.items()}
+    return {"within": within, "across": across, "cells": named_cells}
 
 
 def within_and_across(cells: Mapping[tuple[str, str], float]) -> tuple[float, float]:
-    """Return two means over languages: of texts that are both in the language, and of texts of which one is.
+    """Return the mean score of pairs of texts in the same language, and that of pairs in two languages.
 
-    `cells` maps (language of one text, language of the other) to a score; some cells may be missing. Source: InfoXLM,
-    section 6.
+    The second is first averaged for each language, so that all languages have the same weight (InfoXLM, section 6).
+
+    Args:
+        cells: (language of one text, language of the other) -> score; some pairs may be missing.
     """
     languages = [first for first, second in cells if first == second]
-    across = []
+    across_by_language = []
     for language in languages:
-        scores = [score for pair, score in cells.items() if language in pair and pair[0] != pair[1]]
-        if scores:
-            across.append(fmean(scores))
-    return fmean(cells[language, language] for language in languages), fmean(across)
+        mixed_scores = []
+        for pair, score in cells.items():
+            if language in pair and pair[0] != pair[1]:
+                mixed_scores.append(score)
+        if mixed_scores:
+            across_by_language.append(fmean(mixed_scores))
+    within = fmean(cells[language, language] for language in languages)
+    return within, fmean(across_by_language)

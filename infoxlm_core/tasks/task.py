@@ -65,8 +65,14 @@ class Task(Generic[Settings]):
 
     def list_data(self, settings: Settings) -> dict[str, list[str]]:
         """Return the paths of all data by role, which is the name of the field."""
-        values = {role: getattr(settings, role) for role in self.roles}
-        return {role: [value] if isinstance(value, str) else list(value or ()) for role, value in values.items()}
+        paths: dict[str, list[str]] = {}
+        for role in self.roles:
+            value = getattr(settings, role)
+            if isinstance(value, str):
+                paths[role] = [value]
+            else:
+                paths[role] = list(value or ())  # None if an optional field is not set
+        return paths
 
     def list_test_files(self, settings: Settings) -> list[Path]:
         """Return the local files with test questions, without files of training text."""
@@ -77,8 +83,10 @@ class Task(Generic[Settings]):
         local: dict[str, Any] = {}
         for role in self.roles:
             value = getattr(settings, role)
-            if value is not None:
-                local[role] = fetch(value) if isinstance(value, str) else tuple(map(fetch, value))
+            if isinstance(value, str):
+                local[role] = fetch(value)
+            elif value is not None:
+                local[role] = tuple(fetch(path) for path in value)
         return settings.model_copy(update=local)
 
     def without_data(self, settings: Settings) -> Settings:
@@ -106,8 +114,9 @@ class Task(Generic[Settings]):
 
     def select_training_inputs(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
         """Return the settings and the data (by role) that a fine-tuned model depends on, without those for tests."""
-        data = {role: paths for role, paths in self.list_data(settings).items() if role not in self.only_tested}
-        return _clear_fields(settings, self.only_tested), data
+        data = self.list_data(settings)
+        training_data = {role: paths for role, paths in data.items() if role not in self.only_tested}
+        return _clear_fields(settings, self.only_tested), training_data
 
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
         """Return whether the trained weights depend on the number of workers.
@@ -119,9 +128,10 @@ class Task(Generic[Settings]):
 
         if self.head is None:
             return False
-        drawn_by_example = not self.head.by_token and pretrained.runs_packed(pretrained.read_config(encoder))
-        dropout, head_dropout = (getattr(settings, name, 0.0) for name in ("dropout", "head_dropout"))
-        return dropout > 0 or (head_dropout > 0 and not drawn_by_example)
+        is_drawn_by_example = not self.head.by_token and pretrained.runs_packed(pretrained.read_config(encoder))
+        encoder_dropout = getattr(settings, "dropout", 0.0)
+        head_dropout = getattr(settings, "head_dropout", 0.0)
+        return encoder_dropout > 0 or (head_dropout > 0 and not is_drawn_by_example)
 
     def read_training(self, settings: Settings, encoder: Path, corpus: Path | None) -> "Training":
         """Read and tokenise the training text; `corpus` is a prepared corpus for settings that name no data.
@@ -138,7 +148,8 @@ class Task(Generic[Settings]):
 
     def list_declared_languages(self, settings: Settings) -> list[str]:
         """Return the languages of the training text that the settings name; empty if only the data shows them."""
-        return list(dict.fromkeys(map(languages.two_letters, getattr(settings, "train_languages", ()))))
+        codes = [languages.two_letters(code) for code in getattr(settings, "train_languages", ())]
+        return list(dict.fromkeys(codes))  # without duplicates, in the same order
 
     def measure(self, settings: Settings, model: Path, output: Path) -> Scores:
         """Measure an encoder, or a fine-tuned model, and write its predictions to `output`.
@@ -162,7 +173,11 @@ class Task(Generic[Settings]):
     def sort(self, codes: Iterable[str]) -> list[str]:
         """Sort languages as in the paper's table, followed by the others in alphabetical order."""
         ranks = {code: rank for rank, code in enumerate(self.order)}
-        return sorted(codes, key=lambda code: (ranks.get(languages.two_letters(code), len(ranks)), code))
+
+        def sort_key(code: str) -> tuple[int, str]:
+            return ranks.get(languages.two_letters(code), len(ranks)), code
+
+        return sorted(codes, key=sort_key)
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:  # noqa: ARG002
         """Return the scores as metrics for the tracking server: `PREFIX/mean`, `PREFIX/en`.
@@ -170,30 +185,44 @@ class Task(Generic[Settings]):
         Names of a task with several metrics contain the metric: `PREFIX/f1`, `PREFIX/f1/en`. Scores that were not
         measured or are not finite are left out. `settings` are those of `measure`, or the `Questions` of an evaluation.
         """
-        flat: dict[str, Any] = self._name_common(scores, prefix)
+        values: dict[str, Any] = self._name_common(scores, prefix)
         for metric in self.metrics:
-            metric_prefix = prefix if len(self.metrics) == 1 else f"{prefix}/{metric}"
-            flat[f"{metric_prefix}/mean" if len(self.metrics) == 1 else metric_prefix] = scores.mean[metric]
-            flat |= {f"{metric_prefix}/{code}": cell[metric] for code, cell in scores.languages.items()}
-        return finite(flat)
+            if len(self.metrics) == 1:
+                metric_prefix = prefix
+                values[f"{prefix}/mean"] = scores.mean[metric]
+            else:
+                metric_prefix = f"{prefix}/{metric}"
+                values[metric_prefix] = scores.mean[metric]
+            for language, language_scores in scores.languages.items():
+                values[f"{metric_prefix}/{language}"] = language_scores[metric]
+        return finite(values)
 
     def _name_common(self, scores: Scores, prefix: str) -> dict[str, Any]:
-        flat = {f"{prefix}/dev": (scores.dev or {}).get("mean")}
-        flat[f"{prefix}/transfer_gap"] = (scores.transfer_gap or {}).get(self.metrics[0])
-        return flat | {f"{prefix}/{name}": (scores.mixed or {}).get(name) for name in ("within", "across")}
+        """Return the metrics that any task may have: development score, transfer gap, and means of mixed languages."""
+        values: dict[str, Any] = {}
+        if scores.dev:
+            values[f"{prefix}/dev"] = scores.dev.get("mean")
+        if scores.transfer_gap:
+            values[f"{prefix}/transfer_gap"] = scores.transfer_gap.get(self.metrics[0])
+        if scores.mixed:
+            values[f"{prefix}/within"] = scores.mixed.get("within")
+            values[f"{prefix}/across"] = scores.mixed.get("across")
+        return values
 
 
 def _clear_fields(settings: Settings, fields: Iterable[str]) -> Settings:
-    return settings.model_copy(update={name: type(getattr(settings, name))() for name in fields})
+    """Return the settings with the empty value of its type in each of the fields."""
+    empty_values = {name: type(getattr(settings, name))() for name in fields}
+    return settings.model_copy(update=empty_values)
 
 
 def load_chosen(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
     """Load the selected models one after the other; yield the directory, the model and its languages."""
     from infoxlm_core.model import task_models
 
-    directory_of = selection.directories(tuned)
-    languages_of: dict[Path, list[str]] = {}
+    find_directory = selection.directories(tuned)
+    languages_by_directory: dict[Path, list[str]] = {}
     for language in dict.fromkeys(languages):
-        languages_of.setdefault(directory_of(language), []).append(language)
-    for directory, codes in languages_of.items():
-        yield directory, task_models.load(directory, head), codes
+        languages_by_directory.setdefault(find_directory(language), []).append(language)
+    for directory, model_languages in languages_by_directory.items():
+        yield directory, task_models.load(directory, head), model_languages

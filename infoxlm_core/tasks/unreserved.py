@@ -29,8 +29,8 @@ def find(encoder: Path, tests: Iterable[Path], corpus: Path | None = None) -> li
     """Return the names of test files whose sentences were not removed from an encoder's training text.
 
     Args:
-        encoder: its directory.
-        tests: the files.
+        encoder: directory of the encoder.
+        tests: the test files.
         corpus: the prepared corpus that the files belong to, if any. Its held-out text was removed from its own
             training text, but not from that of another corpus, on which the training may have begun.
     """
@@ -42,12 +42,12 @@ def find(encoder: Path, tests: Iterable[Path], corpus: Path | None = None) -> li
         digest = manifests.load(corpus)["digest"]
         if digest and digest == manifest["inputs"].get("corpus"):
             return []
-    reserved = set(facts.get("reserved", ()))
-    missing = [file.name for file in tests if evaluation_sets.digest(file) not in reserved]
-    if missing:
+    reserved_digests = set(facts.get("reserved", ()))
+    unreserved_names = [file.name for file in tests if evaluation_sets.digest(file) not in reserved_digests]
+    if unreserved_names:
         logger.warning(
             "%s may have been trained on this test: %d of its files (%s, …) were not removed from its training text. "
             "Add them to preparation.evaluation_sets and train again, or compare its scores with care.",
-            encoder, len(missing), missing[0],
+            encoder, len(unreserved_names), unreserved_names[0],
         )  # fmt: skip
-    return missing
+    return unreserved_names

@@ -6,7 +6,6 @@ en/train  en/dev  de/test                  WikiANN: the same; words may begin wi
 
 import re
 from collections.abc import Iterable, Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +46,8 @@ def find_tagged_files(path: Path) -> list[TaggedFile]:
     candidates = [path] if path.is_file() else [file for file in outside.list_tree(path) if file.is_file()]
     files = []
     for file in candidates:
-        if match := _NAME.fullmatch(file.name):
+        match = _NAME.fullmatch(file.name)
+        if match:
             files.append(TaggedFile(file, SPLITS[match["split"]], two_letters(match["language"])))
         elif file.stem in SPLITS and is_known(file.parent.name):
             files.append(TaggedFile(file, SPLITS[file.stem], two_letters(file.parent.name)))
@@ -82,31 +82,47 @@ def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train",
 
 
 def _read_sentences(path: Path) -> Iterator[Sentence]:
-    prefix: str | None = None  # of all words of the file; unknown before the first word
+    """Yield the sentences of one file, which are divided by blank lines."""
+    language_prefix: str | None = None  # of all words of the file; unknown before the first word
+    words: list[str] = []
+    tags: list[str] = []
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
-            numbered = ((number, line.rstrip("\r\n")) for number, line in enumerate(file, 1))
-            for is_blank, block in groupby(numbered, key=lambda line: not line[1].strip()):
-                if is_blank:
+            for line_number, line_with_end in enumerate(file, 1):
+                line = line_with_end.rstrip("\r\n")
+                if not line.strip():
+                    if words:
+                        yield Sentence(tuple(words), tuple(tags))
+                    words = []
+                    tags = []
                     continue
-                words, tags = [], []
-                for number, line in block:
-                    word, _, tag = line.partition("\t")
-                    if not _TAG.fullmatch(tag):
-                        raise InputError(f"{path}:{number}: {line!r:.80} is not a word, a tab and O, B-… or I-….")
-                    if prefix is None:
-                        match = _LANGUAGE_PREFIX.match(word)
-                        prefix = match[0] if match and is_known(match[0][:2]) else ""
-                    words.append(word.removeprefix(prefix))
-                    tags.append(tag)
-                yield Sentence(tuple(words), tuple(tags))
+                word, _, tag = line.partition("\t")
+                if not _TAG.fullmatch(tag):
+                    raise InputError(f"{path}:{line_number}: {line!r:.80} is not a word, a tab and O, B-… or I-….")
+                if language_prefix is None:
+                    language_prefix = _find_language_prefix(word)
+                words.append(word.removeprefix(language_prefix))
+                tags.append(tag)
     except UnicodeDecodeError:
         raise EncodingError(f"{path}: not UTF-8. Convert the file.") from None
+    if words:  # the last sentence needs no blank line after it
+        yield Sentence(tuple(words), tuple(tags))
+
+
+def _find_language_prefix(word: str) -> str:
+    """Return the prefix such as `en:` of WikiANN's words; empty if the word has none."""
+    match = _LANGUAGE_PREFIX.match(word)
+    if match and is_known(match[0][:2]):
+        return match[0]
+    return ""
 
 
 def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
     """Return the tags of the training text; CorpusTooSmall if it has no entity."""
-    labels = {tag for sentences in sets["train"].values() for sentence in sentences for tag in sentence.tags}
+    labels: set[str] = set()
+    for sentences in sets["train"].values():
+        for sentence in sentences:
+            labels.update(sentence.tags)
     if len(labels) < 2:
         languages = ", ".join(settings.train_languages)
         raise CorpusTooSmall(

@@ -44,34 +44,43 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path) -> Training:
     """Read and tokenise training and development sets."""
     sets = read_tagged(settings, ("train", "dev"))
     labels = list_labels(settings, sets)
-    languages = dict.fromkeys(map(two_letters, settings.train_languages))
-    train = [sentence for language in languages for sentence in sets["train"].get(language, ())]
-    train_languages = [language for language in languages for _ in sets["train"].get(language, ())]
-    examples, first_tokens = encode(train, encoder, settings.max_tokens, train_languages)
-    numbers = {label: number for number, label in enumerate(labels)}
-    targets = np.full((len(train), int(examples.lengths.max())), NO_TARGET, np.int16)
-    for row, (sentence, positions) in enumerate(zip(train, first_tokens, strict=True)):
+    languages = list(dict.fromkeys(map(two_letters, settings.train_languages)))
+    train_sentences: list[Sentence] = []
+    language_of_sentence: list[str] = []
+    for language in languages:
+        sentences = sets["train"].get(language, [])
+        train_sentences += sentences
+        language_of_sentence += [language] * len(sentences)
+    examples, first_tokens = encode(train_sentences, encoder, settings.max_tokens, language_of_sentence)
+
+    label_ids = {label: label_id for label_id, label in enumerate(labels)}
+    longest_sentence = int(examples.lengths.max())
+    targets = np.full((len(train_sentences), longest_sentence), NO_TARGET, np.int16)
+    for row, (sentence, positions) in enumerate(zip(train_sentences, first_tokens, strict=True)):
         for word, position in positions.items():
-            targets[row, position] = numbers[sentence.tags[word]]
-    dev = {language: sets["dev"][language] for language in sorted(sets["dev"])}
-    encoded = {}
-    for language, sentences in dev.items():
-        encoded[language] = encode(sentences, encoder, settings.max_tokens, [language] * len(sentences))
+            targets[row, position] = label_ids[sentence.tags[word]]
+
+    dev_sets = {language: sets["dev"][language] for language in sorted(sets["dev"])}
+    encoded_dev_sets = {}
+    for language, sentences in dev_sets.items():
+        encoded_dev_sets[language] = encode(sentences, encoder, settings.max_tokens, [language] * len(sentences))
 
     def score_dev(tagger: TaskModel) -> dict[str, float]:
-        return {
-            language: span_f1(sentences, tag(tagger, sentences, *encoded[language]))
-            for language, sentences in dev.items()
-        }
+        f1_by_language = {}
+        for language, sentences in dev_sets.items():
+            dev_examples, dev_first_tokens = encoded_dev_sets[language]
+            predicted_tags = tag(tagger, sentences, dev_examples, dev_first_tokens)
+            f1_by_language[language] = span_f1(sentences, predicted_tags)
+        return f1_by_language
 
     return Training(
         HEAD,
         examples,
         targets,
         labels,
-        source=next(iter(languages)),
-        development=tuple(dev),
-        score_dev=score_dev if dev else None,
+        source=languages[0],
+        development=tuple(dev_sets),
+        score_dev=score_dev if dev_sets else None,
         head_dropout=settings.head_dropout,
     )
 
@@ -81,17 +90,20 @@ def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
     tests = read_tagged(settings, ("test",))["test"]
     if not tests:
         raise InputError(f"{name_data(settings)}: no test sentences. {LAYOUT}")
-    predicted = {}
+    predicted_tags: dict[str, list[list[str]]] = {}
     for directory, tagger, languages in load_chosen(model, HEAD, tests):
         for language in languages:
-            languages_of_rows = [language] * len(tests[language])
-            examples, first_tokens = encode(tests[language], directory, settings.max_tokens, languages_of_rows)
-            predicted[language] = tag(tagger, tests[language], examples, first_tokens)
+            sentences = tests[language]
+            language_of_sentence = [language] * len(sentences)
+            examples, first_tokens = encode(sentences, directory, settings.max_tokens, language_of_sentence)
+            predicted_tags[language] = tag(tagger, sentences, examples, first_tokens)
+    scores = {}
     for language, sentences in tests.items():
-        _write(output / "predictions" / f"{language}.tsv", sentences, predicted[language])
+        _write_predictions(output / "predictions" / f"{language}.tsv", sentences, predicted_tags[language])
+        scores[language] = {"f1": span_f1(sentences, predicted_tags[language])}
     return Scores.from_languages(
         "named_entities",
-        {language: {"f1": span_f1(sentences, predicted[language])} for language, sentences in tests.items()},
+        scores,
         two_letters(settings.train_languages[0]),
         model,
         counts={language: len(sentences) for language, sentences in tests.items()},
@@ -103,6 +115,12 @@ def encode(
     sentences: Sequence[Sentence], directory: Path, max_tokens: int, languages: Sequence[str]
 ) -> tuple[Examples, list[FirstTokens]]:
     """Tokenise sentences of these languages; also return the first token of each word.
+
+    Args:
+        sentences: N sentences.
+        directory: the model that will read them.
+        max_tokens: longer sentences are truncated.
+        languages: the language of each of the N sentences.
 
     Raises:
         InputError: the tokenizer cannot map tokens to words.
@@ -128,10 +146,11 @@ def encode(
             if word is not None:
                 positions.setdefault(word, position)
         first_tokens.append(positions)
-    total = sum(map(len, words))
-    lost = total - sum(map(len, first_tokens))
-    if lost:
-        logger.warning("%d of %d words are truncated or have no token, and are tagged O", lost, total)
+    num_words = sum(len(sentence_words) for sentence_words in words)
+    num_with_token = sum(len(positions) for positions in first_tokens)
+    if num_with_token < num_words:
+        num_without_token = num_words - num_with_token
+        logger.warning("%d of %d words are truncated or have no token, and are tagged O", num_without_token, num_words)
     examples = from_lists(columns["input_ids"], columns["token_type_ids"])
     return padded.set_languages(examples, padded.read_config(directory), languages), first_tokens
 
@@ -139,12 +158,15 @@ def encode(
 def tag(
     tagger: TaskModel, sentences: Sequence[Sentence], examples: Examples, first_tokens: Sequence[FirstTokens]
 ) -> list[list[str]]:
-    """Return the most probable tag of each word."""
+    """Return the most probable tag of each word; O for words without a token."""
     tags: list[list[str]] = []
-    for sentence, logits, positions in zip(sentences, task_models.run(tagger, examples), first_tokens, strict=True):
-        best = logits.argmax(dim=1).tolist()  # a label for each token
-        words = range(len(sentence.words))
-        tags.append([tagger.labels[best[positions[word]]] if word in positions else "O" for word in words])
+    logits_of_sentences = task_models.run(tagger, examples)
+    for sentence, logits, positions in zip(sentences, logits_of_sentences, first_tokens, strict=True):
+        label_ids = logits.argmax(dim=1).tolist()  # (tokens, labels) -> the label of each token
+        sentence_tags = ["O"] * len(sentence.words)
+        for word, position in positions.items():
+            sentence_tags[word] = tagger.labels[label_ids[position]]
+        tags.append(sentence_tags)
     return tags
 
 
@@ -164,16 +186,19 @@ def span_f1(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str
         return 0.0
     correct = [list(sentence.tags) for sentence in sentences]
     predicted = [list(tags) for tags in predicted_tags]
-    entity_types = sorted({tag[2:] for tags in (*correct, *predicted) for tag in tags if tag != "O"})
+    distinct_tags: set[str] = set()
+    for tags in (*correct, *predicted):
+        distinct_tags.update(tags)
+    entity_types = sorted({tag[2:] for tag in distinct_tags - {"O"}})  # B-PER and I-PER -> PER
     scores = Evaluator(correct, predicted, tags=entity_types, loader="list").evaluate()
     return float(scores["overall"]["strict"].f1)
 
 
-def _write(path: Path, sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> None:
-    """Write word, tag and predicted tag per line, and blank lines between sentences."""
+def _write_predictions(path: Path, sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]]) -> None:
+    """Write word, correct tag and predicted tag per line, and blank lines between sentences."""
     blocks = []
-    for sentence, tags in zip(sentences, predicted, strict=True):
+    for sentence, tags in zip(sentences, predicted_tags, strict=True):
         rows = zip(sentence.words, sentence.tags, tags, strict=True)
-        blocks.append("".join(f"{word}\t{correct}\t{answer}\n" for word, correct, answer in rows))
+        blocks.append("".join(f"{word}\t{correct_tag}\t{predicted_tag}\n" for word, correct_tag, predicted_tag in rows))
     path.parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(path, "\n".join(blocks))

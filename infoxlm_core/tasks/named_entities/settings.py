@@ -14,10 +14,10 @@ class NamedEntitiesConfig(RecipeConfig):
 
     data: Source | Paths
     """Files, or folders in the layout of XTREME's panx or of WikiANN: one word and its tag (`O`, `B-PER`, `I-PER`, …)
-    a line, parted by a tab, and blank lines between sentences."""
+    per line, divided by a tab, and blank lines between sentences."""
 
     train_languages: tuple[Language, ...] = ("en",)
     """Languages to train on; every language is tested."""
 
     head_dropout: Share = 0.1
-    """Before the classifier's layer, drawn for the tokens that are computed together."""
+    """Dropout probability before the output layer; its random numbers depend on how a batch is split."""

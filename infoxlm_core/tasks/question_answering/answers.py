@@ -58,16 +58,19 @@ def normalise_squad(text: str) -> str:
 
 def f1(prediction: str, answer: str) -> float:
     """Return the F1 of the tokens, as multisets, of two normalised strings; 0 without a common token."""
-    predicted, expected = prediction.split(), answer.split()
-    common = (Counter(predicted) & Counter(expected)).total()
-    return 2 * common / (len(predicted) + len(expected)) if common else 0.0
+    predicted_tokens = prediction.split()
+    answer_tokens = answer.split()
+    num_common = (Counter(predicted_tokens) & Counter(answer_tokens)).total()
+    if num_common == 0:  # also if both strings are empty
+        return 0.0
+    return 2 * num_common / (len(predicted_tokens) + len(answer_tokens))
 
 
 def choose_normaliser(normaliser: Literal["mlqa", "squad"], language: str) -> Callable[[str], str]:
     """Return the normaliser of answers in a language; InputError if MLQA has none for it."""
     if normaliser == "squad":
         return normalise_squad
-    normalise("", language)
+    normalise("", language)  # raises the error now, not when the first answer is scored
     return partial(normalise, language=language)
 
 
@@ -76,17 +79,25 @@ def score(
 ) -> dict[str, float]:
     """Return F1 and exact match from 0 to 1: the best over the gold answers of a question, then the mean.
 
-    Both mappings are by the id of a question; a question without a prediction scores 0.
+    Args:
+        predictions: question id -> answer; a question without a prediction scores 0.
+        answers: question id -> gold answers.
+        normaliser: applied to predictions and gold answers before they are compared.
 
     Raises:
         InputError: there is no question, or one without a gold answer.
     """
     if not answers or not all(answers.values()):
         raise InputError("There are no questions, or a question has no gold answer. Nothing can be scored.")
-    f1_scores, matches = [], []
-    for question, gold in answers.items():
-        normalised_gold = [normaliser(answer) for answer in gold]
-        prediction = normaliser(predictions[question]) if question in predictions else None
-        f1_scores.append(0.0 if prediction is None else max(f1(prediction, answer) for answer in normalised_gold))
-        matches.append(float(prediction in normalised_gold))
-    return {"f1": fmean(f1_scores), "exact_match": fmean(matches)}
+    f1_scores = []
+    exact_matches = []
+    for question_id, gold_answers in answers.items():
+        if question_id not in predictions:
+            f1_scores.append(0.0)
+            exact_matches.append(0.0)
+            continue
+        prediction = normaliser(predictions[question_id])
+        normalised_answers = [normaliser(answer) for answer in gold_answers]
+        f1_scores.append(max(f1(prediction, answer) for answer in normalised_answers))
+        exact_matches.append(float(prediction in normalised_answers))
+    return {"f1": fmean(f1_scores), "exact_match": fmean(exact_matches)}

@@ -65,7 +65,7 @@ class Question:
     text: str
     paragraph: int  # index in `QuestionSet.paragraphs`
     answers: tuple[str, ...]  # all equally right
-    span: tuple[int, int] | None  # first character, and the one after the last, of the first answer at its place
+    span: tuple[int, int] | None  # start and end (exclusive) of the first answer that is at its `answer_start`
 
 
 @dataclass(frozen=True)
@@ -86,51 +86,57 @@ def read_training(paths: Sequence[str]) -> list[QuestionSet]:
     """
     sets = []
     for path in list_files(paths, "train"):
-        questions = read_squad(path)
-        usable = tuple(question for question in questions.questions if question.span)
-        lost = len(questions.questions) - len(usable)
-        if lost:
-            logger.warning("%s: %d answers are not at their answer_start: their questions are left out", path, lost)
-        if usable:
-            sets.append(replace(questions, questions=usable))
+        question_set = read_squad(path)
+        usable_questions = tuple(question for question in question_set.questions if question.span)
+        num_dropped = len(question_set.questions) - len(usable_questions)
+        if num_dropped:
+            logger.warning(
+                "%s: %d answers are not at their answer_start; their questions are left out", path, num_dropped
+            )
+        if usable_questions:
+            sets.append(replace(question_set, questions=usable_questions))
     if not sets:
         raise InputError(f"{', '.join(paths)}: no question to train on. Give files in SQuAD's format (train).")
     return sets
 
 
 def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[LanguagePair, QuestionSet]:
-    """Read test or development files (see `find_sets`). All questions stay: a score needs only the texts of answers.
+    """Read test or development files (see `find_sets`).
+
+    Questions whose answer is not at its `answer_start` stay: a score needs only the texts of answers.
 
     Raises:
         InputError: a file has no question, or two of one id.
     """
     sets = {pair: read_squad(path) for pair, path in find_sets(paths, split, mixed).items()}
-    for questions in sets.values():
-        if not questions.questions:
-            raise InputError(f"{questions.path}: no question. Remove the file or copy it again.")
-        ((id_, count),) = Counter(question.id for question in questions.questions).most_common(1)
+    for question_set in sets.values():
+        path = question_set.path
+        questions = question_set.questions
+        if not questions:
+            raise InputError(f"{path}: no question. Remove the file or copy it again.")
+        ((question_id, count),) = Counter(question.id for question in questions).most_common(1)
         if count > 1:
-            raise InputError(f"{questions.path}: question {id_}: {count} questions have this id. Make ids unique.")
-        lost = sum(question.span is None for question in questions.questions)
-        if lost:
+            raise InputError(f"{path}: question {question_id}: {count} questions have this id. Make ids unique.")
+        num_without_span = sum(question.span is None for question in questions)
+        if num_without_span:
             logger.warning(
-                "%s: %d answers are not at their answer_start: they are scored by their texts", questions.path, lost
+                "%s: %d answers are not at their answer_start; they are scored by their texts", path, num_without_span
             )
     return sets
 
 
 def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[LanguagePair, Path]:
-    """Return the file of each language by file names alone; with `mixed` also those of each pair of languages.
+    """Map each language to its file, by file names alone; with `mixed` also each pair of different languages.
 
     Raises:
         InputError: two files are of the same languages, or no file is of the expected kind.
     """
     sets: dict[LanguagePair, Path] = {}
     for path in list_files(paths, split):
-        pair = languages_of(path)
+        pair = parse_languages(path)
         if pair in sets:
-            names = "-".join(pair)
-            raise InputError(f"{sets[pair]} and {path} are both {names}. Give one {split} file per language.")
+            pair_name = "-".join(pair)
+            raise InputError(f"{sets[pair]} and {path} are both {pair_name}. Give one {split} file per language.")
         if mixed or pair[0] == pair[1]:
             sets[pair] = path
     if not any(context == question for context, question in sets):
@@ -148,28 +154,38 @@ def list_files(paths: Sequence[str], split: Split) -> list[Path]:
     Raises:
         InputError: a path is missing, or a folder has no JSON file.
     """
-    files: dict[Path, None] = {}  # an ordered set
+    files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(file for file in path.iterdir() if file.suffix == ".json")
-            if not inside:
-                raise InputError(f"{path}: no .json file here. Give the folder that has them ({split}).")
-            splits = {file: set(re.split(r"[._-]", file.stem)) & set(SPLITS.values()) for file in inside}
-            if any(split in named for named in splits.values()):
-                inside = [file for file in inside if not splits[file] or split in splits[file]]
-            files |= dict.fromkeys(inside)
+            files += _list_folder(path, split)
         elif path.is_file():
-            files[path] = None
+            files.append(path)
         else:
             raise InputError(f"{path}: no such file or folder ({split}).")
-    return list(files)
+    return list(dict.fromkeys(files))
 
 
-def languages_of(path: Path) -> LanguagePair:
+def _list_folder(folder: Path, split: Split) -> list[Path]:
+    """List the JSON files of a folder; see `list_files`."""
+    json_files = sorted(file for file in folder.iterdir() if file.suffix == ".json")
+    if not json_files:
+        raise InputError(f"{folder}: no .json file here. Give the folder that has them ({split}).")
+    splits_in_name: dict[Path, set[str]] = {}
+    for file in json_files:
+        words = re.split(r"[._-]", file.stem)
+        splits_in_name[file] = set(words) & set(SPLITS.values())
+    if not any(split in splits for splits in splits_in_name.values()):
+        return json_files
+    # A file whose name contains no split belongs to all of them.
+    return [file for file, splits in splits_in_name.items() if not splits or split in splits]
+
+
+def parse_languages(path: Path) -> LanguagePair:
     """Return the languages of paragraphs and questions that a file's name contains; SQuAD's own files are English.
 
-    `test-context-de-question-en.json`, `xquad.de.json`, `tydiqa.goldp.sw.train.json`, `tydiqa-goldp-dev-thai.json`,
-    `train-v1.1.json`; of a translated set (`squad.translate.train.en-de.json`) the second.
+    Examples: `test-context-de-question-en.json`, `xquad.de.json`, `tydiqa.goldp.sw.train.json`,
+    `tydiqa-goldp-dev-thai.json`, `train-v1.1.json`. The name of a translated set contains two languages
+    (`squad.translate.train.en-de.json`), of which the second counts.
 
     Raises:
         InputError: the name contains no language.
@@ -177,7 +193,8 @@ def languages_of(path: Path) -> LanguagePair:
     match = re.search(r"context-([a-z]{2,3})-question-([a-z]{2,3})", path.name)
     if match:
         return match[1], match[2]
-    words = re.split(r"[._-]", re.sub("^[a-z]+-", "", path.stem))  # `my-squad` is not Burmese
+    name = re.sub("^[a-z]+-", "", path.stem)  # a first word is no language: `my-squad` is not Burmese
+    words = re.split(r"[._-]", name)
     codes = [_TYDIQA_NAMES.get(word, word) for word in words]
     languages = [code for code in codes if len(code) == 2 and is_known(code)]
     if languages:
@@ -194,20 +211,26 @@ def read_squad(path: Path) -> QuestionSet:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path}: {field and field + ': '}{first['msg']}. Give SQuAD's JSON format.") from None
+        first_error = error.errors()[0]
+        reason = first_error["msg"]
+        field = ".".join(map(str, first_error["loc"]))  # empty if the file is not JSON
+        if field:
+            reason = f"{field}: {reason}"
+        raise InputError(f"{path}: {reason}. Give SQuAD's JSON format.") from None
     paragraphs = [paragraph for article in content.data for paragraph in article.paragraphs]
-    questions = tuple(
-        question for number, paragraph in enumerate(paragraphs) for question in _questions(path, number, paragraph)
-    )
-    languages = languages_of(path)
+    questions: list[Question] = []
+    for index, paragraph in enumerate(paragraphs):
+        questions.extend(_convert_questions(path, paragraph, index))
+    languages = parse_languages(path)
+    paragraph_language, question_language = languages
     logger.info("%s: %d questions (%s) about %d paragraphs (%s)",
-                path, len(questions), languages[1], len(paragraphs), languages[0])  # fmt: skip
-    return QuestionSet(path, languages, tuple(paragraph.context for paragraph in paragraphs), questions)
+                path, len(questions), question_language, len(paragraphs), paragraph_language)  # fmt: skip
+    contexts = tuple(paragraph.context for paragraph in paragraphs)
+    return QuestionSet(path, languages, contexts, tuple(questions))
 
 
-def _questions(path: Path, number: int, paragraph: _Paragraph) -> Iterator[Question]:
+def _convert_questions(path: Path, paragraph: _Paragraph, paragraph_index: int) -> Iterator[Question]:
+    """Yield the questions of a paragraph; InputError if one cannot be answered from it."""
     for question in paragraph.qas:
         where = f"{path}: question {question.id}"
         if question.is_impossible or not question.answers:
@@ -216,15 +239,17 @@ def _questions(path: Path, number: int, paragraph: _Paragraph) -> Iterator[Quest
             raise InputError(f"{where} has an empty answer. Give a set whose answers are public.")
         if not paragraph.context.strip():
             raise InputError(f"{where} has an empty paragraph. Fill it or remove the question.")
-        spans = [_find_span(paragraph.context, answer) for answer in question.answers]
         answers = tuple(answer.text for answer in question.answers)
-        yield Question(question.id, question.question, number, answers, next(filter(None, spans), None))
+        span = _find_first_span(paragraph.context, question.answers)
+        yield Question(question.id, question.question, paragraph_index, answers, span)
 
 
-def _find_span(context: str, answer: _Answer) -> tuple[int, int] | None:
-    """Return the characters of an answer without outer spaces; None if it is not at its `answer_start`."""
-    start, text = answer.answer_start, answer.text
-    if start < 0 or not context.startswith(text, start):
-        return None
-    start += len(text) - len(text.lstrip())
-    return start, start + len(text.strip())
+def _find_first_span(context: str, answers: Sequence[_Answer]) -> tuple[int, int] | None:
+    """Return start and end (exclusive) of the first answer that is at its `answer_start`, without outer spaces."""
+    for answer in answers:
+        start = answer.answer_start
+        if start >= 0 and context.startswith(answer.text, start):
+            num_leading_spaces = len(answer.text) - len(answer.text.lstrip())
+            start += num_leading_spaces
+            return start, start + len(answer.text.strip())
+    return None

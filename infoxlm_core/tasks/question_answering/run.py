@@ -31,91 +31,103 @@ logger = logging.getLogger(__name__)
 
 
 def read_training(config: AnsweringConfig, encoder: Path) -> Training:
-    """Read and tokenise training and development sets; check test sets by their names, before hours of training."""
+    """Read and tokenise the training and development sets."""
+    # The names of test files are checked first, so that a wrong one is refused before hours of training.
     for language, _ in files.find_sets(config.test, "test", config.mixed):
         choose_normaliser(config.normaliser, language)
-    tokenizer, limit = _load_tokenizer(config, encoder)
-    examples, targets = [], []
-    for questions in files.read_training(config.train):
-        windows = _make_windows(config, encoder, tokenizer, limit, questions)
-        spans = [question.span for question in questions.questions if question.span]
+    tokenizer, window_length = _load_tokenizer(config, encoder)
+    examples = []
+    targets = []
+    for question_set in files.read_training(config.train):
+        windows = _make_windows(config, encoder, tokenizer, window_length, question_set)
+        spans = [question.span for question in question_set.questions if question.span]
         window_targets = find_targets(windows, spans)
-        with_answer = np.count_nonzero(window_targets[:, 1])
-        logger.info("%s: %d windows, %d with an answer", questions.path, len(window_targets), with_answer)
+        num_with_answer = np.count_nonzero(window_targets[:, 1])
+        logger.info("%s: %d windows, %d with an answer", question_set.path, len(window_targets), num_with_answer)
         examples.append(windows.examples)
         targets.append(window_targets)
-    dev: dict[str, QuestionSet] = {}
+
+    dev_sets: dict[str, QuestionSet] = {}
+    dev_windows: dict[str, Windows] = {}
     if config.dev:
-        dev = {languages[0]: questions for languages, questions in files.read_sets(config.dev, "dev").items()}
-    for language in dev:
-        choose_normaliser(config.normaliser, language)
-    dev_windows = {language: _make_windows(config, encoder, tokenizer, limit, dev[language]) for language in dev}
+        for (language, _), question_set in files.read_sets(config.dev, "dev").items():
+            choose_normaliser(config.normaliser, language)
+            dev_sets[language] = question_set
+            dev_windows[language] = _make_windows(config, encoder, tokenizer, window_length, question_set)
 
     def score_dev(reader: TaskModel) -> dict[str, float]:
-        return {
-            language: _score(config, questions, answer(config, reader, questions, dev_windows[language]))["f1"]
-            for language, questions in dev.items()
-        }
+        f1_by_language = {}
+        for language, question_set in dev_sets.items():
+            predictions = answer(config, reader, question_set, dev_windows[language])
+            f1_by_language[language] = _score(config, question_set, predictions)["f1"]
+        return f1_by_language
 
     return Training(
         HEAD,
         join(examples),
         np.concatenate(targets),  # (N, 2) first and last token of the answer; (0, 0) if it is not in the window
         source=list_training_languages(config)[0],
-        development=tuple(dev),
-        score_dev=score_dev if dev else None,
+        development=tuple(dev_sets),
+        score_dev=score_dev if dev_sets else None,
     )
 
 
 def list_training_languages(config: AnsweringConfig) -> list[str]:
     """Return the languages of the training text by the names of its files; English first if it is one of them."""
-    languages = []
+    languages: list[str] = []
     for path in map(Path, config.train):
-        paths = files.list_files([str(path)], "train") if path.is_dir() else [path]
-        languages += [files.languages_of(file)[0] for file in paths]
-    return list(dict.fromkeys(sorted(languages, key=lambda language: language != "en")))
+        training_files = files.list_files([str(path)], "train") if path.is_dir() else [path]
+        for file in training_files:
+            paragraph_language, _ = files.parse_languages(file)
+            languages.append(paragraph_language)
+    distinct = list(dict.fromkeys(languages))
+    return sorted(distinct, key=lambda language: language != "en")  # the sort is stable: only English moves
 
 
 def _load_tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer, int]:
-    """Return the tokenizer of a model, and the tokens of a window, which the model limits."""
+    """Return the tokenizer of a model, and the largest number of tokens of a window that the model reads."""
     tokenizer = tokenizers.load(directory)
     if not tokenizer.is_fast:
         raise InputError(f"{directory}: its tokenizer cannot map tokens to characters. Give one with a tokenizer.json.")
-    return tokenizer, min(config.max_tokens, pretrained.max_tokens_of(pretrained.read_config(directory)))
+    longest_sequence = pretrained.max_tokens_of(pretrained.read_config(directory))
+    return tokenizer, min(config.max_tokens, longest_sequence)
 
 
 def _make_windows(
-    config: AnsweringConfig, directory: Path, tokenizer: Tokenizer, limit: int, questions: QuestionSet
+    config: AnsweringConfig, directory: Path, tokenizer: Tokenizer, window_length: int, question_set: QuestionSet
 ) -> Windows:
     """Return the windows of a set; models with language embeddings read them in the paragraphs' language."""
     windows = make_windows(
         tokenizer,
-        [question.text for question in questions.questions],
-        questions.paragraphs,
-        [question.paragraph for question in questions.questions],
-        limit,
+        [question.text for question in question_set.questions],
+        question_set.paragraphs,
+        [question.paragraph for question in question_set.questions],
+        window_length,
         config.question_tokens,
         config.stride,
     )
-    languages = [questions.languages[0]] * len(windows.examples)
+    paragraph_language, _ = question_set.languages
+    languages = [paragraph_language] * len(windows.examples)
     examples = padded.set_languages(windows.examples, padded.read_config(directory), languages)
     return replace(windows, examples=examples)
 
 
-def answer(config: AnsweringConfig, reader: TaskModel, questions: QuestionSet, windows: Windows) -> dict[str, str]:
+def answer(config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet, windows: Windows) -> dict[str, str]:
     """Return question id -> answer, as it is in the paragraph; empty if no start and end fit together."""
     logits = list(task_models.run(reader, windows.examples))  # (L, 2) of each window
     spans = best_spans(windows, logits, config.n_best, config.answer_tokens)
-    return {
-        question.id: questions.paragraphs[question.paragraph][start:end].strip()
-        for question, (start, end) in zip(questions.questions, spans.tolist(), strict=True)
-    }
+    answers = {}
+    for question, (start, end) in zip(question_set.questions, spans.tolist(), strict=True):
+        paragraph = question_set.paragraphs[question.paragraph]
+        answers[question.id] = paragraph[start:end].strip()
+    return answers
 
 
-def _score(config: AnsweringConfig, questions: QuestionSet, predictions: Mapping[str, str]) -> dict[str, float]:
+def _score(config: AnsweringConfig, question_set: QuestionSet, predictions: Mapping[str, str]) -> dict[str, float]:
     """Return F1 and exact match; answers are in the paragraphs' language, whatever the questions' is."""
-    answers = {question.id: question.answers for question in questions.questions}
-    return score(predictions, answers, choose_normaliser(config.normaliser, questions.languages[0]))
+    gold_answers = {question.id: question.answers for question in question_set.questions}
+    paragraph_language, _ = question_set.languages
+    return score(predictions, gold_answers, choose_normaliser(config.normaliser, paragraph_language))
 
 
 def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
@@ -124,47 +136,65 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     With `config.mixed` also `predictions/PARAGRAPHS-QUESTIONS.json`, by the model of the paragraphs' language.
     """
     sets = files.read_sets(config.test, "test", config.mixed)
-    for language, _ in sets:
-        choose_normaliser(config.normaliser, language)  # fails before hours of reading
+    paragraph_languages = [paragraph_language for paragraph_language, _ in sets]
+    for language in paragraph_languages:
+        choose_normaliser(config.normaliser, language)  # fails now, not after hours of inference
     predictions: dict[LanguagePair, dict[str, str]] = {}
-    for directory, reader, languages in load_chosen(tuned, HEAD, [language for language, _ in sets]):
-        tokenizer, limit = _load_tokenizer(config, directory)
-        for pair, questions in sets.items():
-            if pair[0] in languages:
-                windows = _make_windows(config, directory, tokenizer, limit, questions)
-                predictions[pair] = answer(config, reader, questions, windows)
-    (output / "predictions").mkdir(parents=True, exist_ok=True)
-    for (context, question), answers in predictions.items():
-        name = context if context == question else f"{context}-{question}"
-        content = json.dumps(answers, ensure_ascii=False, indent=1) + "\n"
-        manifests.write_atomically(output / "predictions" / f"{name}.json", content)
-    cells = {pair: _score(config, questions, predictions[pair]) for pair, questions in sets.items()}
-    by_language = {context: scores for (context, question), scores in cells.items() if context == question}
+    for directory, reader, languages in load_chosen(tuned, HEAD, paragraph_languages):
+        tokenizer, window_length = _load_tokenizer(config, directory)
+        for pair, question_set in sets.items():
+            paragraph_language, _ = pair
+            if paragraph_language in languages:
+                windows = _make_windows(config, directory, tokenizer, window_length, question_set)
+                predictions[pair] = answer(config, reader, question_set, windows)
+    _write_predictions(output / "predictions", predictions)
+
+    scores_by_pair = {}
+    for pair, question_set in sets.items():
+        scores_by_pair[pair] = _score(config, question_set, predictions[pair])
+    scores_by_language = {}
+    for (paragraph_language, question_language), scores in scores_by_pair.items():
+        if paragraph_language == question_language:
+            scores_by_language[paragraph_language] = scores
     return Scores.from_languages(
         "question_answering",
-        by_language,
+        scores_by_language,
         list_training_languages(config)[0],
         tuned,
-        counts={language: len(sets[language, language].questions) for language in by_language},
+        counts={language: len(sets[language, language].questions) for language in scores_by_language},
         test_set=_digest(sets),
-        mixed=mix(cells, "f1") if config.mixed else None,
+        mixed=mix(scores_by_pair, "f1") if config.mixed else None,
     )
+
+
+def _write_predictions(folder: Path, predictions: Mapping[LanguagePair, Mapping[str, str]]) -> None:
+    """Write one file for each language pair, named after its languages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for (paragraph_language, question_language), answers in predictions.items():
+        name = paragraph_language
+        if question_language != paragraph_language:
+            name = f"{paragraph_language}-{question_language}"
+        content = json.dumps(answers, ensure_ascii=False, indent=1) + "\n"
+        manifests.write_atomically(folder / f"{name}.json", content)
 
 
 def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
     """Digest paragraphs, questions and answers; names and layout of the files do not matter."""
-    content = {}
-    for pair, questions in sets.items():
-        rows = [(question.id, question.text, question.paragraph, question.answers) for question in questions.questions]
-        content["-".join(pair)] = manifests.digest([questions.paragraphs, rows])
-    return manifests.digest(content)
+    digests = {}
+    for pair, question_set in sets.items():
+        rows = []
+        for question in question_set.questions:
+            rows.append((question.id, question.text, question.paragraph, question.answers))
+        digests["-".join(pair)] = manifests.digest([question_set.paragraphs, rows])
+    return manifests.digest(digests)
 
 
 def check(config: AnsweringConfig) -> None:
     """Check that all files are readable, and that their languages suit the normaliser and the rule of selection."""
     files.read_training(config.train)
-    test = files.read_sets(config.test, "test", config.mixed)
-    dev = files.read_sets(config.dev, "dev") if config.dev else {}
-    for language in dict.fromkeys(context for context, _ in (*dev, *test)):
-        choose_normaliser(config.normaliser, language)
-    selection.check(config.selection.rule, list_training_languages(config)[0], [context for context, _ in dev])
+    test_sets = files.read_sets(config.test, "test", config.mixed)
+    dev_sets = files.read_sets(config.dev, "dev") if config.dev else {}
+    for paragraph_language, _ in (*dev_sets, *test_sets):
+        choose_normaliser(config.normaliser, paragraph_language)
+    dev_languages = [paragraph_language for paragraph_language, _ in dev_sets]
+    selection.check(config.selection.rule, list_training_languages(config)[0], dev_languages)

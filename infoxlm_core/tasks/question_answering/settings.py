@@ -20,7 +20,7 @@ class AnsweringConfig(RecipeConfig):
     """Files in SQuAD's format."""
 
     dev: tuple[str, ...] = ()
-    """Files or folders of development sets, a file a language; for the rules of selection but `last`."""
+    """Files or folders of development sets, one file per language; needed by every `selection.rule` but `last`."""
 
     test: Paths
     """Files or folders in the layout of MLQA, XQuAD or TyDiQA: `test-context-de-question-de.json`, `xquad.de.json`."""
@@ -29,22 +29,22 @@ class AnsweringConfig(RecipeConfig):
     """How answers are compared: as MLQA does in its seven languages, or as SQuAD does (XQuAD, TyDiQA)."""
 
     mixed: Flag = False
-    """Also questions of one language about paragraphs of another, where there are such files."""
+    """Also test questions in one language about paragraphs in another, if there are such files."""
 
     max_tokens: PositiveInt = 384
-    """Of one window: question, part of the paragraph, special tokens."""
+    """Largest number of tokens of a window: question, part of the paragraph, and special tokens."""
 
     question_tokens: PositiveInt = 64
-    """Longer questions are cut."""
+    """Largest number of tokens of a question; longer questions are truncated."""
 
     stride: PositiveInt = 128
-    """Tokens of the paragraph that two windows share."""
+    """Number of paragraph tokens that two consecutive windows share."""
 
     answer_tokens: PositiveInt = 30
-    """Longer answers are not given."""
+    """Largest number of tokens of a predicted answer."""
 
     n_best: PositiveInt = 20
-    """Starts and ends that are combined."""
+    """Number of most probable starts and ends of a window that are combined to find the best answer."""
 
     @model_validator(mode="after")
     def _windows_move(self) -> Self:

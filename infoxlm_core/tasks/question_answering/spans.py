@@ -18,39 +18,59 @@ CHUNK = 512  # windows whose starts and ends are combined together
 
 
 def best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, answer_tokens: int) -> np.ndarray:
-    """Return the answer of each question: (Q, 2) its first character and the one after its last; (0, 0) for none.
+    """Return the characters of each question's answer, (Q, 2): start and end (exclusive); (0, 0) for no answer.
 
     Args:
         windows: N windows of Q questions.
-        logits: (L, 2) for each window: of its tokens to be first and last of the answer.
-        n_best: starts and ends to combine.
-        answer_tokens: the longest answer.
+        logits: for each window (L, 2), how likely each of its tokens is the first and the last of the answer.
+        n_best: how many starts and ends are combined.
+        answer_tokens: largest number of tokens of an answer.
     """
-    totals, tokens = [], []
+    scores_of_chunks = []
+    spans_of_chunks = []
     for start in range(0, len(logits), CHUNK):
         chunk = slice(start, start + CHUNK)
-        paragraph_logits = [
-            values[offset : offset + count].float().cpu()  # (count, 2), without the tokens of the question
-            for values, offset, count in zip(logits[chunk], windows.offsets[chunk], windows.counts[chunk], strict=True)
-        ]
-        padded = pad_sequence(paragraph_logits, batch_first=True, padding_value=-torch.inf)
-        total, pair = _best_pairs(padded, n_best, answer_tokens)
-        totals.append(total)
-        tokens.append(pair + windows.first_tokens[chunk, None])
-    scores, spans = np.concatenate(totals), np.concatenate(tokens)  # (N,), (N, 2)
-    order = np.lexsort((-scores, windows.questions))
-    best = order[np.unique(windows.questions[order], return_index=True)[1]]  # (Q,) the best window of each question
-    starts, ends = windows.paragraphs.starts[spans[best, 0]], windows.paragraphs.ends[spans[best, 1]]
-    return np.where(np.isfinite(scores[best])[:, None], np.stack([starts, ends], axis=1), 0)
+        paragraph_logits = []
+        rows = zip(logits[chunk], windows.offsets[chunk], windows.token_counts[chunk], strict=True)
+        for window_logits, offset, token_count in rows:
+            without_question = window_logits[offset : offset + token_count]  # (token_count, 2)
+            paragraph_logits.append(without_question.float().cpu())
+        padded_logits = pad_sequence(paragraph_logits, batch_first=True, padding_value=-torch.inf)  # (chunk, L, 2)
+        chunk_scores, chunk_spans = _best_pairs(padded_logits, n_best, answer_tokens)
+        scores_of_chunks.append(chunk_scores)
+        spans_of_chunks.append(chunk_spans + windows.first_tokens[chunk, None])
+    scores = np.concatenate(scores_of_chunks)  # (N,)
+    token_spans = np.concatenate(spans_of_chunks)  # (N, 2)
+
+    order = np.lexsort((-scores, windows.question_of))  # by question, the highest score first
+    _, first_rows = np.unique(windows.question_of[order], return_index=True)
+    best_windows = order[first_rows]  # (Q,)
+    starts = windows.paragraphs.starts[token_spans[best_windows, 0]]
+    ends = windows.paragraphs.ends[token_spans[best_windows, 1]]
+    has_answer = np.isfinite(scores[best_windows])
+    return np.where(has_answer[:, None], np.stack([starts, ends], axis=1), 0)
 
 
 def _best_pairs(logits: Tensor, n_best: int, answer_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the highest sum of each row of (B, L, 2) logits, -inf if none is allowed, and its (B, 2) tokens."""
-    values, positions = logits.topk(min(n_best, logits.shape[1]), dim=1)  # (B, K, 2) each
-    first, last = positions[:, :, None, 0], positions[:, None, :, 1]  # (B, K, 1), (B, 1, K)
-    allowed = (first <= last) & (last < first + answer_tokens)
-    sums = (values[:, :, None, 0] + values[:, None, :, 1]).masked_fill(~allowed, -torch.inf)  # (B, K, K)
-    total, pair = sums.flatten(1).max(dim=1)
-    rows, k = torch.arange(len(logits)), positions.shape[1]
-    chosen = torch.stack([positions[rows, pair // k, 0], positions[rows, pair % k, 1]], dim=1)
-    return total.numpy(), chosen.numpy()
+    """Return the highest sum of a start and an end logit of each window, and the two tokens.
+
+    Args:
+        logits: (B, L, 2) of the paragraph tokens of B windows.
+        n_best: how many starts and ends are combined.
+        answer_tokens: largest number of tokens of an answer.
+
+    Returns:
+        Sums (B,), -inf where no pair of tokens is an answer; first and last tokens (B, 2).
+    """
+    num_candidates = min(n_best, logits.shape[1])
+    values, positions = logits.topk(num_candidates, dim=1)  # (B, K, 2) each
+    first = positions[:, :, None, 0]  # (B, K, 1)
+    last = positions[:, None, :, 1]  # (B, 1, K)
+    is_allowed = (first <= last) & (last < first + answer_tokens)  # (B, K, K)
+    sums = values[:, :, None, 0] + values[:, None, :, 1]  # (B, K, K)
+    sums = sums.masked_fill(~is_allowed, -torch.inf)
+    best_sums, best_pairs = sums.flatten(1).max(dim=1)  # a pair is numbered K * start + end
+    rows = torch.arange(len(logits))
+    best_first = positions[rows, best_pairs // num_candidates, 0]
+    best_last = positions[rows, best_pairs % num_candidates, 1]
+    return best_sums.numpy(), torch.stack([best_first, best_last], dim=1).numpy()

@@ -34,7 +34,10 @@ class QuestionAnswering(Task[AnsweringConfig]):
         return {"train": [TRAINED], "test": [data]}
 
     def localise(self, settings: AnsweringConfig, fetch: Fetch) -> AnsweringConfig:
-        return super().localise(settings, lambda source: source if source == TRAINED else fetch(source))
+        def fetch_unless_placeholder(source: str) -> str:
+            return source if source == TRAINED else fetch(source)
+
+        return super().localise(settings, fetch_unless_placeholder)
 
     def check_plan(self, settings: AnsweringConfig, grid_points: int, where: str) -> None:
         if grid_points > 1 and not settings.dev:

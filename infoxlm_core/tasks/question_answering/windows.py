@@ -13,6 +13,7 @@ and tokens can become answers.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from unicodedata import category
 
 import numpy as np
@@ -40,10 +41,10 @@ class Windows:
     """N windows of Q questions, in the order of the questions."""
 
     examples: Examples  # tokens of question and window, special tokens included
-    questions: np.ndarray  # (N,) question of each window
+    question_of: np.ndarray  # (N,) question of each window
     offsets: np.ndarray  # (N,) position of its first paragraph token within the example
     first_tokens: np.ndarray  # (N,) index of the same token in `paragraphs`
-    counts: np.ndarray  # (N,) number of its paragraph tokens
+    token_counts: np.ndarray  # (N,) number of its paragraph tokens
     paragraph_of: np.ndarray  # (Q,) paragraph of each question
     paragraphs: Paragraphs
 
@@ -64,56 +65,84 @@ def make_windows(
         questions: Q texts, at least one.
         paragraphs: P texts.
         paragraph_of: (Q,) the paragraph of each question.
-        max_tokens: of a window with its question and special tokens.
-        question_tokens: longer questions are truncated.
-        stride: tokens that two windows of a paragraph share.
+        max_tokens: largest number of tokens of a window with its question and special tokens.
+        question_tokens: largest number of tokens of a question; longer ones are truncated.
+        stride: number of tokens that two consecutive windows of a paragraph share.
 
     Raises:
         InputError: windows would have no room for new tokens, or a paragraph has no token.
     """
-    (prefix, middle, suffix), types = _special_tokens(tokenizer)
-    special = prefix.shape[1] + middle.shape[1] + suffix.shape[1]
-    if question_tokens + stride + special >= max_tokens:
+    template = _read_pair_template(tokenizer)
+    num_special = template.prefix.shape[1] + template.middle.shape[1] + template.suffix.shape[1]
+    if question_tokens + stride + num_special >= max_tokens:
         raise InputError(
             f"max_tokens ({max_tokens}, or what the encoder reads) must exceed question_tokens ({question_tokens}) + "
-            f"stride ({stride}) + {special} special tokens."
+            f"stride ({stride}) + {num_special} special tokens."
         )
     encoded = tokenizer(list(questions), add_special_tokens=False, truncation=True, max_length=question_tokens)
     tokens = tokenise(tokenizer, paragraphs)
-    rows, examples = [], []
-    for number, (question, paragraph) in enumerate(zip(encoded["input_ids"], paragraph_of, strict=True)):
-        before = np.hstack([prefix, _with_type(question, types[0]), middle])  # (2, n) ids and types
-        room = max_tokens - before.shape[1] - suffix.shape[1]
+    rows = []
+    examples = []
+    for question, (question_ids, paragraph) in enumerate(zip(encoded["input_ids"], paragraph_of, strict=True)):
+        typed_question = _add_type(question_ids, template.question_type)
+        before = np.hstack([template.prefix, typed_question, template.middle])  # (2, n) ids and types
+        offset = before.shape[1]
+        room = max_tokens - offset - template.suffix.shape[1]
         begin, end = tokens.bounds[paragraph : paragraph + 2].tolist()
         if begin == end:
-            raise InputError(f"question {questions[number]!r:.80}: its paragraph has no token. Remove it.")
-        # the first window that reaches the end is the last
-        for start in range(begin, max(begin + 1, end - stride), room - stride):
-            count = min(room, end - start)
-            rows.append((number, before.shape[1], start, count))
-            examples.append(np.hstack([before, _with_type(tokens.ids[start : start + count], types[1]), suffix]))
-    window_questions, offsets, first_tokens, counts = np.array(rows, np.int64).T
-    ids, segments = np.hstack(examples)
+            raise InputError(f"question {questions[question]!r:.80}: its paragraph has no token. Remove it.")
+        # A window that would start within `stride` tokens of the end is not needed: the one before reaches the end.
+        last_start = max(begin + 1, end - stride)
+        for start in range(begin, last_start, room - stride):
+            token_count = min(room, end - start)
+            rows.append((question, offset, start, token_count))
+            typed_paragraph = _add_type(tokens.ids[start : start + token_count], template.paragraph_type)
+            examples.append(np.hstack([before, typed_paragraph, template.suffix]))
+    question_of, offsets, first_tokens, token_counts = np.array(rows, np.int64).T
+    ids, types = np.hstack(examples)
     lengths = np.array([example.shape[1] for example in examples])
-    paragraph_numbers = np.asarray(paragraph_of, np.int64)
     return Windows(
-        Examples(ids, segments, lengths), window_questions, offsets, first_tokens, counts, paragraph_numbers, tokens
+        Examples(ids, types, lengths),
+        question_of,
+        offsets,
+        first_tokens,
+        token_counts,
+        np.asarray(paragraph_of, np.int64),
+        tokens,
     )
 
 
-def _special_tokens(tokenizer: Tokenizer) -> tuple[list[np.ndarray], list[int]]:
-    """Return the special tokens before, between and after a pair, each (2, n) ids and types; and both sides' types."""
-    pair = tokenizer("a", "a", return_token_type_ids=True)  # explicit, because not every tokenizer returns types
-    sides = pair.sequence_ids(0)
-    first, second = sides.index(0), sides.index(1)
-    both = np.array([pair["input_ids"], pair["token_type_ids"]], np.int64)
-    special = [both[:, :first], both[:, first + sides.count(0) : second], both[:, second + sides.count(1) :]]
-    return special, both[1, [first, second]].tolist()
+class _PairTemplate(NamedTuple):
+    """What a tokenizer adds to a pair of texts: special tokens, each (2, n) ids and types, and the texts' types."""
+
+    prefix: np.ndarray
+    middle: np.ndarray
+    suffix: np.ndarray
+    question_type: int
+    paragraph_type: int
 
 
-def _with_type(ids: Sequence[int] | np.ndarray, kind: int) -> np.ndarray:
+def _read_pair_template(tokenizer: Tokenizer) -> _PairTemplate:
+    """Encode a pair of one-letter texts to see what the tokenizer adds before, between and after two texts."""
+    encoded = tokenizer("a", "a", return_token_type_ids=True)  # explicit, because not every tokenizer returns types
+    text_of_token = encoded.sequence_ids(0)  # 0, 1, or None for special tokens
+    first_start = text_of_token.index(0)
+    first_end = first_start + text_of_token.count(0)
+    second_start = text_of_token.index(1)
+    second_end = second_start + text_of_token.count(1)
+    ids_and_types = np.array([encoded["input_ids"], encoded["token_type_ids"]], np.int64)  # (2, n)
+    return _PairTemplate(
+        prefix=ids_and_types[:, :first_start],
+        middle=ids_and_types[:, first_end:second_start],
+        suffix=ids_and_types[:, second_end:],
+        question_type=int(ids_and_types[1, first_start]),
+        paragraph_type=int(ids_and_types[1, second_start]),
+    )
+
+
+def _add_type(ids: Sequence[int] | np.ndarray, token_type: int) -> np.ndarray:
     """(n,) ids -> (2, n) ids and their type."""
-    return np.stack([np.asarray(ids, np.int64), np.full(len(ids), kind)])
+    return np.stack([np.asarray(ids, np.int64), np.full(len(ids), token_type)])
 
 
 def tokenise(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Paragraphs:
@@ -123,23 +152,28 @@ def tokenise(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Paragraphs:
     for start in range(0, len(paragraphs), CHUNK):
         chunk = list(paragraphs[start : start + CHUNK])
         encoded = tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        for text, row, offsets in zip(chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            ids.append(np.array(row, np.int64))
+        for text, text_ids, offsets in zip(chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            ids.append(np.array(text_ids, np.int64))
             trimmed = _trim_spaces(text, np.array(offsets, np.int64).reshape(-1, 2))
             characters.append(_extend_over_marks(text, trimmed))
-    ranges = np.concatenate(characters)
-    return Paragraphs(np.concatenate(ids), ranges[:, 0], ranges[:, 1], np.cumsum([0, *map(len, ids)]))
+    ranges = np.concatenate(characters)  # (T, 2)
+    bounds = np.cumsum([0, *map(len, ids)])
+    return Paragraphs(np.concatenate(ids), starts=ranges[:, 0], ends=ranges[:, 1], bounds=bounds)
 
 
 def _trim_spaces(text: str, characters: np.ndarray) -> np.ndarray:
     """Move the (n, 2) edges of tokens inwards past spaces: SentencePiece's tokens may begin with the space before."""
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), _SPACES)
     positions = np.arange(len(text) + 1)
-    # for every position, the next character that is no space, and the position after the previous one
-    following = np.minimum.accumulate(np.where(np.append(is_space, False), len(text), positions)[::-1])[::-1]
-    preceding = np.maximum.accumulate(np.where(np.insert(is_space, 0, True), 0, positions))
-    starts = np.minimum(following[characters[:, 0]], characters[:, 1])
-    return np.stack([starts, np.maximum(preceding[characters[:, 1]], starts)], axis=1)
+    # For every position, the next character that is no space: a minimum that runs from the end of the text.
+    candidates = np.where(np.append(is_space, False), len(text), positions)
+    next_word = np.minimum.accumulate(candidates[::-1])[::-1]
+    # For every position, the end of the last character before it that is no space.
+    candidates = np.where(np.insert(is_space, 0, True), 0, positions)
+    previous_word_end = np.maximum.accumulate(candidates)
+    starts = np.minimum(next_word[characters[:, 0]], characters[:, 1])
+    ends = np.maximum(previous_word_end[characters[:, 1]], starts)
+    return np.stack([starts, ends], axis=1)
 
 
 def _extend_over_marks(text: str, characters: np.ndarray) -> np.ndarray:
@@ -152,19 +186,25 @@ def _extend_over_marks(text: str, characters: np.ndarray) -> np.ndarray:
 
 
 def find_targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the first and last token of the answer within each window: (N, 2) int64; (0, 0) if it is not all inside.
+    """Return the first and last token of the answer within each window: (N, 2) int64.
 
-    `spans` are (Q,): the first character of each answer in its paragraph, and the one after its last; neither is a
-    space.
+    A window that does not contain the whole answer has (0, 0).
+
+    Args:
+        windows: N windows of Q questions.
+        spans: for each of the Q questions the first character of its answer in the paragraph, and the one after the
+            last; the answer neither begins nor ends with a space.
     """
     paragraphs = windows.paragraphs
-    tokens = np.empty((len(spans), 2), np.int64)
+    answer_tokens = np.empty((len(spans), 2), np.int64)
     for question, (paragraph, (start, end)) in enumerate(zip(windows.paragraph_of, spans, strict=True)):
         begin, stop = paragraphs.bounds[paragraph : paragraph + 2]
-        # all tokens that have a character of the answer: starts and ends never decrease within a paragraph
-        tokens[question, 0] = begin + np.searchsorted(paragraphs.ends[begin:stop], start, side="right")
-        tokens[question, 1] = begin + np.searchsorted(paragraphs.starts[begin:stop], end, side="left") - 1
-    first, last = tokens[windows.questions].T  # (N,) each
-    inside = (first <= last) & (windows.first_tokens <= first) & (last < windows.first_tokens + windows.counts)
+        # All tokens that have a character of the answer. Binary search is possible, because starts and ends never
+        # decrease within a paragraph.
+        answer_tokens[question, 0] = begin + np.searchsorted(paragraphs.ends[begin:stop], start, side="right")
+        answer_tokens[question, 1] = begin + np.searchsorted(paragraphs.starts[begin:stop], end, side="left") - 1
+    first, last = answer_tokens[windows.question_of].T  # (N,) each
+    window_ends = windows.first_tokens + windows.token_counts
+    is_inside = (first <= last) & (windows.first_tokens <= first) & (last < window_ends)
     shift = windows.offsets - windows.first_tokens
-    return np.where(inside[:, None], np.stack([first + shift, last + shift], axis=1), 0)
+    return np.where(is_inside[:, None], np.stack([first + shift, last + shift], axis=1), 0)

@@ -28,7 +28,7 @@ class RetrievalConfig(StageConfig):
     """The language that all others are aligned with."""
 
     languages: Literal["all", "14", "22", "36"] | Annotated[tuple[Language, ...], Field(min_length=1)] = "all"
-    """all there are · 14, 22, 36: the paper's Tables 2, 3 and both · or a list."""
+    """all: every language of the set · 14, 22, 36: those of the paper's Table 2, Table 3, and both · or a list."""
 
     vectors: Annotated[tuple[Vector, ...], Field(min_length=1)] = ("mean@best", "cls@last")
     """POOLING@LAYER. Pooling: mean (of all tokens), mean_no_special, cls, contrast (projected, as in pre-training).
@@ -36,13 +36,13 @@ class RetrievalConfig(StageConfig):
     very set by the mean of both directions). The first one gives the main scores."""
 
     prefix: str = ""
-    """Put before every sentence, for models that were trained with one, such as `query: `."""
+    """Text added before every sentence, for models that were trained with such a prefix (`query: `)."""
 
     margin: Flag = False
     """Compare by ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of cosine."""
 
     batch_size: PositiveInt = 64
-    """Sentences of one forward pass; changes memory and speed, not the result."""
+    """Sentences per forward pass; changes memory and speed, not the result."""
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 512
-    """Of one sentence, special tokens included; longer ones are cut."""
+    """Largest number of tokens of a sentence, special tokens included; longer sentences are truncated."""

@@ -55,7 +55,7 @@ def test_a_question_knows_its_paragraph_its_answers_and_where_the_first_stands(t
     ],
 )
 def test_languages_stand_in_the_names_of_the_published_files(name, cell):
-    assert files.languages_of(Path("anywhere") / name) == cell
+    assert files.parse_languages(Path("anywhere") / name) == cell
 
 
 def test_a_folder_gives_its_json_files_and_of_mlqa_those_of_the_split(tmp_path):
@@ -174,7 +174,7 @@ def test_paths_that_give_no_unambiguous_set_are_refused(tmp_path):
     assert "no file of two languages" in refusal(tested("a", mixed=True), tmp_path / "a")
     assert "its name contains no language. Call it train.de.json" in refusal(tested("d"), tmp_path / "d/train.json")
     with pytest.raises(InputError, match=r"its name contains no language\. Call it my-squad\.de\.json"):
-        files.languages_of(Path("my-squad.json"))  # not Burmese
+        files.parse_languages(Path("my-squad.json"))  # not Burmese
     wrong = write(tmp_path / "f/train.de.json", question("a", ("Spree", 1)))
     assert "no question to train on" in refusal(lambda: files.read_training([str(wrong)]), wrong)
 

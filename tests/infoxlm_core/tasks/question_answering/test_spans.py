@@ -25,8 +25,8 @@ def few_windows(tokenizer, questions: list[str], paragraphs: list[str], max_toke
 
 def by_all_pairs(windows: Windows, logits: list[torch.Tensor], answer_tokens: int) -> list[list[int]]:
     best: dict[int, tuple[float, list[int]]] = {}
-    for number, question in enumerate(windows.questions):
-        for i, j in itertools.product(range(windows.counts[number]), repeat=2):
+    for number, question in enumerate(windows.question_of):
+        for i, j in itertools.product(range(windows.token_counts[number]), repeat=2):
             if i <= j < i + answer_tokens:
                 first, begin = windows.offsets[number], windows.first_tokens[number]
                 total = float(logits[number][first + i, 0] + logits[number][first + j, 1])
@@ -77,7 +77,7 @@ def test_only_the_best_starts_and_ends_are_combined(letters):
 
 def test_the_sum_of_logits_decides_between_windows(letters):
     windows = few_windows(letters, ["a b", "a b"], ["c d e f g h", "h g"], 9)
-    assert windows.questions.tolist() == [0, 0, 1] and windows.first_tokens.tolist() == [0, 3, 6]
+    assert windows.question_of.tolist() == [0, 0, 1] and windows.first_tokens.tolist() == [0, 3, 6]
     logits = [torch.zeros(length, 2) for length in windows.examples.lengths]
     logits[0][4], logits[1][5], logits[2][5] = torch.tensor([[2.0, 2.0], [1.0, 3.5], [1.0, 1.0]])
 

@@ -71,18 +71,18 @@ def test_windows_overlap_by_the_stride_and_end_with_the_paragraph(made):
     # 7 tokens; [CLS] and two [SEP] and a question of 2 tokens leave room for 4
     windows = windows_of(made["bert"], "is", "a b e d i f g", max_tokens=9, question_tokens=2, stride=2)
 
-    assert windows.first_tokens.tolist() == [0, 2, 4] and windows.counts.tolist() == [4, 4, 3]
+    assert windows.first_tokens.tolist() == [0, 2, 4] and windows.token_counts.tolist() == [4, 4, 3]
     assert windows.offsets.tolist() == [4, 4, 4] and windows.examples.lengths.tolist() == [9, 9, 8]
     exact = windows_of(made["bert"], "is", "a b e d i f", max_tokens=9, question_tokens=2, stride=2)
-    assert exact.first_tokens.tolist() == [0, 2] and exact.counts.tolist() == [4, 4]
-    assert windows_of(made["bert"], "is", "a b e d", 9, 2, 2).counts.tolist() == [4]
+    assert exact.first_tokens.tolist() == [0, 2] and exact.token_counts.tolist() == [4, 4]
+    assert windows_of(made["bert"], "is", "a b e d", 9, 2, 2).token_counts.tolist() == [4]
 
 
 def test_a_long_question_is_cut_and_a_short_one_leaves_its_room_to_the_paragraph(made):
     found = make_windows(made["bert"], ["a b e d i f g", "a", ""], ["n o p r s t u v w"], [0, 0, 0], 12, 3, 1)
 
-    assert found.offsets[np.searchsorted(found.questions, [0, 1, 2])].tolist() == [5, 3, 2]
-    assert [found.counts[found.questions == number].tolist() for number in range(3)] == [[6, 4], [8, 2], [9]]
+    assert found.offsets[np.searchsorted(found.question_of, [0, 1, 2])].tolist() == [5, 3, 2]
+    assert [found.token_counts[found.question_of == number].tolist() for number in range(3)] == [[6, 4], [8, 2], [9]]
 
 
 def test_windows_that_would_not_move_on_are_refused(made):
@@ -172,7 +172,7 @@ def test_targets_are_the_fewest_tokens_that_hold_the_answer_in_each_window_that_
                 if s < end and e > start and e > s]  # fmt: skip
     for number, (first, last) in enumerate(given_targets):
         begin = windows.first_tokens[number]
-        window = range(begin, begin + windows.counts[number])
+        window = range(begin, begin + windows.token_counts[number])
         if touching[0] in window and touching[-1] in window:
             shift = begin - windows.offsets[number]
             assert (first + shift, last + shift) == (touching[0], touching[-1])
