@@ -11,7 +11,7 @@ from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.layouts import NOTHING, Sequences
-from infoxlm_core.data.samples import Draw, Masked
+from infoxlm_core.data.samples import Draw, Masked, Views
 from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_PIECE, PAD
 
 VOCABULARIES = {"32k": 32_000, "250k": 250_002}
@@ -76,7 +76,7 @@ def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generato
     views = len(queries.lengths)
     sentence_ids = rng.integers(0, 2**62, (views, 2))
     groups = np.full(views, 2)
-    draw = Draw(masked("mlm", 0), masked("tlm", 1), queries, keys, sentence_ids, groups)
+    draw = Draw(masked("mlm", 0), masked("tlm", 1), Views(queries, keys, sentence_ids, groups))
     largest = max(len(lengths) for lengths in counts.values())  # so that everything fits into one micro-batch
     (batch,) = micro_batches(draw, largest)
     return batch

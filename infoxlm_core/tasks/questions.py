@@ -130,7 +130,7 @@ def shares_no_token(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tens
     source_ids = tokenizer([source for source, _ in pairs], **options)["input_ids"]
     target_ids = tokenizer([target for _, target in pairs], **options)["input_ids"]
     token_ids = set(itertools.chain(*source_ids, *target_ids))
-    word_ids = {token_id for token_id in token_ids if _contains_letter_or_digit(tokenizer.decode([token_id]))}
+    word_ids = {token_id for token_id in token_ids if _contains_letter_or_digit(str(tokenizer.decode([token_id])))}
     is_unshared = []
     for source, target in zip(source_ids, target_ids, strict=True):
         shared_ids = set(source) & set(target)

@@ -68,7 +68,7 @@ def ask_transformers(directory: Path, premises: list[str], hypotheses: list[str]
 def test_packed_logits_are_those_of_plain_transformers(tuned, data):
     premises, hypotheses, _ = map(list, zip(*read(data, "test", "de"), strict=True))
 
-    table = pd.DataFrame({"text": premises, "text_pair": hypotheses})
+    table = pd.DataFrame({"text": premises, "text_pair": hypotheses, "language": "de"})
     model, examples = task_models.load(tuned, HEAD), run.encode_rows(table, tuned, 30)
     logits = task_models.run(model, examples, tokens_per_batch=100)
 
