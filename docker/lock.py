@@ -41,7 +41,7 @@ Locked = dict[str, tuple[str, str]]
 
 
 def resolve(*requirements: str, options: tuple[str, ...] = ()) -> Locked:
-    """Return the files that pip would install for some requirements, including their dependencies."""
+    """Return version and hashes of each package that pip would install for requirements and their dependencies."""
     command = [sys.executable, "-m", "pip", *options, "install", "--dry-run", "--ignore-installed", "--quiet"]
     command += ["--prefer-binary", "--report", "-", "-c", str(CONSTRAINTS), *requirements]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)  # noqa: S603 - our own pip

@@ -42,7 +42,10 @@ def compare(values: Sequence[Tensor], exact: Sequence[Tensor], limit: float, **l
 
 
 def attention(small: bool) -> Iterator[Row]:
-    """Compare two layers, forward and backward, with fp64: ragged batches, one-token sequences, causal attention."""
+    """Compare the outputs and gradients of a two-layer encoder with those of an fp64 copy.
+
+    The batches are ragged, contain one-token sequences, and use causal attention.
+    """
     device = devices.choose()
     generator = torch.Generator().manual_seed(1)
     flash = choose_flash(device)

@@ -71,7 +71,7 @@ def mask(
         target_indices = _choose_words(flat, lengths, config, rng, starts_word)
     else:
         target_indices = _choose_tokens(flat, lengths, config, rng)
-    # Like the code of XLM and BERT, their variants may replace a token by any id, also by that of a special token.
+    # The variants "xlm" and "bert" may draw any id, also that of a special token, as the original code does.
     first_id = FIRST_PIECE if config.masking in ("exact", "released") else 0
     end_id = vocabulary_size - 1 if config.masking == "exact" else vocabulary_size  # exact: never by <mask>
     uniform = rng.random(len(target_indices))

@@ -301,7 +301,7 @@ def _group_of_tables(counts: list[list[int]]) -> np.ndarray:
 
 
 def _join_masked(batches: list[Masked]) -> Masked:
-    """Concatenate masked sequences; the target indices count tokens from the first of all sequences."""
+    """Concatenate masked sequences, and shift their target indices so that they index the concatenated tokens."""
     if not batches:
         return Masked(NOTHING, NOTHING.flat, NOTHING.flat, NOTHING.flat)
     target_indices = []

@@ -23,7 +23,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy of start and end of each answer, (N,).
+    """Return the loss of each answer, (N,): the mean of the cross-entropies of its start and its end.
 
     Args:
         logits: (N, L, 2) of start and end at each token; -inf after a sequence's last token.

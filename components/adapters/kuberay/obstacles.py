@@ -146,7 +146,10 @@ def _describe_waiting(pods: list[Any], worker_count: int) -> str:
 
 
 def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
-    """Return why a pod cannot pull its image; permanent if the registry denies us the image."""
+    """Return why a pod cannot pull its image.
+
+    The obstacle is permanent if the registry refuses access or the image name is invalid.
+    """
     init_containers = pod.status.init_container_statuses or []
     containers = pod.status.container_statuses or []
     for container in init_containers + containers:

@@ -115,7 +115,7 @@ def translate_error(error: Exception, subject: str) -> InfoXLMError:
 def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_workers: int, resource: str) -> Any:
     """Call `fit`; after a failure, call it again with as many workers as fit on the cluster.
 
-    We do not use Ray Train's elasticity, because it stops a running training without a checkpoint to resize it.
+    We do not use Ray Train's elasticity, because it stops a running training without saving a checkpoint first.
     """
     from ray.train.v2.api.exceptions import TrainingFailedError
 
