@@ -50,30 +50,29 @@ def test_the_demo_is_taken_with_one_worker():
     assert prepared["num_workers"] == run_file.load(ROOT / "configs/demo.yaml", changes).num_workers == 1
 
 
-def test_the_demo_asks_for_what_the_document_says_and_the_quota_of_small_holds_it():
-    """At its largest: the model trains, and the untrained encoder's job has a head and waits for the GPU."""
-    place = first_run()
-    limits = named("small", "LimitRange", "infoxlm")["spec"]["limits"][0]["defaultRequest"]
+def test_the_demo_requests_what_the_document_says_and_fits_the_quota_of_the_overlay_small():
+    """At its peak, the demo has one training worker, two RayJob heads, two steps with submitters, and the services."""
+    cluster = first_run()
+    step_requests = named("small", "LimitRange", "infoxlm")["spec"]["limits"][0]["defaultRequest"]
     quota = named("small", "ResourceQuota", "infoxlm")["spec"]["hard"]
-    said = dict(
-        zip(("cpu", "memory"), re.search(r"requests (\d+)\s+cores and (\d+) GiB", DOCUMENT).groups(), strict=True)
-    )
-    submitter = {name: amount(value) for name, value in _SUBMITTER.items()}
+    sentence = re.search(r"request at most (?P<cpu>\d+)\s+cores and (?P<memory>\d+) GiB", DOCUMENT)
+    head_requests = {"cpu": cluster.ray.head_cpu, "memory": cluster.ray.head_memory}
+    worker_requests = {"cpu": cluster.pool.cpu, "memory": cluster.pool.memory}
 
-    for name, unit in (("cpu", 1), ("memory", 2**30)):
-        heads = 2 * amount({"cpu": place.ray.head_cpu, "memory": place.ray.head_memory}[name])
-        steps = 2 * (amount(limits[name]) + submitter[name])
-        worker = amount({"cpu": place.pool.cpu, "memory": place.pool.memory}[name])
-        services = sum(
-            max(amount(container["resources"]["requests"][name]) for container in template["spec"]["containers"])
-            for kind, template in pods("small").items()
-            if not kind.startswith("Job/")
-        )
-        asked = worker + heads + steps + services
+    for resource, unit in (("cpu", 1), ("memory", 2**30)):
+        heads = 2 * amount(head_requests[resource])
+        steps = 2 * (amount(step_requests[resource]) + amount(_SUBMITTER["requests"][resource]))
+        services = 0.0
+        for name, template in pods("small").items():
+            if not name.startswith("Job/"):
+                containers = template["spec"]["containers"]
+                services += max(amount(container["resources"]["requests"][resource]) for container in containers)
+        requested = amount(worker_requests[resource]) + heads + steps + services
 
-        assert asked <= amount(said[name]) * unit < asked + 2 * unit
-        assert asked <= amount(quota[f"requests.{name}"])
-    assert place.pool.gpus <= int(quota["requests.nvidia.com/gpu"])
+        documented = int(sentence[resource]) * unit
+        assert requested <= documented < requested + 2 * unit
+        assert requested <= amount(quota[f"requests.{resource}"])
+    assert cluster.pool.gpus <= int(quota["requests.nvidia.com/gpu"])
 
 
 def typed(*pages: str) -> list[str]:

@@ -37,7 +37,7 @@ def test_steps_read_what_is_made_for_them():
     environment = set(named("small", "ConfigMap", steps.ENVIRONMENT)["data"])
     offered = set(re.findall(r"^#   ([A-Z_]+): ", (K8S / "runs/environment.yaml").read_text(), re.MULTILINE))
 
-    assert set(steps._SETTINGS) == environment | offered
+    assert set(steps._CONFIG_VARIABLES) == environment | offered
     assert {"HTTPS_PROXY", "INFOXLM_SIGNING_KEY", "INFOXLM_TRACKER"} <= offered - environment
     assert set(secrets[steps.STORE_KEYS]) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     login, registry = secrets[steps.MLFLOW_LOGIN], secrets[steps.REGISTRY_LOGIN]
