@@ -61,20 +61,17 @@ def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
         if not mlflow_experiment:
             return []
         experiment_ids = [mlflow_experiment.experiment_id]
-        parents: list[str] = []
+        same_tag = f"tags.`{RUN_TAG}` = {quote(key)}"
+        parents = list(client.search_runs(experiment_ids, same_tag))
         plugin_run_id = os.environ.get("MLFLOW_RUN_ID")
         if plugin_run_id:
-            parents.append(find_outermost(client, plugin_run_id))
-        same_tag = f"tags.`{RUN_TAG}` = {quote(key)}"
-        for run in client.search_runs(experiment_ids, same_tag):
-            parents.append(run.info.run_id)
-        run_ids = list(parents)
+            parents.insert(0, client.get_run(find_outermost(client, plugin_run_id)))
+        unfinished_ids = [parent.info.run_id for parent in parents if parent.info.status == "RUNNING"]
         for parent in parents:
-            is_nested = f"tags.`{PARENT}` = '{parent}'"
-            for run in client.search_runs(experiment_ids, is_nested, max_results=_MAX_TRIALS):
-                run_ids.append(run.info.run_id)
-        unique_ids = dict.fromkeys(run_ids)  # in order; the plugin's run may also have the tag
-        return [run_id for run_id in unique_ids if client.get_run(run_id).info.status == "RUNNING"]
+            unfinished_trials = f"tags.`{PARENT}` = '{parent.info.run_id}' AND attributes.status = 'RUNNING'"
+            for trial in client.search_runs(experiment_ids, unfinished_trials, max_results=_MAX_TRIALS):
+                unfinished_ids.append(trial.info.run_id)
+        return list(dict.fromkeys(unfinished_ids))  # without duplicates: the plugin's run may also have the tag
 
 
 def find_outermost(client: "MlflowClient", run_id: str) -> str:
