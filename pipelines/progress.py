@@ -8,8 +8,7 @@ tell to which step, and to which iteration of a loop, a node belongs.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-MAX_ITERATIONS = 150
-"""Largest number of iterations of a loop; see `components.platform.parameters`."""
+from components.platform.parameters import MAX_LOOP_STEPS
 
 _EXECUTOR = "executor"  # Kubeflow's name of the node whose children are the attempts of a step
 _MINUTES_BETWEEN_REMINDERS = 5
@@ -45,7 +44,7 @@ def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]
         iterations: names of the first iterations of the loop; further iterations are named by their number.
     """
     iteration_names = list(iterations)
-    for number in range(len(iterations) + 1, MAX_ITERATIONS + 1):
+    for number in range(len(iterations) + 1, MAX_LOOP_STEPS + 1):
         iteration_names.append(f"iteration {number}")
 
     def find_in_group(group: Mapping[str, Any], group_path: str, iteration: str) -> Iterator[Step]:

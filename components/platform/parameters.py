@@ -18,10 +18,10 @@ from infoxlm_core.errors import ConfigError, DataCorrupt, InputError
 
 LARGEST = 32 * 1024
 """Largest size of a run's parameters to pass directly, in bytes of JSON. Escaping makes a quotation mark 4 bytes."""
-MOST_LOOP_STEPS = 150
+MAX_LOOP_STEPS = 150
 """Largest number of steps in a loop. Extrapolated from Kubeflow 2.17, 190 steps would fill Argo's object."""
 POINTS_PER_STEP = 10
-"""Points that one step measures if a suite has more than `MOST_LOOP_STEPS` points."""
+"""Points that one step measures if a suite has more than `MAX_LOOP_STEPS` points."""
 
 _KEY = "in_store"
 _FOLDER = "parameters"
@@ -83,7 +83,7 @@ def split_points(points: Sequence[Any]) -> list[list[Any]]:
         ConfigError: the points need more steps than Argo can hold.
     """
     step_count = len(points)
-    if step_count > MOST_LOOP_STEPS:
+    if step_count > MAX_LOOP_STEPS:
         step_count = math.ceil(len(points) / POINTS_PER_STEP)
     check_loop(step_count, f"{len(points)} points", "one task at a time (--only TASK)")
     return [list(points[first::step_count]) for first in range(step_count)]
@@ -91,5 +91,5 @@ def split_points(points: Sequence[Any]) -> list[list[Any]]:
 
 def check_loop(steps: int, items: str, remedy: str) -> None:
     """Raise ConfigError if a loop has more steps than Argo can hold."""
-    if steps > MOST_LOOP_STEPS:
-        raise ConfigError(f"{items} need {steps} steps, and Argo holds {MOST_LOOP_STEPS}: submit {remedy}")
+    if steps > MAX_LOOP_STEPS:
+        raise ConfigError(f"{items} need {steps} steps, and Argo holds {MAX_LOOP_STEPS}: submit {remedy}")
