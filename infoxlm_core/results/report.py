@@ -59,15 +59,15 @@ def _lead(scores: Mapping[str, Any]) -> str:
     text = (
         f"For {percent(mean['mean'])} % of the held-out sentences, the nearest vector of {model} is that of the"
         f" translation (chance: {100 * retrieval['chance']:.2f} %). This is the mean of both directions and"
-        f" {len(retrieval['languages'])} languages, with the vectors that users get ({describe_vector(served)}). With"
-        f" the best vector on these same pairs ({describe_vector(best)}) it is {percent(best['mean'])} %."
+        f" {len(retrieval['languages'])} languages, with the vectors that users get ({describe_vector(served)})."
+        f" The best layer and pooling on these pairs ({describe_vector(best)}) give {percent(best['mean'])} %."
     )
     if mean["no_overlap"] is not None:
         share = percent(mean["no_overlap"])
-        text += f" On pairs that share no token, where nothing can be copied, the vectors of users reach {share} %."
+        text += f" Among the pairs that share no token, {share} % are found."
     if "centred" in retrieval:
         share = percent(retrieval["centred"]["mean"])
-        text += f" Minus the mean vector of their language's training text, the vectors of users reach {share} %."
+        text += f" After the mean vector of each language is subtracted, {share} % of all pairs are found."
     suspects = [name for name, result in scores["models"].items() if result.get("not_reserved")]
     if suspects:
         text += f" These sentences were not removed from the training text of {', '.join(suspects)}: compare with care."
