@@ -64,7 +64,7 @@ class Task(Generic[Settings]):
         return self.head is not None
 
     def list_data(self, settings: Settings) -> dict[str, list[str]]:
-        """Return the paths of all data by role, which is the name of the field."""
+        """Return the paths of each data field of the settings, by the name of the field."""
         paths: dict[str, list[str]] = {}
         for role in self.roles:
             value = getattr(settings, role)

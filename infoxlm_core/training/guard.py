@@ -112,9 +112,9 @@ class Guard:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """Return a copy of what a checkpoint contains, for JSON, which stores numbers exactly.
+        """Return the state of the guard that a checkpoint stores as JSON. JSON stores Python's numbers exactly.
 
-        `bad_in_a_row` is 0 then: no checkpoint is saved among bad steps.
+        `bad_in_a_row` is not stored, because no checkpoint is saved after a bad step.
         """
         return {
             "recent": {kind: list(window) for kind, window in self.recent.items()},
@@ -125,7 +125,7 @@ class Guard:
 
     @classmethod
     def from_state(cls, deviations: float, state: Mapping[str, Any]) -> "Guard":
-        """Return the guard that a checkpoint contains."""
+        """Return the guard with the state that a checkpoint stores."""
         recent = {}
         for kind, window in state.get("recent", {}).items():  # earlier versions saved a window of good steps only
             recent[kind] = [(loss, norm) for loss, norm in window]

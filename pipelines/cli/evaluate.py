@@ -85,7 +85,10 @@ def name_of(source: str) -> str:
 
 
 def name_models(model: str, floor: str | None) -> dict[str, str]:
-    """Map the names of the model and the floor to their sources; the names differ in more than case."""
+    """Return the source of each model by name; `floor` is a second model to compare with.
+
+    File names on some systems ignore case, so the names must differ in more than case.
+    """
     model_name = name_of(model)
     if floor is None:
         return {model_name: model}

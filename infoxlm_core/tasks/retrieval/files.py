@@ -68,7 +68,7 @@ def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all
 
 
 def list_test_files(data: Path) -> list[Path]:
-    """List the files of an aligned set; of a prepared corpus only the held-out ones, not its training text."""
+    """Return the files of an aligned test set. For a prepared corpus, return only its held-out files."""
     if (data / "held_out").is_dir():
         return evaluation_sets.list_files(data / "held_out")
     set_files = []
