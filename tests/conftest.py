@@ -26,7 +26,7 @@ from tests.helpers.workers import fp64
 from tests.toys.models import save_model
 from tests.toys.pretraining import write_shards
 
-pytest_plugins = ["tests.servers.fixtures"]
+pytest_plugins = ["tests.servers.fixtures", "tests.toys.finetuning"]
 hypothesis.settings.register_profile("ours", deadline=None)  # tests must not fail because the machine is busy
 hypothesis.settings.load_profile("ours")
 

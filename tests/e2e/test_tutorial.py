@@ -1,4 +1,4 @@
-"""The settings and the Python code of the tutorial work. `test_documents.py` checks its commands."""
+"""The settings and the Python code of the tutorial work. `tests/test_documents.py` checks its commands."""
 
 import re
 import zipfile
@@ -12,7 +12,7 @@ from infoxlm_core.results.trials import HEADLINES
 from infoxlm_core.run_file import RunConfig
 from tests.toys.models import save_model
 
-TUTORIAL = (Path(__file__).parents[1] / "docs/tutorial.md").read_text(encoding="utf-8")
+TUTORIAL = (Path(__file__).parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
 CATALOG = """
 msgid ""
