@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 
 from infoxlm_core import outside
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import EncodingError, InputError
 
 MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in memory
 LOOK_AHEAD = 32 << 20  # bytes that are unpacked to detect a bomb before the first line is used
@@ -94,6 +94,21 @@ def read(path: Path) -> Iterator[tuple[int, str, str | None]]:
                 yield number, line.decode(), None
             except UnicodeDecodeError as error:
                 yield number, f"{path}:{number}:{error.start + 1}", "invalid_utf8"
+
+
+def read_complete(path: Path) -> Iterator[str]:
+    """Yield the text of every line of a file in which no line may be dropped.
+
+    Raises:
+        EncodingError: a line is not UTF-8.
+        InputError: a line is too long.
+    """
+    for number, text, problem in read(path):
+        if problem == "invalid_utf8":  # then `text` is the position of the first invalid byte
+            raise EncodingError(f"{text}: not UTF-8 from this byte on. Convert the file.")
+        if problem:
+            raise InputError(f"{path}:{number} is too long. Give one sentence a line.")
+        yield text
 
 
 def _skip_to_end_of_line(file: IO[bytes]) -> None:

@@ -11,6 +11,7 @@ the output of the embeddings, T that of the last Transformer layer. Poolings:
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -163,16 +164,46 @@ def embed(
     return vectors
 
 
+@dataclass(frozen=True)
+class Embedder:
+    """A loaded model that computes one vector of each sentence."""
+
+    model: "Model"
+    tokenizer: Tokenizer
+    spec: VectorSpec
+    prefix: str
+    batch_size: int
+    max_tokens: int
+    projection: Tensor | None
+
+    def __call__(self, texts: Sequence[str], advance: Callable[[int], None] = lambda _: None) -> Tensor:
+        """Return the vectors of N sentences, (N, d) float32 on the CPU; `advance` is that of `embed`."""
+        prefixed = [self.prefix + text for text in texts]
+        vectors = embed(
+            self.model,
+            self.tokenizer,
+            prefixed,
+            [self.spec],
+            self.batch_size,
+            self.max_tokens,
+            self.projection,
+            advance,
+        )
+        return vectors[self.spec].cpu()
+
+
 def load_embedder(
     directory: Path | str,
     layer: int | None = None,
     pooling: str | None = None,
     batch_size: int = 64,
     max_tokens: int = 256,
-) -> Callable[[Sequence[str]], Tensor]:
-    """Load a model on disk; return a function from sentences to vectors, (N, d) float32 on the CPU.
+    prefix: str = "",
+) -> Embedder:
+    """Load a model on disk as a function from sentences to vectors.
 
-    `layer` and `pooling` are by default those of `served_space`. The vectors are not projected.
+    `layer` and `pooling` are by default those of `served_space`. The vectors are not projected. `prefix` is added
+    before every sentence.
 
     Raises:
         InputError: there is no model, or it has no such layer or pooling.
@@ -190,12 +221,7 @@ def load_embedder(
     if projection is not None and layer != served_layer:
         raise InputError(f"{directory}: its contrast vectors are of layer {served_layer}, not {layer}: leave layer out")
     drop_layers(model, layer)
-    spec = VectorSpec(pooling, layer)
-
-    def embed_texts(texts: Sequence[str]) -> Tensor:
-        return embed(model, tokenizer, texts, [spec], batch_size, max_tokens, projection)[spec].cpu()
-
-    return embed_texts
+    return Embedder(model, tokenizer, VectorSpec(pooling, layer), prefix, batch_size, max_tokens, projection)
 
 
 def embed_sentences(directory: Path | str, texts: Sequence[str], *args: Any, **options: Any) -> Tensor:

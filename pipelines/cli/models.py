@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -48,6 +49,20 @@ def read_lines(stream: BinaryIO) -> list[str]:
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 
+def check_sentences(texts: Sequence[str]) -> None:
+    """Raise InputError if there is no sentence, or one is not UTF-8 or too long."""
+    if not texts:
+        raise InputError("no sentence to embed: give sentences as arguments, or one per line on standard input")
+    for number, text in enumerate(texts, 1):
+        has_surrogates = any("\ud800" <= character <= "\udfff" for character in text)
+        if has_surrogates:  # this is how Python decodes an argument that is not UTF-8
+            raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it to UTF-8")
+        if len(text) > MAX_CHARACTERS:
+            raise InputError(
+                f"sentence {number} has {len(text):,} characters: split it into parts of at most {MAX_CHARACTERS:,}"
+            )
+
+
 @app.command()
 def embed(
     model: Annotated[
@@ -65,25 +80,37 @@ def embed(
     vectors: Annotated[
         bool, typer.Option("--vectors", help="Print one JSON vector per line instead of similarities.")
     ] = False,
+    file: Annotated[
+        Path | None, typer.Option(help="Embed the lines of this file of any size, and write their vectors to --output.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="NumPy file (.npy) for the vectors of --file, as float32.")
+    ] = None,
     store: Store = "runs",
 ) -> None:
-    """Embed sentences, and print the cosine similarity of each sentence to the first one, or all vectors."""
+    """Embed sentences, and print the cosine similarity of each sentence to the first one, or all vectors.
+
+    With --file, embed a file of one sentence per line. Row i of the array that is written is the vector of line i.
+
+    infoxlm embed models:/infoxlm@champion --file sentences.txt --output vectors.npy
+    """
     with report_errors():
         from components.adapters.mlflow import model_registry
         from components.platform import artifacts
-        from infoxlm_core.tasks import embedding
+        from infoxlm_core.tasks import embedding, vector_files
 
+        if (file is None) != (output is None):
+            raise InputError("--file and --output belong together: give both, or neither")
+        if file and output:
+            if sentences or vectors:
+                raise InputError("--file embeds the lines of a file: leave out other sentences and --vectors")
+            directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+            embedder = embedding.load_embedder(directory, layer, pooling)
+            num_lines = vector_files.embed_file(embedder, file, output)
+            typer.echo(f"wrote {output}: {num_lines:,} vectors, {embedder.spec.pooling} of layer {embedder.spec.layer}")
+            return
         texts = sentences or read_lines(sys.stdin.buffer)
-        if not texts:
-            raise InputError("no sentence to embed: give sentences as arguments, or one per line on standard input")
-        for number, text in enumerate(texts, 1):
-            has_surrogates = any("\ud800" <= character <= "\udfff" for character in text)
-            if has_surrogates:  # this is how Python decodes an argument that is not UTF-8
-                raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it to UTF-8")
-            if len(text) > MAX_CHARACTERS:
-                raise InputError(
-                    f"sentence {number} has {len(text):,} characters: split it into parts of at most {MAX_CHARACTERS:,}"
-                )
+        check_sentences(texts)
         directory = model_registry.load_encoder(model, artifacts.local_directory(store))
         sentence_vectors = embedding.embed_sentences(directory, texts, layer, pooling)
         if vectors:

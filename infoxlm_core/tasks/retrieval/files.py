@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from infoxlm_core import languages, outside
 from infoxlm_core.corpora import evaluation_sets, lines, tables
-from infoxlm_core.errors import EncodingError, InputError, ParallelMismatch, one_line
+from infoxlm_core.errors import InputError, ParallelMismatch, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -179,11 +179,7 @@ def _read_aligned_files(
 def _read_lines(path: Path) -> list[str]:
     """Read a file of one sentence per line; an empty or too long line is an InputError."""
     sentences = []
-    for line_number, text, problem in lines.read(path):
-        if problem == "invalid_utf8":  # then `text` is the position of the first invalid byte
-            raise EncodingError(f"{text}: not UTF-8 from this byte on. Convert the file.")
-        if problem:
-            raise InputError(f"{path}:{line_number} is too long. Give one sentence a line.")
+    for line_number, text in enumerate(lines.read_complete(path), 1):
         if not text.strip():
             raise InputError(f"{path}:{line_number} is empty. Give one sentence a line.")
         sentences.append(text)

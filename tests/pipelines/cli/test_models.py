@@ -1,8 +1,10 @@
 """`infoxlm import` and `serve-check`: what they print, and one line where they refuse."""
 
 import argparse
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -89,6 +91,39 @@ def test_lines_to_embed_are_utf_8_whatever_the_locale_says(tiny_encoders, given,
     assert result.exit_code == code, result.stderr
     assert said in result.stderr and result.stderr.count("\n") == bool(said)
     assert bool(said) or [line.split(maxsplit=1)[1] for line in result.stdout.splitlines()] == ["a b", "c"]
+
+
+def test_the_lines_of_a_file_are_embedded_as_sentences_are(tiny_encoders, tmp_path):
+    model = str(tiny_encoders["first"])
+    (tmp_path / "lines.txt").write_text("a b\nc\n")
+
+    printed = run("embed", model, "a b", "c", "--vectors")
+    result = run("embed", model, "--file", str(tmp_path / "lines.txt"), "-o", str(tmp_path / "out.npy"))
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.endswith("out.npy: 2 vectors, mean of layer 2\n")
+    expected = [json.loads(line) for line in printed.stdout.splitlines()]
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--file", "lines.txt"], "--file and --output belong together"),
+        (["--output", "out.npy", "a"], "--file and --output belong together"),
+        (["--file", "lines.txt", "-o", "out.npy", "a"], "leave out other sentences and --vectors"),
+        (["--file", "no.txt", "-o", "out.npy"], "no.txt"),
+        (["--file", "lines.txt", "-o", "no/out.npy"], "no/"),
+    ],
+)
+def test_options_of_a_file_that_do_not_fit_are_one_line(tiny_encoders, tmp_path, monkeypatch, options, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines.txt").write_text("a\n")
+
+    result = run("embed", str(tiny_encoders["first"]), *options)
+
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1) and reason in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Files of sentence vectors: NumPy arrays (N, d), whose row i is the vector of sentence i."""
+
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from infoxlm_core.corpora import lines
+from infoxlm_core.errors import InputError
+from infoxlm_core.progress import progress
+from infoxlm_core.tasks import embedding
+from infoxlm_core.tasks.embedding import Embedder
+
+CHUNK_CHARACTERS = 16 << 20  # a chunk of sentences ends at this length, or at `embedding.CHUNK` sentences
+
+
+def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
+    """Write the vectors of all lines of a file as float32, and return the number of lines.
+
+    Raises:
+        EncodingError: a line is not UTF-8. The file is checked before the first line is embedded.
+        InputError: the file is empty, or a line is too long.
+    """
+    num_lines = sum(1 for _ in lines.read_complete(file))
+    if not num_lines:
+        raise InputError(f"{file} is empty. Give one sentence a line.")
+    write(output, embedder, lines.read_complete(file), num_lines, np.float32)
+    return num_lines
+
+
+def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, dtype: DTypeLike) -> None:
+    """Embed `count` sentences and write their vectors; memory holds one chunk of sentences and its vectors.
+
+    The file gets its name when it is complete. It is written row by row and not as a memory map, because writing to a
+    memory map on a full disk kills the process.
+    """
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with partial.open("xb") as file, progress("embedding", count, "sentences") as advance:
+            for chunk in _split(sentences):
+                vectors = embedder(chunk, advance).numpy().astype(dtype)
+                if not file.tell():
+                    descr = np.lib.format.dtype_to_descr(vectors.dtype)
+                    header = {"descr": descr, "fortran_order": False, "shape": (count, vectors.shape[1])}
+                    np.lib.format.write_array_header_1_0(file, header)
+                file.write(vectors.data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _split(sentences: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the sentences in chunks that fit into memory."""
+    chunk: list[str] = []
+    num_characters = 0
+    for sentence in sentences:
+        chunk.append(sentence)
+        num_characters += len(sentence)
+        if len(chunk) == embedding.CHUNK or num_characters >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk = []
+            num_characters = 0
+    if chunk:
+        yield chunk
