@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from components.adapters.mlflow import connection, model_versions, promotion, signing
 from components.adapters.mlflow.errors import translate_errors
@@ -52,7 +52,7 @@ def register(
 
     Args:
         name: name of the registered model.
-        encoder_dir: a Hugging Face directory with a masked LM in safetensors and its tokenizer.
+        encoder_dir: a Hugging Face directory with a model in safetensors and its tokenizer.
         digest: digest of the encoder's content.
         metrics: scores by name; all become tags of the version.
         gate: metric -> least gain; higher scores are better.
@@ -97,22 +97,17 @@ def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None
 
 
 def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
-    """Log an encoder to its MLflow run, after testing it on one mask; return its URI, `models:/m-…`.
+    """Log an encoder to its MLflow run, after testing it on one sentence; return its URI, `models:/m-…`.
 
     MLflow's own functions are not sufficient: MLflow stores weights and tokenizer in different folders, drops files
     that it does not know, and cannot log a directory with transformers 5.23. So the folder `model` that MLflow writes
     is replaced by the encoder's directory.
     """
     import mlflow
-    import transformers
     from huggingface_hub import ModelCard
 
-    model = transformers.AutoModelForMaskedLM.from_pretrained(encoder_dir, use_safetensors=True)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder_dir)
-    fill_mask = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
-    sentence = f"One {tokenizer.mask_token} is hidden."
-    predicted_token = fill_mask(sentence, top_k=1)[0]["token_str"]
-    signature = mlflow.models.infer_signature([sentence], [predicted_token])
+    pipeline, example_input, example_output = _try_model(encoder_dir)
+    signature = mlflow.models.infer_signature([example_input], [example_output])
     requirements = []
     for library in ("torch", "transformers", "safetensors"):
         public_version, _, _ = importlib.metadata.version(library).partition("+")  # without a build such as +cu130
@@ -126,7 +121,7 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder, "encoder")
         mlflow.transformers.save_model(
-            fill_mask,
+            pipeline,
             files,
             mlflow_model=mlflow.models.Model(logged_model.artifact_location, run_id, model_id=logged_model.model_id),
             model_card=card,
@@ -141,6 +136,28 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
             if (evaluation / name).exists():
                 shutil.copy(evaluation / name, files / model_versions.EVALUATION)
         return model_versions.upload(client, run_id, logged_model, files)
+
+
+def _try_model(encoder_dir: Path) -> tuple[Any, str, Any]:
+    """Return a transformers pipeline of a model, a sentence, and the pipeline's output for the sentence.
+
+    A model with a language-model head predicts a masked token. Other models compute a vector for each token.
+    """
+    import transformers
+
+    from infoxlm_core.model.huggingface import any_encoder  # takes seconds
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder_dir)
+    if any_encoder.has_language_model_head(encoder_dir):
+        model = transformers.AutoModelForMaskedLM.from_pretrained(encoder_dir, use_safetensors=True)
+        fill_mask = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
+        sentence = f"One {tokenizer.mask_token} is hidden."
+        return fill_mask, sentence, fill_mask(sentence, top_k=1)[0]["token_str"]
+    model = transformers.AutoModel.from_pretrained(encoder_dir, use_safetensors=True)
+    extract_features: Any = transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer)
+    sentence = "One sentence."
+    (token_vectors,) = extract_features(sentence)
+    return extract_features, sentence, token_vectors[0]
 
 
 def load_encoder(source: str | Path, store: Path) -> Path:

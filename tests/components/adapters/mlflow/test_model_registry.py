@@ -193,6 +193,24 @@ def test_the_model_answers_as_an_mlflow_pipeline_too_and_brings_its_card(store, 
     assert "It knows 26 words." in card.read_text()
 
 
+def test_an_encoder_without_a_language_model_head_is_registered_with_its_token_vectors(store, tiny_encoders, tmp_path):
+    import mlflow
+    import transformers
+
+    encoder = tmp_path / "encoder"
+    shutil.copytree(tiny_encoders["first"], encoder)
+    model = transformers.XLMRobertaModel.from_pretrained(encoder, add_pooling_layer=False)
+    model.save_pretrained(encoder)
+
+    register(store, encoder, "sha256:1", 0.5)
+
+    connection.connect(store)
+    pipeline = mlflow.transformers.load_model("models:/tiny@champion")
+    (token_vectors,) = pipeline("Save")
+    assert type(pipeline.model).__name__ == "XLMRobertaModel"
+    assert len(token_vectors[0]) == model.config.hidden_size
+
+
 def _register_at(uri: str, store: Path, encoder: Path) -> Registration:
     os.environ["MLFLOW_TRACKING_URI"] = uri
     with artifacts.exclusive(str(store), *promotion.LOCK):  # as the step `register` does
