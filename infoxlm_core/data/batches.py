@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infoxlm_core.data.layouts import join, positions
+from infoxlm_core.data.layouts import join, number_positions
 from infoxlm_core.data.samples import Draw, Masked, Views
 from infoxlm_core.data.vocabulary import PAD
 
@@ -118,7 +118,7 @@ def _append_padding(
     if not count:
         return ids, token_positions, lengths
     padding_ids = torch.full((count,), PAD, dtype=ids.dtype)
-    padding_positions = torch.from_numpy(positions(np.array([count]))).to(token_positions.dtype)
+    padding_positions = torch.from_numpy(number_positions(np.array([count]))).to(token_positions.dtype)
     return (
         torch.cat([ids, padding_ids]),
         torch.cat([token_positions, padding_positions]),
@@ -176,7 +176,7 @@ def _pack(mlm: Masked, tlm: Masked, views: Views, symmetric: bool) -> PackedBatc
     lengths = np.concatenate([lm.lengths, views.queries.lengths])
     return PackedBatch(
         ids=torch.from_numpy(np.concatenate([mlm.masked_ids, tlm.masked_ids, views.queries.flat])),
-        positions=torch.from_numpy(positions(lengths)),
+        positions=torch.from_numpy(number_positions(lengths)),
         lengths=tuple(lengths.tolist()),
         lm_sequences=len(lm.lengths),
         target_rows=torch.from_numpy(target_rows),
@@ -185,7 +185,7 @@ def _pack(mlm: Masked, tlm: Masked, views: Views, symmetric: bool) -> PackedBatc
         target_groups=torch.from_numpy(np.concatenate([mlm.groups, tlm.groups])[sequence_of_target]),
         mlm_targets=len(mlm.target_indices),
         key_ids=torch.from_numpy(views.keys.flat),
-        key_positions=torch.from_numpy(positions(views.keys.lengths)),
+        key_positions=torch.from_numpy(number_positions(views.keys.lengths)),
         key_lengths=tuple(views.keys.lengths.tolist()),
         sentence_ids=torch.from_numpy(views.sentence_ids),
         view_groups=torch.from_numpy(views.groups),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infoxlm_core.data.shards import Table, end_to_end
-from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_POSITION
+from infoxlm_core.data.vocabulary import BOS, EOS
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def mix(
     return _add_special_tokens(query_segments), _add_special_tokens(key_segments)
 
 
-def positions(lengths: np.ndarray) -> np.ndarray:
-    """Return the position of each token in its sequence, (T,); like XLM-R's, positions start at 2."""
+def number_positions(lengths: np.ndarray) -> np.ndarray:
+    """Return the position of each token in its sequence, (T,), counted from 0."""
     start_offsets = lengths.cumsum() - lengths
-    return np.arange(lengths.sum()) - np.repeat(start_offsets, lengths) + FIRST_POSITION
+    return np.arange(lengths.sum()) - np.repeat(start_offsets, lengths)

@@ -2,7 +2,7 @@
 
     two sequences        <s> Hello </s>   <s> Bon jour </s>
     ids        (T = 7)     0   35     2     0  84   95    2
-    positions  (T = 7)     2    3     4     2   3    4    5      restart at 2 (1 is padding's, as in XLM-R)
+    positions  (T = 7)     0    1     2     0   1    2    3      restart with each sequence
     lengths                3                4
 
 Layers work on (T, d); only attention uses the lengths. The result equals that of padded sequences.
@@ -42,7 +42,7 @@ class EncoderSize:
     positions: int = 514  # rows of the position table
     epsilon: float = 1e-5  # of LayerNorm
     types: int = 0  # rows of the type table: XLM's languages or BERT's segments; 0: there is no such table
-    first_position: int = FIRST_POSITION  # position of a sequence's first token: 2 in XLM-R, 0 in XLM and BERT
+    first_position: int = FIRST_POSITION  # row of a sequence's first token: 2 in XLM-R, 0 in XLM and BERT
 
     @property
     def max_tokens(self) -> int:
@@ -183,12 +183,13 @@ class Encoder(nn.Module):
 
         Args:
             ids: (T,) token ids.
-            positions: (T,) rows of the position table.
-            types: (T,) rows of the type table; ignored if the encoder has no such table.
+            positions: (T,) positions in the sequences, counted from 0.
+            types: (T,) rows of the type table, by default the first; ignored if the encoder has no such table.
         """
-        hidden = self.token_embedding(ids) + self.position_embedding(positions)
-        if types is not None and self.size.types:
-            hidden = hidden + self.type_embedding(types)
+        hidden = self.token_embedding(ids) + self.position_embedding(positions + self.size.first_position)
+        if self.size.types:
+            type_rows = self.type_embedding.weight[0] if types is None else self.type_embedding(types)
+            hidden = hidden + type_rows
         return F.dropout(self.embedding_norm(hidden), self.dropout if self.training else 0.0)
 
     def prepare(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:

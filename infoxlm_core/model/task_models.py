@@ -66,7 +66,7 @@ class Packed(nn.Module):
         cu_seqlens = cumulative_lengths(tuple(lengths), ids.device).long()  # (N + 1,)
         first_rows = cu_seqlens[:-1]
         first_row_of_token = torch.repeat_interleave(first_rows, cu_seqlens.diff(), output_size=len(ids))  # (T,)
-        positions = torch.arange(len(ids), device=ids.device) - first_row_of_token + size.first_position
+        positions = torch.arange(len(ids), device=ids.device) - first_row_of_token
         types = types.clamp(max=max(0, size.types - 1))
         hidden = self.encoder.embed(ids, positions, types)  # (T, d)
         if only_first_tokens:

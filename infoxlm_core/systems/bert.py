@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, PretrainedConfig
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.layouts import Sequences, lay_out
+from infoxlm_core.data.layouts import Sequences, lay_out, number_positions
 from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Shards, Table
 from infoxlm_core.data.vocabulary import EOS
@@ -23,7 +23,7 @@ from infoxlm_core.model.encoder import EncoderSize, pool
 from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.objectives import cross_entropy
-from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, positions_from_zero
+from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler
 from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
@@ -101,7 +101,7 @@ class BERTSampler(TextSampler):
         first = _pack(first_parts)
         second = _pack(second_parts)
         sequences = lay_out(first, second)  # [CLS] a [SEP] b [SEP]
-        positions = positions_from_zero(sequences.lengths)
+        positions = number_positions(sequences.lengths)
         second_starts = np.repeat(first.lengths + 2, sequences.lengths)  # (T,) after [CLS], the first part and [SEP]
         segments = (positions >= second_starts).astype(np.int64)  # (T,) token types: 0 in the first part, else 1
         masked_ids, target_rows = self.mask(sequences, mask_rng)

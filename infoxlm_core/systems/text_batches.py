@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from infoxlm_core.data.batches import give_each_a_row
-from infoxlm_core.data.layouts import Sequences, positions
+from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.samples import StepSampler
 from infoxlm_core.data.shards import Shards, end_to_end
-from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
+from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.model import devices
 
 
@@ -131,8 +131,3 @@ def wrap(segments: Sequences) -> Sequences:
     for segment in segments.rows:
         token_runs += [separator, segment, separator]
     return Sequences(end_to_end(token_runs), segments.lengths + 2)
-
-
-def positions_from_zero(lengths: np.ndarray) -> np.ndarray:
-    """Return positions (T,) that restart at 0 in every sequence, from lengths (N,)."""
-    return positions(lengths) - FIRST_POSITION

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.layouts import Sequences, gather
+from infoxlm_core.data.layouts import Sequences, gather, number_positions
 from infoxlm_core.data.sampling import TableSampler, generator, pick, probabilities
 from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.huggingface import pretrained
-from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, languages_of, positions_from_zero, wrap
+from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, languages_of, wrap
 from infoxlm_core.systems.text_learner import Loss, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
@@ -78,7 +78,7 @@ def lay_out_pairs(
     sentence_lengths = np.stack([first.lengths, second.lengths], axis=1)  # (N, 2)
     sentence_languages = np.tile(languages, len(sentence_lengths))  # (2N,)
     types = np.repeat(sentence_languages, sentence_lengths.ravel())  # (T,)
-    positions = positions_from_zero(sentence_lengths.ravel())  # (T,); they restart with each sentence
+    positions = number_positions(sentence_lengths.ravel())  # (T,); they restart with each sentence
     return Sequences(end_to_end(sentences), sentence_lengths.sum(axis=1)), positions, types
 
 
@@ -164,7 +164,7 @@ class XLMSampler(TextSampler):
             sequences, positions, types = self._draw_pairs(name, direction < 0.5, rng)
         else:
             sequences = self._draw_windows(name, rng)
-            positions = positions_from_zero(sequences.lengths)
+            positions = number_positions(sequences.lengths)
             types = np.full(len(sequences.flat), self.language_numbers[name])
         if objective == "clm":
             input_ids = sequences.flat

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infoxlm_core.data.layouts import Sequences, gather, lay_out, positions
+from infoxlm_core.data.layouts import Sequences, gather, lay_out, number_positions
 from infoxlm_core.data.shards import Pairs, Shards, Table
 from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import Encoder, evaluating, pool
@@ -94,7 +94,7 @@ def _encode(
         batch = side[start : start + SEQUENCES]
         lengths = batch.lengths.tolist()
         ids = devices.send(torch.from_numpy(batch.flat), device)  # (T,) tokens of all sentences end to end
-        position_ids = devices.send(torch.from_numpy(positions(batch.lengths)), device)  # (T,)
+        position_ids = devices.send(torch.from_numpy(number_positions(batch.lengths)), device)  # (T,)
         with autocast(device, precision):
             hidden = encoder(ids, position_ids, lengths, last=layer)
         vectors.append(pool(hidden, lengths, pooling).float())

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infoxlm_core.data.layouts import Sequences, gather
+from infoxlm_core.data.layouts import Sequences, gather, number_positions
 from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Shards, Table, end_to_end
 from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.model import devices
-from infoxlm_core.systems.text_batches import languages_of, positions_from_zero, wrap
+from infoxlm_core.systems.text_batches import languages_of, wrap
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
 
 
@@ -40,7 +40,7 @@ def pack_sentences(sentences: list[np.ndarray], language: int) -> PackedSentence
     wrapped = wrap(Sequences(end_to_end(sentences), lengths))
     return PackedSentences(
         ids=torch.from_numpy(wrapped.flat),
-        positions=torch.from_numpy(positions_from_zero(wrapped.lengths)),
+        positions=torch.from_numpy(number_positions(wrapped.lengths)),
         types=torch.full((len(wrapped.flat),), language),
         lengths=tuple(wrapped.lengths.tolist()),
     )

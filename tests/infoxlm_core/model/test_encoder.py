@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 
 from infoxlm_core.data.batches import micro_batches
-from infoxlm_core.data.layouts import positions
+from infoxlm_core.data.layouts import number_positions
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
@@ -63,7 +63,7 @@ def padded(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def where(lengths=LENGTHS) -> torch.Tensor:
-    return torch.from_numpy(positions(torch.tensor(lengths).numpy()))
+    return torch.from_numpy(number_positions(torch.tensor(lengths).numpy()))
 
 
 @pytest.mark.item("A6", "A9")
@@ -255,7 +255,7 @@ def test_layers_that_compute_again_give_the_same_gradients_bit_by_bit_and_what_d
     for encoder.recompute in (False, True):
         torch.manual_seed(2)
         encoder.zero_grad()
-        hidden = encoder.embed(ids, torch.cat([torch.arange(2, 14), torch.arange(2, 20)]))
+        hidden = encoder.embed(ids, torch.cat([torch.arange(12), torch.arange(18)]))
         hidden = encoder.run(hidden, (12, 18), 0, 3, rows, (2, 1))
         hidden.pow(3).sum().backward()
         found.append([hidden, torch.rand(3), *(p.grad for p in encoder.parameters())])

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import XLMRobertaForMaskedLM
 
-from infoxlm_core.data.layouts import positions
+from infoxlm_core.data.layouts import number_positions
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models
 from infoxlm_core.model.heads import InfoXLM
@@ -50,7 +50,7 @@ def load(directory: Path) -> InfoXLM:
 
 
 def logits(model: InfoXLM, ids: torch.Tensor) -> torch.Tensor:
-    where = torch.from_numpy(positions(torch.tensor(LENGTHS).numpy()))
+    where = torch.from_numpy(number_positions(torch.tensor(LENGTHS).numpy()))
     hidden = model.encoder(ids, where, LENGTHS)
     head = model.head
     transformed = head.norm(torch.nn.functional.gelu(head.dense(hidden)))
