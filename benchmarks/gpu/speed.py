@@ -16,8 +16,7 @@ import torch
 from benchmarks.speed import inputs, ours
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
-from infoxlm_core.model.flops import kind, peak
-from infoxlm_core.systems.infoxlm import plan, step_time
+from infoxlm_core.model.flops import peak
 
 SIZES = {
     "base": {"layers": 12, "hidden": 768, "ffn": 3072, "heads": 12},
@@ -100,7 +99,6 @@ def step(name: str, objective: str, shape: str, fastest_product: float) -> Row:
     return {
         "tokens": batch.tokens,
         "ms": seconds * 1e3,
-        "planned ms": planned_ms(learner.config, batch, gpu),
         "ktok/s": batch.tokens / seconds / 1e3,
         "MFU": flops / device_peak if device_peak else None,
         "of the fastest product": flops / fastest_product,
@@ -134,19 +132,6 @@ def one_batch_a_step(config: PretrainingConfig, samples: int) -> PretrainingConf
     values = config.model_dump(mode="json")
     values["batches"] |= {"global_batch_size": samples, "virtual_shards": 1, "micro_batch_size": samples}
     return PretrainingConfig.parse(values)
-
-
-def planned_ms(config: PretrainingConfig, batch: PackedBatch, gpu: str) -> float | None:
-    """Return the milliseconds that `infoxlm plan` predicts for a step, or None.
-
-    The plan knows some GPUs only, and predicts steps of full blocks.
-    """
-    full_blocks = set(batch.lengths[: batch.lm_sequences]) == {512}
-    if kind(gpu) not in step_time.GPUS or not full_blocks:
-        return None
-    samples = len(batch.key_lengths) or len(batch.lengths)
-    rows = plan.plan(one_batch_a_step(config, samples), WORDS, 1, kind(gpu)).time
-    return next(row.value for row in rows if row.name == "long: a step")
 
 
 def hugging_face(full: bool) -> Iterator[Row]:

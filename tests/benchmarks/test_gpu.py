@@ -102,15 +102,6 @@ def test_a_size_that_does_not_fit_costs_its_own_row_alone(monkeypatch):
     assert len(rows) == 8 and all(row["fastest product"] == 6e14 for row in rows if row not in skipped)
 
 
-def test_a_step_of_full_blocks_on_a_known_gpu_has_a_planned_time():
-    config = speed.inputs.config(speed.SIZES["base"], contrast={"layer": 8, "queue_size": speed.QUEUE})
-    full, ragged = speed.make_batch("InfoXLM", "full"), speed.make_batch("InfoXLM", "ragged")
-
-    assert speed.planned_ms(config, full, "NVIDIA H200") > 100
-    assert speed.planned_ms(config, full, "a GPU of next year") is None
-    assert speed.planned_ms(config, ragged, "NVIDIA H200") is None
-
-
 @pytest.fixture
 def in_this_process(monkeypatch):
     """Run the training's one worker in this process, and again if it kills itself: torchrun has its own tests."""

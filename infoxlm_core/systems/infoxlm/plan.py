@@ -1,7 +1,7 @@
 """Predicts the parameters, memory, FLOPs and time of an InfoXLM run, without data, weights or GPUs.
 
 Parameters are counted on a model on torch's meta device; a test compares the exact part of the memory with a real
-training run. FLOPs are the necessary ones (`flops.py`). Time is predicted part by part (`step_time.py`).
+training run. FLOPs are the necessary ones (`flops.py`). Time is their number at an assumed utilisation of the GPUs.
 """
 
 import math
@@ -21,10 +21,12 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.linear_cross_entropy import ROWS
 from infoxlm_core.model.mixed import Linear
 from infoxlm_core.model.momentum import KeyEncoder
-from infoxlm_core.systems.infoxlm import step_time
 
 ACTIVATION_BYTES = 38
 """Bytes stored for the backward pass per token, layer and unit of d, in bf16 without compilation; tested."""
+
+ASSUMED_MFU = {True: 0.4, False: 0.25}
+"""Share of the GPUs' peak at which must-do FLOPs are computed, by whether layers are compiled. Nobody measured it."""
 
 
 class PlanRow(NamedTuple):
@@ -43,7 +45,6 @@ class Plan:
     parameters: list[PlanRow]
     memory: list[PlanRow]
     steps: list[PlanRow]
-    time: list[PlanRow]
     run: list[PlanRow]
 
 
@@ -212,7 +213,7 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
             f"gpus {gpus}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards), a worker each"
         )
     gpu = gpu.upper()
-    model, keys = build(config, vocabulary)
+    model, _ = build(config, vocabulary)
     exported = count(model.encoder) + count(model.head) + model.encoder.size.hidden
     in_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
     on_one_gpu = memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
@@ -227,23 +228,18 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     bytes_of = memory(config, vocabulary, gpus)
     bytes_of.append(PlanRow("sum", sum(row.value for row in bytes_of), "B", f"on each {gpu}"))
     steps: list[PlanRow] = []
-    time: list[PlanRow] = []
     run: list[PlanRow] = []
     for shape in (fit_shape(config, LONG), fit_shape(config, SHORT)):
-        step = _describe_step(config, model, keys, shape, checkpoint_bytes)
-        step_parts = step_time.predict_parts(config, step, gpus, gpu)
-        seconds = sum(part.seconds for part in step_parts)
-        mfu = step.flops / (seconds * gpus * flops.PEAKS[gpu])
-        steps += _plan_step(config, shape, step.flops)
-        time += _plan_time(shape, step_parts, mfu, flops.PEAKS[gpu])
-        run.append(_plan_duration(config, shape, seconds, gpus))
+        flops_of_step = step_flops(config, model.encoder.size, shape)
+        steps += _plan_step(config, shape, flops_of_step)
+        run.append(_plan_duration(config, shape, flops_of_step, gpus, gpu))
     queue_turnover = config.contrast.queue_size / config.batches.global_batch_size
     steps.append(PlanRow("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"))
     steps.append(PlanRow("queue turnover", queue_turnover, "steps", "K / samples a step"))
     saving = f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"
     run.append(PlanRow("checkpoint", checkpoint_bytes, "B", saving))
     run.append(PlanRow("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"))
-    return Plan(parameters, bytes_of, steps, time, run)
+    return Plan(parameters, bytes_of, steps, run)
 
 
 def _plan_step(config: PretrainingConfig, shape: Shape, step_flops: float) -> list[PlanRow]:
@@ -256,37 +252,16 @@ def _plan_step(config: PretrainingConfig, shape: Shape, step_flops: float) -> li
     ]
 
 
-def _plan_time(shape: Shape, step_parts: Sequence[step_time.Part], mfu: float, peak: float) -> list[PlanRow]:
-    """Return the milliseconds of each part of a step, and of the whole step."""
-    rows = [PlanRow(f"{shape.name}: {part.name}", part.seconds * 1e3, "ms", part.formula) for part in step_parts]
-    milliseconds = sum(part.seconds for part in step_parts) * 1e3
-    formula = f"MFU {mfu:.2f} of {peak / 1e12:.0f} TFLOP/s: predicted, never measured"
-    return [*rows, PlanRow(f"{shape.name}: a step", milliseconds, "ms", formula)]
-
-
-def _plan_duration(config: PretrainingConfig, shape: Shape, step_seconds: float, gpus: int) -> PlanRow:
+def _plan_duration(config: PretrainingConfig, shape: Shape, step_flops: float, gpus: int, gpu: str) -> PlanRow:
     """Return the hours of the whole run."""
+    mfu = ASSUMED_MFU[config.model.compiled]
+    step_seconds = step_flops / (mfu * gpus * flops.PEAKS[gpu])
     hours = config.optimization.steps * step_seconds / 3600
-    formula = f"{hours * gpus:,.0f} GPU-hours, {gpus} GPUs: {config.optimization.steps:,} steps as above"
-    return PlanRow(f"{shape.name} sequences", hours, "h", formula)
-
-
-def _describe_step(
-    config: PretrainingConfig, model: InfoXLM, keys: KeyEncoder, shape: Shape, checkpoint_bytes: float
-) -> step_time.Step:
-    """Return the size of a step with sequences of a shape."""
-    contrasts = bool(config.objectives.xlco)
-    return step_time.Step(
-        size=model.encoder.size,
-        parameters=count(model),
-        layer_parameters=count(model.encoder.layers),
-        key_layer_parameters=contrasts * count(keys.encoder.layers),
-        key_parameters=contrasts * count(keys),
-        lm_tokens=tuple(tokens for tokens in (shape.mlm, shape.tlm) if tokens),
-        view_tokens=shape.view,
-        flops=step_flops(config, model.encoder.size, shape),
-        checkpoint_bytes=checkpoint_bytes,
+    formula = (
+        f"{hours * gpus:,.0f} GPU-hours, {gpus} GPUs: {config.optimization.steps:,} steps of {step_seconds:.3g} s, "
+        f"at an assumed MFU of {mfu}"
     )
+    return PlanRow(f"{shape.name} sequences", hours, "h", formula)
 
 
 def describe(tables: Plan) -> Sequence[str]:
@@ -304,5 +279,5 @@ def _amount(row: PlanRow) -> str:
         return f"{row.value / 1e9:,.3f} GB"
     if row.unit == "FLOP":
         return f"{row.value / 1e15:,.4g} PFLOP"
-    digits = 1 if row.unit in ("h", "ms", "steps") else 0
+    digits = 1 if row.unit in ("h", "steps") else 0
     return f"{row.value:,.{digits}f} {row.unit}".strip()

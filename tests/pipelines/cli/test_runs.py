@@ -19,7 +19,7 @@ def test_every_run_can_be_planned_without_data_weights_or_network(name):
     result = run("plan", str(CONFIGS / f"{name}.yaml"), "--gpus", "4", "--gpu", "h100")
 
     assert result.exit_code == 0, result.stderr
-    said = ("key encoder", "PFLOP", "word table", "never measured", "4 GPUs", "checkpoint")
+    said = ("key encoder", "PFLOP", "word table", "assumed MFU", "4 GPUs", "checkpoint")
     assert all(words in result.stdout for words in said)
 
 

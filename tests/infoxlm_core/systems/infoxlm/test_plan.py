@@ -119,6 +119,16 @@ def test_a_step_of_the_papers_runs_takes_the_flops_of_the_formula(name, long, sh
     assert found[1] == pytest.approx(short, rel=2e-3)
 
 
+@pytest.mark.parametrize(("compiled", "mfu"), [(True, 0.4), (False, 0.25)])
+def test_the_hours_of_a_run_are_its_flops_at_the_assumed_utilisation(compiled, mfu):
+    config = named("base")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"compiled": compiled})})
+
+    run = values(plan.plan(config, WORDS, gpus=8).run)
+
+    assert run["long sequences"] == pytest.approx(150_000 * 1.674e15 / (mfu * 8 * 989e12) / 3600, rel=1e-3)
+
+
 def test_tokens_queue_turnover_and_all_reduce_of_a_step():
     found = values(plan.plan(named("base"), WORDS, gpus=8).steps)
 
