@@ -59,18 +59,14 @@ class ModelConfig(StageConfig):
     """Whether layers are compiled into a few fused kernels by PyTorch's inductor on GPUs, which takes about a minute at
     the start. Without a C compiler, and on CPUs, layers are not compiled."""
 
-    precision: Literal["auto", "bf16", "fp8"] = "auto"
+    precision: Literal["auto", "bf16"] = "auto"
     """Number format of matrix products; weights, Adam moments and sums are fp32. auto: bf16 on GPUs, fp32 on CPUs ·
-    bf16: bf16 everywhere, which is slow on CPUs without bf16 instructions · fp8: torchao's FP8 for the products of the
-    layers, with coarser gradients; needs a GPU of compute capability 8.9 or higher (Ada, Hopper or newer) and
-    `compiled`."""
+    bf16: bf16 everywhere, which is slow on CPUs without bf16 instructions."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.hidden % self.heads:
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
-        if self.precision == "fp8" and (self.sharded or not self.compiled):
-            raise ValueError("precision fp8 needs compiled layers: set compiled to true and sharded to false")
         return self
 
 

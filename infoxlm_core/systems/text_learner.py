@@ -15,7 +15,7 @@ from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.model.linear_cross_entropy import linear_cross_entropy
 from infoxlm_core.systems.text_batches import TextBatch, TextSampler, micro_batches
 from infoxlm_core.training import distributed
-from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout, set_precision
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout, warn_if_bf16_is_slow
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits and labels of a sentence objective -> their summed loss
 
@@ -86,7 +86,7 @@ class TextLearner(Learner):
             compiler = compiler_for(self.device, config.model.dropout)
             model.encoder.compiler = compiler
             model.compiler = compiler
-        set_precision(model.encoder, config.model, self.device)
+        warn_if_bf16_is_slow(config.model, self.device)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
         """Split each virtual shard separately, so that dropout does not depend on the worker that computes it."""

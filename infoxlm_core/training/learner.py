@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.sampling import digest_key
-from infoxlm_core.model import devices, fp8
-from infoxlm_core.model.encoder import Encoder
+from infoxlm_core.model import devices
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +102,9 @@ def autocast(device: torch.device, precision: str = "auto") -> torch.autocast:
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
 
-def set_precision(encoder: Encoder, config: ModelConfig, device: torch.device) -> None:
-    """Prepare an encoder, whose compiler is set, for `model.precision`; ConfigError if the device cannot do it."""
-    if config.precision == "fp8":
-        fp8.check(device, encoder.compiler)
-        fp8.convert(encoder.layers)
-    elif config.precision == "bf16" and device.type == "cpu" and not devices.cpu_multiplies_bf16():
+def warn_if_bf16_is_slow(config: ModelConfig, device: torch.device) -> None:
+    """Log a warning if `model.precision` is bf16 on a CPU without instructions for it."""
+    if config.precision == "bf16" and device.type == "cpu" and not devices.cpu_multiplies_bf16():
         logger.warning(
             "model.precision is bf16, for which this CPU has no instructions (AVX512-BF16, AMX): "
             "steps take longer than with auto"

@@ -25,7 +25,7 @@ from infoxlm_core.training.learner import (
     autocast,
     half_precision,
     seed_dropout,
-    set_precision,
+    warn_if_bf16_is_slow,
 )
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class InfoXLMLearner(Learner):
             model.encoder.compiler = compiler
             model.head.compiler = compiler
         model.encoder.recompute = config.model.recompute
-        set_precision(model.encoder, config.model, self.device)
+        warn_if_bf16_is_slow(config.model, self.device)
         enabled = [objective for objective in SENTENCE_OBJECTIVES if objective.name in self.weights.by_name]
         self.objectives = [objective(config, model) for objective in enabled]
         if config.model.sharded:
