@@ -15,7 +15,6 @@ ELSEWHERE = {
     "infoxlm_core/config/tasks.py": "infoxlm_core/stages/test_finetuning.py",
     "infoxlm_core/corpora/row_writer.py": "infoxlm_core/stages/test_preparation.py",
     "infoxlm_core/data/encoding.py": "infoxlm_core/stages/test_tokenization.py",
-    "infoxlm_core/data/vocabulary.py": "infoxlm_core/stages/test_tokenization.py",
     "infoxlm_core/model/huggingface/plain_transformers.py": "infoxlm_core/tasks/test_reference_vectors.py",
     "infoxlm_core/model/huggingface/tokenizers.py": "infoxlm_core/stages/test_tokenization.py",
     "infoxlm_core/model/task_head.py": "infoxlm_core/model/test_task_models.py",

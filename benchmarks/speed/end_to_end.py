@@ -61,5 +61,5 @@ def tokenize_pairs(sampler: Sampler) -> list[dict[str, list[int]]]:
         shard_of_row = np.zeros_like(rows)
         source = gather([pairs.source], shard_of_row, rows, SIDE)
         target = gather([pairs.target], shard_of_row, rows, SIDE)
-        sequences += [{"input_ids": row.tolist()} for row in lay_out(source, target).rows]
+        sequences += [{"input_ids": row.tolist()} for row in lay_out([source, target], sampler.vocabulary).rows]
     return sequences

@@ -12,7 +12,7 @@ from infoxlm_core.data import masking
 from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.layouts import NOTHING, Sequences
 from infoxlm_core.data.samples import Draw, Masked, Views
-from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_PIECE, PAD
+from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_PIECE, PAD, Vocabulary
 
 VOCABULARIES = {"32k": 32_000, "250k": 250_002}
 SHAPES = ("ragged", "full")
@@ -68,7 +68,8 @@ def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generato
 
     def masked(name: str, group: int) -> Masked:
         original = draw_sequences(name)
-        masked_ids, rows = masking.mask(original.flat, original.lengths, vocabulary, ObjectivesConfig(), rng)
+        layout = Vocabulary.xlm_r(vocabulary)
+        masked_ids, rows = masking.mask(original.flat, original.lengths, layout, ObjectivesConfig(), rng)
         return Masked(original, masked_ids, rows, np.full(len(original.lengths), group))
 
     queries = draw_sequences("query")

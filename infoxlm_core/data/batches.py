@@ -14,7 +14,6 @@ from torch import Tensor
 
 from infoxlm_core.data.layouts import join, number_positions
 from infoxlm_core.data.samples import Draw, Masked, Views
-from infoxlm_core.data.vocabulary import PAD
 
 
 @dataclass(frozen=True)
@@ -70,12 +69,12 @@ class PackedBatch:
                 moved_tensors[field.name] = value.pin_memory().to(device, non_blocking=True)
         return replace(self, **moved_tensors)
 
-    def aligned(self, multiple: int) -> "PackedBatch":
+    def aligned(self, multiple: int, pad_id: int) -> "PackedBatch":
         """Return the batch padded for GPU kernels.
 
-        A sequence of padding is appended to the MLM and TLM sequences, to the query views and to the key views, so that
-        the number of tokens of each is a multiple of `multiple`. Every MLM and TLM sequence gets a row that the last
-        layer computes, which FlashAttention 3 requires.
+        A sequence of padding tokens, whose id is `pad_id`, is appended to the MLM and TLM sequences, to the query views
+        and to the key views, so that the number of tokens of each is a multiple of `multiple`. Every MLM and TLM
+        sequence gets a row that the last layer computes, which FlashAttention 3 requires.
         """
         lm_lengths = self.lengths[: self.lm_sequences]
         view_lengths = self.lengths[self.lm_sequences :]
@@ -85,13 +84,13 @@ class PackedBatch:
         key_padding = -sum(self.key_lengths) % multiple
 
         lm_ids, lm_positions, lm_lengths = _append_padding(
-            self.ids[:lm_tokens], self.positions[:lm_tokens], lm_lengths, lm_padding
+            self.ids[:lm_tokens], self.positions[:lm_tokens], lm_lengths, lm_padding, pad_id
         )
         view_ids, view_positions, view_lengths = _append_padding(
-            self.ids[lm_tokens:], self.positions[lm_tokens:], view_lengths, view_padding
+            self.ids[lm_tokens:], self.positions[lm_tokens:], view_lengths, view_padding, pad_id
         )
         key_ids, key_positions, key_lengths = _append_padding(
-            self.key_ids, self.key_positions, self.key_lengths, key_padding
+            self.key_ids, self.key_positions, self.key_lengths, key_padding, pad_id
         )
         target_counts = (*self.target_counts, 0) if lm_padding else self.target_counts
         target_rows, target_counts, answered = give_each_a_row(self.target_rows, target_counts, lm_lengths)
@@ -112,12 +111,12 @@ class PackedBatch:
 
 
 def _append_padding(
-    ids: Tensor, token_positions: Tensor, lengths: tuple[int, ...], count: int
+    ids: Tensor, token_positions: Tensor, lengths: tuple[int, ...], count: int, pad_id: int
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
     """Return packed ids, positions and lengths with one more sequence of `count` padding tokens, if any."""
     if not count:
         return ids, token_positions, lengths
-    padding_ids = torch.full((count,), PAD, dtype=ids.dtype)
+    padding_ids = torch.full((count,), pad_id, dtype=ids.dtype)
     padding_positions = torch.from_numpy(number_positions(np.array([count]))).to(token_positions.dtype)
     return (
         torch.cat([ids, padding_ids]),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from infoxlm_core.data.shards import Table, end_to_end
-from infoxlm_core.data.vocabulary import BOS, EOS
+from infoxlm_core.data.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,6 @@ def gather(tables: list[Table], table_indices: np.ndarray, rows: np.ndarray, max
     return Sequences(end_to_end(token_ids), lengths)
 
 
-_BOS = np.array([BOS])
-_EOS = np.array([EOS])
 REVERSE_SOURCE = 1  # bits of a mode of mixup
 REVERSE_TARGET = 2
 EXCHANGE_SIDES = 4
@@ -73,25 +71,27 @@ def choose(condition: np.ndarray, if_true: Sequences, if_false: Sequences) -> Se
     return Sequences(end_to_end(chosen), np.where(condition, if_true.lengths, if_false.lengths))
 
 
-def lay_out(*segments: Sequences) -> Sequences:
-    """Return the sequences `<s> segment </s> segment </s> …`, with segment i of each argument in sequence i.
+def lay_out(segments: Sequence[Sequences], vocabulary: Vocabulary) -> Sequences:
+    """Return the sequences `<s> segment </s> segment </s> …`, with row i of each of `segments` in sequence i.
 
     An empty segment is omitted together with its `</s>`.
     """
     rows_of_segments = [sequences.rows for sequences in segments]
-    return _add_special_tokens(list(zip(*rows_of_segments, strict=True)))
+    return _add_special_tokens(list(zip(*rows_of_segments, strict=True)), vocabulary)
 
 
-def _add_special_tokens(segments_of_sequences: Sequence[Sequence[np.ndarray]]) -> Sequences:
+def _add_special_tokens(segments_of_sequences: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary) -> Sequences:
     """Return a sequence `<s> segment </s> segment </s> …` for each list of segments."""
+    begin = np.array([vocabulary.begin])
+    end = np.array([vocabulary.end])
     token_ids: list[np.ndarray] = []
     lengths = []
     for segments in segments_of_sequences:
-        token_ids.append(_BOS)
+        token_ids.append(begin)
         length = 1
         for segment in segments:
             if len(segment):
-                token_ids += (segment, _EOS)
+                token_ids += (segment, end)
                 length += len(segment) + 1
         lengths.append(length)
     return Sequences(end_to_end(token_ids), np.array(lengths, np.int64))
@@ -103,6 +103,7 @@ def mix(
     mode: np.ndarray,
     cross: np.ndarray,
     joined: np.ndarray,
+    vocabulary: Vocabulary,
 ) -> tuple[Sequences, Sequences]:
     """Return the query and key views of translation pairs after mixup (InfoXLM, section 3.3).
 
@@ -112,6 +113,7 @@ def mix(
         mode: (N,) in 0…7, the sum of the changes to apply: `REVERSE_SOURCE`, `REVERSE_TARGET`, `EXCHANGE_SIDES`.
         cross: (N,) whether d1 and d2 are exchanged first, so that each view mixes languages.
         joined: (N,) whether the second pair is used; without it only `EXCHANGE_SIDES` has an effect.
+        vocabulary: ids of the special tokens.
     """
     query_segments = []
     key_segments = []
@@ -131,7 +133,7 @@ def mix(
             source, target = target, source
         query_segments.append(source)
         key_segments.append(target)
-    return _add_special_tokens(query_segments), _add_special_tokens(key_segments)
+    return _add_special_tokens(query_segments, vocabulary), _add_special_tokens(key_segments, vocabulary)
 
 
 def number_positions(lengths: np.ndarray) -> np.ndarray:

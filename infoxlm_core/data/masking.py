@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from infoxlm_core.config import ObjectivesConfig
-from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
+from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import InputError
 
 
@@ -49,7 +49,7 @@ def draw_positions(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Gener
 def mask(
     flat: np.ndarray,
     lengths: np.ndarray,
-    vocabulary_size: int,
+    vocabulary: Vocabulary,
     config: ObjectivesConfig,
     rng: np.random.Generator,
     starts_word: np.ndarray | None = None,
@@ -59,7 +59,7 @@ def mask(
     Args:
         flat: (T,) token ids of N sequences, one after another.
         lengths: (N,) tokens of each sequence.
-        vocabulary_size: V; `<mask>` is V - 1.
+        vocabulary: V ids, the special ones among them.
         config: the variant and its shares.
         rng: draws the tokens and their replacements.
         starts_word: (V,) result of `word_starts`, required by whole-word masking.
@@ -68,24 +68,31 @@ def mask(
         The masked ids (T,), and the indices (N_targets,) of the tokens to predict, which are flat[indices].
     """
     if config.whole_words:
-        target_indices = _choose_words(flat, lengths, config, rng, starts_word)
+        target_indices = _choose_words(flat, lengths, vocabulary, config, rng, starts_word)
     else:
-        target_indices = _choose_tokens(flat, lengths, config, rng)
-    # The variants "xlm" and "bert" may draw any id, also that of a special token, as the original code does.
-    first_id = FIRST_PIECE if config.masking in ("exact", "released") else 0
-    end_id = vocabulary_size - 1 if config.masking == "exact" else vocabulary_size  # exact: never by <mask>
+        target_indices = _choose_tokens(flat, lengths, vocabulary, config, rng)
     uniform = rng.random(len(target_indices))
-    random_ids = rng.integers(first_id, end_id, len(target_indices))
+    candidates = _replacement_ids(vocabulary, config)
+    random_ids = candidates[rng.integers(0, len(candidates), len(target_indices))]
     is_masked = uniform < config.mask_share
     is_kept = uniform < config.mask_share + config.keep_share  # of those that are not masked
     masked_ids = flat.copy()
     replaced_or_kept = np.where(is_kept, flat[target_indices], random_ids)
-    masked_ids[target_indices] = np.where(is_masked, vocabulary_size - 1, replaced_or_kept)
+    masked_ids[target_indices] = np.where(is_masked, vocabulary.mask, replaced_or_kept)
     return masked_ids, target_indices
 
 
+def _replacement_ids(vocabulary: Vocabulary, config: ObjectivesConfig) -> np.ndarray:
+    """Return the ids that may replace a token at random."""
+    if config.masking == "exact":
+        return vocabulary.ordinary_ids
+    if config.masking == "released":  # the released code also draws `<mask>`
+        return np.append(vocabulary.ordinary_ids, vocabulary.mask)
+    return np.arange(vocabulary.size)  # XLM and BERT also draw special tokens
+
+
 def _choose_tokens(
-    flat: np.ndarray, lengths: np.ndarray, config: ObjectivesConfig, rng: np.random.Generator
+    flat: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary, config: ObjectivesConfig, rng: np.random.Generator
 ) -> np.ndarray:
     """Return the ascending indices of the tokens to predict, chosen by the variant of the config."""
     if config.masking == "xlm":
@@ -93,7 +100,7 @@ def _choose_tokens(
         is_chosen[_first_tokens(lengths)] = False
         return np.flatnonzero(is_chosen)
     if config.masking == "bert":
-        maskable = np.flatnonzero(flat > EOS)  # neither [CLS] nor [SEP], which are <s> and </s> here
+        maskable = np.flatnonzero(~vocabulary.are_delimiters(flat))  # neither [CLS] nor [SEP]
         sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)  # (T,)
         maskable_counts = np.bincount(sequence_of_token[maskable], minlength=len(lengths))  # (N,)
         target_counts = np.maximum(1, np.rint(config.mask_ratio * lengths)).astype(np.int64)
@@ -111,6 +118,7 @@ def _first_tokens(lengths: np.ndarray) -> np.ndarray:
 def _choose_words(
     flat: np.ndarray,
     lengths: np.ndarray,
+    vocabulary: Vocabulary,
     config: ObjectivesConfig,
     rng: np.random.Generator,
     starts_word: np.ndarray | None,
@@ -118,7 +126,7 @@ def _choose_words(
     """Return the ascending indices of all tokens of the words to predict; a special token counts as a word."""
     if starts_word is None:
         raise InputError("whole-word masking needs the tokenizer to know where words start: tokenize again")
-    is_special = flat <= EOS
+    is_special = vocabulary.are_delimiters(flat)
     is_first_of_word = starts_word[flat] | is_special  # (T,)
     is_first_of_word[1:] |= is_special[:-1]
     is_first_of_word[_first_tokens(lengths)] = True
@@ -126,13 +134,15 @@ def _choose_words(
     sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)
     words_per_sequence = np.bincount(sequence_of_token[first_of_word], minlength=len(lengths))  # (N,)
     is_chosen = np.zeros(len(first_of_word), bool)
-    is_chosen[_choose_tokens(flat[first_of_word], words_per_sequence, config, rng)] = True
+    is_chosen[_choose_tokens(flat[first_of_word], words_per_sequence, vocabulary, config, rng)] = True
     word_of_token = is_first_of_word.cumsum() - 1  # (T,)
     return np.flatnonzero(is_chosen[word_of_token])
 
 
 def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
-    """Return for each id whether it begins a word (its piece starts with U+2581), (V,).
+    """Return for each id whether its piece begins a word, (V,).
+
+    Such a piece starts with U+2581 in a unigram model, and does not start with `##` in WordPiece.
 
     Args:
         tokenizer: folder of verified shards.
@@ -144,8 +154,12 @@ def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
     path = tokenizer / "tokenizer.json"
     if not path.is_file():
         raise InputError(f"{path}: no such file: whole-word masking needs a tokenizer: tokenize again")
-    vocabulary = json.loads(path.read_bytes())["model"]["vocab"]
+    pieces = json.loads(path.read_bytes())["model"]["vocab"]
     starts_word = np.zeros(vocabulary_size, bool)
-    for token_id, (piece, _) in enumerate(vocabulary[:vocabulary_size]):
-        starts_word[token_id] = piece.startswith("\u2581")
+    if isinstance(pieces, dict):  # WordPiece: piece -> id
+        for piece, token_id in pieces.items():
+            starts_word[token_id] = not piece.startswith("##")
+    else:  # unigram: a list of pieces and their scores
+        for token_id, (piece, _) in enumerate(pieces[:vocabulary_size]):
+            starts_word[token_id] = piece.startswith("\u2581")
     return starts_word

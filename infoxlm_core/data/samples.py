@@ -10,11 +10,9 @@ from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import NOTHING, Sequences, choose, gather, join, lay_out, mix
 from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Blocks, Pairs, Shards, end_to_end, make_blocks
-from infoxlm_core.data.vocabulary import BOS
 from infoxlm_core.errors import CorpusTooSmall
 
 logger = logging.getLogger(__name__)
-BEGIN = np.array([BOS], np.uint32)
 MAX_DRAWS = 100  # a warning is logged if a pair is drawn more often than this during training
 MAX_PARTNER_DRAWS = 100  # after so many attempts all pairs are assumed to translate the same sentence
 
@@ -81,7 +79,7 @@ class StepSampler:
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         self.config = config
-        self.vocabulary_size = shards.vocabulary_size
+        self.vocabulary = shards.vocabulary
         self.starts_word: np.ndarray | None = None  # (V,)
         self.per_shard = config.batches.global_batch_size // config.batches.virtual_shards
         if config.objectives.whole_words:
@@ -92,7 +90,7 @@ class StepSampler:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the masked ids (T,) and the indices of the tokens to predict; `config` replaces that of the run."""
         objectives = config or self.config.objectives
-        return masking.mask(sequences.flat, sequences.lengths, self.vocabulary_size, objectives, rng, self.starts_word)
+        return masking.mask(sequences.flat, sequences.lengths, self.vocabulary, objectives, rng, self.starts_word)
 
 
 class Sampler(StepSampler):
@@ -221,13 +219,14 @@ class Sampler(StepSampler):
     def _draw_mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
         """Draw the MLM samples of a virtual shard; return them and their groups."""
         tables, rows = self.block_sampler.draw(self.per_shard, rng)
+        begin = np.array([self.vocabulary.begin], np.uint32)
         token_ids: list[np.ndarray] = []
         lengths = []
         for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
             blocks = self.blocks[table]
             start = blocks.starts.item(row)
             length = blocks.lengths.item(row)
-            token_ids += [BEGIN, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
+            token_ids += [begin, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
             lengths.append(length + 1)
         return Sequences(end_to_end(token_ids), np.array(lengths, np.int64)), self.block_groups[tables]
 
@@ -245,7 +244,7 @@ class Sampler(StepSampler):
         is_swapped = rng.random(self.per_shard) < 0.5
         first_side = choose(is_swapped, target, source)
         second_side = choose(is_swapped, source, target)
-        return lay_out(first_side, second_side), self.pair_groups[tables]
+        return lay_out([first_side, second_side], self.vocabulary), self.pair_groups[tables]
 
     def _draw_xlco(self, rng: np.random.Generator) -> Views:
         """Draw the contrast items of a virtual shard: pairs, and the pairs that mixup joins with them."""
@@ -261,7 +260,7 @@ class Sampler(StepSampler):
         cross = cross_uniform < contrast.cross
         pairs = self._read_sides(tables, rows)
         partners = self._read_sides(partner_tables, partner_rows)
-        queries, keys = mix(pairs, partners, mode, cross, joined)
+        queries, keys = mix(pairs, partners, mode, cross, joined, self.vocabulary)
         # A view of a single sentence repeats its id, which the comparison of sentence ids allows for.
         joined_ids = np.stack([sentence_ids, np.where(joined, partner_ids, sentence_ids)], axis=1)  # (count, 2)
         groups = self.pair_groups[tables] + len(self.pair_sampler.totals)  # the groups of XLCO follow those of TLM

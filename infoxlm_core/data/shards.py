@@ -12,12 +12,14 @@ tokens[offsets[i]:offsets[i + 1]]. Each corpus has these files in each of its la
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from infoxlm_core import manifests
+from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 
 TOKENS = np.dtype("<u4")
@@ -191,9 +193,13 @@ class Shards:
     manifest: dict[str, Any]
     directory: Path
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.from_facts(self.manifest["facts"])
+
     @property
     def vocabulary_size(self) -> int:
-        return self.manifest["facts"]["vocabulary_size"]
+        return self.vocabulary.size
 
 
 def read_manifest(directory: Path, hashed: bool = True) -> dict[str, Any]:

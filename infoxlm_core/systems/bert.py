@@ -100,7 +100,7 @@ class BERTSampler(TextSampler):
             labels.append(label)
         first = _pack(first_parts)
         second = _pack(second_parts)
-        sequences = lay_out(first, second)  # [CLS] a [SEP] b [SEP]
+        sequences = lay_out([first, second], self.vocabulary)  # [CLS] a [SEP] b [SEP]
         positions = number_positions(sequences.lengths)
         second_starts = np.repeat(first.lengths + 2, sequences.lengths)  # (T,) after [CLS], the first part and [SEP]
         segments = (positions >= second_starts).astype(np.int64)  # (T,) token types: 0 in the first part, else 1

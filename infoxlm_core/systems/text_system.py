@@ -67,9 +67,11 @@ class TextSystem(System):
 
         Raises:
             ConfigError: a size does not fit the system, or the start.
-            InputError, TokenizerMismatch: see `size_of` and `load_into`.
+            TokenizerMismatch: the tokenizer of the shards does not have XLM-R's layout; see also `size_of`.
+            InputError: see `size_of` and `load_into`.
         """
         self.check(config)
+        shards.vocabulary.check_xlm_r(config.system)
         if config.model.start:
             directory = Path(config.model.start)
             size = self.size_of(directory, shards)

@@ -7,12 +7,18 @@ import numpy as np
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data import shards
-from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
+from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE, Vocabulary
 
 VOCABULARY = 64
+LAYOUT = Vocabulary.xlm_r(VOCABULARY)
 
 
-def write_shards(directory: Path, corpora: dict[str, int], languages: tuple[str, ...] = ("de", "fr")) -> Path:
+def write_shards(
+    directory: Path,
+    corpora: dict[str, int],
+    languages: tuple[str, ...] = ("de", "fr"),
+    vocabulary: Vocabulary = LAYOUT,
+) -> Path:
     """Write random but learnable pairs: a target token is its source token plus half the pieces."""
     rng = np.random.default_rng(7)
     tables = {}
@@ -29,8 +35,8 @@ def write_shards(directory: Path, corpora: dict[str, int], languages: tuple[str,
             sentences_with_eos = np.insert(target, lengths.cumsum(), EOS)
             name = f"mono/{language}/{corpus}"
             tables[name] = shards.write_table(directory / name, [(sentences_with_eos, lengths + 1)])
-    facts = {"vocabulary_size": VOCABULARY, "tables": tables, "corpus": "sha256:c", "tokenizer": "sha256:t"}
-    manifests.write(directory, "shards", facts)
+    facts = {"tables": tables, "corpus": "sha256:c", "tokenizer": "sha256:t"}
+    manifests.write(directory, "shards", facts | vocabulary.as_facts())
     return directory
 
 

@@ -86,7 +86,7 @@ class InfoXLMLearner(Learner):
         if self.device.type == "cpu":
             return batches
         tile = min(GPU_TILE, self.module.encoder.size.max_tokens)
-        return [batch.aligned(tile) for batch in batches]
+        return [batch.aligned(tile, self.sampler.vocabulary.pad) for batch in batches]
 
     def _with_idle_batches(self, batches: list[PackedBatch], by_shard: bool) -> list[PackedBatch]:
         """Append idle batches for a sharded network, which all workers must call equally often.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from infoxlm_core.data.layouts import Sequences, gather, lay_out, number_positions
 from infoxlm_core.data.shards import Pairs, Shards, Table
+from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import Encoder, evaluating, pool
 from infoxlm_core.tasks.retrieval.nearest import find_nearest
@@ -32,7 +33,7 @@ class Probe:
         self.pairs = {}
         for name, tables in shards.held_out.items():
             if any(len(table) for table in tables):
-                self.pairs[name] = _read_first_pairs(tables, count, max_tokens)
+                self.pairs[name] = _read_first_pairs(tables, count, max_tokens, shards.vocabulary)
 
     @torch.no_grad()
     def score(
@@ -54,12 +55,14 @@ def _accuracy(queries: Tensor, candidates: Tensor) -> float:
     return (find_nearest(queries, candidates) == correct_rows).double().mean().item()
 
 
-def _read_first_pairs(tables: Sequence[Pairs], count: int, max_tokens: int) -> tuple[Sequences, Sequences]:
+def _read_first_pairs(
+    tables: Sequence[Pairs], count: int, max_tokens: int, vocabulary: Vocabulary
+) -> tuple[Sequences, Sequences]:
     chosen_pairs = list(itertools.islice(_find_distinct_pairs(tables, max_tokens), count))
     table_numbers, rows = np.array(chosen_pairs).T
     source = gather([table.source for table in tables], table_numbers, rows, max_tokens)
     target = gather([table.target for table in tables], table_numbers, rows, max_tokens)
-    return lay_out(source), lay_out(target)
+    return lay_out([source], vocabulary), lay_out([target], vocabulary)
 
 
 def _find_distinct_pairs(tables: Sequence[Pairs], max_tokens: int) -> Iterator[tuple[int, int]]:

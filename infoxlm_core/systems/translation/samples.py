@@ -91,7 +91,7 @@ class TranslationSampler:
 
     def __init__(self, shards: Shards, config: TranslationConfig) -> None:
         self.config = config
-        self.mask_id = shards.vocabulary_size - 1
+        self.mask_id = shards.vocabulary.mask
         self.tables: dict[str, list[Table]] = {}
         self.short_rows: dict[str, list[np.ndarray]] = {}  # language -> numbers of short sentences in each table
         max_row_tokens = config.side_tokens + 1  # stored sentences end with </s>

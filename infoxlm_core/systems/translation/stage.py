@@ -133,6 +133,7 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
         ConfigError: the starts differ in size, or have too few positions.
         InputError, TokenizerMismatch: see `XLMSystem.size_of` and `load_into`.
     """
+    shards.vocabulary.check_xlm_r("translation")
     halves: list[tuple[str, StartConfig]] = [("encoder", config.encoder), ("decoder", config.decoder)]
     start_sizes = {start.model: XLMSystem().size_of(Path(start.model), shards) for _, start in halves if start.model}
     if len(set(start_sizes.values())) > 1:

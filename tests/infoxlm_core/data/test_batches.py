@@ -13,6 +13,7 @@ from infoxlm_core.data.layouts import Sequences, lay_out, mix
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, generator, probabilities
 from infoxlm_core.data.shards import Table, make_blocks, open_shards, write_table
+from infoxlm_core.data.vocabulary import XLM_R, Vocabulary
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
 
@@ -45,14 +46,14 @@ def rows_of(sequences: Sequences) -> list[list[int]]:
 
 @pytest.mark.item("A16")
 def test_layouts_have_one_bos_and_one_eos_after_each_side():
-    laid = lay_out(of([10, 11], [12]), of([20], [21, 22, 23]))
+    laid = lay_out([of([10, 11], [12]), of([20], [21, 22, 23])], XLM_R)
 
     assert rows_of(laid) == [[0, 10, 11, 2, 20, 2], [0, 12, 2, 21, 22, 23, 2]]
 
 
 @pytest.mark.item("A16")
 def test_a_missing_second_side_brings_no_eos():
-    laid = lay_out(of([10, 11]), Sequences(np.empty(0, np.int64), np.zeros(1, np.int64)))
+    laid = lay_out([of([10, 11]), Sequences(np.empty(0, np.int64), np.zeros(1, np.int64))], XLM_R)
 
     assert rows_of(laid) == [[0, 10, 11, 2]]
 
@@ -67,7 +68,7 @@ CODES = {"c1": 10, "c2": 20, "d1": 30, "d2": 40}
 def test_mixup_modes_are_those_of_the_specification(mode, views):
     first, second = (of([10]), of([20])), (of([30]), of([40]))
 
-    query, key = mix(first, second, np.array([mode]), np.array([False]), np.array([True]))
+    query, key = mix(first, second, np.array([mode]), np.array([False]), np.array([True]), XLM_R)
 
     expected = [[0, *(token for name in side.split() for token in (CODES[name], 2))] for side in views.split("|")]
     assert [*rows_of(query), *rows_of(key)] == expected
@@ -76,7 +77,7 @@ def test_mixup_modes_are_those_of_the_specification(mode, views):
 @pytest.mark.item("A17")
 def test_crossed_mixup_is_the_papers_example():
     query, key = mix(
-        (of([10]), of([20])), (of([30]), of([40])), np.array([2]), np.array([True]), np.array([True])
+        (of([10]), of([20])), (of([30]), of([40])), np.array([2]), np.array([True]), np.array([True]), XLM_R
     )  # fmt: skip
 
     assert rows_of(query) == [[0, 10, 2, 40, 2]]  # c1 d2
@@ -87,7 +88,7 @@ def test_crossed_mixup_is_the_papers_example():
 def test_without_mixup_only_the_sides_are_exchanged():
     query, key = mix(
         (of([10], [11]), of([20], [21])), (of([30], [31]), of([40], [41])),
-        np.array([3, 7]), np.array([False, False]), np.array([False, False]),
+        np.array([3, 7]), np.array([False, False]), np.array([False, False]), XLM_R,
     )  # fmt: skip
 
     assert rows_of(query) == [[0, 10, 2], [0, 21, 2]]
@@ -99,7 +100,7 @@ def test_masking_chooses_the_exact_share_with_the_right_fates():
     lengths = np.full(4000, 37)
     flat = np.full(lengths.sum(), 9)
 
-    seen, rows = masking.mask(flat, lengths, 250_002, ObjectivesConfig(), generator("test"))
+    seen, rows = masking.mask(flat, lengths, XLM_R, ObjectivesConfig(), generator("test"))
 
     per_sequence = np.bincount(rows // 37, minlength=4000)
     assert set(per_sequence) == {5, 6}  # 0.15 * 37 = 5.55
@@ -307,6 +308,21 @@ def test_samples_do_not_depend_on_the_number_of_workers_or_the_micro_batch(tiny_
     assert len(whole) == 1 and len(split) == 8
     assert samples(whole) == samples(split)
     assert samples(micro_batches(sampler.draw(6, range(4)), 8)) != samples(whole)
+
+
+def test_special_tokens_have_the_ids_that_the_shards_record(tmp_path):
+    bert_like = Vocabulary(begin=1, end=2, pad=0, unk=63, mask=3, special_ids=(0, 1, 2, 3, 63), size=VOCABULARY)
+    shards = open_shards(write_shards(tmp_path, {"one": 40}, vocabulary=bert_like))
+    draw = Sampler(shards, tiny_config()).draw(0, range(4))
+
+    assert shards.vocabulary == bert_like
+    for sequences in (draw.mlm.sequences, draw.tlm.sequences, draw.xlco.queries, draw.xlco.keys):
+        assert {(row[0], row[-1]) for row in sequences.rows} == {(1, 2)}
+        assert {0, 3, 63}.isdisjoint(sequences.flat)
+    changed_ids = draw.tlm.masked_ids[draw.tlm.masked_ids != draw.tlm.sequences.flat]
+    assert 3 in changed_ids and {0, 1, 2, 63}.isdisjoint(changed_ids)
+    (batch,) = micro_batches(draw, 8)
+    assert (set(batch.aligned(64, bert_like.pad).ids.tolist()) - set(batch.ids.tolist())) == {0}
 
 
 @pytest.mark.item("A15")

@@ -8,11 +8,13 @@ import pytest
 from infoxlm_core.config import ObjectivesConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import InputError
 
 pytestmark = pytest.mark.item("A15")
-VOCABULARY, LENGTH, COUNT = 50, 37, 4000
-MASK = VOCABULARY - 1
+VOCABULARY, LENGTH, COUNT = Vocabulary.xlm_r(50), 37, 4000
+MASK = 49
+MBERT = Vocabulary(begin=6, end=7, pad=0, unk=5, mask=8, special_ids=(0, 5, 6, 7, 8), size=50)  # gaps and pieces around
 
 
 def sequences() -> tuple[np.ndarray, np.ndarray]:
@@ -56,6 +58,22 @@ def test_the_released_code_draws_the_same_number_of_positions_specials_included(
     assert np.bincount(rows % LENGTH, minlength=LENGTH).min() > 0.8 * len(rows) / LENGTH
 
 
+@pytest.mark.parametrize(("variant", "special"), [("exact", set()), ("released", {8})])
+def test_random_ids_are_ordinary_ones_wherever_the_special_ids_lie(variant, special):
+    flat = np.tile([6, *[9] * 35, 7], COUNT)
+    everything = ObjectivesConfig(masking=variant, mask_ratio=1.0, mask_share=0.0, keep_share=0.0)
+
+    seen, _ = masking.mask(flat, np.full(COUNT, 37), MBERT, everything, generator("ids"))
+
+    assert set(seen) == set(range(50)) - set(MBERT.special_ids) | special
+    always = everything.model_copy(update={"mask_share": 1.0})
+    assert set(masking.mask(flat, np.full(COUNT, 37), MBERT, always, generator("ids"))[0]) == {8}
+    bert, words = ObjectivesConfig(masking="bert", mask_ratio=1.0), ObjectivesConfig(mask_ratio=1.0, whole_words=True)
+    assert set(flat[masking.mask(flat, np.full(COUNT, 37), MBERT, bert, generator("ids"))[1]]) == {9}
+    all_rows = masking.mask(flat, np.full(COUNT, 37), MBERT, words, generator("ids"), np.zeros(50, bool))[1]
+    assert len(all_rows) == len(flat)  # a special token is a word of its own, and so is the text between two
+
+
 def test_only_the_release_puts_mask_tokens_where_a_random_one_belongs():
     nothing_masked = {"mask_share": 0.0, "keep_share": 0.0}
 
@@ -92,7 +110,7 @@ def test_bert_masks_at_least_one_token_and_never_more_than_there_are():
 
 @pytest.mark.parametrize("variant", ["exact", "released", "xlm", "bert"])
 def test_whole_word_masking_takes_all_pieces_of_a_word_or_none(variant):
-    starts_word = np.zeros(VOCABULARY, bool)
+    starts_word = np.zeros(VOCABULARY.size, bool)
     starts_word[20:30] = True
     words = [[20], [21, 30], [22, 31, 32], [23], [24, 33]]
     one = [0, *(piece for word in words for piece in word), 2]
@@ -119,6 +137,13 @@ def test_words_begin_at_the_pieces_with_a_space_mark(tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": pieces}}))
 
     assert np.flatnonzero(masking.word_starts(tmp_path, 8)).tolist() == [4, 6]
+
+
+def test_pieces_of_wordpiece_continue_a_word_with_two_hashes(tmp_path):
+    vocabulary = {"[PAD]": 0, "[unused1]": 1, "Hell": 2, "##o": 3, "new": 4}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "WordPiece", "vocab": vocabulary}}))
+
+    assert np.flatnonzero(masking.word_starts(tmp_path, 8)).tolist() == [0, 1, 2, 4]
 
 
 def test_whole_words_without_a_tokenizer_are_refused(tmp_path):

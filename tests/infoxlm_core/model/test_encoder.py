@@ -228,7 +228,7 @@ def test_a_batch_that_is_aligned_for_a_gpu_has_the_losses_vectors_and_gradients_
     model = InfoXLM(EncoderSize(VOCABULARY, 2, 16, 32, 2, 34), 1, pooling, True).eval()
     initialise(model, 1)
     keys, found = KeyEncoder(model), []
-    aligned = batch.aligned(32)
+    aligned = batch.aligned(32, 1)
 
     for one in (batch, aligned):
         model.zero_grad()

@@ -1,7 +1,7 @@
 """XLM and BERT as baselines: layouts, samples, equality with Hugging Face's classes, every row of the comparison."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, BertForPreTraining, XLMWithLMHeadModel
 from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import Table, open_shards
-from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
+from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems import text_learner
@@ -248,6 +248,15 @@ def test_a_run_starts_from_an_exported_model(tiny_shards, tmp_path, row):
         SYSTEMS[first.config.system].load_into(
             SYSTEMS[first.config.system].build(config_of(row, model={"layers": 3}), shards), tmp_path
         )
+
+
+@pytest.mark.parametrize("row", ["XLM-CLM", "mBERT"])
+def test_a_tokenizer_with_other_special_ids_is_refused(tiny_shards, row):
+    shards = open_shards(tiny_shards)
+    facts = shards.manifest["facts"] | {"vocabulary": asdict(replace(shards.vocabulary, begin=5))}
+
+    with pytest.raises(TokenizerMismatch, match=r"needs XLM-R's ids .* begin with 5 and end with 2: set tokenization"):
+        learner_of(config_of(row), replace(shards, manifest={"facts": facts}))
 
 
 def test_an_xlm_of_other_languages_is_no_start(tiny_shards, tmp_path):

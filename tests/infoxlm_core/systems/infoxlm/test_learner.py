@@ -267,7 +267,7 @@ def test_a_training_in_bf16_on_batches_for_a_gpu_follows_that_in_fp32(learner_of
         adam = optimizer.make_adamw(learner.module.parameters(), learner.config.optimization)
         progress, found = Progress(), []
         for _ in range(8):
-            batches = [batch.aligned(16) if aligned else batch for batch in learner.batches(0)]
+            batches = [batch.aligned(16, 1) if aligned else batch for batch in learner.batches(0)]
             found.append(train_step(learner, adam, learner.config.optimization, progress, batches)[0])
         return found
 
