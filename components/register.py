@@ -46,6 +46,7 @@ def register(
         figures = manifests.load(evaluation)["facts"]
         tags = {f"{name}_digest": value for name, value in manifest["inputs"].items()}
         tags |= {name: str(value) for name, value in manifest["made_by"].items()}
+        tags[model_versions.AGAINST] = checked.against
         tags["test_set"] = evidence.read_scores(evaluation)["test_set"]
         tags[model_versions.MADE_AS] = f"{encoder_dir.parent.parent.name}/{encoder_dir.parent.name}"  # kind/key
         tags["pipeline_run"] = runtime.pipeline_run()

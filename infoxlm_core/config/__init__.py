@@ -14,5 +14,11 @@ from infoxlm_core.config.pretraining import (
     PretrainingConfig,
     ProbeConfig,
 )
-from infoxlm_core.config.tasks import EvaluationConfig, RecipeConfig, RegistrationConfig, SelectionConfig
+from infoxlm_core.config.tasks import (
+    AlignedSetConfig,
+    EvaluationConfig,
+    RecipeConfig,
+    RegistrationConfig,
+    SelectionConfig,
+)
 from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, OptimizationConfig

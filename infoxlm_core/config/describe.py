@@ -81,6 +81,8 @@ def _find_inner_config(annotation: Any) -> tuple[type[StageConfig] | None, str]:
     if get_origin(annotation) is tuple:
         inner_config, _ = _find_inner_config(get_args(annotation)[0])
         return inner_config, "[]"
+    if get_origin(annotation) in (Union, UnionType) and get_args(annotation)[-1] is NoneType:
+        return _find_inner_config(get_args(annotation)[0])
     if get_origin(annotation) is dict:
         inner_config, _ = _find_inner_config(get_args(annotation)[-1])
         return inner_config, ".NAME"

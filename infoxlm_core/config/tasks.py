@@ -1,17 +1,19 @@
 """The settings that all fine-tuning tasks share, and the configs of `evaluate` and `register`."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from infoxlm_core.config.base import (
+    Language,
     Name,
     NonNegativeInt,
     Number,
     PositiveFloat,
     PositiveInt,
     Share,
+    Source,
     StageConfig,
     Weight,
     Whole,
@@ -20,16 +22,16 @@ from infoxlm_core.config.training import Beta, CheckpointsConfig, OptimizationCo
 
 _LANGUAGE_CODE = "[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}"
 _RETRIEVAL_METRIC = re.compile(rf"retrieval/(served|best|no_overlap|xx_[a-z]{{2,3}}|[a-z]{{2,3}}_xx|{_LANGUAGE_CODE})")
-_CLASSIFICATION_METRIC = re.compile(rf"classification/(mean|{_LANGUAGE_CODE})")
+_MEAN_METRIC = re.compile(rf"(classification|guard)/(mean|{_LANGUAGE_CODE})")
 
 
 def _check_metric(name: str) -> str:
     """Return the name of a metric unchanged; ValueError if no outcome of each question is recorded for it."""
-    if not (_RETRIEVAL_METRIC.fullmatch(name) or _CLASSIFICATION_METRIC.fullmatch(name)):
+    if not (_RETRIEVAL_METRIC.fullmatch(name) or _MEAN_METRIC.fullmatch(name)):
         raise ValueError(
             f"{name!r:.100} is no metric that is recorded by question: give retrieval/served (the vectors that users "
             "get), retrieval/best, retrieval/no_overlap, retrieval/xx_en, retrieval/en_xx, retrieval/LANGUAGE, "
-            "classification/mean or classification/LANGUAGE"
+            "guard/mean, guard/LANGUAGE, classification/mean or classification/LANGUAGE"
         )
     return name
 
@@ -110,6 +112,21 @@ class RecipeConfig(StageConfig):
     """Seed of the head's initial weights, the order of examples and dropout."""
 
 
+class AlignedSetConfig(StageConfig):
+    """Names a set of aligned sentences: the translations of the sentences of one language."""
+
+    data: Source
+    """Folder of aligned files: LASER's `tatoeba.deu-eng.deu` and `.eng`, or NAME.en-de.en and NAME.en-de.de, or one
+    file a language, line by line translations of each other, or en-de.tsv; or a prepared corpus, for its held-out
+    pairs."""
+
+    pivot: Language = "en"
+    """The language that all others are aligned with."""
+
+    languages: Literal["all", "14", "22", "36"] | Annotated[tuple[Language, ...], Field(min_length=1)] = "all"
+    """all: every language of the set · 14, 22, 36: those of the paper's Table 2, Table 3, and both · or a list."""
+
+
 class EvaluationConfig(StageConfig):
     """Evaluates models on test sets and writes scores, tables and figures."""
 
@@ -128,6 +145,17 @@ class EvaluationConfig(StageConfig):
     seed: NonNegativeInt = 1
     """Seed of the drawn pairs, sentences and masks, which are equal for all models that are compared."""
 
+    guard: AlignedSetConfig | None = None
+    """A general test set, such as Tatoeba, that shows what a model forgets when it is trained further on special text.
+    Every model retrieves its sentences with the vectors that users get: metrics `guard/mean` and `guard/LANGUAGE`."""
+
+    def result_fields(self) -> dict[str, Any]:
+        fields = super().result_fields()
+        # A newer field is omitted at its default, so that evaluations by earlier versions are found again.
+        if self.guard is None:
+            del fields["guard"]
+        return fields
+
 
 class RegistrationConfig(StageConfig):
     """Registers a model as a new version in the registry."""
@@ -140,9 +168,14 @@ class RegistrationConfig(StageConfig):
     that of the vectors that users get: contrast layer and pooling, or the mean of the last layer without contrast."""
 
     gate: dict[Metric, Annotated[Number, Field(gt=-1, lt=1)]] = Field(default_factory=dict)
-    """Smallest gain over the champion that each metric needs: the lower end of the gain's confidence interval must lie
-    above it. A negative value, such as classification/mean: -0.005, tolerates a loss. `metric` needs a gain above 0
-    unless it is listed here."""
+    """Smallest gain that each metric needs: the lower end of the gain's confidence interval must lie above it. A
+    negative value, such as guard/mean: -0.005, tolerates a loss. `metric` needs a gain above 0 unless it is listed
+    here."""
+
+    against: Literal["champion", "start"] = "champion"
+    """With which model a candidate is compared before it becomes champion. champion: with the current champion; the
+    first version is champion without a comparison. start: first with the model that its training started from, on the
+    same questions and with the same limits, even if it is the first version; then with the current champion."""
 
     @property
     def gates(self) -> dict[str, float]:

@@ -30,6 +30,11 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.results.statistics import CONFIDENCE
 
 FILE = "items.parquet"
+PUBLIC_START = "start"
+UNTRAINED = "untrained"
+STARTS = (PUBLIC_START, UNTRAINED)
+"""Names of the model before its training: `start` if it is an encoder that existed before, `untrained` if its weights
+are random."""
 COLUMNS = ("model", "task", "place", "language", "direction", "question", "unshared", "right")
 CHUNK = 500  # samples scored at a time; affects only memory
 MISSING = 9.0  # marks a question that a language lacks; it cannot be a gain, because gains are between -1 and 1
@@ -103,6 +108,12 @@ def read(path: Path, model: str) -> pd.DataFrame:
     """Return the outcomes of one model; InputError if the file is malformed."""
     table = tables.read_frame(path, COLUMNS, "evaluate again")
     return table[table["model"] == model]
+
+
+def find_start(path: Path) -> str | None:
+    """Return the name of the model before its training, if the file has its outcomes."""
+    models = set(tables.read_frame(path, COLUMNS, "evaluate again")["model"])
+    return next((name for name in STARTS if name in models), None)
 
 
 @dataclass(frozen=True)

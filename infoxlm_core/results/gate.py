@@ -1,7 +1,8 @@
-"""Decide whether a candidate replaces the champion.
+"""Decide whether a candidate becomes champion.
 
 The candidate must be shown to be better on the same questions: for each metric of the gate, the whole paired bootstrap
-interval of the gain must lie above a limit.
+interval of the gain must lie above a limit. The candidate is compared with the champion and, if its registration
+demands it, first with the model that its training started from.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +19,11 @@ FEWEST_QUESTIONS = 50  # with fewer, intervals are too narrow: equal models woul
 
 @dataclass(frozen=True)
 class Contender:
-    """A registered version as the gate sees it."""
+    """A model as the gate sees it."""
 
-    version: str
+    name: str  # such as "version 3"
     tags: Mapping[str, str]  # metrics by name, and `test_set`, the digest of its questions
-    read_outcomes: Callable[[], Outcomes | None]  # returns None if the version was registered without outcomes
+    read_outcomes: Callable[[], Outcomes | None]  # returns None if the model was registered without outcomes
 
 
 @dataclass(frozen=True)
@@ -34,37 +35,51 @@ class Verdict:
     figures: dict[str, dict[str, float]] = field(default_factory=dict)  # metric -> fields of `Interval`, and `least`
 
 
-def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, float]) -> Verdict:
+def decide(
+    candidate: Contender, champion: Contender | None, gate: Mapping[str, float], start: Contender | None = None
+) -> Verdict:
     """Decide whether a candidate becomes champion.
 
     Args:
         candidate: the version to judge.
         champion: the version that users get, if there is one.
         gate: metric -> the limit above which the interval of the gain must lie.
+        start: the model that the candidate's training started from, if the candidate must be better than it too.
     """
-    scores = ", ".join(f"{metric} {candidate.tags.get(metric, 'missing')}" for metric in gate)
-    if champion is None:
-        return Verdict(True, f"champion with {scores}: there was none before")
-    champion_scores = ", ".join(champion.tags.get(metric, "none") for metric in gate)
-    comparison = f"{scores}: champion version {champion.version} has {champion_scores}"
-    if champion.tags.get("test_set") != candidate.tags.get("test_set"):
+    if start is None:
+        if champion is None:
+            return Verdict(True, f"champion with {_list_scores(candidate, gate)}: there was none before")
+        return _compare(candidate, champion, gate)
+    over_start = _compare(candidate, start, gate)
+    if champion is None or not over_start.passed:
+        return over_start
+    over_champion = _compare(candidate, champion, gate)
+    reason = f"{over_champion.reason}; better than {start.name}: {describe_gains(over_start.figures)}"
+    figures_over_start = {f"start/{metric}": figure for metric, figure in over_start.figures.items()}
+    return Verdict(over_champion.passed, reason, over_champion.figures | figures_over_start)
+
+
+def _compare(candidate: Contender, reference: Contender, gate: Mapping[str, float]) -> Verdict:
+    """Decide whether a candidate is better than a reference on the same questions."""
+    comparison = f"{_list_scores(candidate, gate)}: {reference.name} has {_list_scores(reference, gate)}"
+    if reference.tags.get("test_set") != candidate.tags.get("test_set"):
         return Verdict(False, f"candidate with {comparison} on another test set, promote by hand")
     candidate_outcomes = candidate.read_outcomes()
-    champion_outcomes = champion.read_outcomes()
-    if candidate_outcomes is None or champion_outcomes is None:
-        incomplete = candidate if candidate_outcomes is None else champion
+    reference_outcomes = reference.read_outcomes()
+    if candidate_outcomes is None or reference_outcomes is None:
+        incomplete = candidate if candidate_outcomes is None else reference
         return Verdict(
             False,
-            f"candidate with {comparison}, version {incomplete.version} has no outcomes by question (it was registered "
-            "by an older release): evaluate and register it again, or promote by hand",
+            f"candidate with {comparison}, {incomplete.name} has no outcomes by question: evaluate and "
+            "register again, or promote by hand",
         )
     figures: dict[str, dict[str, float]] = {}
     unproven_metrics = []
     for metric, limit in gate.items():
         try:
-            candidate_scores = _score_questions(candidate, candidate_outcomes, metric)
-            reference_scores = _score_questions(champion, champion_outcomes, metric)
-            interval = paired_bootstrap(candidate_scores, reference_scores)
+            candidate_answers = _score_questions(candidate, candidate_outcomes, metric)
+            reference_answers = _score_questions(reference, reference_outcomes, metric)
+            interval = paired_bootstrap(candidate_answers, reference_answers)
         except InputError as error:
             return Verdict(False, f"candidate with {comparison}, but {error}", figures)
         except ValueError:
@@ -76,23 +91,30 @@ def decide(candidate: Contender, champion: Contender | None, gate: Mapping[str, 
             return Verdict(False, f"candidate with {comparison}, but {problem}", figures)
         if not interval.lower > limit:  # true also for NaN, which proves nothing
             unproven_metrics.append(metric)
-    gains = "; ".join(describe(metric, figure) for metric, figure in figures.items())
+    gains = describe_gains(figures)
     if unproven_metrics:
-        return Verdict(False, f"candidate, not shown to be better than version {champion.version}: {gains}", figures)
-    return Verdict(True, f"champion, better than version {champion.version}: {gains}", figures)
+        return Verdict(False, f"candidate, not shown to be better than {reference.name}: {gains}", figures)
+    return Verdict(True, f"champion, better than {reference.name}: {gains}", figures)
+
+
+def _list_scores(contender: Contender, gate: Mapping[str, float]) -> str:
+    return ", ".join(f"{metric} {contender.tags.get(metric, 'missing')}" for metric in gate)
 
 
 def _score_questions(contender: Contender, outcomes: Outcomes, metric: str) -> pd.Series:
-    """Return the score of every question; InputError, which names the version, if it has none for the metric."""
+    """Return the score of every question; InputError, which names the contender, if it has none for the metric."""
     try:
         return outcomes.score_questions(metric)
     except InputError as error:
-        raise InputError(f"version {contender.version} has {error}") from None
+        raise InputError(f"{contender.name} has {error}") from None
 
 
-def describe(metric: str, figure: Mapping[str, float]) -> str:
-    """Return a gain, its interval and its limit as text."""
-    return (
-        f"{metric} {figure['gain']:+.4f} ({INTERVAL} {figure['lower']:+.4f} to {figure['upper']:+.4f}, "
-        f"{figure['questions']} questions; must be above {figure['least']:+g})"
-    )
+def describe_gains(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the gain of each metric with its interval and its limit as text."""
+    gains = []
+    for metric, figure in figures.items():
+        gains.append(
+            f"{metric} {figure['gain']:+.4f} ({INTERVAL} {figure['lower']:+.4f} to {figure['upper']:+.4f}, "
+            f"{figure['questions']} questions; must be above {figure['least']:+g})"
+        )
+    return "; ".join(gains)

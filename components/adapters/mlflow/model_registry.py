@@ -88,7 +88,7 @@ def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None
     for metric in gate:
         score = metrics.get(metric)
         if score is None or not math.isfinite(score):
-            prefixes = ("retrieval/", "classification/")
+            prefixes = ("retrieval/", "guard/", "classification/")
             available = ", ".join(name for name in metrics if name.startswith(prefixes)) or "none"
             raise InputError(
                 f"metric {metric} is {score}, not a finite number: evaluate again, or give a metric of the evaluation "

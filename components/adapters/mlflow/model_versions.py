@@ -39,6 +39,8 @@ GATE = "gate"
 """Tag: the gate's verdict in words. It is set after the alias moves, so a version with it was fully processed."""
 DECISION = "decision"
 """Tag: the last decision on a version, as JSON, with verdict, intervals, person or run, and time."""
+AGAINST = "against"
+"""Tag: `start` if the version must be better than the model that its training started from, to become champion."""
 PREVIOUS = "previous_champion"
 """Tag of a champion: the version that it replaced."""
 _URI = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>[0-9]{1,18}))")
@@ -166,8 +168,11 @@ def download(client: "MlflowClient", version: "ModelVersion", path: str, target:
     return Path(mlflow.artifacts.download_artifacts(artifact_uri=artifact_uri, dst_path=target_folder))
 
 
-def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.Outcomes | None:
-    """Return whether a version's answer to each question is right; None if it was registered without its answers."""
+def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: bool = False) -> evidence.Outcomes | None:
+    """Return whether a version's answer to each question is right; None if it was registered without its answers.
+
+    With `of_start`, the answers are those of the model that the version's training started from.
+    """
     from mlflow.exceptions import MlflowException
 
     with tempfile.TemporaryDirectory() as folder:
@@ -181,10 +186,12 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.O
             return None
         except OSError:  # raised instead if the artifacts are local files
             return None
-        if not (evaluation / evidence.FILE).is_file():
+        file = evaluation / evidence.FILE
+        if not file.is_file():
             return None
         scores = evidence.read_scores(evaluation)
-        return evidence.Outcomes(evidence.read(evaluation / evidence.FILE, scores["model"]), scores["pivot"])
+        model = evidence.find_start(file) if of_start else scores["model"]
+        return evidence.Outcomes(evidence.read(file, model), scores["pivot"]) if model else None
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from components.adapters.mlflow import connection, copies, model_versions
 from components.adapters.mlflow.errors import translate_errors
-from components.adapters.mlflow.model_versions import CHAMPION, DECISION, GATE, PREVIOUS
+from components.adapters.mlflow.model_versions import AGAINST, CHAMPION, DECISION, GATE, PREVIOUS
 from infoxlm_core import outside
 from infoxlm_core.errors import DataCorrupt, InputError, LeaseHeld, NotPromoted
 from infoxlm_core.results.gate import Contender, Verdict, decide
@@ -148,17 +148,25 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
 def compare(
     client: "MlflowClient", version: "ModelVersion", champion: str | None, gate: Mapping[str, float]
 ) -> Verdict:
-    """Return the gate's verdict on a candidate, compared with the version whose number is `champion`, if any."""
+    """Return the gate's verdict on a candidate.
+
+    The candidate is compared with the version whose number is `champion`, if any, and with its start if its tag
+    `AGAINST` demands it.
+    """
     current_champion = None
     if champion:
         current_champion = _as_contender(client, client.get_model_version(version.name, champion))
-    return decide(_as_contender(client, version), current_champion, gate)
+    start = None
+    if version.tags.get(AGAINST) == "start":
+        read_outcomes = functools.partial(model_versions.read_outcomes, client, version, of_start=True)
+        start = Contender("its start", {"test_set": version.tags.get("test_set", "")}, read_outcomes)
+    return decide(_as_contender(client, version), current_champion, gate, start)
 
 
 def _as_contender(client: "MlflowClient", version: "ModelVersion") -> Contender:
     """Return a version in the form that the gate compares; its outcomes are only downloaded if they are needed."""
     read_outcomes = functools.partial(model_versions.read_outcomes, client, version)
-    return Contender(str(version.version), version.tags, read_outcomes)
+    return Contender(f"version {version.version}", version.tags, read_outcomes)
 
 
 def _check_files(client: "MlflowClient", version: "ModelVersion") -> None:

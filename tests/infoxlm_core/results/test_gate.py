@@ -20,7 +20,7 @@ def contender(
         for number in range(questions)
     ]
     outcomes = Outcomes(pd.DataFrame(rows, columns=list(COLUMNS)), "en")
-    return Contender(version, {METRIC: f"{right / questions}", "test_set": test}, lambda: outcomes)
+    return Contender(f"version {version}", {METRIC: f"{right / questions}", "test_set": test}, lambda: outcomes)
 
 
 def decided(candidate: Contender, champion: Contender | None, least: float = 0.0) -> Verdict:
@@ -68,7 +68,7 @@ def test_a_margin_below_zero_tolerates_a_loss():
     [
         (contender("2", 300, test="two"), "on another test set, promote by hand"),
         (contender("2", 300, asked="other"), "on other questions of retrieval/served, promote by hand"),
-        (Contender("2", {"test_set": "one"}, lambda: None), "version 2 has no outcomes by question"),
+        (Contender("version 2", {"test_set": "one"}, lambda: None), "version 2 has no outcomes by question"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_and_says_why(candidate, said):
@@ -83,3 +83,33 @@ def test_too_few_questions_decide_nothing():
     verdict = decided(contender("2", few, questions=few), contender("1", 0, questions=few))
 
     assert not verdict.passed and f"{few} questions, fewer than {FEWEST_QUESTIONS}" in verdict.reason
+
+
+START = contender("0", 200)
+
+
+@pytest.mark.parametrize(
+    ("right", "champion", "passed", "reason"),
+    [
+        (240, None, True, "champion, better than version 0: retrieval/served +0.1000"),
+        (200, None, False, "candidate, not shown to be better than version 0"),
+        (240, 180, True, "champion, better than version 1: retrieval/served +0.1500"),
+        (190, 100, False, "candidate, not shown to be better than version 0"),
+        (240, 240, False, "candidate, not shown to be better than version 1"),
+    ],
+)
+def test_against_its_start_a_candidate_must_be_better_than_start_and_champion(right, champion, passed, reason):
+    current = contender("1", champion) if champion else None
+
+    verdict = decide(contender("2", right), current, {METRIC: 0.0}, START)
+
+    assert verdict.passed is passed and verdict.reason.startswith(reason) and "\n" not in verdict.reason
+    assert ("better than version 0" in verdict.reason) and (METRIC in verdict.figures)
+
+
+def test_a_start_without_outcomes_lets_no_version_become_champion():
+    verdict = decide(
+        contender("1", 400), None, {METRIC: 0.0}, Contender("its start", {"test_set": "one"}, lambda: None)
+    )
+
+    assert not verdict.passed and "its start has no outcomes by question: evaluate and register again" in verdict.reason

@@ -15,13 +15,13 @@ from tests.toys.evaluation import evaluated
 
 METRIC = "retrieval/served"
 GATE = {METRIC: 0.0}
+TAGS = {"test_set": "sha256:t", "corpus_digest": "sha256:c", "code": "sha256:k"}
 
 
 def register(store: Path, encoder: Path, digest: str, score: float, name: str = "tiny", gate: dict = GATE) -> None:
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     evaluation = evaluated(store / "evaluation", score)
-    tags = {"test_set": "sha256:t", "corpus_digest": "sha256:c", "code": "sha256:k"}
-    model_registry.register(name, encoder, digest, {METRIC: score}, gate, run_id, tags, evaluation)
+    model_registry.register(name, encoder, digest, {METRIC: score}, gate, run_id, TAGS, evaluation)
 
 
 @pytest.fixture
@@ -74,6 +74,25 @@ def test_a_better_candidate_becomes_champion_and_everything_is_written_down(bett
     assert [name for name in files if name.endswith("promoted-version-2.json")]
     path = better.download_artifacts(version.run_id, files[-1], str(store))
     assert json.loads(Path(path).read_text())["registered"]["corpus_digest"] == "sha256:c"
+
+
+@pytest.mark.parametrize(("score", "promoted"), [(0.6, True), (0.5, False)], ids=["better", "equal"])
+def test_against_its_start_the_first_version_is_champion_only_if_it_is_better(store, tiny_encoders, score, promoted):
+    run_id = runs.open_run("tests", "demo", {"infoxlm.run": "tiny"}, store)
+    evaluation = evaluated(store / "evaluation", score, start=0.5)
+    tags = TAGS | {model_versions.AGAINST: "start"}
+
+    registered = model_registry.register(
+        "tiny", tiny_encoders["first"], "sha256:1", {METRIC: score}, GATE, run_id, tags, evaluation
+    )
+
+    assert registered.champion is promoted and registered.aliases[0] == "candidate"
+    verdict = "champion, better than" if promoted else "candidate, not shown to be better than"
+    assert registered.reason.startswith(f"{verdict} its start: retrieval/served +{score - 0.5:.4f} (95 % interval")
+    if not promoted:  # the rule belongs to the version, so a later promotion by the gate follows it, too
+        with pytest.raises(NotPromoted, match="not shown to be better than its start"):
+            promotion.promote_model("models:/tiny/1", GATE, store)
+        assert promotion.promote_model("models:/tiny/1", GATE, store, by_hand="agreed on 3 May").version == 1
 
 
 def test_a_candidate_that_is_not_better_is_refused_with_the_figures(two, store):
