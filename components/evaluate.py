@@ -22,7 +22,7 @@ def evaluate(
     classifier_of_start: dsl.Input[dsl.Model] = None,
     trial: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Evaluate an encoder and, if given, the untrained model as a floor.
+    """Evaluate an encoder and, if given, the model before its training.
 
     Args:
         config: an `EvaluationConfig` as a mapping.
@@ -42,8 +42,9 @@ def evaluate(
     import shutil
     from pathlib import Path
 
-    from components.platform import artifacts, costs
+    from components.platform import artifacts, costs, sources
     from components.platform.stage_run import stage_run
+    from infoxlm_core import manifests
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results import evidence
     from infoxlm_core.results.report import describe_run
@@ -55,12 +56,16 @@ def evaluate(
         text, text_digest = artifacts.read_pointer(corpus)
         models = {model: (encoder, classifier)}
         if start:
-            models["untrained"] = (start, classifier_of_start)
+            start_location, _ = artifacts.read_pointer(start)
+            start_manifest = manifests.load(artifacts.locate(start_location, hashed=False))
+            start_name = evidence.PUBLIC_START if "model.start" in start_manifest["inputs"] else evidence.UNTRAINED
+            models[start_name] = (start, classifier_of_start)
         pointers = {name: [artifacts.read_pointer(artifact) for artifact in pair] for name, pair in models.items()}
         digests = []
         for (_, encoder_digest), (_, classifier_digest) in pointers.values():
             digests += [encoder_digest, classifier_digest]
-        key = artifacts.key_of("scores", checked, text_digest, *pointers, *digests)
+        local, without_path, guard_digest = sources.localise_guard(checked, step.local_store)
+        key = artifacts.key_of("scores", without_path, text_digest, *pointers, *digests, *guard_digest)
 
         def build(output: Path) -> dict[str, float]:
             from infoxlm_core.model import devices
@@ -73,7 +78,7 @@ def evaluate(
                 classifiers[name] = artifacts.locate(classifier_location)
             device = costs.GPU if devices.count_gpus() else costs.CPU
             with costs.measured(store, "scores", key, 1, device):
-                return evaluate(checked, artifacts.locate(text), encoders, classifiers, output)
+                return evaluate(local, artifacts.locate(text), encoders, classifiers, output)
 
         evaluation = artifacts.get_or_build(store, "scores", key, build)
         step.report_cost(evaluation)

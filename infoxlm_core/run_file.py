@@ -57,6 +57,14 @@ class RunConfig(StageConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _gate_is_measured(self) -> Self:
+        """Raise ValueError if the gate has a metric that the evaluation does not measure."""
+        for metric in self.registration.gates:
+            if metric.startswith("guard/") and self.evaluation.guard is None:
+                raise ValueError(f"registration.gate names {metric}: set evaluation.guard, or remove the metric")
+        return self
+
 
 class StrictLoader(yaml.SafeLoader):
     """A safe loader of YAML 1.2, in which `no` is a string and 0400 is the number 400.

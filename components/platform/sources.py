@@ -27,7 +27,7 @@ from infoxlm_core.training import fingerprint
 from infoxlm_core.training.finetuning import selection
 
 if TYPE_CHECKING:
-    from infoxlm_core.config import PreparationConfig
+    from infoxlm_core.config import EvaluationConfig, PreparationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +143,21 @@ def digest_training_data(settings: Any, store: Path) -> list[str]:
     local = localise(settings, store)
     _, data = task_of(local).select_training_inputs(local)
     return fingerprint.digest_inputs([path for paths in data.values() for path in paths])
+
+
+def localise_guard(config: "EvaluationConfig", store: Path) -> "tuple[EvaluationConfig, EvaluationConfig, list[str]]":
+    """Fetch the guard set of an evaluation, if it has one; raises as `fetch_data` does.
+
+    Returns:
+        The config with the local path of the set, the config without a path for artifact keys, and the set's digest.
+    """
+    guard = config.guard
+    if guard is None:
+        return config, config, []
+    path = str(fetch_data(guard.data, store))
+    local = config.model_copy(update={"guard": guard.model_copy(update={"data": path})})
+    without_path = config.model_copy(update={"guard": guard.model_copy(update={"data": ""})})
+    return local, without_path, fingerprint.digest_inputs(path)
 
 
 def states(sources: Iterable[str]) -> list[str]:

@@ -85,7 +85,7 @@ def is_share(metric: str) -> bool:
     if metric == "probe/retrieval" or metric.endswith("/accuracy"):  # curves of training
         return True
     task, _, name = metric.partition("/")
-    is_of_task = task in TASKS or any(task in registered.presets for registered in TASKS.values())
+    is_of_task = task in (*TASKS, "guard") or any(task in registered.presets for registered in TASKS.values())
     return is_of_task and name.rpartition("/")[2] not in ("best_layer", "layer", "seeds")
 
 

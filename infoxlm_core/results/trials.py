@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.results.evidence import STARTS
 from infoxlm_core.results.suite_config import Settings, SuiteConfig, SuiteTaskConfig
 from infoxlm_core.tasks import task_of, unreserved
 from infoxlm_core.tasks.scores import Scores
@@ -21,19 +22,24 @@ SCORES = "scores.json"
 LINK = "artifact:"
 """Prefix of links to files of a run; the tracker replaces it with the run's address."""
 HEADLINES = (
-    "retrieval/served", "retrieval/best", "retrieval/no_overlap", "perplexity/mean", "classification/mean",
-    "classification/transfer_gap",
+    "retrieval/served", "retrieval/best", "retrieval/no_overlap", "guard/mean", "perplexity/mean",
+    "classification/mean", "classification/transfer_gap",
 )  # fmt: skip
 """Metrics that describe a registered version and compare the variants of an ablation."""
 
 
 def describe_headlines(figures: Mapping[str, float]) -> list[str]:
-    """Return one line per main metric of a run, with the value of the untrained model."""
+    """Return one line per main metric of a run, with the value of the model before the training."""
     lines = []
     for name in HEADLINES:
-        if name in figures:
-            untrained = figures[f"untrained/{name}"]
-            lines.append(f"{name:28}{figures[name]:10.4f}    untrained {untrained:10.4f}")
+        if name not in figures:
+            continue
+        line = f"{name:28}{figures[name]:10.4f}"
+        for start in STARTS:
+            value = figures.get(f"{start}/{name}")
+            if value is not None:
+                line += f"    {start} {value:10.4f}"
+        lines.append(line)
     return lines
 
 

@@ -18,11 +18,12 @@ from infoxlm_core.results.summary import summarise_evaluation
 from infoxlm_core.tasks import TASKS, unreserved
 from infoxlm_core.tasks.perplexity import Perplexity
 from infoxlm_core.tasks.questions import Questions, draw_questions
+from infoxlm_core.tasks.retrieval.guard import Guard
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Task
 from infoxlm_core.training import tracker
 
-EVALUATED: tuple[Task[Any], ...] = (TASKS["retrieval"], Perplexity(), TASKS["classification"])
+EVALUATED: tuple[Task[Any], ...] = (TASKS["retrieval"], Guard(), Perplexity(), TASKS["classification"])
 
 CURVE_POINTS = 400
 

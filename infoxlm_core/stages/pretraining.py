@@ -68,6 +68,8 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
         "corpus": shards.manifest["facts"]["corpus"],
         "tokenizer": shards.manifest["facts"]["tokenizer"],
     }
+    if config.model.start:
+        lineage["model.start"] = pretrained.digest_of(Path(config.model.start))
     system = SYSTEMS[config.system]
     model = system.build(config, shards)
     system.export(model, config, shards, output / "start")

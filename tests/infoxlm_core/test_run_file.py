@@ -126,6 +126,14 @@ def test_a_wrong_override_is_named_with_what_there_is(overrides, said):
         run_file.override_sections(SECTIONS, overrides, num_workers=2)
 
 
+def test_a_gate_on_the_guard_needs_a_guard():
+    gated = SECTIONS | {"registration": {"gate": {"guard/mean": -0.005}}}
+
+    with pytest.raises(ConfigError, match=r"registration\.gate names guard/mean: set evaluation\.guard, or remove"):
+        run_file.RunConfig.parse(gated)
+    run_file.RunConfig.parse(gated | {"evaluation": {"guard": {"data": "tatoeba", "languages": ["fi"]}}})
+
+
 def test_an_override_reaches_every_trial_and_leaves_its_seed_and_what_makes_it_a_variant():
     trials = [
         {"trial": {"variant": name, "seed": 3, "what": ""}, "pretraining": {"objectives": {"xlco": weight}, "seed": 3}}

@@ -73,7 +73,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
 
     scores: dict[VectorSpec, dict[str, dict[str, float]]] = {}
     for spec in specs:
-        scores[spec] = {language: _score(nearest[language][spec]) for language in sets}
+        scores[spec] = {language: score_directions(mark_hits(nearest[language][spec])) for language in sets}
     means = {spec: mean_over(scores[spec]) for spec in specs}
     chosen = {}
     for vector, vector_candidates in candidates.items():
@@ -156,9 +156,8 @@ def _embed(
         yield language, source_vectors, embed_texts(targets, language)
 
 
-def _score(nearest: NearestRows) -> dict[str, float]:
-    """Return the accuracy in each direction and their mean."""
-    hits = mark_hits(nearest)
+def score_directions(hits: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the accuracy in each direction and their mean; `hits` are (N,) bool by direction."""
     scores = {direction: accuracy(hits[direction]) for direction in DIRECTIONS}
     scores["mean"] = fmean(scores.values())
     return scores

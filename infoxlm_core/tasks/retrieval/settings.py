@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from infoxlm_core.config.base import Flag, Language, PositiveInt, Source, StageConfig, Whole
+from infoxlm_core.config.base import Flag, PositiveInt, Whole
+from infoxlm_core.config.tasks import AlignedSetConfig
 
 Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]
 
@@ -13,22 +14,11 @@ FEWEST_UNSHARED = 50
 weigh as much as the hundreds of another language."""
 
 
-class RetrievalConfig(StageConfig):
+class RetrievalConfig(AlignedSetConfig):
     """Encoder + aligned sentences -> how often the translation is the nearest (Tatoeba, NTREX, FLORES, your own)."""
 
     task: Literal["retrieval"] = "retrieval"
     """The kind of task."""
-
-    data: Source
-    """Folder of aligned files: LASER's `tatoeba.deu-eng.deu` and `.eng`, or NAME.en-de.en and NAME.en-de.de, or one
-    file a language, line by line translations of each other, or en-de.tsv; or a prepared corpus, for its held-out
-    pairs."""
-
-    pivot: Language = "en"
-    """The language that all others are aligned with."""
-
-    languages: Literal["all", "14", "22", "36"] | Annotated[tuple[Language, ...], Field(min_length=1)] = "all"
-    """all: every language of the set · 14, 22, 36: those of the paper's Table 2, Table 3, and both · or a list."""
 
     vectors: Annotated[tuple[Vector, ...], Field(min_length=1)] = ("mean@best", "cls@last")
     """POOLING@LAYER. Pooling: mean (of all tokens), mean_no_special, cls, contrast (projected, as in pre-training).

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers import XLMRobertaForSequenceClassification as Classifier
 
 from infoxlm_core import manifests
-from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.config import AlignedSetConfig, EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence
 from infoxlm_core.stages.evaluation import evaluate
@@ -249,3 +249,31 @@ def test_a_corpus_without_held_out_pairs_is_refused(tmp_path, encoders):
     for root in (tmp_path / "nowhere", tmp_path / "corpus"):
         with pytest.raises(InputError, match=r"has no held-out pairs\. Give a prepared corpus"):
             evaluate(CONFIG, root, encoders, {}, tmp_path / "out")
+
+
+def test_the_guard_is_measured_for_the_encoder_and_its_start_and_compared_question_by_question(
+    corpus, encoders, tmp_path
+):
+    models = {"InfoXLM": encoders["InfoXLM"], "start": encoders[NAMES[1]]}
+    guard = AlignedSetConfig(data=str(corpus), languages=("zh",))
+
+    metrics = evaluate(CONFIG.model_copy(update={"guard": guard}), corpus, models, {}, tmp_path / "out")
+
+    assert metrics["guard/mean"] == metrics["guard/zh"] == metrics["retrieval/zh"]
+    ours, start = (evidence.Outcomes(evidence.read(tmp_path / "out/items.parquet", name), "en") for name in models)
+    for metric in ("guard/mean", "guard/zh"):
+        interval = evidence.paired_bootstrap(ours.score_questions(metric), start.score_questions(metric))
+        assert interval.questions == 60
+        assert interval.gain == pytest.approx(metrics[metric] - metrics[f"start/{metric}"])
+    assert evidence.find_start(tmp_path / "out/items.parquet") == "start"
+    guard_scores = json.loads((tmp_path / "out/scores.json").read_text())["models"]["InfoXLM"]["tasks"]["guard"]
+    assert guard_scores["not_reserved"]  # the manifest does not mention the files
+
+
+def test_an_evaluation_without_a_guard_has_the_key_of_earlier_versions():
+    earlier_fields = {"retrieval_pairs", "perplexity_sentences", "batch_size", "max_tokens", "seed"}
+
+    assert CONFIG.result_fields().keys() == earlier_fields
+    assert CONFIG.model_copy(
+        update={"guard": AlignedSetConfig(data="tatoeba")}
+    ).result_fields().keys() == earlier_fields | {"guard"}

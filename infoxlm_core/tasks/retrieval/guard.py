@@ -1,0 +1,101 @@
+"""Task of an evaluation: retrieval on a general test set, which shows what a model forgot while it was trained further.
+
+The outcomes of each question are recorded, so the promotion gate can limit the loss.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+from torch import Tensor
+
+from infoxlm_core import manifests
+from infoxlm_core.config import AlignedSetConfig, EvaluationConfig
+from infoxlm_core.tasks import unreserved
+from infoxlm_core.tasks.embedding import load_embedder
+from infoxlm_core.tasks.questions import Questions, digest_question
+from infoxlm_core.tasks.retrieval.files import AlignedSentences, list_test_files, read_aligned
+from infoxlm_core.tasks.retrieval.nearest import find_both, mark_hits
+from infoxlm_core.tasks.retrieval.run import score_directions
+from infoxlm_core.tasks.scores import Scores, mean_over
+from infoxlm_core.tasks.task import Task
+
+
+class Guard(Task[EvaluationConfig]):
+    """Retrieval on a general test set, which shows what a model forgets when it is trained further.
+
+    No suite has this task.
+    """
+
+    name: ClassVar[str] = "guard"
+    metrics: ClassVar[tuple[str, ...]] = ("mean",)
+    unit: ClassVar[str] = "pairs"
+
+    def measure_held_out(self, questions: Questions, model: Path, config: EvaluationConfig) -> Scores | None:  # noqa: ARG002
+        return measure(config.guard, model, config) if config.guard else None
+
+
+def measure(guard: AlignedSetConfig, model: Path, config: EvaluationConfig) -> Scores:
+    """Retrieve the sentences of a test set in both directions, with the vectors that users get.
+
+    Raises:
+        InputError: the model, the set or a language is missing or not usable.
+    """
+    sets = read_aligned(Path(guard.data), guard.pivot, guard.languages)
+    embed = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
+    # Most sets have the same pivot sentences in all languages, so each is embedded once.
+    pivot_sentences = list(dict.fromkeys(source for sources, _ in sets.values() for source in sources))
+    row_of_sentence = {sentence: row for row, sentence in enumerate(pivot_sentences)}
+    pivot_vectors = embed(pivot_sentences)  # (sentences, d)
+    hits = {}
+    for language, (sources, targets) in sets.items():
+        source_vectors = pivot_vectors[[row_of_sentence[source] for source in sources]]
+        from_pivot, to_pivot = find_both(source_vectors, embed(targets))
+        hits[language] = mark_hits({"from_pivot": from_pivot, "to_pivot": to_pivot})
+    scores = {language: score_directions(hits[language]) for language in sets}
+    test_set = manifests.digest(sets)
+    details = {}
+    data = Path(guard.data)
+    corpus = data if (data / "held_out").is_dir() else None
+    not_reserved = unreserved.find(model, list_test_files(data), corpus)
+    if not_reserved:
+        details["not_reserved"] = not_reserved
+    return Scores(
+        Guard.name,
+        scores,
+        mean_over(scores),
+        counts={language: len(sources) for language, (sources, _) in sets.items()},
+        test_set=test_set,
+        details=details,
+        outcomes=_tabulate(sets, hits, test_set),
+    )
+
+
+def _tabulate(
+    sets: Mapping[str, AlignedSentences], hits: Mapping[str, Mapping[str, Tensor]], test_set: str
+) -> pd.DataFrame:
+    """Return a row for each question and direction; `results/evidence.py` reads the table.
+
+    The id of a question depends on the whole set, so that models are only compared on equal sets.
+    """
+    tables = []
+    for language, (sources, _) in sets.items():
+        occurrences: Counter[str] = Counter()
+        question_ids = []
+        for source in sources:
+            occurrences[source] += 1  # a set may ask for several translations of one sentence
+            question_ids.append(digest_question(f"{test_set}/{occurrences[source]}/{source}"))
+        for direction, is_hit in hits[language].items():
+            columns: dict[str, Any] = {
+                "task": Guard.name,
+                "place": "",
+                "language": language,
+                "direction": direction,
+                "question": question_ids,
+                "unshared": False,
+                "right": is_hit.numpy(),
+            }
+            tables.append(pd.DataFrame(columns))
+    return pd.concat(tables, ignore_index=True)
