@@ -39,5 +39,5 @@ def plan_suite(
             trials.check(task, measure, sources.localise(measure.settings, step.local_store))
             logging.info("The data of task %s are complete.", task)
         logging.info("%d trials: %d models, %d tasks.", len(planned), len(checked.models), len(checked.tasks))
-        batches = parameters.split_points(planned)
+        batches = parameters.split_trials(planned)
         return [{"points": parameters.write_reference(store, batch)} for batch in batches]

@@ -1,1 +1,1 @@
-"""The only code that speaks to a platform, one folder a platform; none knows another."""
+"""The only code that calls a platform, in one folder per platform. Adapters do not import each other."""

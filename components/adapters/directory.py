@@ -51,8 +51,8 @@ class Directory:
     def entries(self, deep: bool = True) -> list[Entry]:
         entries = []
         for path in sorted(self.directory.rglob("*") if deep else self.directory.glob("*")):
-            is_hidden = path.name.startswith(".") and path.suffix in (".lock", ".tmp")  # of a write in progress
-            if path.is_file() and not is_hidden:
+            is_temporary = path.name.startswith(".") and path.suffix in (".lock", ".tmp")  # of a write in progress
+            if path.is_file() and not is_temporary:
                 entries.append(self._entry(str(path.relative_to(self.directory))))
         return entries
 
@@ -89,5 +89,5 @@ class Directory:
 
 
 def _version(status: os.stat_result) -> str:
-    """Return the version of a file: each write creates a new inode, whose number may be that of a deleted file."""
+    """Return the inode and the time of a file as its version; the inode alone may be that of a deleted file."""
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}"

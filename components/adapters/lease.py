@@ -39,6 +39,7 @@ class State(TypedDict):
     attempt: int
     beat: int
     by: NotRequired[str]
+    """Id of the object that wrote the file; missing in the files of older versions."""
 
 
 def read(url: str) -> tuple[dict[str, Any], str | None]:
@@ -51,7 +52,7 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
     if file is None:
         return {"holder": "", "attempt": 0, "beat": 0}, None
     content, version = file
-    state = outside.parse_json(content, State, url, "it is not a lease: delete it, then run again", DataCorrupt)
+    state = outside.parse_json(content, State, url, "the file is not a lease: delete it, then run again", DataCorrupt)
     return {name: state[name] for name in ("holder", "attempt", "beat")}, version
 
 
@@ -97,11 +98,11 @@ class Lease:
             if state != last_state:
                 is_alive = last_state is not None  # the holder has written a beat while this process waited
                 if is_alive and current_time - start_time > self.wait:
-                    raise LeaseHeld(f"{self.url}: {state['holder']} is at work: wait for it or stop it")
+                    raise LeaseHeld(f"{self.url}: {state['holder']} holds the lease: wait for it or stop it")
                 last_state = state
                 last_change_time = current_time
             elif current_time - last_change_time >= PATIENCE and self._take(dead_state=state):
-                logger.warning("took %s over from %s: no beat for %.0f s", self.url, state["holder"], PATIENCE)
+                logger.warning("took the lease %s from %s: no beat for %.0f s", self.url, state["holder"], PATIENCE)
                 break
             time.sleep(min(1.0, PATIENCE / 10))
         self._thread.start()
@@ -132,7 +133,7 @@ class Lease:
                     raise
                 time.sleep(min(1.0, PATIENCE / 10))
         if self.lost:
-            raise Fenced(f"{self.url}: another process has taken over: this process must not go on")
+            raise Fenced(f"{self.url}: another process has taken the lease, so this process must stop")
 
     def _take(self, dead_state: dict[str, Any] | None = None) -> bool:
         """Take the lease if it is free, if `holder` already has it, or if a dead holder left it in `dead_state`.
@@ -149,7 +150,7 @@ class Lease:
         return self._write(quick=False)
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
-        """Write the next beat if the file still has the last known version; return whether it had."""
+        """Write the next beat, unless another process has changed the file; return whether it was written."""
         with self._lock:
             self.beat += 1
             state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}

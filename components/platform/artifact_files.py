@@ -34,7 +34,7 @@ def manifest(uri: str) -> dict[str, Any] | None:
     if stored is None:
         return None
     content, _ = stored
-    remedy = "delete it and make it again"
+    remedy = "delete it and build the artifact again"
     return outside.parse_json(content, manifests.Manifest, f"{uri}/{manifests.NAME}", remedy, DataCorrupt)
 
 
@@ -71,13 +71,13 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
         if _is_stored(store, name, path.stat().st_size, digest):
             continue
         if manifests.file_sha256(path) != digest:
-            raise DataCorrupt(f"{path} changed after it was made: remove {directory} and run again")
+            raise DataCorrupt(f"{path} changed after it was built: remove {directory} and run again")
         store.upload(path, name, digest)
         if not _is_stored(store, name, path.stat().st_size, digest):
             raise StorageUnavailable(f"{uri}/{name} differs from what was sent: run again")
     before_commit()
     if store.put_if(manifests.NAME, manifest_content, version=None) is None:
-        raise InputError(f"{uri} already exists with other content: remove it, or use it from there")
+        raise InputError(f"{uri} already exists with other content: remove it, or use that artifact")
 
 
 def _list_digests(directory: Path) -> dict[str, str]:
@@ -100,7 +100,7 @@ def pull(uri: str, directory: Path) -> None:
     """
     remote_manifest = manifest(uri)
     if remote_manifest is None:
-        raise InputError(f"{uri} holds no {manifests.NAME}: run the stage that makes this artifact first")
+        raise InputError(f"{uri} has no {manifests.NAME}: run the stage that builds this artifact first")
     store = storage.open(uri)
     manifests.make_folder(directory.parent)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as folder:
@@ -111,7 +111,7 @@ def pull(uri: str, directory: Path) -> None:
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 store.download(stored_file.name, path)
-        manifests.read(partial, remote_manifest["kind"], producer="the stage that makes it")
+        manifests.read(partial, remote_manifest["kind"], producer="the stage that builds it")
         shutil.rmtree(directory, ignore_errors=True)  # a damaged copy, or one that an interrupted process left
         manifests.move_into_place(partial, directory, manifests.NAME)
     logger.info("fetched %s", uri)
@@ -160,7 +160,7 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
     """
     state = file_state(directory)
     already_verified = is_verified(directory, state)
-    producer = f"the stage that makes {kind}"
+    producer = f"the stage that builds {kind}"
     manifest = manifests.read(directory, kind, producer=producer, should_hash=lambda _: not already_verified)
     if not already_verified:
         record_verified(directory, state)
@@ -208,4 +208,4 @@ def verify_files(directory: Path) -> None:
         is_training_text = kind == "corpus" and path.parts[0] in ("mono", "pairs")
         return kind != "shards" and not is_training_text
 
-    manifests.read(directory, kind, producer="the stage that makes it", should_hash=is_hashed)
+    manifests.read(directory, kind, producer="the stage that builds it", should_hash=is_hashed)

@@ -263,7 +263,7 @@ def publish(artifact: Any, location: Path) -> None:
 
 def read_pointer(artifact: Any) -> tuple[str, str]:
     """Return the location and the digest that a KFP input artifact points to."""
-    pointer = outside.read_json(Path(artifact.path), Pointer, "run the step that makes it again", DataCorrupt)
+    pointer = outside.read_json(Path(artifact.path), Pointer, "repeat the step that builds it", DataCorrupt)
     return pointer["location"], pointer["digest"]
 
 
@@ -305,7 +305,7 @@ def _fetch(location: str) -> tuple[Path, Path]:
     # The first group is greedy, because a folder above the store may be named like a kind.
     match = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
     if not match:
-        raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): run the step that makes it again")
+        raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): repeat the step that builds it")
     store, kind, name, inner_path = match.groups()
     artifact = lookup(store, kind, name)
     if artifact is None:

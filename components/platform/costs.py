@@ -1,4 +1,4 @@
-"""GPU hours and process hours: each attempt to make an artifact records its own, and the step reports the sum.
+"""GPU hours and process hours: each attempt to build an artifact records its own, and the step reports the sum.
 
     STORE/cost/RUN/pretrained/3f2a…/ID.json    {"seconds", "devices", "device"} of one attempt
 
@@ -38,7 +38,7 @@ class Attempt(TypedDict):
 def measured(
     store: str, kind: str, name: str, devices: int, device: str, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[None]:
-    """Record how long the block takes to make the artifact `kind/name`.
+    """Record how long the block takes to build the artifact `kind/name`.
 
     Args:
         store: directory, or s3://bucket/prefix.

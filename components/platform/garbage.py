@@ -91,19 +91,19 @@ def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
 
 
 def find_deletable(
-    items: Collection[Item], needed: Collection[str], older: timedelta, now: datetime | None = None
+    items: Collection[Item], roots: Collection[str], min_age: timedelta, current_time: datetime | None = None
 ) -> list[Item]:
     """Return the items that nothing refers to and that are old enough to delete.
 
     Args:
         items: all items of a store.
-        needed: digests and keys of artifacts that something outside of the store needs.
-        older: items younger than this remain.
-        now: the current time; default: the clock.
+        roots: digests and keys of artifacts that something outside of the store needs.
+        min_age: younger items are not deleted.
+        current_time: default: the clock.
     """
-    limit = (now or datetime.now(UTC)) - older
-    needed_names = set(needed)
-    keys_of_runs: set[str] = set()
+    limit = (current_time or datetime.now(UTC)) - min_age
+    needed_names = set(roots)
+    needed_run_keys: set[str] = set()
     candidates = list(items)
 
     def is_needed(item: Item) -> bool:
@@ -112,7 +112,7 @@ def find_deletable(
         if item.name.startswith(("runs/", "cost/")):  # no artifact depends on them
             return False
         if item.name.startswith(NOTES):  # a restarted job, or a resumed training, reads its note
-            return not keys_of_runs.isdisjoint(item.mentions)
+            return not needed_run_keys.isdisjoint(item.mentions)
         return not needed_names.isdisjoint(item.names)
 
     while True:
@@ -120,11 +120,11 @@ def find_deletable(
         if not needed_items:
             return candidates
         candidates = [item for item in candidates if item not in needed_items]
-        # Whatever these items mention is needed as well, so the remaining candidates are checked again.
+        # Everything that these items mention is needed as well, so check the remaining candidates again.
         for item in needed_items:
             needed_names |= item.mentions
             if item.name.startswith("runs/"):
-                keys_of_runs |= item.names
+                needed_run_keys |= item.names
 
 
 def delete(store: str, item: Item) -> None:

@@ -1,4 +1,4 @@
-"""The driver of a RayJob: reads what to do from the store, does it, and stores the reason if it fails.
+"""The driver of a RayJob: reads a description of the work from the store, does the work, and stores a failure.
 
     python -m components.platform.job s3://bucket/store/work/j-pretrain-3f2a9c01de.json
     python -m components.platform.job --leave s3://… 100    a pod of the job is being stopped: save within 100 s
@@ -66,7 +66,7 @@ def _end_if_unfollowed(work: Work) -> None:
         if beat != last_beat:
             last_beat = beat
             last_seen = time.monotonic()
-    logger.error("no step has followed %s for %.0f s: saving and ending it", work.job, UNFOLLOWED)
+    logger.error("no step has followed %s for %.0f s: saving a checkpoint and ending the job", work.job, UNFOLLOWED)
     try:
         leave(f"{work.store}/work/{work.job}.json", _SAVING_SECONDS)
         time.sleep(_ENDING_SECONDS)  # a training that has saved normally ends this process by itself
@@ -89,7 +89,7 @@ def _pass_on_signals(work: Work) -> None:
                 leave(f"{work.store}/work/{work.job}.json", 0)
                 return
             except InfoXLMError as error:
-                logger.warning("the workers cannot be asked to stop: %s", error)
+                logger.warning("the request to stop could not be sent to the workers: %s", error)
 
 
 def _read(url: str) -> Work:

@@ -1,4 +1,4 @@
-"""Launchers: they start the processes that do a piece of work, follow them, and restart them when one dies.
+"""Launchers: they start the processes of a stage, follow them, and restart them when one dies.
 
     process     only this process
     ray         Ray workers, of this machine or of the cluster that RAY_ADDRESS names
@@ -50,7 +50,7 @@ class Launcher(Protocol):
         """Run `work`; return when its artifact is stored.
 
         Args:
-            work: what to make.
+            work: the artifact to build, and how.
             cluster: a `ClusterConfig` as a mapping, for a launcher that needs one.
             step_environment: environment variables of the step's pod, as Kubernetes describes them.
 
@@ -61,7 +61,7 @@ class Launcher(Protocol):
 
 
 def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
-    """Return the local directory of the artifact; make it first if it does not exist. See `Launcher` for arguments."""
+    """Return the local directory of the artifact; build it first if it does not exist. Arguments: see `Launcher`."""
     existing = artifacts.lookup(work.store, work.kind, work.name)
     if existing:
         return existing
@@ -95,7 +95,7 @@ def local_launcher() -> Launcher:
     """
     name = os.environ.get(VARIABLE) or LOCAL[0]
     if name not in LOCAL:
-        raise ConfigError(f"{VARIABLE}: {name!r} starts no workers on this machine: set it to {' or '.join(LOCAL)}")
+        raise ConfigError(f"{VARIABLE}: {name!r} cannot start workers on this machine: set it to {' or '.join(LOCAL)}")
     return LAUNCHERS[name]
 
 
@@ -135,7 +135,7 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
 
     config = ClusterConfig.parse(cluster, "cluster")
     if not storage.is_remote(work.store):
-        raise ConfigError(f"store: workers of a cluster share no directory {work.store}: give s3://bucket/prefix")
+        raise ConfigError(f"store: workers of a cluster cannot share {work.store}: give s3://bucket/prefix")
     if work.stage not in stage_work.TRAININGS:
         config = config.for_text()
     elif work.stage != "pretrain":  # in any other training, the number of workers changes the results

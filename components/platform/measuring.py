@@ -66,7 +66,7 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
 
 
 def _fine_tune(
-    settings: Any, local: Any, source: str, encoder: Path, num_workers: int, store: str, run: tracking.Run
+    settings: Any, local_settings: Any, source: str, encoder: Path, num_workers: int, store: str, run: tracking.Run
 ) -> tuple[Path, dict[str, Any]]:
     """Return the model that a trial measures, fine-tuned if its task requires it, and the facts of its training.
 
@@ -74,17 +74,17 @@ def _fine_tune(
 
     Args:
         settings: settings of the task.
-        local: the same settings with local paths for all data.
+        local_settings: the same settings with local paths for all data.
         source: source of the encoder.
         encoder: local directory of the encoder.
         num_workers: workers of the training.
         store: directory, or s3://bucket/prefix.
         run: the tracker's run, which gets the curves.
     """
-    task = task_of(local)
+    task = task_of(local_settings)
     if not task.trained:
         return encoder, {}
-    training_settings, data = task.select_training_inputs(local)
+    training_settings, data = task.select_training_inputs(local_settings)
     inputs = [*fingerprint.digest_inputs(str(encoder)), fingerprint.digest_inputs_by_role(data)]
     if task.depends_on_workers(training_settings, encoder):
         inputs.append(f"workers={max(1, num_workers)}")
@@ -111,9 +111,9 @@ def _fine_tune(
 def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:
     """Measure trials; return the finished ones by name.
 
-    Each of several trials runs in its own process, so that its memory and GPUs are released. If any trial
-    failed, this process tries the rest and then exits with the code of the last failure. A signal to stop is passed to
-    the running trial, and no other trial starts.
+    Each of several trials runs in its own process, so that its memory and GPUs are released. If a trial fails, the
+    remaining trials run nevertheless, and then this process exits with the code of the last failure. A signal to stop
+    is passed to the running trial, and no other trial starts.
     """
     names = [trial["point"]["name"] for trial in planned]
     if len(planned) == 1:
@@ -177,7 +177,7 @@ def _measure_in_process(
         try:
             with runtime.report_failure(store, "measure", planned["point"]):
                 if signals:
-                    raise Preempted("Stopped by a signal. Run again: what is finished is not measured again.")
+                    raise Preempted("Stopped by a signal. Run again to measure the remaining trials.")
                 cause = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
                 raise WorkerLost(f"The process of the trial was ended by signal {-exit_code}{cause}.")
         except SystemExit as exit_:
@@ -186,4 +186,5 @@ def _measure_in_process(
 
 
 def _measure_and_send(sender: Connection, planned: Mapping[str, Any], store: str, num_workers: int) -> None:
+    """Measure a trial in a child process, and send the result to the parent process."""
     sender.send(measure(planned, store, num_workers))

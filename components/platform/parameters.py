@@ -20,8 +20,8 @@ LARGEST = 32 * 1024
 """Largest size of a run's parameters to pass directly, in bytes of JSON. Escaping makes a quotation mark 4 bytes."""
 MAX_LOOP_STEPS = 150
 """Largest number of steps in a loop. Extrapolated from Kubeflow 2.17, 190 steps would fill Argo's object."""
-POINTS_PER_STEP = 10
-"""Points that one step measures if a suite has more than `MAX_LOOP_STEPS` points."""
+TRIALS_PER_STEP = 10
+"""Trials that one step measures if a suite has more than `MAX_LOOP_STEPS` trials."""
 
 _KEY = "in_store"
 _FOLDER = "parameters"
@@ -74,22 +74,22 @@ def resolve(store: str, value: Any) -> Any:
     return json.loads(content)
 
 
-def split_points(points: Sequence[Any]) -> list[list[Any]]:
-    """Divide the points of a suite evenly among the steps of a loop.
+def split_trials(trials: Sequence[Any]) -> list[list[Any]]:
+    """Divide the trials of a suite evenly among the steps of a loop.
 
-    Neighbouring points take about as long as each other, so they go to different steps to balance the load.
+    Neighbouring trials take about as long as each other, so they go to different steps to balance the load.
 
     Raises:
-        ConfigError: the points need more steps than Argo can hold.
+        ConfigError: the trials need more steps than Argo can hold.
     """
-    step_count = len(points)
+    step_count = len(trials)
     if step_count > MAX_LOOP_STEPS:
-        step_count = math.ceil(len(points) / POINTS_PER_STEP)
-    check_loop(step_count, f"{len(points)} points", "one task at a time (--only TASK)")
-    return [list(points[first::step_count]) for first in range(step_count)]
+        step_count = math.ceil(len(trials) / TRIALS_PER_STEP)
+    check_loop(step_count, f"{len(trials)} trials", "one task at a time (--only TASK)")
+    return [list(trials[first::step_count]) for first in range(step_count)]
 
 
 def check_loop(steps: int, items: str, remedy: str) -> None:
     """Raise ConfigError if a loop has more steps than Argo can hold."""
     if steps > MAX_LOOP_STEPS:
-        raise ConfigError(f"{items} need {steps} steps, and Argo holds {MAX_LOOP_STEPS}: submit {remedy}")
+        raise ConfigError(f"{items} need {steps} steps, but Argo allows {MAX_LOOP_STEPS}: submit {remedy}")

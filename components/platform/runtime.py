@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 DRIVER = "INFOXLM_DRIVER_PID"
 """Environment variable of a local run: id of its driver process; stages end when the driver ends."""
 _NO_MESSAGE = "ended without an error message (killed, evicted or out of memory?)"
-_VERBOSE = ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore")
+_VERBOSE_LIBRARIES = ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore")
 
 Outcome = TypedDict(
     "Outcome", {"stage": str, "code": int, "class": str, "message": str, "run": NotRequired[str]}, total=True
@@ -146,11 +146,13 @@ def find_ending(store: str) -> Ending:
 def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
     """Return the outcome that was written last in a pipeline run, or None if no stage wrote one."""
     folder = storage.open(f"{store}/outcome/{run}")
-    outcome_files = [stored_file for stored_file in folder.entries() if stored_file.name.endswith(".json")]
-    outcome_files.sort(key=lambda stored_file: (stored_file.modified, stored_file.name), reverse=True)
-    for stored_file in outcome_files:
-        content, _ = folder.get(stored_file.name) or (None, "")
-        outcome = parse_outcome(content, stored_file.name)
+    outcome_files = []
+    for stored_file in folder.entries():
+        if stored_file.name.endswith(".json"):
+            outcome_files.append((stored_file.modified, stored_file.name))
+    for _, name in sorted(outcome_files, reverse=True):
+        content, _ = folder.get(name) or (None, "")
+        outcome = parse_outcome(content, name)
         if outcome:
             return outcome
     return None
@@ -163,11 +165,11 @@ def _is_cancelled() -> bool:
     from components.adapters.kuberay import api
 
     try:
-        workflows = api.connect()
-        workflow = workflows.workflow()
-        return workflow is not None and not workflows.is_under_way(workflow)
+        jobs = api.connect()
+        workflow = jobs.workflow()
+        return workflow is not None and not jobs.is_under_way(workflow)
     except (api.Unavailable, InputError) as error:
-        logger.warning("Kubernetes does not tell whether the run was cancelled: %s", error)
+        logger.warning("cannot find out from Kubernetes whether the run was cancelled: %s", error)
         return False
 
 
@@ -198,7 +200,7 @@ def forget_failures(store: str, run: str) -> None:
 
 def _configure_logging(stage: str) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {stage}: %(message)s", datefmt="%H:%M:%S", force=True)
-    for library in _VERBOSE:
+    for library in _VERBOSE_LIBRARIES:
         logging.getLogger(library).setLevel(logging.WARNING)
 
 

@@ -215,7 +215,7 @@ def _list(source: str, deep: bool) -> tuple[Files, bool]:
     single_file = store.head()
     if single_file:
         return {PurePosixPath(source).name: single_file}, True
-    raise InputError(f"{source} holds no file: check bucket and prefix")
+    raise InputError(f"{source} has no files: check the bucket and the prefix")
 
 
 def _digest(source: str, files: Files) -> str:
@@ -273,7 +273,7 @@ def _download(source: str, files: Files, is_file: bool, copy: Path, subfolder: s
             manifests.verify_file(path, {"size": files[name].size}, "run again", hashed=False)
         _compare_with_manifest(folder, paths, source)
         if copy.is_dir():
-            logger.warning("%s was changed after it was fetched: fetching it again", copy)
+            logger.warning("%s was changed after it was downloaded: downloading it again", copy)
             copy.rename(Path(scratch) / "changed")
         artifact_files.record_verified(copy, artifact_files.file_state(partial, excluded=""))
         manifests.move_into_place(partial, copy)

@@ -1,4 +1,4 @@
-"""What all components share: report failures, make artifacts, publish them, and log to the tracker."""
+"""What all components share: report failures, build artifacts, publish them, and log to the tracker."""
 
 import contextlib
 import functools
@@ -50,7 +50,7 @@ class StageRun:
         checkpoints: str = "",
         follow: bool = False,
     ) -> Path:
-        """Return the local directory of the artifact `kind/key`; a launcher makes it if it does not exist.
+        """Return the local directory of the artifact `kind/key`; a launcher builds it if it does not exist.
 
         Args:
             kind: kind of the artifact.
@@ -87,7 +87,7 @@ class StageRun:
         return artifacts.log_facts(directory, metrics) if metrics else {}
 
     def report_cost(self, directory: Path, step: str = "") -> None:
-        """Report the hours that this run spent on an artifact, under the name of the step (default: the stage)."""
+        """Log the hours that this run spent on an artifact, under the name of the step (default: the stage)."""
         self.report(costs.hours_of(self.store, directory.parent.name, directory.name, step or self.stage))
 
     def report_corpus(self, location: str) -> list[Dataset]:
@@ -95,7 +95,7 @@ class StageRun:
         manifest = artifacts.read(location, manifests.NAME)
         report = artifacts.read(location, "report.json")
         if manifest is None:
-            raise DataCorrupt(f"{location} is gone or incomplete: run prepare_corpus again")
+            raise DataCorrupt(f"{location} is missing or incomplete: run prepare_corpus again")
         files = json.loads(manifest)["files"]
         file_reports = json.loads(report).get("files", ()) if report else ()
         datasets = list_datasets(files, file_reports)
@@ -147,7 +147,7 @@ def stage_run(
                 page = step.run.page
                 if page:
                     logger.info("run: %s", page)
-            except TryAgain as error:  # the tracker may be back when the work, which may take hours, is done
+            except TryAgain as error:  # the work may take hours, after which the tracker may answer again
                 logger.warning("the tracker's run cannot be opened yet: %s", error)
         try:
             yield step

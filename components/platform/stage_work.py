@@ -1,4 +1,4 @@
-"""The work of a stage: a description of the artifact to make, and what each process does to make it.
+"""The work of a stage: a description of the artifact to build, and what each process does to build it.
 
 A launcher may send the description to other pods as JSON (`launchers`). The result goes to the store.
 """
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """Description of the artifact to make; all fields can be written as JSON."""
+    """Description of the artifact to build; all fields can be written as JSON."""
 
     stage: str
     """prepare_corpus, tokenize_corpus, pretrain or finetune."""
     store: str
     kind: str
     name: str
-    """The artifact to make is `kind/name` of the store."""
+    """The artifact to build is `kind/name` of the store."""
     config: dict[str, Any]
     num_workers: int
     artifacts: dict[str, str]
@@ -55,7 +55,7 @@ def delete_checkpoints(work: Work) -> None:
 
 
 def train(work: Work, run: Path) -> dict[str, Any]:
-    """Train as one of several workers; the first one also makes the artifact and returns the facts of its manifest."""
+    """Train as one of several workers; the first one also builds the artifact and returns the facts of its manifest."""
     from components.platform.training_runs import RemoteRun
     from infoxlm_core.training import distributed
 

@@ -1,4 +1,4 @@
-"""Trackers store the settings, metrics, files and curves of runs. INFOXLM_TRACKER chooses one.
+"""Trackers store the settings, metrics, files and curves of runs. INFOXLM_TRACKER names the one to use.
 
     mlflow      the default: a server, or a file in the store
     none        stores nothing; curves and scores are still in the artifacts. Sweeps do not work with it
@@ -181,7 +181,7 @@ def tracker(name: str = "") -> RunTracker:
     """
     name = name or os.environ.get(VARIABLE) or "mlflow"
     if name not in TRACKERS:
-        raise ConfigError(f"{VARIABLE}: {name!r} is no tracker; known are {', '.join(TRACKERS)}")
+        raise ConfigError(f"{VARIABLE}: {name!r} is not a tracker; known are {', '.join(TRACKERS)}")
     return TRACKERS[name]()
 
 

@@ -69,9 +69,9 @@ def choose_run(
         InputError: `checkpoints.resume` names no run.
     """
     run = f"{kind}-{name}"
-    resume = config.checkpoints.resume
     if artifacts.exists(store, kind, name):
         return run
+    resume = config.checkpoints.resume
     if resume:
         if trial:
             raise ConfigError("pretraining.checkpoints.resume names one run, but an ablation has a run for each trial")
@@ -79,24 +79,35 @@ def choose_run(
             raise InputError(f"pretraining.checkpoints.resume: {store}/runs has no run {resume} with a checkpoint")
         run = resume
     path = f"begun/{_pipeline_name(trial)}.json"
-    current_fingerprint = fingerprint.decisive(config, manifests.VERSIONS[kind], inputs)
-    current = {"pipeline_run": runtime.pipeline_run(), "run": run, "artifact": name, "fingerprint": current_fingerprint}
+    current = StartedTraining(
+        pipeline_run=runtime.pipeline_run(),
+        run=run,
+        artifact=name,
+        fingerprint=fingerprint.decisive(config, manifests.VERSIONS[kind], inputs),
+    )
     content = artifacts.read(store, path)
     previous = None
     if content:
         previous = outside.parse_json(content, StartedTraining, f"{store}/{path}", "delete it, then run again")
     if previous and previous["run"] != run and _is_unfinished(store, kind, previous):
-        changes = fingerprint.differences(previous["fingerprint"], current_fingerprint)
-        unfinished = f"{store}/runs/{previous['run']}"
-        if previous["pipeline_run"] == current["pipeline_run"]:
-            raise fingerprint.mismatch(unfinished, changes)
-        logger.warning(
-            "%s stays unfinished; this training differs: %s. To continue it anyway, set checkpoints.resume: %s",
-            unfinished, "; ".join(changes), previous["run"],
-        )  # fmt: skip
+        _report_unfinished(store, previous, current)
     if current != previous:
         artifacts.write(store, path, json.dumps(current, indent=1, sort_keys=True))
     return run
+
+
+def _report_unfinished(store: str, previous: StartedTraining, current: StartedTraining) -> None:
+    """Log that the previous training is not continued; raise ConfigMismatch if this pipeline run started it."""
+    changes = fingerprint.differences(previous["fingerprint"], current["fingerprint"])
+    unfinished_run = f"{store}/runs/{previous['run']}"
+    if previous["pipeline_run"] == current["pipeline_run"]:
+        raise fingerprint.mismatch(unfinished_run, changes)
+    logger.warning(
+        "%s is not continued, because this training differs: %s. To continue it anyway, set checkpoints.resume: %s",
+        unfinished_run,
+        "; ".join(changes),
+        previous["run"],
+    )
 
 
 def _pipeline_name(trial: Mapping[str, Any] | None) -> str:
@@ -154,7 +165,8 @@ class RemoteRun:
     def send(self, directory: Path, keep: int, bad: Collection[str] = (), spacing: int = 0) -> None:
         """Upload a checkpoint and delete the ones that are no longer needed.
 
-        The lease is renewed before the manifest is written, so a worker that has lost it cannot complete a checkpoint.
+        The lease is renewed before the manifest is written, so a worker that has lost the lease cannot complete a
+        checkpoint.
         """
         lease = self._held_lease()
         artifact_files.push(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
@@ -190,7 +202,7 @@ class RemoteRun:
         return self._lease
 
     def _check_for_stop(self) -> None:
-        """Read the request to stop. It names a holder, because two pipeline runs may share a training."""
+        """Read the request to stop, which names a holder, because two pipeline runs may share a training."""
         request = self._store.get("stop", quick=True)
         if request and request[0] in (b"", self.holder.encode()):
             self._stop_requested = True

@@ -196,7 +196,7 @@ def prepare(
         from infoxlm_core.results.trials import plan
 
         suite = run_file.load_as(SuiteConfig, config, overrides).choose(only)
-        parameters.split_points(plan(suite))  # raises ConfigError if the suite is too large
+        parameters.split_trials(plan(suite))  # raises ConfigError if the suite is too large
         gpus = cluster_file.pool.gpus
         num_workers = gpus if gpus > 1 else 0  # with one GPU, the step itself trains
         return shared | {"suite": suite.listed(), "num_workers": num_workers}
@@ -225,7 +225,7 @@ def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
         return []
     planned = suite_trials.plan(SuiteConfig.parse(arguments["suite"], "suite"))
     names = []
-    for batch in parameters.split_points([item.trial.name for item in planned]):
+    for batch in parameters.split_trials([item.trial.name for item in planned]):
         first, *others = batch
         names.append(f"{first} and {len(others)} more" if others else first)
     return names

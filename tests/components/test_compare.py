@@ -160,5 +160,5 @@ def test_a_place_without_ablations_is_one_line_and_stays_empty(store, tmp_path):
     result = CliRunner().invoke(app, ["compare", "--store", str(tmp_path / "nowhere")])
 
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "nowhere has no database of MLflow" in result.stderr
+    assert "nowhere has no MLflow database" in result.stderr
     assert not (tmp_path / "nowhere").exists()

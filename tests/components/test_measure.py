@@ -82,7 +82,7 @@ def test_a_suite_can_be_changed_field_by_field_as_numbers_come_from_kubeflows_pa
 def test_points_that_share_a_step_are_a_reference_that_the_step_reads(config, store, tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_ID", "toy-1")
     monkeypatch.setattr(parameters, "MAX_LOOP_STEPS", 3)
-    monkeypatch.setattr(parameters, "POINTS_PER_STEP", 2)
+    monkeypatch.setattr(parameters, "TRIALS_PER_STEP", 2)
 
     batches = plan_suite.python_func(suite=config.listed(), store=str(store))
 

@@ -78,7 +78,7 @@ def test_a_failed_run_is_failed_in_mlflow_too_with_its_stage_and_message(tmp_pat
 def test_a_tracker_that_there_is_not_is_found_out_before_anything_runs(tmp_path):
     done = run_toy(tmp_path, "paper")
 
-    assert done.returncode == 1 and "INFOXLM_TRACKER: 'paper' is no tracker; known are mlflow, none" in done.stderr
+    assert done.returncode == 1 and "INFOXLM_TRACKER: 'paper' is not a tracker; known are mlflow, none" in done.stderr
     assert not (tmp_path / "run.json").exists()
 
 

@@ -194,8 +194,8 @@ def test_a_suite_or_an_ablation_that_argo_could_not_hold_is_refused_before_anyth
     ablation = ("submit", config, *common, "ablations", "--variants", CONFIGS / "ablations.yaml", "--only", "full")
 
     for result, message in (
-        (run(*suite), "4742 points need 475 steps, and Argo holds 150"),
-        (run(*ablation, "--seeds", ",".join(map(str, range(51)))), "51 trials need 153 steps, and Argo holds 150"),
+        (run(*suite), "4742 trials need 475 steps, but Argo allows 150"),
+        (run(*ablation, "--seeds", ",".join(map(str, range(51)))), "51 trials need 153 steps, but Argo allows 150"),
     ):
         assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
     assert not kubeflow.requests

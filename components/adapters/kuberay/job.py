@@ -1,9 +1,9 @@
 """Run work as a KubeRay RayJob and wait for it, so that GPUs are requested late and released at once.
 
-The job is named after the artifact that it makes and is owned by the workflow, not by the step's pod. If a step dies,
+The job is named after the artifact that it builds and is owned by the workflow, not by the step's pod. If a step dies,
 the next attempt of the step, or the next run of the pipeline, therefore finds its job and follows it. The job is
 deleted when it has ended, when its GPUs are not available in time, and when this process is asked to stop and no
-running workflow needs the job. It is never deleted because the API server has a failure.
+running workflow needs the job. An error of the API server is never a reason to delete it.
 """
 
 import contextlib
@@ -44,9 +44,11 @@ _OPERATOR_SECONDS = 300.0  # to let the operator enforce its own time limit firs
 _DELETION_SECONDS = 600.0  # after this time a deletion counts as stuck
 _DEAD_NODE_SECONDS = 120.0  # a pod that remains for this time after the grace period must be on a dead node
 _RETRY_SECONDS = 30.0  # between two attempts
-_PAUSE_AFTER_RELEASE = (30.0, 120.0)  # seconds, random so that one of two jobs that blocked each other starts first
+_PAUSE_AFTER_RELEASE = (30.0, 120.0)  # seconds; a random pause lets one of two jobs that block each other start first
 _REQUEST_SECONDS = 10.0  # to wait until the request to save is sent
-_NEEDED_ATTEMPTS = 3  # attempts to find out whether a workflow still needs the job
+# A process that is being stopped has only about a second, so these calls are repeated a few times only.
+_NEEDED_ATTEMPTS = 3  # to find out whether a workflow still needs the job
+_DELETE_ATTEMPTS = 3
 
 
 class _StopRequested(BaseException):
@@ -82,7 +84,7 @@ def run(
         Preempted: this process was asked to stop.
         WorkerLost: the job ended without an outcome, or Kubernetes stopped answering.
         InputError: Kubernetes refuses.
-        and the error that the job stored; a TryAgain only after `cluster.retries` further jobs.
+        and the error that the job stored; a TryAgain only after `cluster.retries` more jobs have failed.
     """
     outcome = read_outcome()
     if outcome and 2 <= int(outcome["code"]) <= 5:  # an earlier attempt failed with an error that would happen again
@@ -193,12 +195,12 @@ def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
             is_useful = not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"
             if job["metadata"].get("deletionTimestamp"):
                 if time.monotonic() > dead_node_deadline:
-                    logger.warning("pods of rayjob/%s do not end, maybe on a dead node: continuing without them", name)
+                    logger.warning("pods of rayjob/%s do not end, perhaps on a lost node: not waiting for them", name)
                     jobs.delete(name, wait_for_pods=False)
                     dead_node_deadline = deadline  # delete and log only once
             elif is_useful:
                 _adopt(jobs, job, body)
-                logger.info("found rayjob/%s, %s: following it", name, describe(status))
+                logger.info("following the existing rayjob/%s (%s)", name, describe(status))
                 return
             else:
                 logger.info("rayjob/%s of an earlier attempt is %s: deleting it", name, describe(status))
@@ -210,7 +212,8 @@ def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
             failures = _count_failure(name, failures, error)
         time.sleep(_POLL_SECONDS)
     raise WorkerLost(
-        f"rayjob/{name} is still being deleted after {grace + _DELETION_SECONDS:.0f} s: check its finalizers, run again"
+        f"rayjob/{name} is still being deleted after {grace + _DELETION_SECONDS:.0f} s: check its finalizers, "
+        "then run again"
     )
 
 
@@ -232,7 +235,7 @@ def _count_failure(name: str, failures: int, error: Unavailable) -> int:
     """Count a call that failed; raise WorkerLost after too many consecutive ones."""
     if failures >= _MAX_FAILURES:
         raise WorkerLost(f"rayjob/{name}: {error}: the job was not deleted; run again to follow it") from error
-    logger.info("rayjob/%s: %s: asking again", name, error)
+    logger.info("rayjob/%s: %s; retrying", name, error)
     return failures + 1
 
 
@@ -247,7 +250,7 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog, start
     was_running = False
     obstacles = ObstacleWatch(jobs)
     for job in _poll(jobs, name):
-        now = time.monotonic()
+        current_time = time.monotonic()
         status = job.get("status") or {}
         if has_ended(status):
             return status
@@ -256,18 +259,18 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog, start
         is_queued = cluster.queue and status.get("jobDeploymentStatus") == "Suspended"
         if is_running != was_running:
             was_running = is_running
-            run_start = now
+            run_start = current_time
             logger.info("rayjob/%s is %s", name, describe(status))
-            start_deadline = now + cluster.start_seconds  # a job that its queue has suspended waits from the beginning
+            start_deadline = current_time + cluster.start_seconds  # a job that loses its pods gets the full time again
         if is_queued:  # time in the queue does not count: Kueue has not admitted the job
-            start_deadline = now + cluster.start_seconds
+            start_deadline = current_time + cluster.start_seconds
         if not is_running:
-            _check_start(jobs, job, cluster, obstacles, start_deadline - now)
-        elif now - run_start > cluster.run_seconds + _OPERATOR_SECONDS:
-            _delete_and_raise_unavailable(jobs, job, f"still not ended after {cluster.run_seconds} s")
-        if now - max(log.last_line, last_report) > _REPORT_SECONDS:
-            last_report = now
-            logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), now - start)
+            _check_start(jobs, job, cluster, obstacles, start_deadline - current_time)
+        elif current_time - run_start > cluster.run_seconds + _OPERATOR_SECONDS:
+            _delete_and_raise_unavailable(jobs, job, f"not finished after ray.run_seconds ({cluster.run_seconds} s)")
+        if current_time - max(log.last_line, last_report) > _REPORT_SECONDS:
+            last_report = current_time
+            logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), current_time - start)
     raise AssertionError("unreachable")
 
 
@@ -286,7 +289,9 @@ def _check_start(
     if permanent:
         name = job["metadata"]["name"]
         _delete(jobs, name)
-        raise InputError(f"rayjob/{name} cannot start: {permanent.message}: the job was deleted; fix this, run again")
+        raise InputError(
+            f"rayjob/{name} cannot start: {permanent.message}: the job was deleted; fix this, then run again"
+        )
     if remaining_seconds < 0:
         state = describe(job.get("status") or {})
         _delete_and_raise_unavailable(jobs, job, f"no GPUs after {cluster.start_seconds} s ({state})")
@@ -306,7 +311,7 @@ def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
             time.sleep(min(_POLL_SECONDS * 2**failures, _MAX_POLL_SECONDS))
             continue
         if job is None:
-            raise WorkerLost(f"rayjob/{name} was deleted by somebody else: run again to continue")
+            raise WorkerLost(f"rayjob/{name} was deleted by another process: run again to continue")
         failures = 0
         yield job
         time.sleep(_POLL_SECONDS)
@@ -321,11 +326,13 @@ def _find_error(jobs: RayJobs, name: str, status: dict[str, Any], outcome: dict[
     message = status.get("message") or ""
     details = shorten(f"{describe(status)} {reason}: {message}")
     if reason == "PreRunningDeadlineExceeded":
-        return ResourcesUnavailable(f"rayjob/{name}: no GPUs in time ({details}): free or add GPUs, then run again")
+        return ResourcesUnavailable(
+            f"rayjob/{name}: GPUs were not available in time ({details}): free or add GPUs, then run again"
+        )
     if reason == "DeadlineExceeded":
-        return ResourcesUnavailable(f"rayjob/{name}: it reached its time limit ({details}): run again to continue")
+        return ResourcesUnavailable(f"rayjob/{name} reached its time limit ({details}): run again to continue")
     if "ValidationFailed" in (reason, status.get("jobDeploymentStatus")):
-        return InputError(f"rayjob/{name}: refused by KubeRay ({details}): check its version, 1.7 or later")
+        return InputError(f"rayjob/{name} was refused by KubeRay ({details}): check that KubeRay is 1.7 or later")
     error: InfoXLMError = WorkerLost(f"rayjob/{name} ended as {details}: run again to continue")
     if outcome:
         error = _error_of(outcome)
@@ -359,7 +366,7 @@ def _delete_and_raise_unavailable(jobs: RayJobs, job: Job, reason: str) -> NoRet
 
 def _delete(jobs: RayJobs, name: str) -> None:
     """Delete the job to release its GPUs; if that fails, log the command that deletes it."""
-    for _ in range(3):
+    for _ in range(_DELETE_ATTEMPTS):
         try:
             jobs.delete(name)
             return
@@ -421,9 +428,9 @@ def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
         except Unavailable as error:
             failure = error
         except InputError as error:
-            logger.warning("rayjob/%s: cannot tell whether a run still needs it: %s", name, error)
+            logger.warning("cannot find out whether a run needs rayjob/%s: %s", name, error)
             return False
-    logger.warning("rayjob/%s: cannot tell whether a run still needs it (%s): it is not deleted", name, failure)
+    logger.warning("cannot find out whether a run needs rayjob/%s (%s), so it is not deleted", name, failure)
     return None
 
 

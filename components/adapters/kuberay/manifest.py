@@ -33,7 +33,7 @@ _STEP_ONLY = ("KFP_", "KUBERNETES_", "ARGO_")
 _RAY_ENDS_WITHIN = 15  # seconds of the grace period that Ray needs to end
 _SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 _SUBMITTER = {
-    "requests": {"cpu": "50m", "memory": "256Mi"},  # so little that a job whose workers fit is not kept waiting by it
+    "requests": {"cpu": "50m", "memory": "256Mi"},  # small, so that a job whose workers fit does not wait for this pod
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
 _SCRATCH: dict[str, tuple[str, Manifest]] = {"tmp": ("/tmp", {}), "home": (HOME, {})}  # noqa: S108 - a volume of the pod
@@ -77,7 +77,7 @@ def render(
         InputError: the workers do not fill whole pods, or a shell would change `work`.
     """
     if shlex.quote(work) != work:  # the entrypoint passes through the shells of the submitter and of the head
-        raise InputError(f"{work!r}: a store's name may have letters, digits and ./:_-@=+ only: choose another")
+        raise InputError(f"{work!r}: a store's name may contain only letters, digits and ./:_-@=+: choose another")
     pod_count, gpus_per_pod = cluster.pool.split(num_workers)
     labels = {"app.kubernetes.io/name": "infoxlm"}
     if cluster.queue:
@@ -182,7 +182,7 @@ def _ray_pod(
     variables: list[Manifest],
     shared_memory: str = "",
 ) -> Manifest:
-    """Return the pod template of a head or worker, without what differs between them."""
+    """Return the part of the pod template that the head and the workers share."""
     shared = {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]}
     scratch = {**_SCRATCH, "dev-shm": ("/dev/shm", shared)}  # noqa: S108 - a volume of the pod
     if cluster.disk:
@@ -233,7 +233,7 @@ def _restricted_pod(
     variables: list[Manifest],
     scratch: dict[str, tuple[str, Manifest]],
 ) -> Manifest:
-    """Return a pod of one container that meets "restricted" and has no access to the Kubernetes API."""
+    """Return a pod of one container that meets the standard "restricted" and cannot use the Kubernetes API."""
     return {
         "serviceAccountName": cluster.service_account,
         "automountServiceAccountToken": False,

@@ -1,4 +1,4 @@
-"""Find out from pods and events what keeps a RayJob from running, whether waiting helps, and what ran out of memory."""
+"""Find out from pods and events why a RayJob does not run, whether waiting helps, and what ran out of memory."""
 
 import contextlib
 import logging
@@ -26,27 +26,27 @@ class Obstacle(NamedTuple):
 
     message: str
     is_permanent: bool = False
-    """Whether waiting does not help, because somebody must change something."""
+    """Whether waiting does not help, because a person must change a setting, a quota or an image."""
     is_partial: bool = False
     """Whether some pods of the job have a node, whose resources no other job can use, while others have none."""
 
 
 class ObstacleWatch:
-    """Checks regularly what keeps a job from running, and logs it when it changes."""
+    """Checks a job every `_POLL` seconds, and logs why it does not run whenever the reason changes."""
 
     def __init__(self, jobs: RayJobs) -> None:
         self._jobs = jobs
         self._last_check = time.monotonic()
         self._obstacle: Obstacle | None = None
-        self._permanent_in_a_row = 0
+        self._consecutive_permanent = 0  # checks in a row that found a permanent obstacle
         self._partial_since: float | None = None
 
     def update(self, job: Job) -> None:
         """Check the job, unless it was checked within the last `_POLL` seconds."""
-        now = time.monotonic()
-        if now - self._last_check <= _POLL:
+        current_time = time.monotonic()
+        if current_time - self._last_check <= _POLL:
             return
-        self._last_check = now
+        self._last_check = current_time
         name = job["metadata"]["name"]
         previous = self._obstacle
         self._obstacle = None
@@ -57,18 +57,18 @@ class ObstacleWatch:
         if self._obstacle and self._obstacle != previous:
             logger.info("rayjob/%s waits: %s", name, self._obstacle.message)
         is_permanent = self._obstacle is not None and self._obstacle.is_permanent
-        self._permanent_in_a_row = self._permanent_in_a_row + 1 if is_permanent else 0
+        self._consecutive_permanent = self._consecutive_permanent + 1 if is_permanent else 0
         if self._obstacle is None or not self._obstacle.is_partial:
             self._partial_since = None
         elif self._partial_since is None:
-            self._partial_since = now
+            self._partial_since = current_time
 
     def permanent(self) -> Obstacle | None:
-        """Return the obstacle if two consecutive checks found a permanent one."""
-        return self._obstacle if self._permanent_in_a_row > 1 else None
+        """Return the obstacle if two consecutive checks found a permanent one; a single event may be outdated."""
+        return self._obstacle if self._consecutive_permanent > 1 else None
 
     def partial(self, seconds: float) -> Obstacle | None:
-        """Return the obstacle if only some pods of the job have had a node for so many seconds."""
+        """Return the obstacle if, for this many seconds, only some pods of the job have had a node."""
         if self._partial_since is None or time.monotonic() - self._partial_since < seconds:
             return None
         return self._obstacle
@@ -137,12 +137,12 @@ def _why_unschedulable(pod: Any) -> str:
 
 def _describe_waiting(pods: list[Any], worker_count: int) -> str:
     """Return which pods wait for a node, and the reason for the first of them."""
-    first = pods[0]
-    waiting_for = f"the {_node_type(first)}"
-    if _node_type(first) == "worker":
+    first_pod = pods[0]
+    waiting = f"the {_node_type(first_pod)}"
+    if _node_type(first_pod) == "worker":
         waiting_workers = sum(_node_type(pod) == "worker" for pod in pods)
-        waiting_for = f"{waiting_workers} of {max(worker_count, waiting_workers)} workers"
-    return shorten(f"{waiting_for} cannot be scheduled: pod {first.metadata.name}: {_why_unschedulable(first)}")
+        waiting = f"{waiting_workers} of {max(worker_count, waiting_workers)} workers"
+    return shorten(f"{waiting} cannot be scheduled: pod {first_pod.metadata.name}: {_why_unschedulable(first_pod)}")
 
 
 def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
@@ -165,12 +165,14 @@ def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
 
 def _messages_since(events: list[Any], start: str) -> list[str]:
     """Return the messages of events since `start`, oldest first; earlier ones belong to another job of this name."""
-    messages = []
+    timed_messages = []
     for event in events:
-        time = str(event.last_timestamp or event.event_time or "").replace(" ", "T")[:19]
-        if not time or time >= start[:19]:
-            messages.append((time, event.message))
-    return [message for _, message in sorted(messages, key=lambda item: item[0])]
+        # Compare whole seconds, 2026-01-31T12:00:00, because the formats of the time zones differ.
+        event_time = str(event.last_timestamp or event.event_time or "").replace(" ", "T")[:19]
+        if not event_time or event_time >= start[:19]:
+            timed_messages.append((event_time, event.message))
+    timed_messages.sort(key=lambda timed_message: timed_message[0])
+    return [message for _, message in timed_messages]
 
 
 def _exceeds_whole_quota(message: str) -> bool:

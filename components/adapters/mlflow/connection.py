@@ -37,7 +37,7 @@ def tracking_uri(store: Path) -> str:
     database = store.resolve() / "mlflow.db"
     # These characters have a special meaning in a URI.
     if any(character in str(store.resolve()) for character in "%?#"):
-        raise InputError(f"{store}: MLflow's database cannot lie below a name with %, ? or #: rename the store")
+        raise InputError(f"{store}: the path of MLflow's database must not contain %, ? or #: rename the store")
     return f"sqlite:///{database}"
 
 
@@ -60,7 +60,7 @@ def check_uri(uri: str) -> None:
     elif scheme.startswith("sqlite"):
         if not _SQLITE_FILE_URI.fullmatch(uri):
             raise InputError(
-                f"{setting} names no file that the next stage would find: set it to sqlite:///…/mlflow.db, or unset it"
+                f"{setting} is not a file that later stages can open: set it to sqlite:///…/mlflow.db, or unset it"
             )
         database = _sqlite_file(uri)
         if database and database.exists():
@@ -130,7 +130,7 @@ def connect_existing(store: Path) -> "MlflowClient":
     """
     database = _sqlite_file(tracking_uri(store))
     if database and not database.exists():
-        raise InputError(f"{store} has no database of MLflow: give the --store of the run, or set MLFLOW_TRACKING_URI")
+        raise InputError(f"{store} has no MLflow database: give the --store of the run, or set MLFLOW_TRACKING_URI")
     return connect(store)
 
 

@@ -85,7 +85,7 @@ class MlflowTracker:
         missing_count = self._outbox.count_missing()
         if missing_count:
             path = self._file.path
-            logger.warning("%d points of %s are not in MLflow run %s", missing_count, path, self._outbox.run_id)
+            logger.warning("%d lines of %s are not in MLflow run %s", missing_count, path, self._outbox.run_id)
 
     def _ship(self) -> None:
         """Ship new lines of the file until `close` was called and all are shipped, or its time is over."""
@@ -95,11 +95,12 @@ class MlflowTracker:
             try:
                 self._outbox.ship()
                 if failure_count:
-                    logger.info("MLflow takes points again, after %d attempts", failure_count)
+                    logger.info("MLflow receives metrics again, after %d failed attempts", failure_count)
                 failure_count = 0
             except Exception as error:  # no error of MLflow may stop the training
                 if not failure_count:
-                    logger.warning("MLflow takes no points (%s): they wait in %s", one_line(error), self._file.path)
+                    reason = one_line(error)
+                    logger.warning("cannot send metrics to MLflow (%s): they wait in %s", reason, self._file.path)
                 failure_count += 1
             if not is_closing:
                 pause = 2**failure_count  # 1 second without a failure, so that several steps share a request
@@ -111,7 +112,7 @@ class MlflowTracker:
 
 
 class _Outbox:
-    """Ships a `metrics.jsonl` and remembers which part was shipped. Each (name, step) is shipped once.
+    """Ships a `metrics.jsonl` and remembers how much of it was shipped. Each (name, step) is shipped once.
 
     Steps that MLflow already has from a crashed attempt are not shipped again, because repeated values such as tokens
     per second may differ.
@@ -133,12 +134,13 @@ class _Outbox:
             return sum(1 for _ in file)
 
     def shorten(self, truncate: Callable[[], None]) -> None:
-        """Ship all points if MLflow takes them, then call `truncate`, which shortens the file."""
+        """Ship all points if MLflow accepts them, then call `truncate`, which shortens the file."""
         with self._lock:
             try:
                 self._ship()
             except Exception as error:  # no error of MLflow may stop the training
-                logger.warning("MLflow takes no points (%s): %d are lost", one_line(error), self.count_missing())
+                lost_count = self.count_missing()
+                logger.warning("cannot send metrics to MLflow (%s): %d lines are lost", one_line(error), lost_count)
             truncate()
             self._shipped_bytes = min(self._shipped_bytes, self.path.stat().st_size)
 

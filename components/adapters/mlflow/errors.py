@@ -49,17 +49,17 @@ def _translate_database_error(error: Exception, subject: str, status: int) -> In
         return InputError(f"{subject}: {error}: install it, or give the address of a server, https://…")
     if "out-of-date database schema" in reason:
         remedy = "use that version, or back up the database and call `mlflow db upgrade`"
-        return InputError(f"{subject}: the tables are those of another version of MLflow ({reason}): {remedy}")
+        return InputError(f"{subject}: the tables were created by another version of MLflow ({reason}): {remedy}")
     is_sqlalchemy_error = type(error).__module__.startswith("sqlalchemy")
     uses_file = os.environ.get("MLFLOW_TRACKING_URI", "").startswith("sqlite")
     is_wrapped_by_mlflow = uses_file and status >= 500
     if not is_sqlalchemy_error and not is_wrapped_by_mlflow:
         return None
     if "locked" in str(error):
-        return StorageUnavailable(f"{subject}: MLflow's database is locked: run the same again")
+        return StorageUnavailable(f"{subject}: MLflow's database is locked: run again")
     if "disk I/O error" in str(error):
-        return StorageUnavailable(f"{subject}: the disk of MLflow's database fails: run again when it works")
-    return InputError(f"{subject}: MLflow's database cannot be used ({reason}): restore it, or delete a new one")
+        return StorageUnavailable(f"{subject}: the disk of MLflow's database fails: repair it, then run again")
+    return InputError(f"{subject}: MLflow's database cannot be used ({reason}): restore it, or delete it if it is new")
 
 
 def _translate_server_error(error: Exception, subject: str, status: int, account: str) -> InfoXLMError | None:
@@ -72,11 +72,11 @@ def _translate_server_error(error: Exception, subject: str, status: int, account
     if status >= 500:
         answered_status = _read_answered_status(error)
         if not answered_status:
-            return StorageUnavailable(f"{subject}: MLflow does not answer ({reason}): run the same again")
+            return StorageUnavailable(f"{subject}: MLflow does not answer ({reason}): run again")
         is_artifact_request = "/mlflow-artifacts/" in str(error)
         if answered_status == 500 and not is_artifact_request:
             return InputError(f"{subject}: MLflow fails with 500 ({reason}): see its log, repair it, then run again")
-        return StorageUnavailable(f"{subject}: MLflow is not ready ({reason}): run the same again")
+        return StorageUnavailable(f"{subject}: MLflow is not ready ({reason}): run again")
     if status in (401, 403):
         return InputError(f"{subject}: MLflow refuses this account ({status}): check {account}")
     return InputError(f"{subject}: MLflow refuses ({reason})") if status else None

@@ -56,7 +56,7 @@ def register(
         digest: digest of the encoder's content.
         metrics: scores by name; all become tags of the version.
         gate: metric -> least gain; higher scores are better.
-        run_id: the MLflow run that made the encoder (`runs.open_run`).
+        run_id: the MLflow run that trained the encoder (`runs.open_run`).
         tags: further tags, such as the digests of corpus and tokenizer.
         evaluation: output of evaluate: model_card.md, scores.json, items.parquet. Missing files are left out.
 
@@ -75,7 +75,7 @@ def register(
             score_tags = {metric: repr(float(score)) for metric, score in metrics.items()}
             model_versions.create(client, name, source, run_id, {**tags, **score_tags, "digest": digest})
         version, *duplicates = model_versions.versions_of(client, name, digest)
-        for duplicate in duplicates:  # made by a request that was sent twice
+        for duplicate in duplicates:  # created by a request that was sent twice
             client.delete_model_version(name, duplicate.version)
         if GATE not in version.tags:
             client.set_registered_model_alias(name, CANDIDATE, version.version)
@@ -164,8 +164,8 @@ def load_encoder(source: str | Path, store: Path) -> Path:
     """Return a local Hugging Face directory for a directory, `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
 
     Raises:
-        InputError: there is no such model, or it holds something that is no encoder.
-        DataCorrupt: it is not what was trained or registered.
+        InputError: there is no such model, or its files are not an encoder.
+        DataCorrupt: the files are not those that were trained or registered.
         SignatureInvalid: it comes from the registry, a key for verification is set, and the signature does not fit.
         StorageUnavailable: MLflow does not answer.
     """

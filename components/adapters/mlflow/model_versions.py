@@ -32,7 +32,7 @@ MODEL = "model"
 EVALUATION = "evaluation"
 CARD = "model_card.md"
 MADE_AS = "made_as"
-"""Tag: kind and key of the artifact that the version was made from. A version with this tag has our manifest."""
+"""Tag: kind and key of the artifact from which the version was created. A version with this tag has our manifest."""
 CHAMPION = "champion"
 CANDIDATE = "candidate"
 GATE = "gate"
@@ -74,11 +74,13 @@ def digest_of(version: "ModelVersion") -> str:
     """Return the digest that a version was registered with.
 
     Raises:
-        InputError: the version was not made by `register`, so it has no digest.
+        InputError: the version was not created by `register`, so it has no digest.
     """
     digest = version.tags.get("digest")
     if not digest:
-        raise InputError(f"{version.name} version {version.version} has no tag digest: give one that `register` made")
+        raise InputError(
+            f"{version.name} version {version.version} has no tag digest: give a version that `register` created"
+        )
     return str(digest)
 
 
@@ -90,7 +92,7 @@ def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVe
 
 
 def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
-    """Return the digests and keys of the artifacts that registered versions were made from, as their tags tell.
+    """Return the digests and keys of the artifacts from which registered versions were created, from their tags.
 
     Args:
         aliases: include only versions with one of these aliases; default: all versions.
@@ -114,7 +116,7 @@ def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
                     source_artifacts.add(key)
     if unknown_aliases:
         alias = sorted(unknown_aliases)[0]
-        raise InputError(f"no registered model has the alias {alias!r}: look at the page of the registry")
+        raise InputError(f"no registered model has the alias {alias!r}: see the list of models in MLflow")
     return source_artifacts
 
 
@@ -209,7 +211,7 @@ def check(files: Path, version: "ModelVersion") -> None:
     Raises:
         DataCorrupt: the encoder is not the one that was registered.
         SignatureInvalid: a key for verification is set, and the signature does not fit.
-        InputError: the files are no encoder.
+        InputError: the files are not an encoder.
     """
     model = files / MODEL
     name = f"{version.name} version {version.version}"
@@ -220,6 +222,6 @@ def check(files: Path, version: "ModelVersion") -> None:
         registered = version.tags.get("digest", "nothing")
         if digest != registered:
             raise DataCorrupt(
-                f"{name} holds {digest[:19]}…, it was registered as {registered[:19]}…: take another version"
+                f"{name} contains {digest[:19]}…, but was registered as {registered[:19]}…: use another version"
             )
     directories.check_encoder(model)

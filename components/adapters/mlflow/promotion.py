@@ -42,6 +42,7 @@ class Decision(TypedDict, total=False):
     """The fields of the tag `DECISION` that are read back."""
 
     what: str
+    """The action: promoted, refused, rolled back, or champion again."""
     reason: str
     figures: dict[str, Any]
 
@@ -84,7 +85,7 @@ def promote_model(model: str, gate: Mapping[str, float], store: Path, to: str = 
             name, number, verdict = copies.run_on_server(target["uri"], _promote_copy, copied, gate, by_hand)
     else:
         if ":" in to or "/" in to:
-            raise InputError(f"{to!r}: give the NAME of a registered model, or a server with it, https://HOST/NAME")
+            raise InputError(f"{to!r}: give the NAME of a registered model, or https://HOST/NAME for another server")
         if to:
             version = copies.copy_within_server(client, version, to)
         name = version.name
@@ -136,7 +137,7 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
                 _check_files(client, version)
                 record(client, version, "promoted", verdict, champion)
                 if champion_of(client, name) != champion:  # moved by a process of another store, which has its own lock
-                    raise LeaseHeld(f"The champion of {name} changed during the comparison. Run the same again.")
+                    raise LeaseHeld(f"The champion of {name} changed during the comparison. Run the command again.")
                 client.set_registered_model_alias(name, CHAMPION, number)
             else:
                 record(client, version, "refused", verdict, champion)
@@ -190,11 +191,11 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
             raise InputError(f"{name} has no champion: promote a version instead")
         replaced_version = client.get_model_version(name, champion)
         if _read_decision(replaced_version).get("what") == ROLLED_BACK_TO:
-            logger.info("%s: version %s is champion by a rollback; promote another by hand instead", name, champion)
+            logger.info("%s: version %s became champion by a rollback: to change it, promote a version", name, champion)
             return int(champion)
         previous = replaced_version.tags.get(PREVIOUS)
         if not previous:
-            raise InputError(f"{name} version {champion} replaced no other: promote a version instead")
+            raise InputError(f"{name} version {champion} did not replace another version: promote a version instead")
         restored_version = client.get_model_version(name, previous)
         _check_files(client, restored_version)
         replaced_verdict = Verdict(False, f"rolled back to version {previous}: {reason}")

@@ -47,7 +47,7 @@ def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> s
         check_location(run.info.artifact_uri)
         if run.info.status != "RUNNING":  # the stage is retried, and MLflow accepts points only for an open run
             client.update_run(run_id, status="RUNNING")
-        for tag in {FAILED_STAGE, ERROR} & run.data.tags.keys():  # of the attempt before
+        for tag in {FAILED_STAGE, ERROR} & run.data.tags.keys():  # set by the previous attempt
             client.delete_tag(run_id, tag)
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     return run_id

@@ -54,13 +54,13 @@ def verify(model: Path, signature: Path, name: str) -> None:
     if not Path(key_path).is_file():
         raise InputError(f"{VERIFYING}={key_path}: no such file: give a public key (PEM)")
     if not signature.is_file():
-        raise SignatureInvalid(f"{name} is not signed: set {SIGNING} where models are registered, register it again")
+        raise SignatureInvalid(f"{name} is not signed: register it again with {SIGNING} set")
     from model_signing import verifying
 
     try:
         verifying.Config().use_elliptic_key_verifier(public_key=key_path).verify(model, signature)
     except Exception as error:  # the library has no common class for its errors about forged files
-        raise SignatureInvalid(f"{name}: {_shorten(error)}: it is not what was signed with {key_path}") from None
+        raise SignatureInvalid(f"{name} does not match its signature by {key_path}: {_shorten(error)}") from None
 
 
 def _shorten(error: Exception) -> str:

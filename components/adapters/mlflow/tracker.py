@@ -27,7 +27,7 @@ def open_run(key: str, name: str, store: str, local_store: Path, trial: Trial | 
         InputError: many machines share the store, and MLFLOW_TRACKING_URI names no server that they share, too.
     """
     if "://" in store and not os.environ.get("MLFLOW_TRACKING_URI"):
-        raise InputError(f"{store} is for many machines, MLflow's database in a file is not: set MLFLOW_TRACKING_URI")
+        raise InputError(f"{store} is shared by many machines, but an SQLite file is not: set MLFLOW_TRACKING_URI")
     tags = {runs.RUN_TAG: key, **runs.source_tags()}
     run_id = runs.open_run(_experiment_name(), name, tags, local_store)
     if trial:
@@ -57,7 +57,7 @@ def find_ablation(ablation: str, local_store: Path) -> "MlflowRun":
 
 
 class MlflowRun:
-    """A run of MLflow that stages report to. Whatever is logged twice is stored once."""
+    """A run of MLflow that stages report to. A value that is logged twice is stored once."""
 
     def __init__(self, run_id: str) -> None:
         self.id = run_id
@@ -86,7 +86,7 @@ class MlflowRun:
                 elif value != logged_values[name]:
                     raise ConfigMismatch(
                         f"MLflow run {self.id} has {name} = {logged_values[name]:.120}, not {value:.120}: "
-                        "set it back or start another run"
+                        "change it back, or start another run"
                     )
             self._client.log_batch(self.id, params=new_params)
 

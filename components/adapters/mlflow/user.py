@@ -27,8 +27,8 @@ PERMISSIONS = {
 }
 """Value of --may -> MLflow's permissions for experiments and for registered models.
 
-A promotion records its decision in the run that made the version. A registration may have to delete a version that a
-lost answer made twice.
+A promotion records its decision in the run that created the version. A registration may have to delete a duplicate
+version: if the answer to a request is lost, the request is repeated.
 """
 _ADMIN = "MLFLOW_AUTH_ADMIN_PASSWORD"
 
@@ -57,8 +57,8 @@ def ensure(server: str, user: str, password: str) -> None:
 def allow(server: str, user: str, experiment: str, model: str, may: str) -> None:
     """Grant a user permissions on an experiment and on a registered model; `*` stands for all.
 
-    The model of a user who may register is created here by the administrator. Otherwise the first training would
-    create it, and whoever creates a model has all permissions on it.
+    The administrator creates the model of a user who may register. Otherwise the first training would create it, and
+    the user who creates a model has all permissions on it.
 
     Args:
         server: URL of MLflow.
@@ -121,7 +121,7 @@ def _client(server: str) -> "AuthServiceClient":
 def main() -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description="Create a user of MLflow; the variables of MLflow name the user.")
-    parser.add_argument("--may", choices=PERMISSIONS, default="read", help="on the following two; default: read")
+    parser.add_argument("--may", choices=PERMISSIONS, default="read", help="on --experiment and --model; default: read")
     parser.add_argument("--experiment", help="by name, or * for all")
     parser.add_argument("--model", nargs="+", help="registered models, by name, or * for all")
     arguments = parser.parse_args()

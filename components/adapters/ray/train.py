@@ -6,6 +6,7 @@ or dies.
 """
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -28,7 +29,7 @@ _MAX_FAILURES = 3
 _GPU_SECONDS = 1800  # to wait for the GPU of a lost pod; Ray Train waits as long
 _ALL_WORKERS_SECONDS = 300.0  # to wait for all workers, if a training may continue with fewer
 _FEWER_WORKERS_SECONDS = 30.0  # to wait for each smaller number of workers
-_COLLECTIVE_SECONDS = 300  # for gradients; workers wait longer while the first one works alone (`distributed`)
+_COLLECTIVE_SECONDS = 300  # to sum gradients; workers wait longer while the first one works alone (`distributed`)
 
 
 def run(
@@ -47,8 +48,6 @@ def run(
     """
     os.environ.update({**environment.RAY, **os.environ})
     import ray
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     scratch = Path(tempfile.mkdtemp(prefix="infoxlm-ray-"))  # for Ray's temporary files
@@ -63,26 +62,9 @@ def run(
         is_cluster = bool(os.environ.get("RAY_ADDRESS"))
         if uses_gpus and not is_cluster:  # a cluster that has lost a pod gets its GPUs back
             num_workers = workers.limit_to_gpus(num_workers, gpu_count)
+        settings = {"train": train, "arguments": {"run": run, **arguments}}
+        fit = functools.partial(_fit, settings, run.name, scratch, uses_gpus)
         with workers.stopping_on_signals(run):  # again, since ray.init has set its own handler
-
-            def fit(count: int, max_failures: int) -> Any:
-                """Train with `count` workers, which Ray restarts at most `max_failures` times."""
-                return TorchTrainer(
-                    _work,
-                    train_loop_config={"train": train, "arguments": {"run": run, **arguments}},
-                    scaling_config=ScalingConfig(num_workers=count, use_gpu=uses_gpus),
-                    torch_config=TorchConfig(backend="nccl" if uses_gpus else "gloo", timeout_s=_COLLECTIVE_SECONDS),
-                    run_config=RunConfig(
-                        name=f"{run.name}-{secrets.token_hex(4)}",  # else Ray would continue an earlier attempt
-                        storage_path=str(scratch),
-                        failure_config=FailureConfig(
-                            max_failures=max_failures,
-                            max_preemption_failures=max_failures,
-                            controller_failure_limit=5,
-                        ),
-                    ),
-                ).fit()
-
             if 0 < min_workers < num_workers:
                 result = _fit_elastically(fit, num_workers, min_workers, "GPU" if uses_gpus else "CPU")
             else:
@@ -112,8 +94,31 @@ def translate_error(error: Exception, subject: str) -> InfoXLMError:
     return WorkerLost(f"{subject}: {type(error).__name__}: {shorten(str(error))}: run again to continue")
 
 
+def _fit(
+    settings: dict[str, Any], name: str, scratch: Path, uses_gpus: bool, num_workers: int, max_failures: int
+) -> Any:
+    """Call `_work(settings)` on `num_workers` workers, which Ray restarts at most `max_failures` times."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    run_config = RunConfig(
+        name=f"{name}-{secrets.token_hex(4)}",  # unique, because Ray would continue an earlier run of the same name
+        storage_path=str(scratch),
+        failure_config=FailureConfig(
+            max_failures=max_failures, max_preemption_failures=max_failures, controller_failure_limit=5
+        ),
+    )
+    return TorchTrainer(
+        _work,
+        train_loop_config=settings,
+        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=uses_gpus),
+        torch_config=TorchConfig(backend="nccl" if uses_gpus else "gloo", timeout_s=_COLLECTIVE_SECONDS),
+        run_config=run_config,
+    ).fit()
+
+
 def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_workers: int, resource: str) -> Any:
-    """Call `fit`; after a failure, call it again with as many workers as fit on the cluster.
+    """Call `fit`; after a failure, call it again with as many workers as the cluster has resources for.
 
     We do not use Ray Train's elasticity, because it stops a running training without saving a checkpoint first.
     """
@@ -133,7 +138,7 @@ def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_worke
 
 
 def _count_available_workers(num_workers: int, min_workers: int, resource: str) -> int:
-    """Return how many workers can start: all, if their resources come within minutes, else as many as fit now.
+    """Return how many workers can start: all if the cluster recovers within minutes, else as many as it can hold now.
 
     Raises:
         WorkerLost: fewer than `min_workers` can start.
@@ -161,7 +166,8 @@ def _count_available_workers(num_workers: int, min_workers: int, resource: str) 
             cannot_start_count = middle
     if can_start_count < min_workers:
         raise WorkerLost(
-            f"no place for {min_workers} workers (ray.min_workers), of {num_workers}: run again when nodes are back"
+            f"fewer than {min_workers} of {num_workers} workers can start (ray.min_workers): run again when nodes are "
+            "available"
         )
     return can_start_count
 
@@ -224,7 +230,7 @@ def _check_gpu() -> None:
 
 
 def _work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Run one Ray worker."""
+    """Configure the process of a Ray worker, and run the training in it."""
     import torch
     from ray import train as ray_train
     from ray.train.torch import get_device

@@ -29,7 +29,7 @@ def ensure(url: str) -> None:
     """
     bucket = url.removeprefix("s3://").rstrip("/")
     if not url.startswith("s3://") or not bucket or "/" in bucket:
-        raise InputError(f"{url!r} is no bucket: write s3://NAME")
+        raise InputError(f"{url!r} is not a bucket: write s3://NAME")
     with store.translate_errors(url) as client:
         existing_buckets = [description["Name"] for description in client.list_buckets()["Buckets"]]
         if bucket not in existing_buckets:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 LIMITS = {"attempts": 10, "connect_seconds": 5, "read_seconds": 60}
 QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
 """Limits of calls that must fail sooner than a lease expires (`lease.PATIENCE`)."""
-_MAX_DELETED = 1000  # S3 deletes at most so many objects per request
+_MAX_DELETED = 1000  # objects that S3 deletes in one request
 
 
 class S3Store:
@@ -42,7 +42,7 @@ class S3Store:
             answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
             size = answer["ContentLength"]
             if size > outside.MAX_JSON:
-                raise InputError(f"{self.uri}/{name} has {size:,} bytes, but should be a small file: remove it")
+                raise InputError(f"{self.uri}/{name} has {size:,} bytes, more than a small file may have: remove it")
             return answer["Body"].read(), answer["ETag"]
         return None
 
@@ -77,7 +77,7 @@ class S3Store:
                 if errors:
                     first = f"{errors[0].get('Key')} ({errors[0].get('Code')} {errors[0].get('Message', '')})"
                     message = f"{self.uri}: S3 refuses to delete {len(errors)} files, the first is {first}"
-                    raise InputError(f"{message}: check rights")
+                    raise InputError(f"{message}: check your rights")
 
     def entries(self, deep: bool = True) -> list[Entry]:
         prefix = self._list_request()["Prefix"]
@@ -191,7 +191,7 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
             raise StorageUnavailable(f"{uri}: S3 does not answer ({one_line(error)}): run again") from error
         status = _status(answer)
         if status < 500:
-            raise InputError(f"{uri}: S3 refuses ({one_line(answer)}): check name and rights") from error
+            raise InputError(f"{uri}: S3 refuses ({one_line(answer)}): check the name and your rights") from error
         raise StorageUnavailable(f"{uri}: S3 fails with status {status} ({one_line(answer)}): run again") from error
 
 
@@ -211,7 +211,7 @@ def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
         retries={"mode": "standard", "total_max_attempts": limits["attempts"]},
         connect_timeout=limits["connect_seconds"],
         read_timeout=limits["read_seconds"],
-        s3={"addressing_style": "path"} if uses_other_server else {},  # few servers but AWS have bucket names as hosts
+        s3={"addressing_style": "path"} if uses_other_server else {},  # most servers have no host name for each bucket
     )
     variables = dict(environment)
     region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or "us-east-1"

@@ -78,17 +78,21 @@ def _work(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> di
     signal.signal(signal.SIGINT, end_with_agent)
     level = logging.INFO if os.environ["RANK"] == "0" else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", force=True)
-    gpu = torch.cuda.is_available()
-    if gpu:
+    uses_gpu = torch.cuda.is_available()
+    if uses_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         torch.set_num_threads(1)  # one core per worker
-    attempt, rank, size = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
     agents_store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    # a prefix per attempt, because the store still has the addresses of dead workers
-    store = dist.PrefixStore(f"attempt {attempt}", agents_store)
-    backend = "nccl" if gpu else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_TIMEOUT)
+    # Use a prefix per attempt, because the store still has the addresses of dead workers.
+    store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", agents_store)
+    dist.init_process_group(
+        backend="nccl" if uses_gpu else "gloo",
+        store=store,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=_TIMEOUT,
+    )
     try:
         return workers.attempt(train, arguments)
     finally:

@@ -36,7 +36,7 @@ def url(request, tmp_path) -> str:
 
 
 def assert_held(url: str) -> None:
-    with pytest.raises(LeaseHeld, match="first is at work"), Lease(url, "second"):
+    with pytest.raises(LeaseHeld, match="first holds the lease"), Lease(url, "second"):
         pytest.fail("it was taken")
 
 

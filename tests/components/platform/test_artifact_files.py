@@ -51,7 +51,7 @@ def test_an_artifact_comes_back_as_it_was_sent_until_it_is_dropped(request, dire
     assert artifact_files.manifest(uri)["facts"] == {"lines": 3}
     artifact_files.drop(uri)
     assert artifact_files.manifest(uri) is None
-    with pytest.raises(InputError, match=rf"{uri} holds no manifest.json"):
+    with pytest.raises(InputError, match=rf"{uri} has no manifest.json"):
         artifact_files.pull(uri, tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
@@ -88,7 +88,7 @@ def test_an_account_that_may_not_write_is_told_so_and_not_to_try_again(bucket, d
     for name, value in s3.environment(os.environ["AWS_ENDPOINT_URL"], "reader").items():
         monkeypatch.setenv(name, value)
 
-    with pytest.raises(InputError, match=rf"{URL}: S3 refuses .*: check name and rights"):
+    with pytest.raises(InputError, match=rf"{URL}: S3 refuses .*: check the name and your rights"):
         artifact_files.push(directory, URL)
 
 

@@ -63,7 +63,7 @@ def test_a_reference_to_missing_or_changed_content_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("points", "steps"), [(1, 1), (150, 150), (151, 16), (242, 25), (1500, 150)])
 def test_a_suite_has_a_step_for_every_point_until_they_are_too_many(points, steps):
-    batches = parameters.split_points(range(points))
+    batches = parameters.split_trials(range(points))
 
     sizes = {len(batch) for batch in batches}
     assert len(batches) == steps and max(sizes) - min(sizes) <= 1
@@ -71,5 +71,7 @@ def test_a_suite_has_a_step_for_every_point_until_they_are_too_many(points, step
 
 
 def test_a_suite_that_argo_cannot_hold_is_refused():
-    with pytest.raises(ConfigError, match=r"1501 points need 151 steps, and Argo holds 150: submit one task at a time"):
-        parameters.split_points(range(1501))
+    with pytest.raises(
+        ConfigError, match=r"1501 trials need 151 steps, but Argo allows 150: submit one task at a time"
+    ):
+        parameters.split_trials(range(1501))

@@ -115,7 +115,7 @@ def test_a_model_that_is_not_what_its_manifest_says_is_refused_and_not_kept(buck
 
 @pytest.mark.slow
 def test_a_wrong_bucket_key_or_server_is_one_line(bucket, tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="s3://models/nothing holds no file"):
+    with pytest.raises(InputError, match="s3://models/nothing has no files"):
         sources.fetch_model("s3://models/nothing", tmp_path)
     with pytest.raises(InputError, match=r"s3://nowhere/x: S3 refuses .*NoSuchBucket"):
         sources.fetch_model("s3://nowhere/x", tmp_path)
@@ -286,7 +286,7 @@ def test_a_damaged_copy_of_data_is_fetched_again(bucket, questions, tmp_path, ca
 
     (found / file).write_bytes(b"x" * (found / file).stat().st_size)
     assert contents(sources.fetch_data("s3://models/mlqa", tmp_path / "store")) == contents(questions)
-    assert caplog.text.count("was changed after it was fetched") == 1
+    assert caplog.text.count("was changed after it was downloaded") == 1
 
     shutil.rmtree(tmp_path / "store/verified")  # as older code left it
     (found / file).write_bytes(b"y" * (found / file).stat().st_size)

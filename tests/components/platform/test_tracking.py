@@ -123,7 +123,7 @@ def test_without_a_tracker_the_curves_of_a_training_are_a_file(tmp_path, monkeyp
 def test_an_unknown_tracker_is_one_clear_line(monkeypatch):
     monkeypatch.setenv(tracking.VARIABLE, "paper")
 
-    with pytest.raises(ConfigError, match="INFOXLM_TRACKER: 'paper' is no tracker; known are mlflow, none"):
+    with pytest.raises(ConfigError, match="INFOXLM_TRACKER: 'paper' is not a tracker; known are mlflow, none"):
         tracking.open_run("store")
 
 

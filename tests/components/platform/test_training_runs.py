@@ -80,7 +80,7 @@ def test_another_run_of_the_pipeline_with_other_settings_is_another_training_and
     assert other != begun
     (told,) = caplog.messages
     assert told == (
-        f"{store}/runs/{begun} stays unfinished; this training differs: seed was 1, is 2. "
+        f"{store}/runs/{begun} is not continued, because this training differs: seed was 1, is 2. "
         f"To continue it anyway, set checkpoints.resume: {begun}"
     )
 

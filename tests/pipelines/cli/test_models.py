@@ -135,5 +135,5 @@ def test_a_registry_that_is_not_there_is_not_made(tmp_path, monkeypatch, command
 
     result = run(*command, "--store", str(tmp_path / "typo"))
 
-    assert result.exit_code == 2 and "has no database of MLflow" in result.stderr
+    assert result.exit_code == 2 and "has no MLflow database" in result.stderr
     assert not (tmp_path / "typo/mlflow.db").exists()

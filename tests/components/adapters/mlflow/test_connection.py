@@ -21,7 +21,7 @@ def test_a_server_that_is_gone_is_one_clear_line_without_its_password(store, mon
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:secret@127.0.0.1:{free_port()}")
     monkeypatch.setitem(environment.MLFLOW, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
-    with pytest.raises(StorageUnavailable, match=r"MLflow run demo: MLflow does not answer .* run the same again") as e:
+    with pytest.raises(StorageUnavailable, match=r"MLflow run demo: MLflow does not answer .* run again") as e:
         open_run(store)
 
     assert "secret" not in str(e.value) and "\n" not in str(e.value)
@@ -59,7 +59,7 @@ def upload_artifact(folder: Path) -> None:
     ("call", "status", "error", "words"),
     [
         (open_run, 500, InputError, r"MLflow fails with 500 \(.*too many 500 error.*\): see its log"),
-        (open_run, 503, StorageUnavailable, r"MLflow is not ready \(.*too many 503 error.*\): run the same again"),
+        (open_run, 503, StorageUnavailable, r"MLflow is not ready \(.*too many 503 error.*\): run again"),
         (upload_artifact, 500, StorageUnavailable, r"MLflow is not ready \(.*too many 500 error.*\): run the"),
     ],
 )
@@ -97,8 +97,8 @@ def test_a_server_that_accepts_and_never_answers_is_told_in_bounded_time(store, 
     [
         ("./mlruns", "is a folder, and MLflow no longer supports folders: set it to a server"),
         ("file:///tmp/mlruns", "is a folder, and MLflow no longer supports folders: set it to a server"),
-        ("sqlite:///:memory:", "names no file that the next stage would find: set it to sqlite"),
-        ("sqlite+pysqlite:///x.db", "names no file that the next stage would find: set it to sqlite"),
+        ("sqlite:///:memory:", "is not a file that later stages can open: set it to sqlite"),
+        ("sqlite+pysqlite:///x.db", "is not a file that later stages can open: set it to sqlite"),
         ("sqlite:////proc/nothing/mlflow.db", "/proc/nothing cannot be created"),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_database_that_cannot_be_one_is_refused_at_once(store, tmp_path, monke
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
-        ("UPDATE alembic_version SET version_num = 'later'", "the tables are those of another version of MLflow"),
+        ("UPDATE alembic_version SET version_num = 'later'", "the tables were created by another version of MLflow"),
         ("ALTER TABLE experiments RENAME COLUMN workspace TO x", "MLflow's database cannot be used .*: restore it"),
     ],
     ids=["later", "other"],

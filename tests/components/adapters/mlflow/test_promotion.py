@@ -155,7 +155,7 @@ def test_a_champion_that_changes_during_the_comparison_is_no_longer_replaced(bet
 
 
 def test_a_rollback_brings_the_previous_champion_back_once(better, store):
-    with pytest.raises(InputError, match="version 1 replaced no other"):
+    with pytest.raises(InputError, match="version 1 did not replace another version"):
         promotion.roll_back(better, "tiny", "why not")
     promotion.promote_model("models:/tiny/2", GATE, store)
 

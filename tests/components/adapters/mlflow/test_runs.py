@@ -80,7 +80,7 @@ def test_nested_settings_become_parameters_and_may_be_logged_twice(store):
     assert params["corpora.0.name"] == "a"
     assert len(params["long"]) == 6000
     assert len(params) == 4 + 1 + 150
-    with pytest.raises(ConfigMismatch, match=r"pretraining\.seed = 1, not 2: set it back"):
+    with pytest.raises(ConfigMismatch, match=r"pretraining\.seed = 1, not 2: change it back"):
         MlflowRun(run_id).log_params({"pretraining": {"seed": 2}})
 
 

@@ -24,7 +24,7 @@ def test_a_run_has_a_page_only_if_a_server_shows_it_and_no_password_is_in_its_ad
 def test_a_store_for_many_machines_needs_a_server(monkeypatch, tmp_path):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
-    with pytest.raises(InputError, match=r"s3://b/store is for many machines.* set MLFLOW_TRACKING_URI"):
+    with pytest.raises(InputError, match=r"s3://b/store is shared by many machines.* set MLFLOW_TRACKING_URI"):
         tracker.open_run("toy-1", "toy", "s3://b/store", tmp_path, None)
 
     assert not (tmp_path / "mlflow.db").exists()

@@ -9,7 +9,7 @@ from infoxlm_core.errors import InputError
 
 @pytest.mark.parametrize("url", ["", "infoxlm", "s3://", "s3://infoxlm/store"])
 def test_what_is_no_bucket_is_refused_before_anybody_is_asked(url):
-    with pytest.raises(InputError, match="is no bucket: write s3://NAME"):
+    with pytest.raises(InputError, match="is not a bucket: write s3://NAME"):
         buckets.ensure(url)
 
 
