@@ -152,7 +152,7 @@ class TrainingDiverged(InfoXLMError):
 
 
 class Cancelled(InfoXLMError):
-    """Somebody has cancelled the run."""
+    """A user has cancelled the run."""
 
     exit_code = 6
 
@@ -184,7 +184,7 @@ class StorageFull(TryAgain):
 
 
 class StorageUnavailable(TryAgain):
-    """A server does not answer, or fails with a status that may pass."""
+    """A server does not answer, or fails with a status that may be temporary."""
 
 
 class ResourcesUnavailable(TryAgain):

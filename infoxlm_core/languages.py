@@ -112,7 +112,7 @@ def choose(available: Collection[str], requested: str | Iterable[str], where: st
     if isinstance(requested, str):
         languages = list(GROUPS[requested])
     else:
-        languages = list(dict.fromkeys(two_letters(code) for code in requested))  # each language once
+        languages = list(dict.fromkeys(two_letters(code) for code in requested))  # without duplicates
     missing = [language for language in languages if language not in code_of_language]
     if missing:
         missing_codes = ", ".join(missing)

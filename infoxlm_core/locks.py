@@ -28,4 +28,4 @@ def acquire(path: Path | str, timeout: float = -1, poll_interval: float = 0.05) 
     except OSError as error:
         if error.errno != errno.ENOSYS:
             raise
-        raise InputError(f"{path}: this file system cannot lock files (flock): use a directory on another") from error
+        raise InputError(f"{path}: this file system cannot lock files (flock): use a local directory") from error

@@ -120,7 +120,7 @@ def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
 
 def load(directory: Path) -> dict[str, Any]:
     """Return the manifest of an artifact without comparing the files; DataCorrupt if it is not valid."""
-    return outside.read_json(directory / NAME, Manifest, "make or copy it again", DataCorrupt)
+    return outside.read_json(directory / NAME, Manifest, "build or copy the artifact again", DataCorrupt)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

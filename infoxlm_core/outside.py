@@ -34,18 +34,18 @@ _REMEDIES = {
     errno.EPERM: "change its permissions, or give another path",
     errno.EROFS: "give a path that can be written",
     errno.ENAMETOOLONG: "give a shorter name",
-    errno.ELOOP: "the symbolic link points to itself: give another path",
-    errno.ENOTDIR: "a parent of the path is a file: give another path",
-    errno.EISDIR: "it is a folder: move it elsewhere",
-    errno.EEXIST: "the path exists: give another path",
+    errno.ELOOP: "give a path whose symbolic links form no loop",
+    errno.ENOTDIR: "give a path whose parents are folders",
+    errno.EISDIR: "move this folder to another place",
+    errno.EEXIST: "give another path",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the limit of open files (ulimit -n)",
-    errno.EPIPE: "the reader of the output has ended: let it read to the end",
+    errno.EPIPE: "let the program that reads the output read to the end",
 }
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error reports a full disk. Libraries wrap the system's message in errors of their own."""
+    """Return whether an error reports a full disk; libraries quote the system's message in errors of other classes."""
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return True
     messages = ("No space left", "Disk quota exceeded", "os error 28", "os error 122", "database or disk is full")
@@ -53,7 +53,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether an error is a panic of a Rust library, which is no Exception and whose class is not importable."""
+    """Return whether an error is a panic of a Rust library: a BaseException whose class cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 
@@ -67,17 +67,17 @@ def translate_error(error: BaseException, where: object = "") -> InfoXLMError | 
     message = " ".join(str(error).split())[:300]
     if is_full(error):
         path = getattr(error, "filename", None) or where or "the disk"
-        return StorageFull(f"{path}: no space left ({message}): free some, then run again")
+        return StorageFull(f"{path}: no space left ({message}): free some space, then run again")
     if is_panic(error):
         source = where or "the input"
-        return InputError(f"{source}: the tokenizer fails on it ({message}): copy the tokenizer again")
+        return InputError(f"{source}: the tokenizer fails ({message}): copy the tokenizer again")
     if not isinstance(error, OSError) or error.errno is None:
         return None
     path = str(error.filename or where or "a file")
     if len(path) > 200:
         path = f"{path[:200]}…"
     if error.errno in _TEMPORARY:
-        return StorageUnavailable(f"{path}: the storage fails ({error.strerror}): run again when it works")
+        return StorageUnavailable(f"{path}: the storage fails ({error.strerror}): repair it, then run again")
     if error.errno in _REMEDIES:
         return InputError(f"{path}: {error.strerror}: {_REMEDIES[error.errno]}")
     return None
@@ -130,7 +130,9 @@ def read_bytes(path: Path, limit: int) -> bytes:
             raise InputError(f"{path} has {size:,} bytes, more than {limit:,}: give a smaller file")
         return path.read_bytes()
     except OSError as error:
-        raise translate_error(error, path) or InputError(f"{path} cannot be read ({error}): give another") from None
+        raise translate_error(error, path) or InputError(
+            f"{path} cannot be read ({error}): give another file"
+        ) from None
 
 
 def read_text(path: Path, limit: int) -> str:
@@ -146,7 +148,7 @@ def decode(content: bytes, source: str) -> str:
         content = error.object  # without the byte order mark
         line = content.count(b"\n", 0, error.start) + 1
         column = error.start - content.rfind(b"\n", 0, error.start)
-        raise EncodingError(f"{source}:{line}:{column}: not UTF-8 from this byte on: convert it") from None
+        raise EncodingError(f"{source}:{line}:{column}: not UTF-8 from this byte on: convert the file") from None
 
 
 @functools.cache

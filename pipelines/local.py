@@ -46,7 +46,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
     """
     if launcher:
         os.environ[launchers.VARIABLE] = launcher
-    # An unknown launcher or tracker is reported here, before anything runs.
+    # Both calls raise ConfigError for an unknown name, before the first step starts.
     launchers.local_launcher()
     tracking.tracker()
     store = str(store).rstrip("/")
@@ -125,10 +125,7 @@ def _read_identity(store: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interruptible_loops() -> Iterator[None]:
-    """Make Ctrl-C, SIGTERM and SIGHUP also prevent loop items from starting.
-
-    KFP would otherwise start the remaining items of a loop and wait for them.
-    """
+    """Make Ctrl-C, SIGTERM and SIGHUP stop a loop: KFP would otherwise run all its remaining items first."""
     interpreter_directory = Path(sys.executable).parent
     path = f"{interpreter_directory}:{os.environ.get('PATH', '')}"  # KFP starts steps with `python3`
 
@@ -138,7 +135,7 @@ def _interruptible_loops() -> Iterator[None]:
 
     os.environ["PATH"] = path
     signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP, and a run under it goes on
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a run under `nohup` must continue
         signals.append(signal.SIGHUP)
     previous_handlers = {number: signal.signal(number, stop) for number in signals}
     try:
@@ -149,7 +146,7 @@ def _interruptible_loops() -> Iterator[None]:
         os.environ["PATH"] = path
 
 
-# Lines of KFP and Ray that say nothing about the training.
+# Lines of KFP and Ray that are not about the training.
 _NOISE = re.compile(
     r"\[KFP Executor|.*Wrote executor output file|\w+: (Metrics|Dataset|Model|HTML|Markdown|Artifact)\("
     r"|uri=|metadata=\{"
@@ -161,6 +158,7 @@ _NOISE = re.compile(
 _WORKER_PREFIX = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
 
 _BEFORE_JSON = -1
+"""Value of `json_depth` between the line that announces KFP's JSON and the first brace."""
 
 
 class QuietOutput(io.TextIOBase):
@@ -259,5 +257,5 @@ def _end(store: str, local_store: Path, identity: dict[str, Any], ending: Ending
     try:
         tracking.end_unfinished(store, ending)
     except errors.InfoXLMError as error:
-        # A warning suffices: the error of the run itself, which the caller raises next, matters more to the user.
+        # Do not raise: the error of the run itself, which the caller raises next, matters more to the user.
         logger.warning("the end of the run could not be reported to the tracker: %s", error)

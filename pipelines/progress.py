@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from components.platform.parameters import MAX_LOOP_STEPS
 
 _EXECUTOR = "executor"  # Kubeflow's name of the node whose children are the attempts of a step
-_MINUTES_BETWEEN_REMINDERS = 5
+_MINUTES_BETWEEN_REMINDERS = 5  # pulling a large image takes a few minutes, which is no reason for a message
 _PENDING_ADVICE = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
 _MESSAGES = {"RUNNING": "started", "SUCCEEDED": "succeeded", "FAILED": "failed"}
 
@@ -135,7 +135,7 @@ class Progress:
         return [f"{steps}: a pod is still pending after {minutes} min: {_PENDING_ADVICE}"]
 
     def _find_label(self, children: Sequence[str]) -> str:
-        """Return the label of the step whose executor node, or whose first attempt, is a child; empty if none is."""
+        """Return the label of the step whose executor node or first attempt is a child; empty if there is none."""
         if children and not self._label_of_attempt:
             workflow = children[0].rpartition("-")[0]
             for step in find_steps(self._spec, workflow, self._iterations):

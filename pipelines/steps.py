@@ -22,8 +22,10 @@ pipeline_task.inspect = SimpleNamespace(stack=functools.partial(inspect.stack, c
 
 ENVIRONMENT = "infoxlm-environment"
 """Name of the ConfigMap with the addresses of S3 and MLflow."""
-STORE_KEYS, MLFLOW_LOGIN, REGISTRY_LOGIN = "infoxlm-store", "infoxlm-mlflow", "infoxlm-registry"
-"""Names of optional Secrets; pods with a web identity need none of them."""
+# Names of optional Secrets. Pods with a web identity need none of them.
+STORE_KEYS = "infoxlm-store"
+MLFLOW_LOGIN = "infoxlm-mlflow"
+REGISTRY_LOGIN = "infoxlm-registry"
 
 # Keys of the ConfigMap, and the environment variables that they become.
 _CONFIG_VARIABLES = (
@@ -51,7 +53,7 @@ LIMITS = dsl.PipelineConfig(
     ttl_seconds_after_success=_WEEK_SECONDS,
     ttl_seconds_after_failure=_WEEK_SECONDS,
 )
-"""When Kubeflow terminates a run, and when it deletes the pods of a finished run. Results are kept after both."""
+"""Times after which Kubeflow terminates a run, and deletes the pods of a finished run. Results are kept after both."""
 
 
 def configure(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
@@ -72,7 +74,7 @@ def configure(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
         _use_secret(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         _use_secret(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
-        # Argo stops retrying this long after the start of the first attempt; the default is an hour
+        # Argo retries only within `backoff_max_duration` of the first attempt; the default is an hour.
         task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{MAX_RUN_SECONDS}s")
 
 
@@ -95,7 +97,7 @@ def give_gpus(task: dsl.PipelineTask) -> None:
     pool = Pool()
     _request_cpu_and_memory(task, pool)
     task.set_accelerator_type(pool.accelerator).set_accelerator_limit(pool.gpus)
-    # NCCL needs a /dev/shm of more than the usual 64 MB
+    # NCCL needs more shared memory than the usual 64 MB.
     kubernetes.empty_dir_mount(task, "dev-shm", "/dev/shm", medium="Memory", size_limit="8Gi")  # noqa: S108 - the pod's own
 
 

@@ -33,7 +33,7 @@ _FORM_ADVICE = (
     " describe all fields."
 )
 _POLL_SECONDS = 10.0
-_SECONDS_BETWEEN_RUNS = 60.0
+_SECONDS_BETWEEN_RUNS = 60.0  # a storage or a node that failed may need a minute to recover
 _MAX_SECONDS_WITHOUT_SERVER = 3600
 _HOST = re.compile(r"(https?://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
 _END_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
@@ -86,7 +86,7 @@ def read_for_cluster(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any
 
 
 def _resources(amounts: Pool | Steps) -> dict[str, Any]:
-    """Return CPU and memory as a container of a compiled pipeline states them; requests are equal to limits."""
+    """Return CPU and memory in the format of a compiled pipeline, with requests equal to limits."""
     return {
         "resourceCpuLimit": amounts.cpu,
         "resourceCpuRequest": amounts.cpu,
@@ -135,7 +135,7 @@ def connect(host: str, namespace: str = "") -> Any:
     from kfp import client as kfp
 
     class Client(kfp.Client):
-        # KFP's method retries for 30 s with tracebacks, accepts a login page, and drops the version
+        # KFP's own method retries for 30 s with tracebacks, accepts a login page, and drops the version.
         def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:  # noqa: ARG002 - KFP passes it
             answer = self._healthz_api.healthz_service_get_healthz(_preload_content=False)
             return _check_health(host, answer.data)
@@ -162,8 +162,8 @@ def _check_health(host: str, answer: bytes) -> Any:
         multi_user = health["multi_user"]
     except (ValueError, TypeError, KeyError):
         raise InputError(
-            f"{host} does not answer as Kubeflow Pipelines does: if it shows a login page, put a token into "
-            "KF_PIPELINES_TOKEN, else check --host"
+            f"{host} is not the API of Kubeflow Pipelines: if it is a login page, set KF_PIPELINES_TOKEN to a token; "
+            "otherwise check --host"
         ) from None
     tag = str(health.get("tag_name", ""))
     version = re.match(r"v?(\d+)\.(\d+)", tag)  # a development build has another tag and is accepted
@@ -238,7 +238,7 @@ def follow(client: Any, host: str, run_id: str, progress: Progress, print_line: 
         print_line: receives each line of the progress report.
 
     Returns:
-        SUCCEEDED, FAILED, SKIPPED, or CANCELED if somebody has terminated the run.
+        SUCCEEDED, FAILED, SKIPPED, or CANCELED if a user has terminated the run.
 
     Raises:
         StorageUnavailable: the server has not answered for an hour.
@@ -285,7 +285,7 @@ def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], No
 
 
 def _state_of(run: Any) -> str:
-    """Return the state of a run. Kubeflow 2.17 ends a terminated run as FAILED, and only its history shows why."""
+    """Return the state of a run: CANCELED also if Kubeflow 2.17 reports FAILED after the run was terminated."""
     past_states = {change.state for change in run.state_history or ()}
     if run.state == "FAILED" and "CANCELING" in past_states:
         return "CANCELED"
@@ -295,11 +295,11 @@ def _state_of(run: Any) -> str:
 def run_to_end(client: Any, host: str, submission: Submission, print_line: Callable[[str], None]) -> None:
     """Start a run, follow it to its end and print its summary; resubmit it after a temporary failure.
 
-    A run is resubmitted up to `submit_again` times, but never if somebody has cancelled it. Artifacts are addressed by
-    content, so a resubmitted run resumes where the last one ended.
+    A run is resubmitted up to `submit_again` times, but never after a user has cancelled it. Artifacts are addressed
+    by content, so a resubmitted run resumes where the last one ended.
 
     Raises:
-        the errors of `create`, `follow` and `read_run_error`.
+        InfoXLMError: the errors of `create` and `follow`, and the error that `read_run_error` returns.
     """
     spec, _ = read_compiled(submission.pipeline)
     store = submission.cluster.store
@@ -324,7 +324,7 @@ def run_to_end(client: Any, host: str, submission: Submission, print_line: Calla
 
 
 def _print_summary(store: str, run_id: str, print_line: Callable[[str], None]) -> None:
-    """Print the summary that the last step of a run has written to the store, if it has and the store is reachable."""
+    """Print the summary that the last step of a run wrote to the store; print a note if the store does not answer."""
     from components.platform import runtime
 
     try:

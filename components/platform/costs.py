@@ -22,7 +22,8 @@ from components.platform import artifacts
 from infoxlm_core import outside
 from infoxlm_core.errors import DataCorrupt, InfoXLMError
 
-GPU, CPU = "gpu", "cpu"
+GPU = "gpu"
+CPU = "cpu"
 _ALL = "all"
 
 

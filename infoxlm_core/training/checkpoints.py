@@ -69,8 +69,9 @@ def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spaci
         names: names of all checkpoints.
         keep: number of newest checkpoints to keep.
         bad: names of checkpoints that are known to be damaged.
-        spacing: if not 0, rewind targets at multiples of it stay as well: the two newest that precede the newest
-            checkpoint by `guard.DISTANCE` steps, as training may diverge again after a rewind, and all newer targets.
+        spacing: if not 0, checkpoints at multiples of it are rewind targets. Two targets that precede the newest
+            checkpoint by at least `guard.DISTANCE` steps are kept, because training may diverge again after a rewind.
+            All later targets are kept, too.
     """
     newest_first = sorted(names, reverse=True)
     valid_names = [name for name in newest_first if name not in bad]
@@ -137,7 +138,7 @@ class RemoteCheckpoints(Protocol):
         """Return whether a checkpoint was ever uploaded."""
 
     def asked_to_stop(self) -> bool:
-        """Return without waiting whether someone requested the run to save and stop."""
+        """Return without waiting whether the run was requested to save and stop."""
 
     def forget_request(self) -> None:
         """Delete the request to stop."""
@@ -148,7 +149,7 @@ class Checkpoints:
 
     Args:
         directory: directory of the run; created if missing.
-        fingerprint: a checkpoint must match it; see `Fingerprint.check`.
+        fingerprint: every loaded checkpoint must match it; see `Fingerprint.check`.
         every: steps between two checkpoints.
         keep: number of newest valid checkpoints to keep.
         remote: shared storage of the checkpoints; None if all machines share `directory`.
@@ -205,7 +206,7 @@ class Checkpoints:
                         logger.error("a checkpoint could not be saved: %s", error)
 
     def asked_to_stop(self) -> bool:
-        """Return without waiting whether someone requested the run to save and stop."""
+        """Return without waiting whether the run was requested to save and stop."""
         return (self.directory / "stop").exists() or bool(self.remote and self.remote.asked_to_stop())
 
     def forget_request(self) -> None:
@@ -226,12 +227,12 @@ class Checkpoints:
         """Return without waiting whether the pending save has failed."""
         return self._pending_save.done() and self._pending_save.exception() is not None
 
-    def save(self, checkpoint: Checkpoint, last: bool = False) -> None:
+    def save(self, checkpoint: Checkpoint, is_last: bool = False) -> None:
         """Write a checkpoint completely or not at all, upload it, then delete bad and outdated ones.
 
         Args:
-            checkpoint: to write.
-            last: this is the last save of the process, so its upload must succeed.
+            checkpoint: the checkpoint to write.
+            is_last: whether this is the last save of the process, so that its upload must succeed.
 
         Raises:
             StorageUnavailable: the last upload, or several consecutive ones, failed.
@@ -249,13 +250,13 @@ class Checkpoints:
             manifests.sync_file(self.directory)
             manifests.write_atomically(self.directory / "saved.json", json.dumps({"step": checkpoint.step}))
         bad = self._bad - {name}
-        if self._upload(final, bad, last):
+        if self._upload(final, bad, is_last):
             self._bad = bad
             logger.info("saved checkpoint %s", final)
         self._delete_outdated(bad)
 
     def _delete_outdated(self, bad: set[str]) -> None:
-        """Delete the local checkpoints of `select_outdated`; first add partly deleted ones to the bad ones."""
+        """Delete the local checkpoints that `select_outdated` names; partly deleted checkpoints count as bad."""
         names = []
         for _, path in list_checkpoints(self.directory):
             names.append(path.name)
@@ -281,8 +282,11 @@ class Checkpoints:
         (directory / manifests.NAME).unlink(missing_ok=True)
         shutil.rmtree(directory, ignore_errors=True)
 
-    def _upload(self, directory: Path, bad: set[str], last: bool) -> bool:
-        """Upload a checkpoint if there is remote storage; return False if that failed. A few failures are tolerated."""
+    def _upload(self, directory: Path, bad: set[str], is_last: bool) -> bool:
+        """Upload a checkpoint if there is remote storage; return False if that failed.
+
+        A few failures are tolerated, unless this is the last save of the process.
+        """
         if not self.remote:
             return True
         try:
@@ -293,7 +297,7 @@ class Checkpoints:
                 "checkpoint %s was not uploaded (attempt %d of %d): %s",
                 directory.name, self._failed_uploads, MAX_FAILED_UPLOADS, error,
             )  # fmt: skip
-            if last or self._failed_uploads >= MAX_FAILED_UPLOADS:
+            if is_last or self._failed_uploads >= MAX_FAILED_UPLOADS:
                 raise
             return False
         self._failed_uploads = 0
@@ -309,7 +313,7 @@ class Checkpoints:
         candidates = self._candidates()
         checkpoint, problems = self._load_first_valid(candidates)
         if checkpoint is not None:
-            # Newer ones are damaged or were never uploaded. Delete them only once a newer valid checkpoint exists.
+            # Newer checkpoints are damaged or were never uploaded. `save` deletes them after the next valid one exists.
             all_checkpoints = candidates + list_checkpoints(self.directory)
             self._bad = {path.name for step, path in all_checkpoints if step > checkpoint.step}
             if self.remote:
@@ -322,7 +326,7 @@ class Checkpoints:
             reasons = "; ".join(problems) if problems else "none is left"
             raise NoValidCheckpoint(
                 f"{self.directory}: this run has saved before, but no checkpoint is valid ({reasons}): "
-                "restore one, or delete the directory to start over"
+                "restore a checkpoint, or delete the directory to start over"
             )
         return None
 
@@ -344,7 +348,7 @@ class Checkpoints:
         all_checkpoints = {*candidates, *list_checkpoints(self.directory)}
         # An interruption here does no harm: the restarted training diverges again and repeats this rewind.
         for saved_step, path in sorted(all_checkpoints, reverse=True):
-            if saved_step > checkpoint.step:  # a restart would resume from it and use the skipped data
+            if saved_step > checkpoint.step:  # a restarted process would resume from it and use the skipped data
                 if self.remote:
                     self.remote.drop(path.name)
                 self._delete(path)
@@ -373,7 +377,7 @@ class Checkpoints:
         return None, problems
 
     def _candidates(self) -> list[tuple[int, Path]]:
-        """Return steps and local directories of all checkpoints, newest first; a directory may not exist here yet."""
+        """Return steps and local directories of all checkpoints, newest first; some may not be downloaded yet."""
         if self.remote is None:
             return list_checkpoints(self.directory)
         candidates = []
@@ -384,7 +388,7 @@ class Checkpoints:
         return sorted(candidates, reverse=True)
 
     def _verify(self, path: Path) -> None:
-        """Hash a checkpoint; download it if it is remote and missing or damaged here."""
+        """Hash a checkpoint; download it first if there is remote storage and the local copy is missing or damaged."""
         try:
             manifests.read(path, "checkpoint", producer="pretrain")
         except InfoXLMError:
@@ -395,7 +399,7 @@ class Checkpoints:
 
 
 def _replace_copy(source: Path, target: Path) -> None:
-    """Replace a target by a copy of a file, or by a directory of links to the source's files; delete it if missing."""
+    """Replace a target by a copy of a file, or by a folder of links to the files of a folder; no source: delete it."""
     if target.is_dir():
         shutil.rmtree(target, ignore_errors=True)
     else:

@@ -1,7 +1,6 @@
 """Collective operations of the workers of one training; without a process group, there is one worker."""
 
 import functools
-import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -38,7 +37,7 @@ def device() -> torch.device:
 
 
 def describe() -> dict[str, object]:
-    """Return what may change the last bits of a result: threads of a worker, number of workers, kind of device."""
+    """Return the settings that may change the last bits of a result: threads, workers and kind of device."""
     return {"threads": torch.get_num_threads(), "workers": world_size(), "device": device().type}
 
 
@@ -51,8 +50,13 @@ def shares(virtual_shards: int) -> list[range]:
     if virtual_shards < world_size():
         raise ConfigError(f"{world_size()} workers must not exceed batches.virtual_shards ({virtual_shards})")
     size, remainder = divmod(virtual_shards, world_size())
-    edges = [worker * size + min(worker, remainder) for worker in range(world_size() + 1)]
-    return list(itertools.starmap(range, itertools.pairwise(edges)))
+    ranges = []
+    start = 0
+    for worker in range(world_size()):
+        end = start + size + int(worker < remainder)  # the first `remainder` workers have one more
+        ranges.append(range(start, end))
+        start = end
+    return ranges
 
 
 def my_share(virtual_shards: int) -> range:
@@ -144,7 +148,7 @@ def checksum(tensor: Tensor, chunk: int = CHECKSUM_CHUNK) -> Tensor:
 
 
 def on_first(action: Callable[[], T]) -> T | None:
-    """Run an action on the first worker while the others wait; return its result there, and None elsewhere.
+    """Run an action on the first worker while the others wait; return its result on that worker, None on the others.
 
     An InfoXLMError of the action is raised on all workers.
     """
@@ -213,7 +217,9 @@ def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:
     """Return complete tensors on the first worker's CPU, and nothing on the others; all workers must call this.
 
-    `copy`: also copy tensors that are already on the CPU.
+    Args:
+        tensors: tensors by name, which may be shards.
+        copy: also copy tensors that are already on the CPU.
     """
     gathered = {}
     for name, tensor in tensors.items():
@@ -234,7 +240,7 @@ def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:
-    """Copy a tensor of a GPU without waiting into pinned memory, or to plain memory if the host allows no more."""
+    """Copy a tensor of a GPU into pinned memory without waiting; into plain memory if the host has no pinned memory."""
     try:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     except RuntimeError:

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class MicroBatch(Protocol):
-    """The input of one forward pass; only its learner knows more of it."""
+    """The input of one forward pass. Only the learner that creates it uses its other fields."""
 
     @property
     def counts(self) -> Mapping[str, float]:
@@ -28,9 +28,8 @@ class LossWeights:
     """The enabled objectives and their weights: L = sum of weight * summed loss / divisor."""
 
     by_name: Mapping[str, float]
-    divide: Literal["mean", "count"] = (
-        "mean"  # mean: by the objective's own targets · count: by the targets of all objectives
-    )
+    divide: Literal["mean", "count"] = "mean"
+    """Divisor of a loss. mean: the targets of its objective; count: the targets of all objectives."""
 
     def divisors(self, counts: Mapping[str, float]) -> dict[str, float]:
         """Return the divisor of each objective's summed loss, from the targets in the whole global batch."""
@@ -61,21 +60,23 @@ class Learner:
         return ""
 
     def losses(self, batch: Any, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss to differentiate and sums without gradient.
+        """Return the loss to differentiate, and sums without gradient.
 
-        The loss is the sum of each objective's summed loss times its scale. The sums are each objective's summed loss
-        by its name, and others, scalars or vectors, for `statistics`; they stay on the device.
+        The loss is the sum over objectives of summed loss times scale. The sums are the summed loss of each objective
+        by its name, and other scalars or vectors for `statistics`. They stay on the device.
         """
         raise NotImplementedError
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
-        """Return points of the curves, computed from the sums and counts of all workers."""
+        """Return further metrics of a step, computed from the sums and counts of all workers."""
         return {}
 
     def after_step(self, step: int, good: bool = True) -> None:
-        """Update state that is no parameter after `step` steps; called with 0 when a run starts, not on resume.
+        """Update the state that is not a parameter, such as a key encoder.
 
-        `good`: the last step changed the weights.
+        Args:
+            step: steps taken so far; 0 when a run starts, and not called when it resumes.
+            good: whether the last step changed the weights.
         """
 
     def state(self) -> dict[str, Tensor]:

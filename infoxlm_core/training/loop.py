@@ -41,13 +41,13 @@ def train(
     """Train to the last step, from the newest valid checkpoint if there is one; all workers call this.
 
     Args:
-        learner: what is trained.
+        learner: the model with its data and losses.
         config: the optimizer and the number of steps.
-        checkpoints: the run's checkpoints; the first worker saves.
-        tracker: receives the curves; the first worker writes.
+        checkpoints: the run's checkpoints, which the first worker saves.
+        tracker: receives the curves from the first worker.
         log_every: steps between two points of the curves.
         observe: returns the evaluations due after a step, such as scores on held-out text.
-        guard: how bad steps are handled.
+        guard: limits of bad steps and of rewinds.
 
     Returns:
         The metrics of the last step.
@@ -76,9 +76,7 @@ def train(
         while progress.step < config.steps:
             # The CPU prepares the next step's batches while this step computes.
             stop_requested = is_first_worker and (checkpoints.asked_to_stop() or checkpoints.save_has_failed())
-            wait_started = time.monotonic()
-            batches = next_batches.result()
-            seconds_waited = time.monotonic() - wait_started
+            batches, seconds_waited = _wait_for(next_batches)
             if progress.step + 1 < config.steps:
                 next_batches = prepare_batches(progress.step + 1)
             metrics, is_stopping = train_step(learner, optimizer, config, progress, batches, stop_requested)
@@ -117,6 +115,13 @@ def train(
     return metrics
 
 
+def _wait_for(batches: Future[Sequence[MicroBatch]]) -> tuple[Sequence[MicroBatch], float]:
+    """Wait until batches are prepared; return them and the seconds of waiting."""
+    start_time = time.monotonic()
+    prepared_batches = batches.result()
+    return prepared_batches, time.monotonic() - start_time
+
+
 @dataclass
 class _Run:
     """One run of the training loop: resumes from, saves and rewinds to checkpoints. All workers call each method."""
@@ -129,7 +134,7 @@ class _Run:
 
     def resume(self) -> dict[str, float]:
         """Restore the newest checkpoint, if there is one; return the metrics of its step."""
-        # The first worker chooses it, since the others may not see the same disk.
+        # The first worker chooses the checkpoint, because the others may not see the same disk.
         checkpoint = distributed.on_first(self.checkpoints.load_newest)
         metrics = restore(checkpoint, self.learner, self.optimizer, self.progress)
         if metrics is None:
@@ -143,7 +148,7 @@ class _Run:
         """Restore a checkpoint from before the bad steps and skip the data since then.
 
         Raises:
-            TrainingDiverged: `max_rewinds` rewinds were made before, or there is no such checkpoint.
+            TrainingDiverged: the run was rewound `max_rewinds` times before, or there is no such checkpoint.
         """
         step = self.progress.step
         guard = self.progress.guard  # `restore` replaces it by that of the checkpoint
@@ -173,8 +178,8 @@ class _Run:
         """Save a checkpoint with the metrics of its step, after comparing the workers.
 
         Args:
-            metrics: of the step.
-            is_last_save: this process saves nothing later, so it must wait until the checkpoint is written.
+            metrics: metrics of the step.
+            is_last_save: whether this process saves nothing later, so that it must wait until the file is written.
         """
         distributed.on_first(self.checkpoints.finish_save)
         self.compare_workers()

@@ -33,7 +33,7 @@ class Pace:
 
         Args:
             step: number of steps including this one.
-            metrics: of the step.
+            metrics: metrics of the step.
             waited: seconds for which the step waited for its data.
         """
         self.steps_taken += 1
@@ -43,14 +43,14 @@ class Pace:
         current_time = time.monotonic()
         seconds = max(current_time - self.last_line, 1e-9)
         rate = self.tokens / seconds
-        speed = {"tokens_per_second": rate, "data_wait": self.seconds_waited / seconds}
+        speed = {"tokens_per_second": rate, "data_wait": self.seconds_waited / seconds}  # data_wait: share of the time
         if torch.cuda.is_available():
             speed["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
             gpu_peak = peak(torch.cuda.get_device_name())
             if gpu_peak and "flops" in metrics:
                 speed["mfu"] = metrics["flops"] / metrics["tokens"] * rate / (gpu_peak * distributed.world_size())
         if current_time - self.last_line >= SECONDS_BETWEEN_LINES or step == self.steps:
-            steps_in_total = self.steps_taken + self.steps - step  # of this process, at the end
+            steps_in_total = self.steps_taken + self.steps - step  # steps of this process when the training ends
             remaining = time_left(current_time - self.started, self.steps_taken, steps_in_total)
             quality = self._describe_quality(metrics)
             logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, quality, rate, remaining)

@@ -24,7 +24,7 @@ def run_directory(
     background: bool = False,
     rewinds: bool = False,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
-    """Open checkpoints and tracker of a run; the first worker holds the run's lock inside this context.
+    """Open the checkpoints and the tracker of a run; the first worker holds the run's lock inside this context.
 
     Raises:
         LeaseHeld: another process trains this run.
@@ -41,7 +41,7 @@ def run_directory(
 
 
 def export_curves(run: Path, output: Path) -> None:
-    """Copy a run's curves beside its model, without metrics of the machine: equal trainings make equal artifacts."""
+    """Copy a run's curves beside its model, without the metrics of the machine, so that equal trainings are equal."""
     lines = []
     for step, metrics in tracker.read(run / METRICS):
         metrics_of_training = {name: value for name, value in metrics.items() if name not in MACHINE_METRICS}

@@ -12,7 +12,7 @@ from infoxlm_core.training import distributed
 
 
 def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | None = None) -> None:
-    """Give each of W workers 1/W of every parameter, and so of gradients and moments; one worker keeps all.
+    """Give each of W workers 1/W of every parameter, gradient and moment; do nothing for one worker.
 
     Parameters are replaced by others of the same names: create the optimizer afterwards. `module(...)` gathers the
     parameters of a layer while it computes, and those outside of layers (embeddings, heads) from forward to backward.
@@ -21,19 +21,19 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
 
     Args:
         module: the network.
-        layers: of the network.
+        layers: the layers of the network.
         half: type in which layers are gathered and computed; weights and sums of gradients stay in fp32.
     """
     if distributed.world_size() == 1:
         return
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-    trained = any(parameter.requires_grad for parameter in module.parameters())
-    for submodule in (*layers, module):  # layers first: the module then takes what no layer has
+    is_trained = any(parameter.requires_grad for parameter in module.parameters())
+    for submodule in (*layers, module):  # layers first, so that the module shards only the other parameters
         dtype = None if submodule is module else half
         fully_shard(
             submodule,
-            reshard_after_forward=None if trained else True,  # without a backward pass, release after the forward pass
+            reshard_after_forward=None if is_trained else True,  # release parameters early if no backward pass follows
             mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32),
         )
         if not isinstance(submodule, FSDPModule):

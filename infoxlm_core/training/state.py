@@ -60,7 +60,7 @@ def restore(
         The metrics of the checkpoint's step; None without a checkpoint.
 
     Raises:
-        NoValidCheckpoint: it lacks a tensor, or one has another shape.
+        NoValidCheckpoint: the checkpoint lacks a tensor, or a tensor has another shape.
     """
     saved = distributed.from_first((checkpoint.step, checkpoint.meta) if checkpoint else None)
     if saved is None:
@@ -81,11 +81,11 @@ def _check_shapes(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor], 
     for name, target in sorted(targets.items()):
         if name not in sources:
             raise NoValidCheckpoint(
-                f"the checkpoint of step {step} has no {name}: another version of this program wrote it. "
-                "Resume with that version, or delete the run's directory to start over"
+                f"the checkpoint of step {step} has no {name}, because another version of this program wrote it: "
+                "resume with that version, or delete the run's directory to start over"
             )
         if sources[name].shape != target.shape:
             raise NoValidCheckpoint(
-                f"the checkpoint of step {step}: {name} has another shape: "
-                "restore another one, or delete the run's directory to start over"
+                f"the checkpoint of step {step} has another shape of {name} than the model: "
+                "restore another checkpoint, or delete the run's directory to start over"
             )

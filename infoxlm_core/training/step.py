@@ -34,11 +34,11 @@ def train_step(
 
     Args:
         learner: the model with its losses.
-        optimizer: of the model's parameters.
+        optimizer: optimizer of the model's parameters.
         config: the schedule and the limit of the gradient norm.
-        progress: is advanced by this step.
+        progress: updated by this step.
         batches: this worker's micro-batches.
-        stop_requested: this worker was asked to stop.
+        stop_requested: whether this worker was asked to stop.
 
     Returns:
         The metrics of the step, and whether any worker was asked to stop.
@@ -55,11 +55,14 @@ def train_step(
     parameters = [p for p in learner.module.parameters() if p.requires_grad]
     sums = _backward(learner, batches, scales, parameters)
     for parameter in parameters:
-        if parameter.grad is None:  # its objective had no target, but weight decay applies on any number of workers
+        # A parameter has no gradient if its objective had no target. AdamW would skip it, so weight decay would depend
+        # on the number of workers.
+        if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     norm_tensor = sharding.norm_of([p.grad for p in parameters if p.grad is not None])
 
-    # Only here does a step wait for its device. All workers read the same sums and norm, so they judge it alike.
+    # This is the only place where a step waits for its device. All workers read the same sums and norm, so all of them
+    # come to the same decision.
     totals, norm = _read_sums_and_norm(sums, norm_tensor)
     is_finite = math.isfinite(norm) and all(bool(np.isfinite(total).all()) for total in totals.values())
     names_with_targets = [name for name in weights if counts[name]]
@@ -133,7 +136,7 @@ def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, is_
 
 
 def count_targets(counts: Iterable[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
-    """Return targets of each objective, tokens and FLOPs of some micro-batches together, from their counts."""
+    """Return the sums of the counts of micro-batches: the targets of each objective, tokens and FLOPs."""
     totals: dict[str, float] = dict.fromkeys([*names, "tokens"], 0)
     for batch_counts in counts:
         for name, count in batch_counts.items():
@@ -142,10 +145,10 @@ def count_targets(counts: Iterable[Mapping[str, float]], names: Iterable[str]) -
 
 
 def _read_sums_and_norm(sums: Mapping[str, Tensor], norm: Tensor) -> tuple[dict[str, Any], float]:
-    """Return sums over all workers and the gradient's norm, in one copy from the device.
+    """Return sums over all workers and the norm of the gradient, in one copy from the device.
 
-    Every worker must pass the same names. The norm is the first worker's: different devices may round it differently,
-    and all workers must judge a step alike.
+    Every worker must pass the same names. The norm is that of the first worker, because devices may round it
+    differently, and all workers must come to the same decision about a step.
     """
     names = sorted(sums)
     first_norm = norm.double().reshape(1)

@@ -1,7 +1,7 @@
 """Write and read the curves of a run: the Protocol of trackers, and a tracker that writes a file.
 
-The file, `metrics.jsonl`, has one line per call: `{"step": 10, "loss/mlm": 2.3}`. Other trackers send
-the points from this file to a server, so that a slow server never delays a step.
+The file, `metrics.jsonl`, has one line per call: `{"step": 10, "loss/mlm": 2.3}`. Other trackers send the points from
+this file to a server, so that a slow server never delays a step.
 """
 
 import json
@@ -90,7 +90,7 @@ def read(path: Path | str) -> list[Point]:
 
 
 def parse(line: bytes, where: str) -> Point:
-    """Parse one line; `where` names it in the error."""
+    """Parse one line; `where` is the file and the line for the error message."""
     try:
         values = outside.parse_json(line, dict[str, _Int64 | float], where, "")
         step = values.pop("step", None)

@@ -15,17 +15,17 @@ logger = logging.getLogger(__name__)
 
 
 def limit_to_gpus(workers: int, gpus: int) -> int:
-    """Return the number of workers if each needs a GPU; log if there are fewer GPUs than workers."""
+    """Return the number of workers, at most one per GPU; log a warning if there are fewer GPUs than workers."""
     if gpus < workers:
         logger.warning("%d workers were requested, but there are %d GPUs: training with %d", workers, gpus, gpus)
     return min(workers, gpus)
 
 
 def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Train in a worker; return {"figures": …}, or {"error": class, "message": …} if all workers fail alike.
+    """Train in a worker; return {"figures": …}, or {"error": class, "message": …} if all workers fail with the error.
 
-    Such an error is a result, because a restart of the workers would not help. An error of the operating system on one
-    of several workers is raised: the others must not wait for a worker that seems to have succeeded.
+    Such an error is returned, because a restart of the workers would not help. If one of several workers has an error
+    of the operating system, the error is raised, so that the launcher also stops the others.
     """
     from infoxlm_core.training import distributed  # imports torch, which launchers do not need
 
@@ -34,9 +34,9 @@ def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> 
     except InfoXLMError as error:
         failure = error
     except BaseException as error:
-        known_error = (
-            outside.translate_error(error, arguments.get("run", "")) if distributed.world_size() == 1 else None
-        )
+        known_error = None
+        if distributed.world_size() == 1:
+            known_error = outside.translate_error(error, arguments.get("run", ""))
         if known_error is None:
             raise
         failure = known_error
@@ -61,11 +61,11 @@ def stopping_on_signals(run: Path) -> Iterator[None]:
         yield
         return
     handled = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it: the training goes on
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under `nohup`, the training must continue
         handled.append(signal.SIGHUP)
-    previous = {number: signal.signal(number, request_stop) for number in handled}
+    previous_handlers = {number: signal.signal(number, request_stop) for number in handled}
     try:
         yield
     finally:
-        for number, handler in previous.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)

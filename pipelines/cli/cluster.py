@@ -64,7 +64,7 @@ def submit(
         arguments = prepare(pipeline, config, cluster_file, set_ or [], variants, split_list(only), seeds)
         from pipelines import submit as kubeflow
 
-        # The files of a run and of a suite name the run; other pipelines also start from the file of a run.
+        # The other pipelines start from the file of a run, too, so their default name also has the pipeline.
         default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
         submission = kubeflow.Submission(
             pipeline=pipeline,

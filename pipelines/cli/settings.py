@@ -19,10 +19,11 @@ KINDS: dict[str, type[StageConfig]] = {
     **{name: task.settings for name, task in TASKS.items() if task.settings not in SECTIONS},
     "cluster": ClusterFile,
 }
-PAGE = """# What a YAML file may say
+PAGE = """# Settings of the YAML files
 
-Made by `make compile` from the docstrings under the fields; `infoxlm config pretraining.contrast` prints a part of it.
-Names are those of `--set`: `[]` stands for each item of a list, `NAME` for a name of yours. Files are read as YAML 1.2.
+`make compile` generates this from the docstrings under the fields; `infoxlm config pretraining.contrast` prints one
+section. Names are those of `--set`: `[]` stands for each item of a list, `NAME` for a name that you choose. Files are
+read as YAML 1.2.
 
 """
 

@@ -30,8 +30,8 @@ def gc(
 ) -> None:
     """List or delete unneeded items of a store: old artifacts, checkpoints, costs, and records of jobs and failures.
 
-    The command keeps items younger than --older-than, and the artifacts from which registered models were made,
-    including corpus and shards. It also keeps all items to which one of these refers, such as the shards of a training
+    The command keeps items younger than --older-than, and the artifacts from which registered models were built,
+    including corpus and shards. It also keeps all items to which a kept item refers, such as the shards of a training
     that still saves checkpoints. Registered models are in MLflow and are never deleted.
 
     Use an MLflow account that can read all models: the artifacts of other models are not protected. A later run

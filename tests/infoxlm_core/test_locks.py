@@ -23,5 +23,5 @@ def test_a_file_system_without_locks_is_refused_instead_of_trusting_that_a_file_
 
     monkeypatch.setattr(fcntl, "flock", flock)
 
-    with pytest.raises(InputError, match=r"lock: this file system cannot lock files \(flock\): use a directory"):
+    with pytest.raises(InputError, match=r"lock: this file system cannot lock files \(flock\): use a local directory"):
         locks.acquire(tmp_path / "lock", timeout=0)

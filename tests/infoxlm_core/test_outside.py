@@ -33,7 +33,7 @@ def test_what_would_be_waited_for_or_never_ends_is_refused_before_it_is_opened(t
             ("zero", "is a device"),
             ("folder", "is a folder"),
             ("socket", "is a socket"),
-            ("round", "link points to itself"),
+            ("round", "symbolic links form no loop"),
             ("nothing", "no such file"),
             ("a" * 300, "give a shorter name"),
             ("zero\0byte", "no such file"),

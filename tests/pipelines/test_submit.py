@@ -295,8 +295,8 @@ def test_a_step_that_waits_for_its_pod_is_spoken_of_every_five_minutes(kubeflow,
 @pytest.mark.parametrize(
     ("health", "said"),
     [
-        ("<html>Log in</html>", "does not answer as Kubeflow Pipelines does: if it shows a login page"),
-        ({"status": "ok"}, "does not answer as Kubeflow Pipelines does"),
+        ("<html>Log in</html>", "is not the API of Kubeflow Pipelines: if it is a login page"),
+        ({"status": "ok"}, "is not the API of Kubeflow Pipelines"),
         ({"multi_user": False, "tag_name": "2.16.1"}, "Kubeflow Pipelines 2.16.1, too old: update it to 2.17 or newer"),
     ],
 )

@@ -52,6 +52,7 @@ class BestCheckpoints:
         return evaluations
 
     def choose(self, evaluations: list[DevScores], last: int) -> dict[str, int]:
+        """Return the chosen step of each language; see `selection.choose`."""
         return choose(evaluations, self.rule, self.source, last)
 
     def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
@@ -68,9 +69,9 @@ class BestCheckpoints:
         saved_steps = [saved_step for saved_step, _ in list_checkpoints(self.run)]
         best_steps = set()
         for last_step in (*saved_steps, step):
-            earlier = [scores for scores in evaluations if scores.step <= last_step]
-            if earlier:
-                best_steps |= set(self.choose(earlier, last_step).values())
+            evaluations_until = [scores for scores in evaluations if scores.step <= last_step]
+            if evaluations_until:
+                best_steps |= set(self.choose(evaluations_until, last_step).values())
         if step in best_steps:
             self._save(module, step)
         for path in (self.run / "kept").glob("*.safetensors"):

@@ -56,11 +56,11 @@ def check(rule: str, source: str, development: Sequence[str]) -> None:
     if needs_any or needs_source:
         requirement = f"a development set in {source}" if rule == "source" else "development sets"
         available = ", ".join(development) or "none"
-        raise InputError(f"selection.rule {rule} needs {requirement}; there are {available}")
+        raise InputError(f"selection.rule {rule} needs {requirement}; available: {available}")
 
 
 def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
-    """Return the step that a rule of `SelectionConfig` chooses for each language; of equal scores, the first.
+    """Return the step that a rule of `SelectionConfig` chooses for each language; the first one of equal scores.
 
     Args:
         evaluations: development scores of the run, in the order of steps.
@@ -83,7 +83,7 @@ def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) 
 
 
 def check_alike(evaluations: Sequence[DevScores], where: object) -> None:
-    """Raise DataCorrupt if evaluations differ in their languages: the curves are then of several runs."""
+    """Raise DataCorrupt if evaluations differ in their languages, because the curves then belong to several runs."""
     if not _are_alike([scores.languages for scores in evaluations]):
         raise DataCorrupt(f"{where}: the evaluations cover different languages. Restore the file, or train again.")
 
@@ -107,9 +107,9 @@ def read(tuned: Path) -> dict[str, Any] | None:
     evaluated_steps = {look["step"] for look in content["looks"]}
     was_evaluated = not evaluated_steps or evaluated_steps.issuperset(chosen.values())
     if ALL not in chosen or not was_evaluated:
-        raise InputError(f"{path}: a chosen step is missing in `looks`: {_REMEDY}")
+        raise InputError(f"{path}: `looks` lacks a chosen step: {_REMEDY}")
     if not _are_alike([look["languages"] for look in content["looks"]]):
-        raise InputError(f"{path}: the languages differ within `looks`: {_REMEDY}")
+        raise InputError(f"{path}: the entries of `looks` have different languages: {_REMEDY}")
     return content
 
 

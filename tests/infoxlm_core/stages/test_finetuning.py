@@ -200,7 +200,7 @@ def test_epochs_decide_steps_and_warm_up():
         (
             "text,label,language,split\na,b,en,train\nc,d,en,train\n",
             {"selection": {"rule": "joint"}},
-            "selection.rule joint needs development sets; there are none",
+            "selection.rule joint needs development sets; available: none",
         ),
     ],
 )

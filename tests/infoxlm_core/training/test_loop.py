@@ -110,7 +110,7 @@ def test_a_run_without_a_valid_checkpoint_never_starts_over_by_itself(undisturbe
     for path in run.glob("step=*"):
         (path / "meta.json").unlink()
 
-    with pytest.raises(NoValidCheckpoint, match=r"step 6: .*meta\.json is missing.*restore one") as caught:
+    with pytest.raises(NoValidCheckpoint, match=r"step 6: .*meta\.json is missing.*restore a checkpoint") as caught:
         pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
     assert caught.value.exit_code == 4
 

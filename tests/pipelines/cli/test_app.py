@@ -145,8 +145,8 @@ def test_under_nohup_a_closed_terminal_means_nothing():
     [
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 75, "StorageFull"),
         (OSError(errno.EROFS, "Read-only file system", "runs/x"), 2, "give a path that can be written"),
-        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 2, "let it read to the end"),
-        (type("PanicException", (BaseException,), {})("retry-limit"), 2, "the tokenizer fails on it (retry-limit)"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 2, "let the program that reads the output read to the end"),
+        (type("PanicException", (BaseException,), {})("retry-limit"), 2, "the tokenizer fails (retry-limit)"),
     ],
 )
 def test_what_the_system_says_has_its_code_and_remedy(error, code, said, capsys):

@@ -60,7 +60,7 @@ def upload_artifact(folder: Path) -> None:
     [
         (open_run, 500, InputError, r"MLflow fails with 500 \(.*too many 500 error.*\): see its log"),
         (open_run, 503, StorageUnavailable, r"MLflow is not ready \(.*too many 503 error.*\): run again"),
-        (upload_artifact, 500, StorageUnavailable, r"MLflow is not ready \(.*too many 500 error.*\): run the"),
+        (upload_artifact, 500, StorageUnavailable, r"MLflow is not ready \(.*too many 500 error.*\): run again"),
     ],
 )
 def test_the_error_of_a_failing_server_has_its_status_and_asks_for_a_retry_only_if_that_may_help(

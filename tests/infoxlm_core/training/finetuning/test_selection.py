@@ -184,8 +184,8 @@ def test_equal_scores_leave_the_first():
 @pytest.mark.parametrize(
     ("rule", "development", "said"),
     [
-        ("joint", (), "joint needs development sets; there are none"),
-        ("source", ("de", "fr"), "in en; there are de, fr"),
+        ("joint", (), "joint needs development sets; available: none"),
+        ("source", ("de", "fr"), "in en; available: de, fr"),
     ],
 )
 def test_a_rule_without_its_development_sets_is_refused_before_training(rule, development, said):
