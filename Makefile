@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM = false
 # Else each of a hundred processes would compile our modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo servers ablation test soak quick fuzz processors check compile image sbom lock deploy bench gpu clean
+.PHONY: help demo servers ablation test quick fuzz processors check compile image sbom lock deploy bench gpu clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -71,9 +71,6 @@ deploy: $(VENV)/installed ## apply k8s/: OVERLAY=small, single-user or productio
 
 bench: $(PEERS)/installed ## compare the speed of training with Hugging Face and fairseq: half an hour; QUICK=1: two minutes
 	$(PEERS)/bin/python -m benchmarks $(if $(QUICK),--quick)
-
-soak: $(VENV)/installed ## repeat a toy run under random faults and compare it with an undisturbed one: RUNS=20, SEED=1
-	$(BIN)/python -m tests.e2e.soak --runs $(or $(RUNS),20) --seed $(or $(SEED),1)
 
 gpu: $(VENV)/installed ## check results and measure speed on a GPU: ten minutes; FULL=1: base and large; without .venv: python3 -m benchmarks.gpu
 	$(BIN)/python -m benchmarks.gpu $(if $(FULL),--full)

@@ -45,34 +45,26 @@ def status_and_tags(store: Path, run_id: str) -> tuple[str, str, str]:
     return run.info.status, run.data.tags.get("infoxlm.failed_stage", ""), run.data.tags.get("infoxlm.error", "")
 
 
-def test_a_failed_pipeline_run_is_failed_with_the_stage_and_its_message(store, kubernetes):
-    put_workflow(kubernetes, cancelled=False)
+@pytest.mark.parametrize(
+    ("cancelled", "stage_failed", "status", "stage", "message"),
+    [
+        (False, True, "FAILED", "pretrain", "a worker ran out of memory"),
+        (True, True, "KILLED", "", "the run was cancelled"),
+        (False, False, "FAILED", "", "out of memory?"),  # the stage was killed and wrote no error
+    ],
+)
+def test_an_unfinished_pipeline_run_ends_with_its_reason(
+    store, kubernetes, cancelled, stage_failed, status, stage, message
+):
+    put_workflow(kubernetes, cancelled)
     run_id = tracking.open_run(str(store)).id
-    fail_a_stage(store)
+    if stage_failed:
+        fail_a_stage(store)
 
     end_run.python_func(store=str(store))
 
-    assert status_and_tags(store, run_id) == ("FAILED", "pretrain", "a worker ran out of memory")
-
-
-def test_a_cancelled_pipeline_run_is_killed_although_a_stage_wrote_an_error(store, kubernetes):
-    put_workflow(kubernetes, cancelled=True)
-    run_id = tracking.open_run(str(store)).id
-    fail_a_stage(store)
-
-    end_run.python_func(store=str(store))
-
-    assert status_and_tags(store, run_id) == ("KILLED", "", "the run was cancelled")
-
-
-def test_a_stage_that_was_killed_without_a_word_is_a_failure_too(store, kubernetes):
-    put_workflow(kubernetes, cancelled=False)
-    run_id = tracking.open_run(str(store)).id
-
-    end_run.python_func(store=str(store))
-
-    status, stage, message = status_and_tags(store, run_id)
-    assert (status, stage) == ("FAILED", "") and "out of memory?" in message
+    *status_and_stage, description = status_and_tags(store, run_id)
+    assert status_and_stage == [status, stage] and message in description
 
 
 def test_a_pipeline_run_that_its_last_step_has_ended_stays_as_it_is(store, kubernetes):

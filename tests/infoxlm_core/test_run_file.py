@@ -151,15 +151,3 @@ def test_an_override_reaches_every_trial_and_leaves_its_seed_and_what_makes_it_a
     for name in ("pretraining.seed", "finetuning.seed"):
         with pytest.raises(ConfigError, match=f"'{name}': each trial has its own seed"):
             run_file.override_trials(SECTIONS, trials, {name: 1})
-
-
-@pytest.mark.item("S11")
-def test_a_config_that_would_be_read_for_minutes_or_is_no_text_is_refused_at_once(tmp_path):
-    path = tmp_path / "run.yaml"
-    for content, said in (
-        ("".join(f"k{number}: 1\n" for number in range(30_000)).encode(), "has .* bytes, more than 262,144"),
-        (b"a: 1\nb: \xff", "run.yaml:2:4: not UTF-8"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(ConfigError, match=said):
-            run_file.load(path)

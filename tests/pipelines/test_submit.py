@@ -267,31 +267,6 @@ def test_a_run_that_cancel_terminates_ends_the_submit_that_follows_it(kubeflow, 
     assert len(kubeflow.sent("POST", "/runs/r-1:terminate")) == 1
 
 
-def test_a_failed_run_that_was_never_cancelled_is_not_taken_for_a_cancelled_one(kubeflow):
-    kubeflow.states = ["PENDING", "RUNNING", "FAILED"]
-
-    assert follow(kubeflow, lines=[]) == "FAILED"
-
-
-def follow(kubeflow, lines: list[str]) -> str:
-    """Follow the run `r-1` of the pipeline `infoxlm`."""
-    progress = Progress(submit.read_compiled("infoxlm")[0])
-    return submit.follow(submit.connect(kubeflow.host), kubeflow.host, "r-1", progress, lines.append)
-
-
-def test_a_step_that_waits_for_its_pod_is_spoken_of_every_five_minutes(kubeflow, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(submit.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(submit.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 60))
-    kubeflow.states = ["PENDING"] * 12 + ["RUNNING"] * 12 + ["SUCCEEDED"]
-    lines: list[str] = []
-
-    follow(kubeflow, lines)
-
-    reminders = [line.partition("  ")[2].partition(": image")[0] for line in lines if "still pending" in line]
-    assert reminders == ["run: a pod is still pending after 5 min", "run: a pod is still pending after 10 min"]
-
-
 @pytest.mark.parametrize(
     ("health", "said"),
     [

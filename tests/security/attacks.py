@@ -208,6 +208,9 @@ TASKS = [
         ("squad", f"a file that is {content[:20]!r}", content, InputError, "Give SQuAD's JSON format")
         for content in (b"", b"[]", b"{}", b"5", b"null", NESTED, b'{"data": {}}', b"\xff\xfe{", b'{"data": [5]}')
     ),
+    ("squad", "no question", b'{"data": []}', InputError, "no question"),
+    ("squad", "a question without answers", text('"answers"', '"x"'), InputError, "answers: Field required"),
+    ("squad", "a blank paragraph", text('"context": "', '"context": " ", "x": "'), InputError, "empty paragraph"),
     ("squad", "half a character", text('"version"', '"\\ud800"'), InputError, "JSON"),
     ("squad", "an answer that is null", text('"answer_start": ', '"answer_start": null, "x": '), InputError, "answer_start"),
     ("squad", "an offset NaN", text('"answer_start": ', '"answer_start": NaN, "x": '), InputError, "answer_start"),
@@ -225,6 +228,9 @@ TASKS = [
     ("held-out", "invalid UTF-8", parquet(source=pa.array([b"\xff"]).view(pa.string()), target=["a"]), InputError, "cannot be read"),
     ("held-out", "another column", parquet(x=["a"], target=["b"]), InputError, "columns source and target"),
     ("entities", "no tab", b"Berlin B-LOC\n", InputError, "is not a word, a tab"),
+    ("entities", "a tag without B or I", b"we\tO\nanna\tPER\n", InputError, "train-en.tsv:2: 'anna\\tPER' is not a word"),
+    ("entities", "three columns", b"we\tO\tO\n", InputError, "train-en.tsv:1: "),
+    ("entities", "no tags, as in XTREME's hidden tests", b"we\n", InputError, "'we' is not a word"),
     ("entities", "invalid UTF-8", b"\xff\tO\n", EncodingError, "not UTF-8"),
 ]  # fmt: skip
 
@@ -318,6 +324,7 @@ MODELS = [
             ("another tensor", struct.pack("<Q", 58) + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}    ' + bytes(4)),
         )
     ),
+    ("projection", "another shape", save({"projection": torch.eye(3)}), InputError, "(3, 3), not (16, 16)"),
     ("tokenizer", "a regex that backtracks", put(pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}), None),
     ("tokenizer-config", "auto_map", put(auto_map={"AutoTokenizer": ["x.Evil", None]}), InputError, "auto_map"),
     ("tokenizer-config", "a chat template that imports", put(chat_template="{{ ''.__class__.__import__('os') }}"), None),

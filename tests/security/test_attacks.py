@@ -24,6 +24,7 @@ from tests.fuzz.targets import TARGETS, attack
 from tests.security.attacks import ATTACKS, po
 
 
+@pytest.mark.item("B18", "S11")
 @pytest.mark.parametrize("target", sorted({row.target for row in ATTACKS}))
 def test_an_attack_ends_in_one_line_of_the_right_class(target, tmp_path):
     (valid, *_), wrong = TARGETS[target].examples(tmp_path), []

@@ -203,17 +203,6 @@ def test_a_location_that_leads_out_of_its_artifact_is_refused(own_cache, bucket,
         artifacts.locate(f"{URL}/corpus/{KEY}/{inner}")
 
 
-def test_an_artifact_made_on_one_machine_is_found_on_another(own_cache, bucket, tmp_path, monkeypatch):
-    made = artifacts.get_or_build(URL, "corpus", KEY, write_file)
-    location = artifacts.url_of(made)
-    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
-
-    again = artifacts.get_or_build(URL, "corpus", KEY, lambda output: pytest.fail("made twice"))
-
-    assert location == f"{URL}/corpus/{KEY}" and again != made and tree(again) == tree(made)
-    assert artifacts.locate(location) == again and artifacts.locate(f"{location}/file").read_text() == "content"
-
-
 @pytest.mark.item("P5")
 @pytest.mark.parametrize("unnoticed", [False, True])
 @pytest.mark.parametrize("file", ["file", manifests.NAME])

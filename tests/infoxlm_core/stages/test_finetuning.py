@@ -65,17 +65,6 @@ def test_an_interrupted_run_goes_on_from_another_folder_of_the_same_data_but_not
         train("changed", content.replace("\tdev", "\ttest"))
 
 
-def test_a_resumed_run_gives_the_same_model_dropout_included(encoder, data, tmp_path):
-    settings = config(data, dropout=0.2, checkpoints={"every": 10}, optimization={"steps": 20, "warmup_steps": 5})
-    finetune(settings, encoder, None, tmp_path / "a/out", tmp_path / "a/run")
-    finetune(settings, encoder, None, tmp_path / "b/out", tmp_path / "b/run")
-    (tmp_path / f"b/run/step={20:010d}/manifest.json").unlink()
-
-    finetune(settings, encoder, None, tmp_path / "b/out2", tmp_path / "b/run")
-
-    assert (tmp_path / "a/out/model.safetensors").read_bytes() == (tmp_path / "b/out2/model.safetensors").read_bytes()
-
-
 def test_an_encoder_of_another_kind_goes_on_after_an_interruption_as_it_would_have(encoder, data, tmp_path):
     """Also between two evaluations on the development sets, for which dropout is off."""
     small = {"vocab_size": 96, "n_layers": 1, "n_heads": 2, "dim": 16, "hidden_dim": 24, "max_position_embeddings": 32}

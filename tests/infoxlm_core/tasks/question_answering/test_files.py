@@ -111,28 +111,6 @@ def test_a_byte_order_mark_is_no_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ('{"data": [', "EOF while parsing"),
-        ("", "EOF while parsing"),
-        ('{"data": [{"paragraphs": [{"context": "\\ud800", "qas": []}]}]}', "unexpected end of hex escape"),
-        ('{"paragraphs": []}', "data: Field required"),
-        ('{"data": [{"paragraphs": [{"context": "x", "qas": [{"id": "7", "question": "?"}]}]}]}',
-         "data.0.paragraphs.0.qas.0.answers: Field required"),
-        ('{"data": [{"paragraphs": [{"context": "x", "qas": [{"id": 7, "question": "?", "answers": []}]}]}]}',
-         "data.0.paragraphs.0.qas.0.id: Input should be a valid string"),
-        ('{"data": []}', "no question"),
-    ],
-    ids=["cut", "empty", "surrogate", "layout", "answers", "id", "nothing"],
-)  # fmt: skip
-def test_a_file_that_is_not_squads_is_refused_with_the_place(tmp_path, content, said):
-    path = tmp_path / "xquad.de.json"
-    path.write_text(content)
-
-    assert said in refusal(lambda: files.read_sets([str(path)], "test"), path)
-
-
-@pytest.mark.parametrize(
     ("rows", "said"),
     [
         ([question("q7", is_impossible=True)], "question q7 has no answer"),
@@ -148,12 +126,6 @@ def test_a_question_that_cannot_be_scored_is_refused_by_its_id(tmp_path, rows, s
     path = write(tmp_path / "xquad.de.json", *rows)
 
     assert said in refusal(lambda: files.read_sets([str(path)], "test"), path)
-
-
-def test_an_empty_paragraph_is_refused_by_the_id_of_its_question(tmp_path):
-    path = write(tmp_path / "xquad.de.json", question("q7", ("Spree", 20)), paragraph="  ")
-
-    assert "question q7 has an empty paragraph" in refusal(lambda: files.read_squad(path), path)
 
 
 def test_paths_that_give_no_unambiguous_set_are_refused(tmp_path):

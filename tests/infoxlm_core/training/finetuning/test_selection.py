@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from infoxlm_core.config import SelectionConfig
-from infoxlm_core.errors import DataCorrupt, InputError, Preempted
+from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model import task_models
 from infoxlm_core.stages import finetuning
 from infoxlm_core.tasks import TASKS
@@ -116,18 +116,6 @@ def test_a_run_that_dies_at_an_evaluation_and_goes_on_ends_with_the_same_model(
         expected = moments[CHOSEN[rule].get(language, CHOSEN[rule]["*"]) // EVERY - 1]
         kept = task_models.load(selection.directories(tuned)(language), TASKS["classification"].head)
         assert torch.equal(weights_of(kept), expected)
-
-
-def test_a_run_that_is_asked_to_stop_and_goes_on_ends_with_the_same_model(
-    monkeypatch, encoder, data, moments, tmp_path
-):
-    scorer = Scorer(moments, lambda: (tmp_path / "run/stop").touch(), at=20)
-    with pytest.raises(Preempted):
-        train(monkeypatch, scorer, settings(data, "each"), encoder, tmp_path)
-
-    tuned = train(monkeypatch, scorer, settings(data, "each"), encoder, tmp_path)
-
-    assert selection.read(tuned)["chosen"] == CHOSEN["each"]
 
 
 def test_a_best_that_was_overtaken_after_the_last_checkpoint_stays_for_a_run_that_must_go_back(
