@@ -36,7 +36,9 @@ ELSEWHERE = {
     "components/platform/sweeps.py": "components/test_measure.py",
     "components/prepare_corpus.py": "components/adapters/ray/test_data.py",
     "components/pretrain.py": "components/platform/test_sources.py",
+    "components/promote.py": "pipelines/cli/test_registry.py",
     "components/register.py": "e2e/test_pipeline.py",
+    "components/tokenize_corpus.py": "e2e/test_pipeline.py",
     "pipelines/cli/cluster.py": "pipelines/test_submit.py",
     "pipelines/steps.py": "k8s/test_secrets.py",
 }

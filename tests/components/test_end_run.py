@@ -3,18 +3,14 @@
 from pathlib import Path
 
 import pytest
-from kfp import dsl
 
 from components.adapters.kuberay import api
 from components.adapters.mlflow import connection
 from components.adapters.mlflow.tracker import MlflowRun
-from components.compare import compare
 from components.end_run import end_run
 from components.platform import runtime, tracking
 from infoxlm_core.errors import WorkerLost
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes
-
-TRIALS = [{"variant": "full", "seed": 1, "what": ""}, {"variant": "full", "seed": 2, "what": ""}]
 
 
 @pytest.fixture
@@ -85,20 +81,3 @@ def test_without_mlflow_the_step_succeeds_and_writes_no_outcome_of_its_own(store
     end_run.python_func(store=str(store))
 
     assert not list(store.glob("outcome/*/*"))
-
-
-def test_the_runs_of_a_cancelled_ablation_and_of_its_unfinished_trials_are_killed(store, kubernetes, tmp_path):
-    put_workflow(kubernetes, cancelled=True)
-    finished, unfinished = (tracking.open_run(str(store), trial) for trial in TRIALS)
-    finished.log_metrics({"retrieval/best": 0.4})
-    finished.end()
-    kinds = {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}
-    outputs = {name: kind(name=name, uri=str(tmp_path / f"out-{name}")) for name, kind in kinds.items()}
-
-    compare.python_func(trials=[{"trial": trial, "pretraining": {}} for trial in TRIALS], store=str(store), **outputs)
-
-    parent = connection.connect(store).get_run(unfinished.id).data.tags["mlflow.parentRunId"]
-    assert status_and_tags(store, parent) == ("KILLED", "", "the run was cancelled")
-    assert status_and_tags(store, unfinished.id)[0] == "KILLED"
-    assert status_and_tags(store, finished.id)[0] == "FINISHED"
-    assert "retrieval/best" in runtime.read_summary(str(store), "r-1")

@@ -58,14 +58,6 @@ def test_a_run_without_a_tracker_never_imports_mlflow_in_the_runner_or_a_step(tm
 
 
 @pytest.mark.slow
-def test_a_run_with_mlflow_ends_there_as_it_ends_here(tmp_path):
-    done = run_toy(tmp_path, "mlflow")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    _, parent, _ = runs_of(tmp_path)
-    assert parent.info.status == "FINISHED" and "infoxlm.error" not in parent.data.tags
-
-
-@pytest.mark.slow
 def test_a_failed_run_is_failed_in_mlflow_too_with_its_stage_and_message(tmp_path):
     done = run_toy(tmp_path, "mlflow", '{"unknown": 1}')
 
@@ -73,13 +65,6 @@ def test_a_failed_run_is_failed_in_mlflow_too_with_its_stage_and_message(tmp_pat
     _, parent, _ = runs_of(tmp_path)
     assert (parent.info.status, parent.data.tags["infoxlm.failed_stage"]) == ("FAILED", "prepare_corpus")
     assert parent.data.tags["infoxlm.error"] in done.stderr
-
-
-def test_a_tracker_that_there_is_not_is_found_out_before_anything_runs(tmp_path):
-    done = run_toy(tmp_path, "paper")
-
-    assert done.returncode == 1 and "INFOXLM_TRACKER: 'paper' is not a tracker; known are mlflow, none" in done.stderr
-    assert not (tmp_path / "run.json").exists()
 
 
 def test_an_interrupted_run_continues_under_its_name_and_a_finished_run_does_not(tmp_path):

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import pytest
@@ -50,29 +49,6 @@ def test_two_do_not_hold_a_lease_at_once(url):
         assert_held(url)
     with Lease(url, "second") as taken:
         assert taken.attempt == 2
-
-
-@pytest.mark.item("F13")
-def test_of_many_who_ask_at_once_one_gets_it(url):
-    holders, refused, done = [], [], threading.Event()
-
-    def ask(name: str) -> None:
-        try:
-            with Lease(url, name):
-                holders.append(name)
-                done.wait(20)
-        except LeaseHeld:
-            refused.append(name)
-
-    threads = [threading.Thread(target=ask, args=(f"process {number}",)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    until(lambda: len(refused) == 7)
-    done.set()
-    for thread in threads:
-        thread.join()
-
-    assert len(holders) == 1
 
 
 @pytest.mark.item("F13", "F21")

@@ -107,13 +107,6 @@ def test_the_registry_has_mlflows_run_whatever_tracks(store, pages):
     assert connection.connect(store).get_run(run.id).info.status == "RUNNING" and "MLflow" in run.describe()
 
 
-def test_without_a_tracker_mlflow_is_never_imported(prepared, monkeypatch):
-    monkeypatch.setenv(tracking.VARIABLE, "none")
-    monkeypatch.setitem(sys.modules, "mlflow", None)  # an import of it fails
-
-    assert (prepared() / "report.json").is_file()
-
-
 def test_without_a_tracker_the_curves_of_a_training_are_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv(tracking.VARIABLE, "none")
 
@@ -125,10 +118,3 @@ def test_an_unknown_tracker_is_one_clear_line(monkeypatch):
 
     with pytest.raises(ConfigError, match="INFOXLM_TRACKER: 'paper' is not a tracker; known are mlflow, none"):
         tracking.open_run("store")
-
-
-def test_a_sweep_without_a_tracker_is_refused_before_it_trains(monkeypatch):
-    monkeypatch.setenv(tracking.VARIABLE, "none")
-
-    with pytest.raises(ConfigError, match="INFOXLM_TRACKER: 'none', but a sweep reads its trials from a tracker"):
-        tracking.open_run("store", {"variant": "full", "seed": 1})

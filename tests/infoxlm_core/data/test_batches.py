@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
-from infoxlm_core.data import masking
+from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import give_each_a_row, micro_batches
 from infoxlm_core.data.layouts import Sequences, lay_out, mix
 from infoxlm_core.data.samples import Sampler
@@ -93,27 +92,6 @@ def test_without_mixup_only_the_sides_are_exchanged():
 
     assert rows_of(query) == [[0, 10, 2], [0, 21, 2]]
     assert rows_of(key) == [[0, 20, 2], [0, 11, 2]]
-
-
-@pytest.mark.item("A15")
-def test_masking_chooses_the_exact_share_with_the_right_fates():
-    lengths = np.full(4000, 37)
-    flat = np.full(lengths.sum(), 9)
-
-    seen, rows = masking.mask(flat, lengths, XLM_R, ObjectivesConfig(), generator("test"))
-
-    per_sequence = np.bincount(rows // 37, minlength=4000)
-    assert set(per_sequence) == {5, 6}  # 0.15 * 37 = 5.55
-    assert per_sequence.mean() == pytest.approx(5.55, abs=3 * 0.5 / 4000**0.5)
-    untouched = np.delete(seen, rows)
-    assert (untouched == 9).all()
-    fates, n = seen[rows], len(rows)
-    shares = [(fates == 250_001).mean(), (fates == 9).mean(), ((fates != 9) & (fates != 250_001)).mean()]
-    for share, expected in zip(shares, (0.8, 0.1, 0.1), strict=True):
-        assert share == pytest.approx(expected, abs=3 * (expected * (1 - expected) / n) ** 0.5)
-    assert fates.min() >= 4
-    positions = np.bincount(rows % 37, minlength=37)
-    assert positions.min() > 0.8 * positions.mean()  # first and last, the special tokens, included
 
 
 @pytest.mark.item("A18")
