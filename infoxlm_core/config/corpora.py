@@ -48,6 +48,14 @@ class CorpusSource(StageConfig):
     def paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else self.path
 
+    def may_have_pairs(self, pivot: str) -> bool:
+        """Return whether the corpus may contain translation pairs with the pivot."""
+        if self.format in ("moses", "tmx", "gettext"):
+            return True
+        if self.format == "text":
+            return False
+        return not self.languages or (pivot in self.languages and len(self.languages) > 1)
+
     @model_validator(mode="after")
     def _fits_its_format(self) -> Self:
         """Check that the number of languages, paths and columns suits the format."""
@@ -125,6 +133,10 @@ class PreparationConfig(StageConfig):
     spaces, a Chinese character counts as a word, and three signs of Thai, Lao, Khmer, Burmese, Tibetan or kana count as
     a word. 0: only equal and nearly equal sentences are removed."""
 
+    held_out_share: Share = 0.0
+    """Share of the pivot language's messages in translation pairs that is held out for the evaluation of retrieval, in
+    all languages. Near-duplicates of a message are held out with it. Use it to train and evaluate on one corpus."""
+
     labelled_share: Share = 0.0
     """Share of the pivot language's messages that is held out, in all languages, as a classification test set whose
     labels are the names of the corpora."""
@@ -134,7 +146,30 @@ class PreparationConfig(StageConfig):
 
     cleaning: CleaningConfig = CleaningConfig()
     seed: NonNegativeInt = 1
-    """Seed of the random choice of messages for `labelled_share`."""
+    """Seed of the random choice of messages for `held_out_share` and `labelled_share`."""
+
+    def result_fields(self) -> dict[str, Any]:
+        """Return the fields that affect the result."""
+        values = super().result_fields()
+        if self.held_out_share == 0:  # so that artifacts of versions without this field are reused
+            del values["held_out_share"]
+        return values
+
+    @property
+    def holds_out_pairs(self) -> bool:
+        """Whether pairs are held out for the evaluation of retrieval, as far as the config tells."""
+        for corpus in self.corpora:
+            if corpus.may_have_pairs(self.pivot) and (self.held_out_share > 0 or corpus.name in self.held_out):
+                return True
+        return False
+
+    @property
+    def labels(self) -> set[str]:
+        """The labels of the labelled text: the names of all training corpora that may have pairs."""
+        if self.labelled_share == 0:
+            return set()
+        names = {corpus.name for corpus in self.corpora if corpus.may_have_pairs(self.pivot)}
+        return names - set(self.held_out)
 
     @property
     def paths(self) -> tuple[str, ...]:

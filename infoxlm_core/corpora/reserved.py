@@ -1,7 +1,7 @@
 """Collect the text reserved for evaluation while corpora are read, then prove that no training text contains it.
 
-Three kinds of text are reserved: held-out corpora, the test sets of the config, and a random share of the messages of
-all other corpora, which becomes the labelled test set.
+Four kinds of text are reserved: held-out corpora, the test sets of the config, and two random shares of the messages of
+all other corpora. One share is held out as the held-out corpora are; the other becomes the labelled test set.
 """
 
 import functools
@@ -27,7 +27,7 @@ LABELLED_CHARACTERS = 20  # the corpus of a shorter message cannot be predicted 
 class Reserved:
     """Text that training text must not contain, as 64-bit digests."""
 
-    held_out: set[int] = field(default_factory=set)  # sentences of held-out corpora, equal or near
+    held_out: set[int] = field(default_factory=set)  # sentences of held-out corpora and messages, equal or near
     evaluation_sets: set[int] = field(default_factory=set)  # the same for sentences of test sets
     runs: set[int] = field(default_factory=set)  # runs of `overlap` consecutive words of both
     overlap: int = 0
@@ -38,7 +38,7 @@ class Reserved:
 
     def add_row(self, texts: Sequence[str], keys: Keys, corpus: str, config: PreparationConfig) -> None:
         """Add a clean row if it is held out; otherwise collect it as a candidate for the labelled test set."""
-        if corpus in config.held_out:
+        if corpus in config.held_out or is_held_out_message(keys, config):
             self.held_out.update(keys.equal, keys.near)
             self.runs.update(keys.runs)
         elif config.labelled_share:
@@ -48,8 +48,7 @@ class Reserved:
             if len(texts) == 2 and len(texts[0]) >= LABELLED_CHARACTERS:
                 # The pivot's message decides, so that all languages have the same test messages.
                 source, target = keys.near
-                uniform = cleaning.digest(str(config.seed), str(source)) / 2**64  # in [0, 1], equal in every process
-                if uniform < config.labelled_share:
+                if _draw(str(config.seed), str(source)) < config.labelled_share:
                     self.messages.setdefault(source, set()).add(target)
 
     def add_test_text(self, text: str) -> None:
@@ -73,6 +72,18 @@ class Reserved:
         if not self.labelled.isdisjoint(keys.near):
             return "labelled"
         return None if self.runs.isdisjoint(keys.runs) else "overlap"
+
+
+def is_held_out_message(keys: Keys, config: PreparationConfig) -> bool:
+    """Return whether `held_out_share` holds out a row of a training corpus: a pair whose pivot's message is drawn."""
+    if not config.held_out_share or len(keys.near) != 2:
+        return False
+    return _draw("held_out", str(config.seed), str(keys.near[0])) < config.held_out_share
+
+
+def _draw(*values: str) -> float:
+    """Return a number from 0 to 1 that is equal for equal values in every process."""
+    return cleaning.digest(*values) / 2**64
 
 
 def check_leaks(output: Path, reserved: Reserved, parallel_map: ParallelMap = in_process) -> None:

@@ -8,8 +8,11 @@ from typing import NamedTuple
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import cleaning, length_ratio
 from infoxlm_core.corpora.fingerprints import Keys
-from infoxlm_core.corpora.reserved import LABELLED_CHARACTERS, Reserved
+from infoxlm_core.corpora.reserved import LABELLED_CHARACTERS, Reserved, is_held_out_message
 from infoxlm_core.corpora.tables import HELD_OUT, Tables
+
+HELD_OUT_SHARE = "held_out_share"
+"""Reason for which a row is dropped from the training text if it is held out by the setting of this name."""
 
 
 class FileKey(NamedTuple):
@@ -68,10 +71,18 @@ class RowWriter:
     """For each written row: digest of its near keys, folder and languages -> digest of its unchanged texts."""
 
     def add(self, row: CleanedRow) -> None:
-        """Write a row unless it is dropped; write a training pair also as two sentences and as labelled text."""
+        """Write a row to the table of its kind, or drop it for a reason.
+
+        A training pair is also written as two sentences and as labelled text. A pair that `held_out_share` drops from
+        the training text is counted again and written as a held-out pair.
+        """
         reason = self._reason_to_drop(row)
         if reason:
             self.counts[row.file_key][reason] += 1
+            if reason == HELD_OUT_SHARE:
+                held_out_row = row._replace(kind="held_out")
+                self.counts[held_out_row.file_key]["read"] += 1
+                self.write_unless_duplicate(held_out_row)
             if reason == "labelled" and row.kind == "pairs" and row.keys.near[0] in self.reserved.messages:
                 self.write_labelled(row, "test")
             return
@@ -90,7 +101,11 @@ class RowWriter:
             median = self.medians[row.language_pair]
             if length_ratio.exceeds(self.config.cleaning.max_length_ratio, row.texts, median):
                 return "length_ratio"
-        return None if row.kind in HELD_OUT else self.reserved.reason(row.keys)
+        if row.kind in HELD_OUT:
+            return None
+        if is_held_out_message(row.keys, self.config):
+            return HELD_OUT_SHARE
+        return self.reserved.reason(row.keys)
 
     def write_unless_duplicate(self, row: CleanedRow) -> bool:
         """Write a row, or count it as a duplicate of a written row; return whether it was written."""

@@ -69,7 +69,7 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
         reserved, medians = _stage(config, output / "staging", reserved, counts, parallel_map or in_process)
         _write(config, output, reserved, medians, counts)
         shutil.rmtree(output / "staging", ignore_errors=True)
-        report = _make_report(counts, output, config.pivot)
+        report = _make_report(counts, output, config)
         if test_files:
             report["evaluation_sets"] = test_files
         check_leaks(output, reserved, parallel_map or in_process)
@@ -177,7 +177,8 @@ def _read_and_clean(
 ) -> Iterator[CleanedRow]:
     """Yield the rows of a corpus, normalised, with their keys and the reason to drop them, if any."""
     # Runs of words are compared only with held-out and test text; computing them takes most of the time.
-    overlap = config.overlap if config.held_out or config.evaluation_sets else 0
+    has_test_text = bool(config.held_out or config.held_out_share or config.evaluation_sets)
+    overlap = config.overlap if has_test_text else 0
     clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning, overlap=overlap)
     chunks = row_chunks.chunks(formats.read(source, config.languages, config.pivot, paths))
     for chunk in parallel_map(clean, chunks):
@@ -284,8 +285,12 @@ def _write(
 # ---------------------------------------------------------------- report
 
 
-def _make_report(counts: RowCounts, output: Path, pivot: str) -> dict[str, Any]:
-    """Return the numbers of rows read, kept and dropped; raise CorpusTooSmall if there is nothing to train on."""
+def _make_report(counts: RowCounts, output: Path, config: PreparationConfig) -> dict[str, Any]:
+    """Return the numbers of rows read, kept and dropped.
+
+    Raises:
+        CorpusTooSmall: there is nothing to train on, or `held_out_share` holds out nothing.
+    """
     files = []
     totals: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
     languages: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT, "labelled")}
@@ -294,7 +299,7 @@ def _make_report(counts: RowCounts, output: Path, pivot: str) -> dict[str, Any]:
         totals[file_key.kind].update(file_counts)
         if file_counts["kept"]:
             is_monolingual = "mono" in file_key.kind
-            language_name = file_key.language if is_monolingual else f"{pivot}-{file_key.language}"
+            language_name = file_key.language if is_monolingual else f"{config.pivot}-{file_key.language}"
             languages[file_key.kind][language_name] += file_counts["kept"]
     if (output / "labelled.parquet").is_file():
         for _, _, _, split in read_rows(output / "labelled.parquet"):
@@ -302,6 +307,11 @@ def _make_report(counts: RowCounts, output: Path, pivot: str) -> dict[str, Any]:
     if not languages["pairs"].total() + languages["mono"].total():
         reasons = _describe_reasons(totals["pairs"] + totals["mono"]) or "nothing was read"
         raise CorpusTooSmall(f"no training text remains: have=0 need=1 ({reasons}): check corpora and cleaning")
+    if config.held_out_share and not languages["held_out"].total():
+        raise CorpusTooSmall(
+            f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs: have=0 "
+            "need=1: raise it or prepare more pairs"
+        )
     return {
         "files": files,
         "totals": {kind: dict(sorted(counts.items())) for kind, counts in totals.items()},

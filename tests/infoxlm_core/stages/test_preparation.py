@@ -224,6 +224,44 @@ def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_share_of_one_corpus_is_held_out_in_all_languages_with_its_near_duplicates(tmp_path):
+    table = pa.table({
+        "en": [f"Please open the {a} window of {b}" for a in NUMBERS for b in NUMBERS],
+        "de": [f"Bitte das {a}. Fenster von {b} öffnen" for a in ZAHLEN for b in ZAHLEN],
+        "fr": [f"Veuillez ouvrir la fenêtre {a} de {b}" for a in NOMBRES for b in NOMBRES],
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "a.parquet")
+    near = [(f"PLEASE open the {a} window of {b}!", f"Öffne {a}. von {b}") for a in NUMBERS for b in NUMBERS]
+    near += [(f"Another window, number {n}", german) for n, german in enumerate(table["de"].to_pylist())]
+
+    report = prepare(
+        tmp_path,
+        {"name": "a", "format": "parquet", "path": str(tmp_path / "a.parquet")},
+        tsv(tmp_path / "b.tsv", near),
+        text(tmp_path / "m.txt", [french.upper() for french in table["fr"].to_pylist()], "fr"),
+        held_out_share=0.2,
+    )
+
+    chosen = {source for source, _ in rows(tmp_path, "held_out/en-de/a")}
+    assert 15 <= len(chosen) <= 45  # about 0.2 of 144
+    for language in ("de", "fr"):
+        pairs = [(row["en"], row[language]) for row in table.to_pylist() if row["en"] in chosen]
+        assert rows(tmp_path, f"held_out/en-{language}/a") == pairs
+    assert {source for source, _ in rows(tmp_path, "held_out/en-de/b")} == {f"PLEASE{s[6:]}!" for s in chosen}
+    counts = entry(report, "b", "pairs")["dropped"]
+    assert counts == {"held_out_share": len(chosen), "held_out": len(chosen)}  # the other half has their German texts
+    held_out_messages = [row for row in table.to_pylist() if row["en"] in chosen]
+    held_out = {text.casefold().rstrip("!") for row in held_out_messages for text in row.values()}
+    for path in [*(tmp_path / "out/mono").rglob("*.parquet"), *(tmp_path / "out/pairs").rglob("*.parquet")]:
+        for column in pq.read_table(path).to_pydict().values():
+            assert held_out.isdisjoint(text.casefold().rstrip("!") for text in column)
+
+
+def test_a_share_that_holds_out_nothing_is_refused(tmp_path):
+    with pytest.raises(CorpusTooSmall, match=r"held_out_share \(1e-06\) holds out none of 144 pairs"):
+        prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), held_out_share=1e-6)
+
+
 def test_labelled_messages_are_the_same_in_all_languages_and_in_no_training_text(tmp_path):
     table = pa.table({
         "en": [f"Please open the {a} window of {b}" for a in NUMBERS for b in NUMBERS],
