@@ -29,7 +29,7 @@ def evaluate(
         store: directory or s3://bucket/prefix of artifacts.
         corpus: output of prepare_corpus; its held-out text is the test set.
         encoder: the trained model.
-        classifier: classifier fine-tuned from `encoder`.
+        classifier: classifier fine-tuned from `encoder`; without files if there is no labelled text.
         scores: all scores, the report with its tables and figures, and the model card.
         report: the HTML report.
         model_card: the model card.
@@ -75,7 +75,9 @@ def evaluate(
             classifiers = {}
             for name, ((encoder_location, _), (classifier_location, _)) in pointers.items():
                 encoders[name] = artifacts.locate(encoder_location)
-                classifiers[name] = artifacts.locate(classifier_location)
+                directory = artifacts.locate(classifier_location)
+                if manifests.load(directory)["facts"]["steps"]:  # without labelled text, `finetune` trains nothing
+                    classifiers[name] = directory
             device = costs.GPU if devices.count_gpus() else costs.CPU
             with costs.measured(store, "scores", key, 1, device):
                 return evaluate(local, artifacts.locate(text), encoders, classifiers, output)

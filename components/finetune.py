@@ -28,12 +28,15 @@ def finetune(
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
         encoder: a model in Hugging Face format.
         corpus: output of prepare_corpus; its labelled examples are used if the config names no data.
-        classifier: the fine-tuned model; a classifier includes its test set.
+        classifier: the fine-tuned model; a classifier includes its test set. Without labelled text, it has no files.
         metrics: loss and accuracy of the last step.
         cluster: a `ClusterConfig` as a mapping, to train in a RayJob; if empty, training runs in this step.
         trial: variant and seed of a trial of an ablation; the seed replaces that of the config.
         task_config: environment of the step, which the pods of the RayJob receive.
     """
+    import json
+    import logging
+
     from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests, tasks
@@ -47,6 +50,12 @@ def finetune(
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         data_digests = sources.digest_training_data(checked, step.local_store)
         key = artifacts.key_of("classifier", checked, encoder_digest, corpus_digest, *data_digests)
+        corpus_manifest = artifacts.read(corpus_location, manifests.NAME) or b'{"files": {}}'
+        if not tasks.task_of(checked).has_training_text(checked, json.loads(corpus_manifest)["files"]):
+            logging.info("nothing to fine-tune on: the config names no data, and the corpus has no two labels")
+            directory = artifacts.get_or_build(store, "classifier", key, lambda _: {"steps": 0, "examples": 0})
+            step.publish(classifier, directory, metrics)
+            return
         inputs = {"encoder": encoder_location, "corpus": corpus_location}
         run = f"classifier-{key}"
         directory = step.make("classifier", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)

@@ -21,6 +21,7 @@ from infoxlm_core.config import (
 )
 from infoxlm_core.config.base import NonNegativeInt
 from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.languages import two_letters
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
 
 MAX_SIZE = 1 << 18  # bytes of a config file; PyYAML would read a larger one for minutes
@@ -64,6 +65,37 @@ class RunConfig(StageConfig):
             if metric.startswith("guard/") and self.evaluation.guard is None:
                 raise ValueError(f"registration.gate names {metric}: set evaluation.guard, or remove the metric")
         return self
+
+    def check_whole_run(self) -> None:
+        """Check that every step of the pipeline will have the text that it needs, as far as the config tells.
+
+        This is no validator, because a config without held-out pairs can still be prepared and planned.
+
+        Raises:
+            ConfigError: nothing is held out for the evaluation, no training row of the labelled text is in a language
+                that fine-tuning uses, or the gate needs a metric that the run cannot have.
+        """
+        preparation = self.preparation
+        if not preparation.holds_out_pairs:
+            raise ConfigError(
+                "preparation: no translation pairs are held out, and the evaluation needs some: set held_out_share, or "
+                "name a corpus of pairs in held_out"
+            )
+        has_labels = self.finetuning.data is not None or len(preparation.labels) > 1
+        for metric in self.registration.gates:
+            if metric.startswith("classification/") and not has_labels:
+                raise ConfigError(
+                    f"registration: the gate needs {metric}, but the run has no labelled text: set finetuning.data or, "
+                    "with at least two corpora of pairs, preparation.labelled_share; or remove the metric"
+                )
+        if has_labels and self.finetuning.data is None:
+            train_languages = {two_letters(language) for language in self.finetuning.train_languages}
+            if train_languages.isdisjoint(map(two_letters, preparation.languages)):
+                raise ConfigError(
+                    f"finetuning.train_languages ({', '.join(self.finetuning.train_languages)}) has no language of the "
+                    f"labelled text, whose languages are preparation.languages ({', '.join(preparation.languages)}): "
+                    "name one of them"
+                )
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -194,7 +226,7 @@ def override_sections(
         num_workers: number of training workers, by which the config is validated.
 
     Raises:
-        ConfigError: one line that names the first wrong field.
+        ConfigError: one line that names the first wrong field; see also `RunConfig.check_whole_run`.
     """
     values = copy.deepcopy(dict(sections))
     for name, value in overrides.items():
@@ -205,8 +237,10 @@ def override_sections(
                 f"overrides: {name!r} is not a field of a section: write SECTION.NAME; sections are {section_names}"
             )
         put(values, name, value)
-    run = RunConfig.parse({**values, "num_workers": num_workers}).model_dump(mode="json", exclude_none=True)
-    return {name: run[name] for name in sections}
+    run = RunConfig.parse({**values, "num_workers": num_workers})
+    run.check_whole_run()
+    checked = run.model_dump(mode="json", exclude_none=True)
+    return {name: checked[name] for name in sections}
 
 
 def override_trials(

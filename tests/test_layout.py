@@ -31,7 +31,6 @@ ELSEWHERE = {
     "components/adapters/mlflow/user.py": "k8s/test_mlflow.py",
     "components/adapters/s3/store.py": "components/adapters/test_storage.py",
     "components/adapters/sources/hub.py": "components/platform/test_sources.py",
-    "components/evaluate.py": "e2e/test_pipeline.py",
     "components/platform/measuring.py": "components/test_measure.py",
     "components/platform/sweeps.py": "components/test_measure.py",
     "components/prepare_corpus.py": "components/adapters/ray/test_data.py",

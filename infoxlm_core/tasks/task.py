@@ -4,7 +4,7 @@ Config files are read together with this module, so it must not import torch, pa
 them inside the methods that need them. See CONTRIBUTING.md for how to add a task.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -62,6 +62,15 @@ class Task(Generic[Settings]):
     def trained(self) -> bool:
         """Whether an encoder is fine-tuned for the task."""
         return self.head is not None
+
+    def has_training_text(self, settings: Settings, corpus_files: Collection[str]) -> bool:  # noqa: ARG002
+        """Return whether there is text to fine-tune on.
+
+        Args:
+            settings: settings of the task.
+            corpus_files: names of the files of the prepared corpus of the run.
+        """
+        return True
 
     def list_data(self, settings: Settings) -> dict[str, list[str]]:
         """Return the paths of each data field of the settings, by the name of the field."""

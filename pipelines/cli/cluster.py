@@ -207,6 +207,7 @@ def prepare(
     from pipelines.ablations import ablations
     from pipelines.infoxlm import infoxlm
 
+    run.check_whole_run()
     cluster_file.pool.split(run.num_workers)  # raises ConfigError unless the workers fill whole pods
     if pipeline == "infoxlm":
         return shared | local.sections(run, infoxlm)

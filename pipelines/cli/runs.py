@@ -31,6 +31,7 @@ def run(
     """
     with report_errors():
         checked = run_file.load(config, tuple(set_ or ()))
+        checked.check_whole_run()
         from pipelines import local
         from pipelines.infoxlm import infoxlm
 
@@ -68,6 +69,7 @@ def ablate(
     """
     with report_errors():
         checked = run_file.load(config, (f"num_workers={num_workers}", *(set_ or ())))
+        checked.check_whole_run()
         from pipelines import local, trials
         from pipelines.ablations import AT_A_TIME, ablations
 

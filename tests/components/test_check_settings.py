@@ -9,7 +9,7 @@ from components.platform import parameters
 
 SOURCE = {"name": "a", "format": "tsv", "path": "a.tsv", "languages": ["en", "de"]}
 GIVEN = {
-    "preparation": {"languages": ["en", "de"], "corpora": [SOURCE]},
+    "preparation": {"languages": ["en", "de"], "corpora": [SOURCE], "held_out_share": 0.1},
     "tokenization": {},
     "finetuning": {},
     "evaluation": {},

@@ -54,6 +54,20 @@ def test_the_task_of_the_config_is_learned_and_found_again(suite, store, handed,
     assert (made / "test.parquet").is_file() == (kind == "classification")
 
 
+def test_without_labelled_text_the_classifier_is_an_artifact_without_files(store, handed):
+    corpus, _ = artifacts.resolve(handed["corpus"])
+    (corpus / "pairs/en-de").mkdir(parents=True)
+    for name in ("labelled.parquet", "pairs/en-de/memory.parquet"):  # one corpus is one label
+        (corpus / name).write_bytes(b"")
+    manifests.write(corpus, "corpus", {})
+
+    finetune.python_func(config={}, num_workers=0, store=str(store), **handed)
+
+    made, _ = artifacts.resolve(handed["classifier"])
+    assert [path.name for path in made.iterdir()] == [manifests.NAME]
+    assert manifests.load(made)["facts"] == {"steps": 0, "examples": 0}
+
+
 FIND_AGAIN = """
 import json, sys
 from kfp import dsl

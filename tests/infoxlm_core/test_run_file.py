@@ -90,6 +90,7 @@ SECTIONS = {
     "preparation": {
         "languages": ["en", "de"],
         "corpora": [{"name": "a", "format": "tsv", "path": "a.tsv", "languages": ["en", "de"]}],
+        "held_out_share": 0.1,
     },
     "pretraining": {"optimization": {"steps": 900, "warmup_steps": 90}},
     "finetuning": {},
@@ -132,6 +133,50 @@ def test_a_gate_on_the_guard_needs_a_guard():
     with pytest.raises(ConfigError, match=r"registration\.gate names guard/mean: set evaluation\.guard, or remove"):
         run_file.RunConfig.parse(gated)
     run_file.RunConfig.parse(gated | {"evaluation": {"guard": {"data": "tatoeba", "languages": ["fi"]}}})
+
+
+TWO_CORPORA = [{"name": name, "format": "tmx", "path": f"{name}.tmx"} for name in "ab"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"preparation.held_out_share": 0}, "preparation: no translation pairs are held out"),
+        (
+            {"preparation.corpora": [{"name": "a", "format": "text", "path": "a.txt", "languages": ["en"]}]},
+            "preparation: no translation pairs are held out",
+        ),
+        (
+            {"registration.gate": {"classification/mean": -0.01}},
+            "registration: the gate needs classification/mean, but the run has no labelled text",
+        ),
+        (  # one corpus is one label
+            {"registration.metric": "classification/de", "preparation.labelled_share": 0.1},
+            "registration: the gate needs classification/de, but the run has no labelled text",
+        ),
+        (
+            {
+                "preparation.labelled_share": 0.1,
+                "preparation.corpora": TWO_CORPORA,
+                "finetuning.train_languages": ["fr", "sw"],
+            },
+            r"finetuning.train_languages \(fr, sw\) has no language of the labelled text.*\(en, de\)",
+        ),
+    ],
+)
+def test_a_run_that_cannot_end_is_refused_before_anything_is_prepared(overrides, message):
+    sections = SECTIONS | {"registration": {}}
+    run_file.override_sections(sections, {"preparation.labelled_share": 0.1})
+
+    with pytest.raises(ConfigError, match=message):
+        run_file.override_sections(sections, overrides)
+
+
+def test_a_gate_on_classification_is_accepted_if_the_run_has_labelled_text():
+    sections = SECTIONS | {"registration": {"metric": "classification/mean"}}
+
+    run_file.override_sections(sections, {"finetuning.data": "labelled.tsv"})
+    run_file.override_sections(sections, {"preparation.labelled_share": 0.1, "preparation.corpora": TWO_CORPORA})
 
 
 def test_an_override_reaches_every_trial_and_leaves_its_seed_and_what_makes_it_a_variant():

@@ -31,6 +31,7 @@ IMAGE = f"registry.example/infoxlm@sha256:{'a1' * 32}"
 RUN = """
 preparation:
   languages: [en, de]
+  held_out_share: 0.1
   corpora:
     - {name: a, format: tsv, path: "s3://data/a.tsv", languages: [en, de]}
 num_workers: 8
@@ -208,7 +209,8 @@ def test_settings_that_are_too_large_for_kubeflow_travel_through_the_store(kubef
         f'    - {{name: c{number}, format: tsv, path: "s3://data/{"x" * 300}/{number}.tsv", languages: [en, de]}}'
         for number in range(400)
     )
-    (tmp_path / "run.yaml").write_text(f"preparation:\n  languages: [en, de]\n  corpora:\n{sources}\nnum_workers: 8\n")
+    preparation = f"preparation:\n  languages: [en, de]\n  held_out_share: 0.1\n  corpora:\n{sources}\n"
+    (tmp_path / "run.yaml").write_text(f"{preparation}num_workers: 8\n")
     cluster.write_text(cluster.read_text().replace("store: s3://infoxlm/store", "store: s3://models/store"))
 
     result = run("submit", tmp_path / "run.yaml", "--cluster", cluster, "--host", kubeflow.host, "--no-wait")

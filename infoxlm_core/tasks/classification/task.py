@@ -1,7 +1,7 @@
 """Task: sentences, or sentence pairs, -> labels (XNLI, PAWS-X, SIB-200, any table)."""
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, ClassVar
 
 from infoxlm_core.errors import ConfigError
@@ -28,6 +28,11 @@ class Classification(Task[ClassificationConfig]):
     presets: ClassVar[Mapping[str, Preset]] = {"xnli": Preset("xnli"), "classification": Preset()}
     head = HEAD
     only_tested: ClassVar[tuple[str, ...]] = ("mixed",)
+
+    def has_training_text(self, settings: ClassificationConfig, corpus_files: Collection[str]) -> bool:
+        # The labels of a prepared corpus are the names of its corpora of pairs, and a classifier needs two labels.
+        labels = {PurePosixPath(name).stem for name in corpus_files if name.startswith("pairs/")}
+        return settings.data is not None or ("labelled.parquet" in corpus_files and len(labels) > 1)
 
     def check_plan(self, settings: ClassificationConfig, grid_points: int, where: str) -> None:  # noqa: ARG002
         if settings.data is None:

@@ -16,6 +16,7 @@ DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 CONFIG = """
 preparation:
   languages: [en, de]
+  held_out_share: 0.1
   corpora:
     - {name: a, format: tsv, path: a.tsv, languages: [en, de]}
 """
