@@ -42,7 +42,7 @@ _HEARTBEAT_SECONDS = 60.0
 class Launcher(Protocol):
     """Runs work, and returns when its artifact is in the store.
 
-    A launcher starts processes, or adopts those that an earlier attempt of the step left running. It follows them to
+    A launcher starts processes, or finds those that an earlier attempt of the step left running. It follows them to
     their end and restarts them when one dies. SIGTERM and Ctrl-C let a training save and stop.
     """
 

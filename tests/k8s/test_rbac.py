@@ -24,7 +24,7 @@ def launch(start_seconds: int) -> None:
 
 
 def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]:
-    """All there is to launching: find and adopt a job, follow it and its log; create one, wait, give up, stop."""
+    """All there is to launching: find a job, follow it and its log; create one, wait, give up, stop."""
     kubernetes.put_job(NAME, status={"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"})
     kubernetes.put_submitter("s1", NAME, lambda: iter(["a line"]))
     launch(start_seconds=60)

@@ -106,22 +106,6 @@ class RayJobs:
             return not (has_ended or is_terminated or metadata.get("deletionTimestamp"))
         return False
 
-    def set_owner(self, job: Job, owner: Job) -> None:
-        """Set the owner of a job, with which the job is deleted; raise Unavailable if the job has changed meanwhile."""
-        path = f"/apis/ray.io/v1/namespaces/{self.namespace}/rayjobs/"
-        version = job["metadata"].get("resourceVersion")
-        with self._translated_errors("patch"):
-            self._client.call_api(  # the client's own method sends a patch type that custom objects refuse
-                path + job["metadata"]["name"],
-                "PATCH",
-                header_params={"Content-Type": "application/merge-patch+json", "Accept": "application/json"},
-                body={"metadata": {"ownerReferences": [owner], "resourceVersion": version}},
-                auth_settings=["BearerToken"],
-                response_type="object",
-                _return_http_data_only=True,
-                _request_timeout=_TIMEOUT,
-            )
-
     def delete(self, name: str, wait_for_pods: bool = True) -> None:
         """Delete a job if it exists; with `wait_for_pods`, delete its pods first."""
         from kubernetes import client

@@ -124,7 +124,7 @@ def _find_owner(jobs: RayJobs) -> Job | None:
 def _run_once(
     jobs: RayJobs, body: Job, cluster: ClusterConfig, read_outcome: Callable[[], dict[str, Any] | None]
 ) -> InfoXLMError | None:
-    """Create or adopt the job, follow it to its end, and delete it; return the reason if it has failed.
+    """Create or find the job, follow it to its end, and delete it; return the reason if it has failed.
 
     If only some pods of the job have a node for too long, the job is deleted and created again later, because two such
     jobs could block each other.
@@ -132,7 +132,7 @@ def _run_once(
     name = body["metadata"]["name"]
     start_deadline = time.monotonic() + cluster.start_seconds
     while True:
-        _create_or_adopt(jobs, body, cluster.grace_seconds)
+        _create_or_find(jobs, body, cluster.grace_seconds)
         log = JobLog(jobs, name)
         try:
             status = _follow(jobs, name, cluster, log, start_deadline)
@@ -174,11 +174,11 @@ def describe(status: dict[str, Any]) -> str:
     return ", ".join(descriptions)
 
 
-# ---------------------------------------------------------------- create or adopt
+# ---------------------------------------------------------------- create or find
 
 
-def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
-    """Create the job. Adopt an existing job of this name if it runs or has succeeded; delete it if it has failed."""
+def _create_or_find(jobs: RayJobs, body: Job, grace: float) -> None:
+    """Create the job. Keep an existing job of this name if it runs or has succeeded; delete it if it has failed."""
     name = body["metadata"]["name"]
     failures = 0
     start = time.monotonic()
@@ -199,7 +199,6 @@ def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
                     jobs.delete(name, wait_for_pods=False)
                     dead_node_deadline = deadline  # delete and log only once
             elif is_useful:
-                _adopt(jobs, job, body)
                 logger.info("following the existing rayjob/%s (%s)", name, describe(status))
                 return
             else:
@@ -215,20 +214,6 @@ def _create_or_adopt(jobs: RayJobs, body: Job, grace: float) -> None:
         f"rayjob/{name} is still being deleted after {grace + _DELETION_SECONDS:.0f} s: check its finalizers, "
         "then run again"
     )
-
-
-def _adopt(jobs: RayJobs, job: Job, body: Job) -> None:
-    """Make our workflow the owner of the job, so that the job is not deleted with the run that created it."""
-    current_uids = [owner["uid"] for owner in _list_owners(job)]
-    for owner in _list_owners(body):
-        if owner["uid"] not in current_uids:
-            jobs.set_owner(job, owner)
-
-
-def _list_owners(job: Job) -> list[dict[str, Any]]:
-    """Return the owner references of a job."""
-    owners: list[dict[str, Any]] = job["metadata"].get("ownerReferences") or []
-    return owners
 
 
 def _count_failure(name: str, failures: int, error: Unavailable) -> int:
@@ -411,7 +396,7 @@ def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
     """Return whether a running workflow needs the job, or None if Kubernetes does not answer.
 
     That is our workflow if only this pod is stopped, for instance because its node is drained, since the next attempt
-    of the step will follow the job. It may also be another workflow that has adopted the job.
+    of the step will follow the job. It may also be another workflow, which has created the job.
     """
     for _ in range(_NEEDED_ATTEMPTS):
         try:
@@ -423,7 +408,7 @@ def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
             job = jobs.get(name)
             if job is None:
                 return False
-            owner_uids = [reference["uid"] for reference in _list_owners(job)]
+            owner_uids = [reference["uid"] for reference in job["metadata"].get("ownerReferences") or []]
             return bool(owner_uids) and owner["uid"] not in owner_uids
         except Unavailable as error:
             failure = error

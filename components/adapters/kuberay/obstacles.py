@@ -1,6 +1,5 @@
 """Find out from pods and events why a RayJob does not run, whether waiting helps, and what ran out of memory."""
 
-import contextlib
 import logging
 import re
 import time
@@ -16,7 +15,6 @@ _INVALID_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 _IMAGE_ERRORS = (*_INVALID_IMAGE, "ErrImagePull", "ImagePullBackOff")
 _REGISTRY_REFUSES = re.compile(r"not found|manifest unknown|unauthorized|denied|no match for platform", re.IGNORECASE)
 """Messages of a registry that denies us an image for good; any other failure may be temporary."""
-_QUOTA = re.compile(r"exceeded quota: \S+ requested: (\S+), used: \S+ limited: (\S+)")
 _NODE_TYPE = "ray.io/node-type"
 """Label of the pods of a RayCluster: head or worker."""
 
@@ -26,7 +24,7 @@ class Obstacle(NamedTuple):
 
     message: str
     is_permanent: bool = False
-    """Whether waiting does not help, because a person must change a setting, a quota or an image."""
+    """Whether waiting does not help, because a person must change a setting or an image."""
     is_partial: bool = False
     """Whether some pods of the job have a node, whose resources no other job can use, while others have none."""
 
@@ -85,7 +83,7 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
         image_error = _image_error(pod, messages)
         if image_error:
             return image_error
-    if "violates PodSecurity" in last_message or _exceeds_whole_quota(last_message):
+    if "violates PodSecurity" in last_message:
         return Obstacle(shorten(last_message), is_permanent=True)
     status = job.get("status") or {}
     cluster_status = status.get("rayClusterStatus") or {}
@@ -173,28 +171,3 @@ def _messages_since(events: list[Any], start: str) -> list[str]:
             timed_messages.append((event_time, event.message))
     timed_messages.sort(key=lambda timed_message: timed_message[0])
     return [message for _, message in timed_messages]
-
-
-def _exceeds_whole_quota(message: str) -> bool:
-    """Return whether a pod was refused because it requests more than the whole quota."""
-    from kubernetes.utils.quantity import parse_quantity
-
-    match = _QUOTA.search(message)
-    if not match:
-        return False
-    requested = _parse_resources(match[1])
-    limits = _parse_resources(match[2])
-    with contextlib.suppress(ValueError):
-        for resource in requested.keys() & limits.keys():
-            if parse_quantity(requested[resource]) > parse_quantity(limits[resource]):
-                return True
-    return False
-
-
-def _parse_resources(text: str) -> dict[str, str]:
-    """Return the quantities in a text such as `cpu=4,memory=8Gi` by resource."""
-    quantities = {}
-    for item in text.split(","):
-        resource, quantity = item.split("=", 1)
-        quantities[resource] = quantity
-    return quantities
