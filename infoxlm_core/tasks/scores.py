@@ -5,37 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NotRequired, Self
+from typing import Any, Self
 
-from typing_extensions import TypedDict
-
-from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 from infoxlm_core.training.finetuning import selection
 
 ByLanguage = Mapping[str, Mapping[str, float]]  # language -> metric -> share
-
-
-class _Development(TypedDict):
-    languages: dict[str, float]
-    mean: float
-
-
-@outside.allow_extra_keys
-class _TrialScores(TypedDict):
-    """The content of scores.json, whatever the task."""
-
-    task: str
-    languages: dict[str, dict[str, float]]
-    mean: dict[str, float]
-    counts: dict[str, int]
-    test_set: str
-    transfer_gap: NotRequired[dict[str, float] | None]
-    dev: NotRequired[_Development | None]
-    selection: NotRequired[dict[str, Any] | None]
-    mixed: NotRequired[dict[str, Any] | None]
-    trained_on: NotRequired[list[str]]
-    training: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -93,13 +68,12 @@ class Scores:
         """Read what `to_dict` returned, in this version or an earlier one.
 
         Raises:
-            InputError: a field is missing, empty or of another type.
+            InputError: a field is missing or empty.
         """
         required = ("task", "languages", "mean", "counts", "test_set")
         missing = [name for name in required if not values.get(name)]
         if missing:
             raise InputError(f"{where} has no {', '.join(missing)}. Measure the model again.")
-        outside.validate(dict(values), _TrialScores, where, "measure the model again")
         field_names = set(cls.__dataclass_fields__) - {"details", "outcomes"}
         fields: dict[str, Any] = {}
         details: dict[str, Any] = {}

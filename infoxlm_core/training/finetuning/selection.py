@@ -12,28 +12,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 
 FILE = "selection.json"
 ALL = "*"  # every language that has no step of its own
-_REMEDY = "fine-tune again, or remove selection.json"
-
-
-class _StoredScores(TypedDict):
-    step: int
-    languages: dict[str, float]
-    mean: float
-
-
-class Selection(TypedDict):
-    """The content of selection.json."""
-
-    rule: str
-    looks: list[_StoredScores]
-    chosen: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -84,7 +67,8 @@ def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) 
 
 def check_alike(evaluations: Sequence[DevScores], where: object) -> None:
     """Raise DataCorrupt if evaluations differ in their languages, because the curves then belong to several runs."""
-    if not _are_alike([scores.languages for scores in evaluations]):
+    language_sets = {frozenset(scores.languages) for scores in evaluations}
+    if len(language_sets) > 1 or frozenset() in language_sets:
         raise DataCorrupt(f"{where}: the evaluations cover different languages. Restore the file, or train again.")
 
 
@@ -102,20 +86,8 @@ def read(tuned: Path) -> dict[str, Any] | None:
     path = tuned / FILE
     if not path.is_file():
         return None
-    content: dict[str, Any] = outside.read_json(path, Selection, _REMEDY)
-    chosen = content["chosen"]
-    evaluated_steps = {look["step"] for look in content["looks"]}
-    was_evaluated = not evaluated_steps or evaluated_steps.issuperset(chosen.values())
-    if ALL not in chosen or not was_evaluated:
-        raise InputError(f"{path}: `looks` lacks a chosen step: {_REMEDY}")
-    if not _are_alike([look["languages"] for look in content["looks"]]):
-        raise InputError(f"{path}: the entries of `looks` have different languages: {_REMEDY}")
+    content: dict[str, Any] = outside.read_json(path, dict[str, Any], "fine-tune again, or remove it")
     return content
-
-
-def _are_alike(scores: Sequence[Mapping[str, float]]) -> bool:
-    """Return whether all scores have the same languages, and at least one."""
-    return all(scores) and len({frozenset(languages) for languages in scores}) <= 1
 
 
 def directory_of(tuned: Path, chosen: Mapping[str, int], step: int) -> Path:
