@@ -23,8 +23,10 @@ class ModelConfig(StageConfig):
     """Size of the encoder, or the checkpoint from which training starts."""
 
     start: Source | None = None
-    """Model to continue from: a Hugging Face XLM-R directory, `s3://bucket/prefix`, a hub name such as
-    `FacebookAI/xlm-roberta-base`, or `models:/NAME@ALIAS`. Its sizes replace those below. null: random weights."""
+    """Model to continue from: a Hugging Face directory, `s3://bucket/prefix`, a hub name such as
+    `FacebookAI/xlm-roberta-base`, or `models:/NAME@ALIAS`. System infoxlm takes models of the types xlm-roberta,
+    roberta, bert and distilbert, with or without a head, and exports them in their own class. Its sizes replace those
+    below. null: random weights."""
 
     layers: Annotated[Whole, Field(gt=0, le=1000)] = 12
     """Number of Transformer layers: 12 in the base size, 24 in the large size."""

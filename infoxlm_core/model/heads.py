@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.model.encoder import Encoder, EncoderSize, pool
 from infoxlm_core.model.linear_cross_entropy import linear_cross_entropy
@@ -55,15 +57,28 @@ class InfoXLM(nn.Module):
     """
 
     def __init__(
-        self, size: EncoderSize, contrast_layer: int, pooling: str, normalise: bool, dropout: float = 0.0
+        self,
+        size: EncoderSize,
+        contrast_layer: int,
+        pooling: str,
+        normalise: bool,
+        dropout: float = 0.0,
+        has_head: bool = True,
     ) -> None:
         super().__init__()
         self.encoder = Encoder(size, dropout)
-        self.head = MaskedLMHead(size)
+        self.head = MaskedLMHead(size) if has_head else None
         self.projection = nn.Parameter(torch.empty(size.hidden, size.hidden))  # z = h @ projection
         self.contrast_layer = contrast_layer
         self.pooling = pooling
         self.normalise = normalise
+
+    @classmethod
+    def of(cls, config: PretrainingConfig, size: EncoderSize) -> Self:
+        """Return the network of a run, with uninitialised weights; it has a masked-LM head if MLM or TLM is on."""
+        contrast = config.contrast
+        has_head = bool(config.objectives.mlm or config.objectives.tlm)
+        return cls(size, contrast.layer, contrast.pooling, contrast.normalise, config.model.dropout, has_head)
 
     def forward(self, batch: PackedBatch, scale: Tensor | None = None) -> Outputs:
         """Compute all objectives of a packed micro-batch.
@@ -82,7 +97,7 @@ class InfoXLM(nn.Module):
             hidden, view_hidden = hidden.split([sum(lm_lengths), sum(view_lengths)])
             queries = self._query_vectors(batch, view_hidden, view_lengths)
             finished_layers = self.contrast_layer
-        if not lm_lengths:
+        if not lm_lengths or self.head is None:
             return Outputs(None, None, queries)
         top_layer = self.encoder.size.layers
         hidden = self.encoder.run(

@@ -197,7 +197,7 @@ def _build(
     directory: Path, head: Head, config: PretrainedConfig, dropout: float, head_dropout: float
 ) -> SequenceModel | TokenModel:
     """Return a model of the right size, with uninitialised weights."""
-    encoder = Encoder(pretrained.size_of(directory, pretrained.MODEL_TYPES), dropout)
+    encoder = Encoder(pretrained.size_of(directory), dropout)
     model_class = TokenModel if head.by_token else SequenceModel
     return model_class(encoder, config, head, head_dropout)
 

@@ -296,7 +296,7 @@ def _embed(folder: Path) -> Any:
 def _start(folder: Path) -> Any:
     """As pre-training does that starts from a model."""
     directories.check(folder)
-    size = pretrained.size_of(folder, pretrained.MODEL_TYPES)
+    size = pretrained.size_of(folder)
     return pretrained.load_into(InfoXLM(size, 1, "mean", True), folder)
 
 

@@ -1,4 +1,8 @@
-"""Reads and writes models under Hugging Face's parameter names of XLM-R, RoBERTa and BERT."""
+"""Reads and writes models under Hugging Face's parameter names of XLM-R, RoBERTa, BERT and DistilBERT.
+
+Weights are read under the names of XLM-R, `roberta.…` and `lm_head.…`, whatever their type. They are written under the
+names of the type that they came with.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,10 +11,10 @@ from typing import Annotated, Any, NotRequired
 
 import torch
 from pydantic import Field
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PretrainedConfig, XLMRobertaConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig, XLMRobertaConfig
 from typing_extensions import TypedDict
 
 from infoxlm_core import manifests, outside
@@ -21,7 +25,9 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import stored_weights, tokenizers
 
 WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
-MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # values of model_type that `Encoder` can compute
+CLASS_PREFIXES = {"xlm-roberta": "XLMRoberta", "roberta": "Roberta", "bert": "Bert", "distilbert": "DistilBert"}
+"""The values of model_type that `Encoder` can compute, and the first part of the names of their classes."""
+MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # those whose heads for tasks are known too
 FINETUNING_DROPOUT = 0.1
 """Dropout in the config.json of exported encoders, as in XLM-R's. It takes effect only where Transformers fine-tunes an
 export; our own training takes dropout from its settings."""
@@ -56,7 +62,7 @@ class ModelDescription(TypedDict):
 
 @outside.allow_extra_keys
 class ModelSizes(TypedDict):
-    """The keys of config.json that describe the sizes of a model of `MODEL_TYPES`."""
+    """The keys of config.json that describe the sizes of an encoder that `Encoder` can compute."""
 
     vocab_size: _Rows
     num_hidden_layers: _Layers
@@ -84,7 +90,36 @@ _NAME_RULES = [  # our name -> Hugging Face's name in XLM-R
     (r"^head\.norm\.", "lm_head.layer_norm."),
     (r"^head\.bias$", "lm_head.bias"),
 ]
-_HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.")  # prefixes of heads in Hugging Face's classes
+_OTHER_NAMES = {  # model_type -> parts of XLM-R's names, and what replaces them, in this order
+    "bert": {
+        "lm_head.dense.": "cls.predictions.transform.dense.",
+        "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
+        "lm_head.bias": "cls.predictions.bias",
+    },
+    "distilbert": {
+        ".encoder.layer.": ".transformer.layer.",
+        ".attention.self.query.": ".attention.q_lin.",
+        ".attention.self.key.": ".attention.k_lin.",
+        ".attention.self.value.": ".attention.v_lin.",
+        ".attention.output.dense.": ".attention.out_lin.",
+        ".attention.output.LayerNorm.": ".sa_layer_norm.",
+        ".intermediate.dense.": ".ffn.lin1.",
+        ".output.dense.": ".ffn.lin2.",
+        ".output.LayerNorm.": ".output_layer_norm.",
+        "lm_head.dense.": "vocab_transform.",
+        "lm_head.layer_norm.": "vocab_layer_norm.",
+        "lm_head.bias": "vocab_projector.bias",
+    },
+}
+_PREFIX = re.compile(r"^(roberta|bert|distilbert)\.")  # of an encoder's weights in a class with a head
+_HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.", "vocab_")  # prefixes of heads in Hugging Face's classes
+_DISTILBERT_KEYS = {  # keys of config.json
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "activation": "hidden_act",
+}
 
 TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
 _NOT_FINITE = "contains NaN or infinity: its training failed, so use another model"
@@ -137,38 +172,77 @@ def write_model(weights: Mapping[str, Tensor], config: PretrainedConfig, directo
     config.save_pretrained(directory)
 
 
-def write(module: nn.Module, config: PretrainedConfig, tokenizer: Path, directory: Path, names: NameRules = ()) -> None:
+def write(
+    module: nn.Module,
+    config: PretrainedConfig,
+    tokenizer: Path,
+    directory: Path,
+    names: NameRules = (),
+    untrained: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write a module without its projection, and its tokenizer.
 
     Args:
         module: the module, of which only parameters are written.
-        config: its config, whose model type decides the prefix of the encoder's names.
+        config: its config, whose model type and class decide the names of the weights.
         tokenizer: directory with the tokenizer.
         directory: where to write.
         names: rules for the parameters of the head.
+        untrained: weights to write that the module lacks, by their names in XLM-R.
     """
     weights: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         if name != "projection":
             weights[hugging_face_name(name, names)] = parameter
-    if TYPE_ROW not in weights:
+    weights = dict(untrained or {}) | weights
+    if TYPE_ROW not in weights and config.model_type != "distilbert":
         weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
-    if config.model_type == "bert":
-        weights = {re.sub(r"^roberta\.", "bert.", name): value for name, value in weights.items()}
-    write_model(weights, config, directory)
+    write_model({name_in_class(name, config): value for name, value in weights.items()}, config, directory)
     tokenizers.copy(tokenizer, directory, max_tokens_of(config.to_dict()))
 
 
-def export(model: InfoXLM, tokenizer: Path, directory: Path) -> None:
+def name_in_class(name: str, config: PretrainedConfig) -> str:
+    """Return the name that a weight, named as in XLM-R, has in the class that a config names in `architectures`."""
+    for xlmr_text, text in _OTHER_NAMES.get(config.model_type, {}).items():
+        name = name.replace(xlmr_text, text)
+    prefix = config.model_type.removeprefix("xlm-") + "."
+    if (config.architectures or ["Model"])[0].endswith("Model"):  # a class without head
+        prefix = ""
+    return re.sub(r"^roberta\.", prefix, name)
+
+
+def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None = None) -> None:
     """Write a directory that `AutoModel` and `AutoTokenizer` load.
 
-    The contrast projection is in `projection.safetensors`, as tensor `projection` (d, d) with z = h @ projection.
-    `config.json` records the layer and pooling of contrast under `infoxlm`.
+    A model that was trained from a start is written in the class of its start, with the weights of the start that were
+    not trained, such as its pooler. The contrast projection is in `projection.safetensors`, as tensor `projection`
+    (d, d) with z = h @ projection. `config.json` records the layer and pooling of contrast under `infoxlm`.
     """
     contrast = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
-    config = hugging_face_config(model.encoder.size, architectures=["XLMRobertaForMaskedLM"], infoxlm=contrast)
-    write(model, config, tokenizer, directory)
+    untrained: dict[str, Tensor] = {}
+    if start is None:
+        config = hugging_face_config(model.encoder.size)
+    else:
+        config = CONFIG_MAPPING[read_config(start)["model_type"]].from_dict(read_config(start))
+        config.dtype = torch.float32
+        for name, weight in read_weights(start).items():
+            is_computed = "decoder." in name or name.endswith("_ids")  # tied to other weights, or constant
+            if not is_computed:
+                untrained[name] = weight
+    config.infoxlm = contrast
+    config.architectures = [_choose_class(config, has_head=model.head is not None or "lm_head.bias" in untrained)]
+    write(model, config, tokenizer, directory, untrained=untrained)
     save_file({"projection": model.projection.detach().float().cpu().contiguous()}, directory / PROJECTION)
+
+
+def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
+    """Return the class in which to export a model: that of its start, unless a masked-LM head was added to it."""
+    prefix = CLASS_PREFIXES[config.model_type]
+    own_class: str = (config.architectures or [f"{prefix}Model"])[0]
+    is_language_model = own_class.endswith(("ForMaskedLM", "ForPreTraining"))
+    if has_head == is_language_model:
+        return own_class
+    return f"{prefix}ForMaskedLM" if has_head else f"{prefix}Model"
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -180,16 +254,30 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def runs_packed(config: Mapping[str, Any]) -> bool:
-    """Return whether `Encoder`, which computes packed sequences, can compute the model that a config describes."""
-    has_gelu = config.get("hidden_act", "gelu") == "gelu"
-    has_absolute_positions = config.get("position_embedding_type", "absolute") == "absolute"
-    is_decoder = config.get("is_decoder", False)
-    return has_gelu and has_absolute_positions and not is_decoder and config["model_type"] in MODEL_TYPES
+    """Return whether `Encoder` can compute the model that a config describes, and its heads for tasks are known."""
+    return config["model_type"] in MODEL_TYPES and not find_obstacle(config)
+
+
+def find_obstacle(config: Mapping[str, Any]) -> str:
+    """Return the setting of a config.json, with its value, that `Encoder` cannot compute; empty if it can."""
+    if config["model_type"] not in CLASS_PREFIXES:
+        return f"model_type is {config['model_type']!r}, not one of {', '.join(CLASS_PREFIXES)}"
+    computed_values = {
+        "hidden_act": "gelu",
+        "activation": "gelu",
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "tie_word_embeddings": True,
+    }
+    for key, computed_value in computed_values.items():
+        if config.get(key, computed_value) != computed_value:
+            return f"{key} is {config[key]!r}, not {computed_value!r}"
+    return ""
 
 
 def first_position(config: Mapping[str, Any]) -> int:
     """Return the position of a sequence's first token; models like RoBERTa start after the position of padding."""
-    if config["model_type"] == "bert":
+    if config["model_type"] in ("bert", "distilbert"):
         return 0
     padding_id = config.get("pad_token_id")
     return (PAD if padding_id is None else padding_id) + 1
@@ -198,35 +286,33 @@ def first_position(config: Mapping[str, Any]) -> int:
 def max_tokens_of(config: Mapping[str, Any]) -> int:
     """Return the number of tokens of the longest sequence that a model can read."""
     positions = config.get("max_position_embeddings") or 0
-    if config["model_type"] in MODEL_TYPES:
+    if config["model_type"] in CLASS_PREFIXES:
         return positions - first_position(config)
     # Some other models number positions like RoBERTa. For the rest, two unused positions do no harm.
     return positions - 2 if positions > 2 else 512
 
 
-def size_of(directory: Path, model_types: Sequence[str] = ("xlm-roberta",)) -> EncoderSize:
+def size_of(directory: Path) -> EncoderSize:
     """Return the sizes in a Hugging Face config.json, after comparing them with the weights if there are any.
 
     Raises:
-        InputError: there is no config.json, it describes another architecture, or the weights have other shapes.
+        InputError: there is no config.json, it describes a model that `Encoder` cannot compute, or the weights have
+            other shapes.
     """
     path = directory / "config.json"
     config = read_config(directory)
-    model_type = config["model_type"]
-    if model_type not in model_types:
-        expected = " or ".join(repr(name) for name in model_types)
-        raise InputError(f"{path}: model_type is {model_type!r}, not {expected}: give a model of this type")
+    obstacle = find_obstacle(config)
+    if obstacle:
+        raise InputError(f"{path}: {obstacle}: give a model that XLM-R's encoder can compute")
+    if config["model_type"] == "distilbert":
+        config = {_DISTILBERT_KEYS.get(key, key): value for key, value in config.items()} | {"type_vocab_size": 0}
     outside.validate(config, ModelSizes, path, "give a complete model")
     if config["hidden_size"] % config["num_attention_heads"]:
         raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
-    # The values of the published models, for a config.json without these fields.
-    if model_type == "bert":
-        default_types = 2
-        default_epsilon = 1e-12
-    else:
-        default_types = 1
-        default_epsilon = 1e-5
-    types = config.get("type_vocab_size", default_types)
+    stored = stored_weights.read_headers(directory)
+    types = config.get("type_vocab_size", 2)  # here and for the epsilon, the default of these types in Transformers
+    if types == 1 and not _has_nonzero_type_row(stored):
+        types = 0  # nothing to add, and nothing to train
     size = EncoderSize(
         vocabulary=config["vocab_size"],
         layers=config["num_hidden_layers"],
@@ -234,18 +320,26 @@ def size_of(directory: Path, model_types: Sequence[str] = ("xlm-roberta",)) -> E
         ffn=config["intermediate_size"],
         heads=config["num_attention_heads"],
         positions=config["max_position_embeddings"],
-        epsilon=config.get("layer_norm_eps", default_epsilon),
-        types=types if types > 1 else 0,  # a single type is added to the positions, see `load_into`
+        epsilon=config.get("layer_norm_eps", 1e-12),
+        types=types,
         first_position=first_position(config),
     )
-    if any(directory.glob("*.safetensors")):  # a run can be planned without the weights
-        _check_size(size, directory)
+    if stored:  # a run can be planned without the weights
+        _check_size(size, stored, directory)
     return size
 
 
-def _check_size(size: EncoderSize, directory: Path) -> None:
+def _has_nonzero_type_row(stored: Mapping[str, stored_weights.StoredWeight]) -> bool:
+    """Return whether a model with a single token type adds anything for it; it is zero in FacebookAI's XLM-R."""
+    for name, canonical_name in canonical_names(stored).items():
+        if canonical_name == TYPE_ROW:
+            with safe_open(stored[name].path, "pt") as file:
+                return bool(file.get_tensor(name).any())
+    return False
+
+
+def _check_size(size: EncoderSize, stored: Mapping[str, stored_weights.StoredWeight], directory: Path) -> None:
     """Raise InputError if the weight files do not hold an encoder of this size."""
-    stored = stored_weights.read_headers(directory)
     stored_shapes = {canonical: stored[name].shape for name, canonical in canonical_names(stored).items()}
     with torch.device("meta"):
         encoder = Encoder(size)
@@ -291,7 +385,7 @@ def digest_of(directory: Path) -> str:
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """Return the weights of a model of `MODEL_TYPES`, with or without head, under the names of `XLMRobertaFor…`.
+    """Return the weights of a model, with or without head, under the names of `XLMRobertaFor…`.
 
     Raises:
         InputError: the weights are missing or damaged.
@@ -305,25 +399,32 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 def canonical_names(names: Iterable[str]) -> dict[str, str]:
     """Map the names of stored weights to the names of `XLMRobertaFor…`."""
     names = list(names)
-    has_prefix = any(name.startswith(("roberta.", "bert.")) for name in names)
+    has_prefix = any(_PREFIX.match(name) for name in names)
     canonical = {}
     for stored_name in names:
-        name = re.sub(r"^bert\.", "roberta.", stored_name)
+        name = _PREFIX.sub("roberta.", stored_name)
         # Google's BERT has other names for the parameters of LayerNorm.
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
         if not has_prefix and not name.startswith(_HEADS):  # the file of an encoder without head
             name = f"roberta.{name}"
+        for replacements in _OTHER_NAMES.values():
+            for xlmr_text, text in reversed(replacements.items()):
+                name = name.replace(text, xlmr_text)
         canonical[stored_name] = name
     return canonical
+
+
+def has_masked_lm_head(directory: Path) -> bool:
+    """Return whether weights of a masked-LM head are stored in a directory."""
+    stored = stored_weights.read_headers(directory)
+    return any(name.startswith("lm_head.") for name in canonical_names(stored).values())
 
 
 def load_into(
     module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), names: NameRules = ()
 ) -> None:
     """Copy the weights of a Hugging Face directory, in safetensors, into one of our models.
-
-    A single row of token types, which all tokens share, is added to the positions; it is zero in every published XLM-R.
 
     Args:
         module: the model.
@@ -338,7 +439,6 @@ def load_into(
     weights = read_weights(directory)
     if (directory / PROJECTION).is_file():
         weights["projection"] = read_projection(directory / PROJECTION)
-    types = weights.get(TYPE_ROW)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             is_projection = name == "projection"
@@ -354,8 +454,6 @@ def load_into(
             if not weight.isfinite().all():  # not by `check_numbers`: skipped parameters may be uninitialised
                 raise InputError(f"{path}: {stored_name} {_NOT_FINITE}")
             parameter.copy_(weight)
-            if name == "encoder.position_embedding.weight" and types is not None and len(types) == 1:
-                parameter.add_(types[0])
 
 
 def check_numbers(model: nn.Module, directory: Path) -> None:

@@ -48,7 +48,8 @@ class InfoXLMLearner(Learner):
         if config.model.compiled:
             compiler = compiler_for(self.device, config.model.dropout)
             model.encoder.compiler = compiler
-            model.head.compiler = compiler
+            if model.head is not None:
+                model.head.compiler = compiler
         model.encoder.recompute = config.model.recompute
         warn_if_bf16_is_slow(config.model, self.device)
         enabled = [objective for objective in SENTENCE_OBJECTIVES if objective.name in self.weights.by_name]

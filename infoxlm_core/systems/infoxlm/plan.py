@@ -73,15 +73,14 @@ def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
 
 def build(config: PretrainingConfig, vocabulary: int) -> tuple[InfoXLM, KeyEncoder]:
     """Return the networks of a run on the meta device: shapes without memory."""
-    contrast = config.contrast
     with torch.device("meta"):
-        model = InfoXLM(size_of(config, vocabulary), contrast.layer, contrast.pooling, contrast.normalise)
+        model = InfoXLM.of(config, size_of(config, vocabulary))
         return model, KeyEncoder(model)
 
 
-def count(module: nn.Module) -> int:
+def count(module: nn.Module | None) -> int:
     """Return the number of parameters."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
 
 
 def fit_shape(config: PretrainingConfig, shape: Shape) -> Shape:

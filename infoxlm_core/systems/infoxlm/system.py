@@ -1,11 +1,11 @@
 """InfoXLM (Chi et al. 2021) and its ablations: XLM-R's encoder on MLM, TLM and XLCO."""
 
+import logging
 from pathlib import Path
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
-from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
 from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import EncoderSize, initialise
@@ -16,6 +16,8 @@ from infoxlm_core.systems.infoxlm.plan import Plan, check_memory, plan
 from infoxlm_core.systems.infoxlm.probe import Probe
 from infoxlm_core.systems.system import Observe, System
 from infoxlm_core.training import distributed, sharding
+
+logger = logging.getLogger(__name__)
 
 
 class InfoXLMSystem(System):
@@ -30,8 +32,9 @@ class InfoXLMSystem(System):
             learner.sampler.log_draws(config.optimization.steps)
         return learner
 
-    def export(self, model: InfoXLM, config: PretrainingConfig, shards: Shards, directory: Path) -> None:  # noqa: ARG002
-        pretrained.export(model, shards.directory / "tokenizer", directory)
+    def export(self, model: InfoXLM, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
+        start = Path(config.model.start) if config.model.start else None
+        pretrained.export(model, shards.directory / "tokenizer", directory, start)
 
     def observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
         """Return the function that scores the probe every `probe.every` steps; None if there is nothing to score."""
@@ -67,34 +70,49 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
         TokenizerMismatch: the start has another vocabulary or tokenizer than the shards.
         ConfigError: the start is too small for the config, or the device has too little memory.
     """
-    start = config.model.start
-    contrast = config.contrast
-    size = EncoderSize.of(config.model, shards.vocabulary_size)
+    start = Path(config.model.start) if config.model.start else None
     if start:
-        size = pretrained.size_of(Path(start))
-        if size.vocabulary != shards.vocabulary_size:
-            raise TokenizerMismatch(
-                f"{start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
-                "tokenize with the model's own SentencePiece model (tokenization.model)"
-            )
-        model_file = Path(start) / tokenizers.MODEL
-        shards_digest = shards.manifest["facts"]["tokenizer"]
-        start_digest = f"sha256:{manifests.file_sha256(model_file)}" if model_file.is_file() else shards_digest
-        if start_digest != shards_digest:
-            raise TokenizerMismatch(
-                f"{start} has tokenizer {start_digest[:15]}…, {shards.directory} {shards_digest[:15]}…: "
-                f"tokenize with the model's own (tokenization.model: {model_file})"
-            )
-        if config.longest > size.positions - FIRST_POSITION:
-            raise ConfigError(
-                f"sequences of {config.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) exceed "
-                f"the {size.positions - FIRST_POSITION} positions of {start}: lower them"
-            )
-        if contrast.layer > size.layers:
-            raise ConfigError(f"contrast.layer ({contrast.layer}) is above the {size.layers} layers of {start}")
+        size = pretrained.size_of(start)
+        _check_start(start, size, config, shards)
+    else:
+        size = EncoderSize.of(config.model, shards.vocabulary_size)
     check_memory(config, size, devices.memory(distributed.device()))
-    model = InfoXLM(size, contrast.layer, contrast.pooling, contrast.normalise, config.model.dropout)
+    model = InfoXLM.of(config, size)
     initialise(model, config.seed)
     if start:
-        pretrained.load_into(model, Path(start))
+        optional: tuple[str, ...] = ("projection",)
+        if model.head is not None and not pretrained.has_masked_lm_head(start):
+            optional = ("projection", "head.")
+            logger.warning("%s has no masked-LM head: MLM and TLM train a new one with random weights", start)
+        pretrained.load_into(model, start, optional)
     return model.to(distributed.device())
+
+
+def _check_start(start: Path, size: EncoderSize, config: PretrainingConfig, shards: Shards) -> None:
+    """Raise TokenizerMismatch or ConfigError if a start does not fit the shards or the config; see `build`."""
+    if size.vocabulary < shards.vocabulary_size:  # multilingual-e5-small has more rows than its tokenizer has ids
+        raise TokenizerMismatch(
+            f"{start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
+            "tokenize with the model's own SentencePiece model (tokenization.model)"
+        )
+    model_file = start / tokenizers.MODEL
+    shards_digest = shards.manifest["facts"]["tokenizer"]
+    start_digest = f"sha256:{manifests.file_sha256(model_file)}" if model_file.is_file() else shards_digest
+    if start_digest != shards_digest:
+        raise TokenizerMismatch(
+            f"{start} has tokenizer {start_digest[:15]}…, {shards.directory} {shards_digest[:15]}…: "
+            f"tokenize with the model's own (tokenization.model: {model_file})"
+        )
+    pad = shards.vocabulary.pad
+    if size.first_position not in (0, pad + 1):
+        raise ConfigError(
+            f"{start}/config.json: pad_token_id is {size.first_position - 1}, but the tokenizer pads with {pad}, and "
+            "the positions of this model begin after its padding: give the tokenizer that the model was trained with"
+        )
+    if config.longest > size.max_tokens:
+        raise ConfigError(
+            f"sequences of {config.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) exceed "
+            f"the {size.max_tokens} positions of {start}: lower them"
+        )
+    if config.contrast.layer > size.layers:
+        raise ConfigError(f"contrast.layer ({config.contrast.layer}) is above the {size.layers} layers of {start}")

@@ -22,7 +22,7 @@ from infoxlm_core.model.momentum import KeyEncoder
 from infoxlm_core.model.objectives import cross_entropy
 from tests.toys.pretraining import VOCABULARY, tiny_config
 
-SIZE = EncoderSize(vocabulary=VOCABULARY, layers=3, hidden=16, ffn=32, heads=2, positions=34)
+SIZE = EncoderSize(vocabulary=VOCABULARY, layers=3, hidden=16, ffn=32, heads=2, positions=34, types=1)
 LENGTHS = (5, 1, 9, 3)
 
 

@@ -46,7 +46,7 @@ KINDS = {
     "BERT of one type": lambda: BertModel(BertConfig(**SIZES, max_position_embeddings=24, type_vocab_size=1)),
     "BERT with ReLU": lambda: BertModel(BertConfig(**SIZES, max_position_embeddings=24, hidden_act="relu")),
     "XLM": lambda: XLMModel(XLMConfig(**SMALL, emb_dim=16, max_position_embeddings=26, n_langs=1)),
-    "DistilBERT": lambda: DistilBertModel(DistilBertConfig(**SMALL, dim=16, hidden_dim=24, max_position_embeddings=26)),
+    "DistilBERT": lambda: DistilBertModel(DistilBertConfig(**SMALL, dim=16, hidden_dim=24, max_position_embeddings=24)),
 }  # fmt: skip
 PADDED = {"BERT with ReLU", "XLM", "DistilBERT"}
 

@@ -1,0 +1,163 @@
+"""Pre-training that starts from a public encoder: its own class, positions, token types and padding go in and out."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    DistilBertModel,
+    PreTrainedModel,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+    XLMRobertaModel,
+)
+
+from infoxlm_core.data.layouts import number_positions
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.data.vocabulary import Vocabulary
+from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.systems.infoxlm.system import build
+from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
+
+WORDPIECE = Vocabulary(begin=3, end=2, pad=0, unk=1, mask=63, special_ids=(0, 1, 2, 3, 63), size=VOCABULARY)
+SPARE_ROWS = VOCABULARY + 35  # multilingual-e5-small has 35 more rows than its tokenizer has ids
+CONTRAST_ALONE = {"mlm": 0.0, "tlm": 0.0}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+DISTIL_SIZES = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
+
+
+def xlmr(kind: type, positions: int = 34, **fields) -> PreTrainedModel:
+    defaults = {"vocab_size": VOCABULARY, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+    return kind(XLMRobertaConfig(**SIZES, **(defaults | fields), max_position_embeddings=positions))
+
+
+def bert(kind: type, rows: int = VOCABULARY, **fields) -> PreTrainedModel:
+    return kind(BertConfig(**SIZES, vocab_size=rows, max_position_embeddings=32, **fields))
+
+
+def distilbert(kind: type) -> PreTrainedModel:
+    return kind(DistilBertConfig(**DISTIL_SIZES, vocab_size=VOCABULARY, max_position_embeddings=32))
+
+
+STARTS = {  # public encoders -> a toy of their class, token types, positions, rows and padding
+    "multilingual-e5-small, paraphrase-multilingual-MiniLM": lambda: bert(BertModel, SPARE_ROWS, pad_token_id=0),
+    "multilingual-e5-base, paraphrase-multilingual-mpnet, granite": lambda: xlmr(XLMRobertaModel),
+    "bge-m3, snowflake-arctic-embed": lambda: xlmr(XLMRobertaModel, positions=66),
+    "xlm-roberta-base": lambda: xlmr(XLMRobertaForMaskedLM),
+    "LaBSE": lambda: bert(BertModel),
+    "bert-base-multilingual-cased": lambda: bert(BertForMaskedLM),
+    "distiluse-base-multilingual-cased": lambda: distilbert(DistilBertModel),
+    "distilbert-base-multilingual-cased": lambda: distilbert(DistilBertForMaskedLM),
+}
+WORDPIECE_STARTS = {"LaBSE", "bert-base-multilingual-cased"} | {name for name in STARTS if name.startswith("distil")}
+
+
+def save(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
+    """Save a toy after making its weights so large that every part of the model decides."""
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(directory)
+    return model.eval()
+
+
+def reload(directory: Path) -> PreTrainedModel:
+    """Load an exported model as a user does."""
+    architecture = json.loads((directory / "config.json").read_text())["architectures"][0]
+    return (AutoModelForMaskedLM if architecture.endswith("ForMaskedLM") else AutoModel).from_pretrained(directory)
+
+
+@pytest.fixture(scope="module")
+def wordpiece_shards(tmp_path_factory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("wordpiece"), {"one": 40, "two": 25}, vocabulary=WORDPIECE)
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_public_encoder_trains_and_is_exported_in_its_class(name, tiny_shards, wordpiece_shards, tmp_path):
+    shards_path = wordpiece_shards if name in WORDPIECE_STARTS else tiny_shards
+    theirs = save(STARTS[name](), tmp_path / "start")
+    has_head = type(theirs).__name__.endswith("ForMaskedLM")
+    config = tiny_config(
+        model={"start": str(tmp_path / "start")},
+        objectives={} if has_head else CONTRAST_ALONE,
+        optimization={"steps": 1, "warmup_steps": 0},
+    )
+    vocabulary = open_shards(shards_path).vocabulary
+
+    # The loaded encoder computes what Transformers computes for a padded batch.
+    model = build(config, open_shards(shards_path))
+    assert (model.head is not None) == has_head
+    lengths = (5, 1, 9, 3)
+    ids = torch.randint(4, VOCABULARY - 1, (sum(lengths),), generator=torch.Generator().manual_seed(5))
+    padded = torch.nn.utils.rnn.pad_sequence(ids.split(lengths), batch_first=True, padding_value=vocabulary.pad)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(n).long() for n in lengths], batch_first=True)
+    with torch.no_grad():
+        hidden_states = theirs(padded, attention_mask=mask, output_hidden_states=True).hidden_states
+        positions = torch.from_numpy(number_positions(torch.tensor(lengths).numpy()))
+        for layer, expected in enumerate(hidden_states):
+            hidden = model.encoder(ids, positions, lengths, last=layer)
+            torch.testing.assert_close(hidden, expected[mask.bool()], atol=2e-6, rtol=0)
+
+    # Before the first step the export is the start, with its class and settings; after a step it is another model.
+    pretrain(config, shards_path, tmp_path / "out", tmp_path / "run")
+    first, last = reload(tmp_path / "out/start"), reload(tmp_path / "out/encoder")
+    assert type(first) is type(last) is type(theirs)
+    settings = {"infoxlm": first.config.infoxlm, "_name_or_path": first.config._name_or_path}
+    assert first.config.to_dict() == theirs.config.to_dict() | settings
+    trained = last.state_dict()
+    for weight_name, weight in theirs.state_dict().items():
+        assert torch.equal(first.state_dict()[weight_name], weight), weight_name
+        is_untrained = "pooler" in weight_name
+        assert torch.equal(trained[weight_name], weight) == is_untrained, weight_name
+    assert (
+        load_file(tmp_path / "out/start/model.safetensors").keys()
+        == load_file(tmp_path / "start/model.safetensors").keys()
+    )
+
+
+def test_a_start_without_head_gets_a_new_one_for_mlm(tiny_shards, tmp_path, caplog):
+    save(bert(BertModel), tmp_path / "start")
+    config = tiny_config(model={"start": str(tmp_path / "start")}, optimization={"steps": 1, "warmup_steps": 0})
+
+    with caplog.at_level(logging.WARNING):
+        pretrain(config, tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert "start has no masked-LM head: MLM and TLM train a new one with random weights" in caplog.text
+    assert isinstance(reload(tmp_path / "out/encoder"), BertForMaskedLM)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act is 'relu', not 'gelu'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key', not 'absolute'"),
+        ({"is_decoder": True}, "is_decoder is True, not False"),
+        ({"model_type": "modernbert"}, "model_type is 'modernbert', not one of xlm-roberta, roberta, bert, distilbert"),
+    ],
+)
+def test_a_start_that_the_encoder_cannot_compute_is_refused_in_one_line(change, error, tiny_shards, tmp_path):
+    save(bert(BertModel), tmp_path / "start")
+    path = tmp_path / "start/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+    with pytest.raises(InputError, match=error):
+        build(tiny_config(model={"start": str(tmp_path / "start")}), open_shards(tiny_shards))
+
+
+def test_padding_that_decides_positions_must_be_that_of_the_tokenizer(wordpiece_shards, tmp_path):
+    save(xlmr(XLMRobertaModel), tmp_path / "start")  # counts positions from its padding 1 on; the shards pad with 0
+
+    with pytest.raises(ConfigError, match="pad_token_id is 1, but the tokenizer pads with 0"):
+        build(tiny_config(model={"start": str(tmp_path / "start")}), open_shards(wordpiece_shards))
