@@ -31,6 +31,7 @@ VERSIONS = {
     "corpus": 3,  # prepare_corpus
     "shards": 2,  # tokenize_corpus
     "pretrained": 1,  # pretrain
+    "merged": 1,  # merge
     "classifier": FINETUNING,  # finetune
     "tuned": FINETUNING,  # measure, of a suite
     "scores": 3,  # evaluate

@@ -11,6 +11,7 @@ from components.check_settings import check_settings
 from components.end_run import end_run
 from components.evaluate import evaluate
 from components.finetune import finetune
+from components.merge import merge
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
@@ -37,7 +38,7 @@ def infoxlm(
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Check the settings; prepare, tokenize, pre-train, fine-tune, evaluate, register.
+    """Check the settings; prepare, tokenize, pre-train, merge with the start, fine-tune, evaluate, register.
 
     Args:
         preparation: a `PreparationConfig`: corpora, cleaning, held-out text.
@@ -72,14 +73,22 @@ def infoxlm(
         corpus = prepare_corpus(config=section["preparation"], **text)
         shards = tokenize_corpus(config=section["tokenization"], corpus=corpus.outputs["corpus"], **text)
         pretrained = pretrain(config=section["pretraining"], shards=shards.outputs["shards"], **training)
+        merging = merge(
+            config=section["evaluation"],
+            store=store,
+            corpus=corpus.outputs["corpus"],
+            encoder=pretrained.outputs["encoder"],
+            start=pretrained.outputs["start"],
+        )
+        encoder = merging.outputs["merged"]
         tuning = {"config": section["finetuning"], "corpus": corpus.outputs["corpus"], **training}
-        tuned = finetune(encoder=pretrained.outputs["encoder"], **tuning)
+        tuned = finetune(encoder=encoder, **tuning)
         tuned_start = finetune(encoder=pretrained.outputs["start"], **tuning)
         scores = evaluate(
             config=section["evaluation"],
             store=store,
             corpus=corpus.outputs["corpus"],
-            encoder=pretrained.outputs["encoder"],
+            encoder=encoder,
             start=pretrained.outputs["start"],
             classifier=tuned.outputs["classifier"],
             classifier_of_start=tuned_start.outputs["classifier"],
@@ -87,7 +96,7 @@ def infoxlm(
         registered = register(
             config=section["registration"],
             store=store,
-            encoder=pretrained.outputs["encoder"],
+            encoder=encoder,
             scores=scores.outputs["scores"],
             image=image,
         )
@@ -98,6 +107,7 @@ def infoxlm(
         "prepare the text": corpus,
         "tokenize the text": shards,
         "pre-train the encoder": pretrained,
+        "merge with the start": merging,
         "fine-tune the encoder": tuned,
         "fine-tune the untrained encoder": tuned_start,
         "evaluate both encoders": scores,
@@ -105,5 +115,5 @@ def infoxlm(
         "end the run": ending,
     }
     configure(image, steps)
-    request_default_resources(corpus, shards, scores, registered)
+    request_default_resources(corpus, shards, merging, scores, registered)
     give_registry_access(registered)

@@ -43,6 +43,7 @@ KINDS = (
     "corpus",
     "shards",
     "pretrained",
+    "merged",
     "classifier",
     "tuned",
     "scores",
@@ -255,7 +256,11 @@ class Pointer(TypedDict):
 
 def publish(artifact: Any, location: Path) -> None:
     """Make a KFP output artifact point to a directory of the store."""
-    pointer = {"location": url_of(location), "digest": manifests.load(location)["digest"]}
+    publish_pointer(artifact, {"location": url_of(location), "digest": manifests.load(location)["digest"]})
+
+
+def publish_pointer(artifact: Any, pointer: Pointer) -> None:
+    """Make a KFP output artifact point to an artifact whose location and digest are known."""
     Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(artifact.path), json.dumps(pointer))
     artifact.metadata.update(pointer)

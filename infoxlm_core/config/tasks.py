@@ -1,9 +1,9 @@
 """The settings that all fine-tuning tasks share, and the configs of `evaluate` and `register`."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from infoxlm_core.config.base import (
     Language,
@@ -149,11 +149,24 @@ class EvaluationConfig(StageConfig):
     """A general test set, such as Tatoeba, that shows what a model forgets when it is trained further on special text.
     Every model retrieves its sentences with the vectors that users get: metrics `guard/mean` and `guard/LANGUAGE`."""
 
+    merge: tuple[Annotated[Number, Field(gt=0, le=1)], ...] = ()
+    """Weights for merging the trained encoder with its start: 0.25 is a quarter of the way from the start to the
+    encoder. The largest weight is taken of which `guard` shows a loss of less than half a point (the lower end of the
+    paired interval), else the smallest one. If empty, the encoder stays as it was trained."""
+
+    @model_validator(mode="after")
+    def _guard_chooses_weight(self) -> Self:
+        if self.merge and self.guard is None:
+            raise ValueError("merge needs a guard, which chooses among its weights: set evaluation.guard")
+        return self
+
     def result_fields(self) -> dict[str, Any]:
         fields = super().result_fields()
-        # A newer field is omitted at its default, so that evaluations by earlier versions are found again.
+        # Newer fields are omitted at their defaults, so that evaluations by earlier versions are found again.
         if self.guard is None:
             del fields["guard"]
+        if not self.merge:
+            del fields["merge"]
         return fields
 
 

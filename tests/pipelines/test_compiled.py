@@ -127,7 +127,7 @@ def test_a_step_that_starts_a_rayjob_passes_its_environment_on_and_has_no_gpus_i
         for name, executor in spec["deploymentSpec"]["executors"].items()
     }
     assert not any("accelerator" in amounts for amounts in resources.values())
-    for name in ("prepare-corpus", "tokenize-corpus", "evaluate", "register"):
+    for name in ("prepare-corpus", "tokenize-corpus", "merge", "evaluate", "register"):
         assert resources[name]["resourceMemoryLimit"] == "16Gi"
 
 
@@ -155,11 +155,14 @@ def test_every_step_has_its_inputs_from_the_step_before():
     tasks = tasks_of_infoxlm()
     names = {task: tasks[task]["taskInfo"]["name"] for task in tasks}
 
-    order = ["check-settings", "prepare-corpus", "tokenize-corpus", "pretrain", "finetune", "finetune-2", "evaluate"]
-    order.append("register")
+    order = ["check-settings", "prepare-corpus", "tokenize-corpus", "pretrain", "merge", "finetune", "finetune-2"]
+    order += ["evaluate", "register"]
     assert set(tasks) == set(order)
     for number, task in enumerate(order):
         assert set(tasks[task].get("dependentTasks", [])) <= set(order[:number])
+    for task in ("finetune", "evaluate", "register"):  # the merged encoder, and for the start the start itself
+        assert "merge" in tasks[task]["dependentTasks"]
+    assert "merge" not in tasks["finetune-2"]["dependentTasks"]
     assert names["finetune-2"] == "fine-tune the untrained encoder" and len(set(names.values())) == len(names)
 
 
@@ -169,6 +172,7 @@ def test_an_override_reaches_a_step_only_as_the_section_that_it_changes():
         "prepare-corpus": "preparation",
         "tokenize-corpus": "tokenization",
         "pretrain": "pretraining",
+        "merge": "evaluation",
         "finetune": "finetuning",
         "finetune-2": "finetuning",
         "evaluate": "evaluation",

@@ -22,6 +22,8 @@ from infoxlm_core.tasks.retrieval.run import score_directions
 from infoxlm_core.tasks.scores import Scores, mean_over
 from infoxlm_core.tasks.task import Task
 
+Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether each question was answered correctly
+
 
 class Guard(Task[EvaluationConfig]):
     """Retrieval on a general test set, which shows what a model forgets when it is trained further.
@@ -44,16 +46,7 @@ def measure(guard: AlignedSetConfig, model: Path, config: EvaluationConfig) -> S
         InputError: the model, the set or a language is missing or not usable.
     """
     sets = read_aligned(Path(guard.data), guard.pivot, guard.languages)
-    embed = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
-    # Most sets have the same pivot sentences in all languages, so each is embedded once.
-    pivot_sentences = list(dict.fromkeys(source for sources, _ in sets.values() for source in sources))
-    row_of_sentence = {sentence: row for row, sentence in enumerate(pivot_sentences)}
-    pivot_vectors = embed(pivot_sentences)  # (sentences, d)
-    hits = {}
-    for language, (sources, targets) in sets.items():
-        source_vectors = pivot_vectors[[row_of_sentence[source] for source in sources]]
-        from_pivot, to_pivot = find_both(source_vectors, embed(targets))
-        hits[language] = mark_hits({"from_pivot": from_pivot, "to_pivot": to_pivot})
+    hits = retrieve(sets, model, config)
     scores = {language: score_directions(hits[language]) for language in sets}
     test_set = manifests.digest(sets)
     details = {}
@@ -73,9 +66,22 @@ def measure(guard: AlignedSetConfig, model: Path, config: EvaluationConfig) -> S
     )
 
 
-def _tabulate(
-    sets: Mapping[str, AlignedSentences], hits: Mapping[str, Mapping[str, Tensor]], test_set: str
-) -> pd.DataFrame:
+def retrieve(sets: Mapping[str, AlignedSentences], model: Path, config: EvaluationConfig) -> dict[str, Hits]:
+    """Search for the translations of all sentences with the vectors that users get; return the hits by language."""
+    embed = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
+    # Most sets have the same pivot sentences in all languages, so each is embedded once.
+    pivot_sentences = list(dict.fromkeys(source for sources, _ in sets.values() for source in sources))
+    row_of_sentence = {sentence: row for row, sentence in enumerate(pivot_sentences)}
+    pivot_vectors = embed(pivot_sentences)  # (sentences, d)
+    hits: dict[str, Hits] = {}
+    for language, (sources, targets) in sets.items():
+        source_vectors = pivot_vectors[[row_of_sentence[source] for source in sources]]
+        from_pivot, to_pivot = find_both(source_vectors, embed(targets))
+        hits[language] = mark_hits({"from_pivot": from_pivot, "to_pivot": to_pivot})
+    return hits
+
+
+def _tabulate(sets: Mapping[str, AlignedSentences], hits: Mapping[str, Hits], test_set: str) -> pd.DataFrame:
     """Return a row for each question and direction; `results/evidence.py` reads the table.
 
     The id of a question depends on the whole set, so that models are only compared on equal sets.

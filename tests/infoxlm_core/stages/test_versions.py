@@ -33,7 +33,7 @@ from infoxlm_core.data import shards as token_shards
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
-from infoxlm_core.stages import finetuning, preparation, tokenization
+from infoxlm_core.stages import finetuning, merging, preparation, tokenization
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.tasks import perplexity, questions
 from infoxlm_core.tasks.classification import run
@@ -54,6 +54,7 @@ GOLDEN = {  # kind of artifact -> its version, and the digest of what is made on
     "corpus": (3, "sha256:0d53cbf852823b2e4650ee39362a3c1814a526115e7299f57bec0deb0d0bf7a5"),
     "shards": (2, "sha256:4de7c67322a991d0d21282a0aa8bde8478921ca18a482253e5a8fb514b039430"),
     "pretrained": (1, "sha256:7072099abe55354841d8ed53897ce4570d72c3cdba2009214da84f097b9536b9"),
+    "merged": (1, "sha256:e74314076cec8078d733575250a6655e04ad46d60e03a9706e915e51e997b0f1"),
     "classifier": (1, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
     "tuned": (1, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
     "scores": (3, "sha256:194657d8704eb8b334e0a239151c7f755cd0a9c8f02aa1e725b0e7ca3c7b6763"),
@@ -234,6 +235,14 @@ def make_pretrained(tmp_path: Path, encoder: Path) -> Any:
     return found
 
 
+def make_merged(tmp_path: Path, encoder: Path) -> Any:
+    lower_ends = (0.01, -0.004, -0.005, -0.02)
+    curve = [merging.Point(0.25 * number, 0.5, 0.5, lower) for number, lower in enumerate(lower_ends, 1)]
+    chosen = [merging.choose_weight(curve[first:]) for first in range(4)]
+    tensors = {"a": torch.tensor([0.0, 2.0, -4.0]), "b": torch.tensor([1.0, 0.5, 0.25])}
+    return [chosen, torch.lerp(tensors["a"], tensors["b"], 0.25).tolist()]
+
+
 def make_classifier(tmp_path: Path, encoder: Path) -> Any:
     rows = [
         f"{text}\t{pair[0].split()[1]}\t{language}\t{'train' if number % 5 else 'dev'}"
@@ -306,6 +315,7 @@ MAKERS = {
     "corpus": (make_corpus, "stages/preparation.py or corpora/"),
     "shards": (make_shards, "stages/tokenization.py or data/"),
     "pretrained": (make_pretrained, "systems/ or data/"),
+    "merged": (make_merged, "stages/merging.py or model/huggingface/interpolation.py"),
     "classifier": (make_classifier, "stages/finetuning.py, tasks/ or training/"),
     "tuned": (make_classifier, "stages/finetuning.py, tasks/ or training/"),
     "scores": (make_scores, "stages/evaluation.py or tasks/"),

@@ -1,0 +1,63 @@
+"""Component: merge an encoder with the model that its training started from."""
+
+from typing import Any
+
+from kfp import dsl
+
+from components.platform.stage import stage
+
+
+@stage
+def merge(
+    config: dict[str, Any],
+    store: str,
+    corpus: dsl.Input[dsl.Dataset],
+    encoder: dsl.Input[dsl.Model],
+    start: dsl.Input[dsl.Model],
+    merged: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
+) -> None:
+    """Merge an encoder with its start at the largest weight that the guard accepts; without weights, pass it on.
+
+    Args:
+        config: an `EvaluationConfig` as a mapping; `merge` lists the weights.
+        store: directory or s3://bucket/prefix of artifacts.
+        corpus: output of prepare_corpus; its held-out text is measured at every weight.
+        encoder: the trained model.
+        start: the model before the first training step.
+        merged: the merged encoder, or `encoder` itself if there are no weights.
+        metrics: the chosen weight and its accuracies.
+    """
+    from pathlib import Path
+
+    from components.platform import artifacts, costs, sources
+    from components.platform.stage_run import stage_run
+    from infoxlm_core.config import EvaluationConfig
+
+    with stage_run("merge", store, reports=False) as step:  # the tracker's run is only opened if there are weights
+        checked = EvaluationConfig.parse(step.read(config), "evaluation")
+        encoder_location, encoder_digest = artifacts.read_pointer(encoder)
+        if not checked.merge:
+            artifacts.publish_pointer(merged, {"location": encoder_location, "digest": encoder_digest})
+            return
+        start_location, start_digest = artifacts.read_pointer(start)
+        corpus_location, corpus_digest = artifacts.read_pointer(corpus)
+        local, without_path, guard_digest = sources.localise_guard(checked, step.local_store)
+        digests = (corpus_digest, encoder_digest, start_digest, *guard_digest)
+        key = artifacts.key_of("merged", without_path, *digests)
+
+        def build(output: Path) -> dict[str, Any]:
+            from infoxlm_core.model import devices
+            from infoxlm_core.stages import merging
+
+            corpus_path = artifacts.locate(corpus_location)
+            encoder_path = artifacts.locate(encoder_location)
+            start_path = artifacts.locate(start_location)
+            device = costs.GPU if devices.count_gpus() else costs.CPU
+            with costs.measured(store, "merged", key, 1, device):
+                return merging.merge_best(local, corpus_path, encoder_path, start_path, output)
+
+        directory = artifacts.get_or_build(store, "merged", key, build)
+        step.publish(merged, directory / "encoder")
+        artifacts.log_facts(directory, metrics)
+        step.report_cost(directory)

@@ -1,0 +1,134 @@
+"""Stage merge: an encoder and its start -> the model between them that keeps what the start knew."""
+
+import functools
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from infoxlm_core import manifests
+from infoxlm_core.config import EvaluationConfig
+from infoxlm_core.errors import InputError
+from infoxlm_core.model.huggingface.interpolation import interpolate
+from infoxlm_core.results import evidence
+from infoxlm_core.tasks import reference_vectors
+from infoxlm_core.tasks.questions import draw_questions
+from infoxlm_core.tasks.retrieval import guard
+from infoxlm_core.tasks.retrieval.files import AlignedSentences
+from infoxlm_core.tasks.retrieval.run import score_directions
+from infoxlm_core.tasks.scores import mean_over
+
+logger = logging.getLogger(__name__)
+
+LARGEST_LOSS = 0.005
+"""Half a point of accuracy: what the merged encoder may lose on the guard."""
+
+
+class Point(NamedTuple):
+    """The accuracies at one weight."""
+
+    weight: float
+    held_out: float
+    guard: float
+    guard_lower: float
+    """Lower end of the paired interval of the guard's gain over the start."""
+
+
+def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mapping[str, Any] | None = None) -> None:
+    """Write the model `start + weight * (encoder - start)` with its reference vectors and a manifest.
+
+    Args:
+        start: directory of the model that the training of `encoder` started from.
+        encoder: directory of the trained model.
+        weight: from 0, the start, to 1, the encoder.
+        output: directory to create.
+        facts: what else the manifest says about the merge.
+
+    Raises:
+        InputError: `output` exists, or the models differ in more than the values of their weights.
+    """
+    if output.exists():
+        raise InputError(f"{output} exists: give another directory")
+    interpolate(start, encoder, weight, output)
+    reference_vectors.write(output)
+    encoder_manifest = _read_manifest(encoder)
+    lineage = dict(encoder_manifest.get("inputs", {}))
+    for name, directory in (("encoder", encoder), ("start", start)):
+        digest = _read_manifest(directory).get("digest")
+        if digest:
+            lineage[name] = digest
+    merge_facts = {"merge": {"weight": weight, **(facts or {})}}
+    manifests.write(output, "encoder", encoder_manifest.get("facts", {}) | merge_facts, lineage)
+
+
+def _read_manifest(directory: Path) -> dict[str, Any]:
+    return manifests.load(directory) if (directory / manifests.NAME).is_file() else {}
+
+
+def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Path, output: Path) -> dict[str, Any]:
+    """Write the merged encoder with the largest weight that keeps what the start knew, see `choose_weight`.
+
+    If the guard shows a greater loss at every weight, the smallest one is taken, and a warning is logged.
+
+    Args:
+        config: settings of the evaluation, with weights and guard.
+        corpus: a prepared corpus; its held-out pairs are retrieved too.
+        encoder: directory of the trained model.
+        start: directory of the model that its training started from.
+        output: gets the model in `encoder/`.
+
+    Returns:
+        The chosen weight, whether it keeps what the start knew (1 or 0), and the accuracies at this weight.
+    """
+    measure = functools.partial(_measure, config=config, held_out=_read_held_out(config, corpus, encoder))
+    start_accuracies, start_answers = measure(start)
+    curve = [Point(0.0, **start_accuracies, guard_lower=0.0)]
+    for weight in sorted(set(config.merge)):
+        with tempfile.TemporaryDirectory(prefix="infoxlm-merge-") as folder:
+            interpolate(start, encoder, weight, Path(folder, "encoder"))
+            accuracies, answers = measure(Path(folder, "encoder"))
+        interval = evidence.paired_bootstrap(answers, start_answers)
+        curve.append(Point(weight, **accuracies, guard_lower=interval.lower))
+        logger.info("weight %g: held out %.4f, guard %.4f", weight, accuracies["held_out"], accuracies["guard"])
+    chosen, passed = choose_weight(curve[1:])
+    if not passed:
+        logger.warning("every weight of evaluation.merge loses too much: the smallest one, %g, is taken", chosen.weight)
+    facts = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": [point._asdict() for point in curve]}
+    merge(start, encoder, chosen.weight, output / "encoder", facts)
+    return chosen._asdict() | {"passed": int(passed)}
+
+
+def _read_held_out(config: EvaluationConfig, corpus: Path, encoder: Path) -> dict[str, AlignedSentences]:
+    """Return the held-out pairs that an evaluation with these settings draws."""
+    held_out = {}
+    for language, pairs in draw_questions(corpus, encoder, config).pairs.items():
+        held_out[language] = ([source for source, _ in pairs], [target for _, target in pairs])
+    return held_out
+
+
+def _measure(
+    model: Path, config: EvaluationConfig, held_out: Mapping[str, AlignedSentences]
+) -> tuple[dict[str, float], pd.Series]:
+    """Return the accuracies of a model on both sets, and its answers to the questions of the guard."""
+    assert config.guard  # noqa: S101 - the config requires it
+    hits = guard.retrieve(held_out, model, config)
+    held_out_scores = {language: score_directions(hits[language]) for language in held_out}
+    guard_scores = guard.measure(config.guard, model, config)
+    accuracies = {"held_out": mean_over(held_out_scores)["mean"], "guard": guard_scores.mean["mean"]}
+    outcomes = evidence.Outcomes(guard_scores.outcomes, config.guard.pivot)
+    return accuracies, outcomes.score_questions("guard/mean")
+
+
+def choose_weight(curve: Sequence[Point]) -> tuple[Point, bool]:
+    """Return the point with the largest weight that keeps what the start knew, else with the smallest weight.
+
+    A weight keeps it if the paired interval of the guard's gain over the start lies above -`LARGEST_LOSS`, as in the
+    promotion gate. The second value tells whether the returned point does.
+    """
+    accepted = [point for point in curve if point.guard_lower > -LARGEST_LOSS]
+    if accepted:
+        return max(accepted, key=lambda point: point.weight), True
+    return min(curve, key=lambda point: point.weight), False

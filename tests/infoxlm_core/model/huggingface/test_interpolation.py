@@ -1,0 +1,87 @@
+"""Interpolation between an encoder and its start: exact weights, a complete directory, and refusals."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, XLMRobertaModel
+
+from infoxlm_core import manifests
+from infoxlm_core.errors import InputError
+from infoxlm_core.model.huggingface.interpolation import interpolate
+from tests.toys.models import WORDS, save_model, save_tokenizer
+
+
+@pytest.fixture
+def models(tmp_path):
+    start = save_model(tmp_path / "start", seed=1)
+    encoder = save_model(tmp_path / "encoder", seed=2)
+    for seed, directory in enumerate((start, encoder)):
+        projection = torch.full((32, 32), float(seed))
+        save_file({"projection": projection}, directory / "projection.safetensors")
+    (encoder / "metrics.jsonl").write_text("{}\n")
+    manifests.write(encoder, "encoder", {"steps": 9})
+    return start, encoder
+
+
+def test_a_quarter_of_the_way_is_a_quarter_of_every_difference(models, tmp_path):
+    start, encoder = models
+
+    interpolate(start, encoder, 0.25, tmp_path / "merged")
+
+    merged = load_file(tmp_path / "merged/model.safetensors")
+    before, after = (load_file(directory / "model.safetensors") for directory in models)
+    assert merged.keys() == after.keys()
+    for name, value in merged.items():
+        torch.testing.assert_close(value, before[name] + 0.25 * (after[name] - before[name]), atol=1e-6, rtol=1e-6)
+    projection = load_file(tmp_path / "merged/projection.safetensors")["projection"]
+    assert projection.eq(0.25).all()
+    files = {path.name for path in (tmp_path / "merged").iterdir()}
+    assert files == {path.name for path in encoder.iterdir()} - {manifests.NAME}
+    AutoModel.from_pretrained(tmp_path / "merged"), AutoTokenizer.from_pretrained(tmp_path / "merged")
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_the_ends_are_the_two_models_to_the_last_bit(models, tmp_path, weight):
+    interpolate(*models, weight, tmp_path / "merged")
+
+    merged, expected = (load_file(path / "model.safetensors") for path in (tmp_path / "merged", models[weight]))
+    assert all(torch.equal(merged[name], expected[name]) for name in expected)
+
+
+def test_a_start_without_the_prefix_of_a_model_with_head_has_the_same_weights(tmp_path):
+    start = save_model(tmp_path / "start", XLMRobertaModel, seed=1)
+    encoder = save_model(tmp_path / "encoder", XLMRobertaModel, seed=2)
+    tensors = load_file(encoder / "model.safetensors")
+    save_file({f"roberta.{name}": value for name, value in tensors.items()}, encoder / "model.safetensors")
+
+    interpolate(start, encoder, 0.0, tmp_path / "merged")
+
+    merged, expected = (load_file(path / "model.safetensors") for path in (tmp_path / "merged", start))
+    assert all(torch.equal(merged[f"roberta.{name}"], value) for name, value in expected.items())
+
+
+def save_bert(directory):
+    save_tokenizer(directory)
+    BertModel(BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)).save_pretrained(
+        directory
+    )
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("make_start", "reason"),
+    [
+        (lambda path: save_model(path, intermediate_size=16), r"intermediate\S* is \(16.* not \(64"),
+        (lambda path: save_model(path, num_hidden_layers=1), r"has no roberta\.encoder\.layer\.1\."),
+        (lambda path: save_model(path, XLMRobertaModel), r"has no lm_head\."),
+        (lambda path: save_model(path, words=[*WORDS[1:], "other"]), r"different tokenizers \(tokenizer\.json\)"),
+        (save_bert, "of type 'bert'.* of type 'xlm-roberta'"),
+    ],
+    ids=["width", "layers", "head", "tokenizer", "type"],
+)
+def test_models_that_differ_in_more_than_numbers_are_refused(models, tmp_path, make_start, reason):
+    with pytest.raises(InputError, match=reason) as refusal:
+        interpolate(make_start(tmp_path / "other"), models[1], 0.5, tmp_path / "merged")
+
+    assert "give the encoder, and the model that its training started from" in str(refusal.value)
+    assert not (tmp_path / "merged").exists()
