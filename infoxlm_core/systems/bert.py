@@ -53,16 +53,16 @@ class BERT(TextNetwork):
 
 
 class BERTSampler(TextSampler):
-    """Draws next-sentence pairs: a language with n sentences with probability proportional to n^alpha, then a sentence.
+    """Draws next-sentence pairs. A language with n sentences is drawn with probability proportional to n^alpha.
 
-    Raises CorpusTooSmall if a language has only one document, since a wrong continuation comes from another document.
+    Raises CorpusTooSmall if a language has only one document, because a wrong continuation comes from another document.
     """
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         super().__init__(shards, config)
         languages = sorted(shards.mono)
         if not languages:
-            raise CorpusTooSmall("next sentences need monolingual text: have=0 need=2 documents; add text")
+            raise CorpusTooSmall("next sentences need monolingual text, but the shards have none: add text")
         self.tables: list[Table] = []
         language_of_table: list[int] = []
         sentence_counts: list[list[int]] = []  # of each language, of each corpus
@@ -77,12 +77,13 @@ class BERTSampler(TextSampler):
         self.sampler = TableSampler(sentence_counts, config.batches.alpha)
 
     def _check_amount_of_text(self, languages: Sequence[str]) -> None:
+        """Raise CorpusTooSmall if a language has fewer than two documents."""
         for number, language in enumerate(languages):
             count = int(self.document_counts[self.language_of_table == number].sum())
             if count < 2:
                 raise CorpusTooSmall(
-                    f"next sentences need two documents of {DOCUMENT_SENTENCES} sentences of each language: "
-                    f"{language} have={count} need=2; add text or remove the language"
+                    f"next sentences need two documents of {DOCUMENT_SENTENCES} sentences of each language, but "
+                    f"{language} has {count}: add text or remove the language"
                 )
 
     def draw(self, step: int, shard: int) -> Samples:
@@ -102,7 +103,7 @@ class BERTSampler(TextSampler):
         second = _pack(second_parts)
         sequences = lay_out([first, second], self.vocabulary)  # [CLS] a [SEP] b [SEP]
         positions = number_positions(sequences.lengths)
-        second_starts = np.repeat(first.lengths + 2, sequences.lengths)  # (T,) after [CLS], the first part and [SEP]
+        second_starts = np.repeat(first.lengths + 2, sequences.lengths)  # (T,) 2: [CLS] and [SEP]
         segments = (positions >= second_starts).astype(np.int64)  # (T,) token types: 0 in the first part, else 1
         masked_ids, target_rows = self.mask(sequences, mask_rng)
         return Samples(
@@ -144,7 +145,7 @@ class BERTSampler(TextSampler):
         return first_part, second_part, int(is_random_continuation)
 
     def _draw_continuation(self, table: int, document: int, tokens: int, rng: np.random.Generator) -> np.ndarray:
-        """Return about so many tokens from a random sentence on, of another document of the same language."""
+        """Return about `tokens` tokens of another document of the same language, from a random sentence on."""
         other_table, other_document = self._draw_other_document(table, document, rng)
         document_start, document_end = self._document_rows(other_table, other_document)
         start = int(rng.integers(document_start, document_end))

@@ -62,12 +62,12 @@ class TextBatch:
         if device.type == "cuda":
             rows, counts, answered = give_each_a_row(self.target_rows, self.target_counts, self.lengths)
             batch = replace(self, target_rows=rows, target_counts=counts, answered=answered)
-        moved: dict[str, Any] = {}
+        sent: dict[str, Any] = {}
         for name, value in vars(batch).items():
             if isinstance(value, Tensor):
-                moved[name] = devices.send(value, device)
+                sent[name] = devices.send(value, device)
         labels = {name: devices.send(values, device) for name, values in self.labels.items()}
-        return replace(batch, **moved, labels=labels)
+        return replace(batch, **sent, labels=labels)
 
 
 def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[TextBatch]:

@@ -30,7 +30,7 @@ class TextNetwork(nn.Module):
         self.encoder = Encoder(size, dropout)
 
     def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Compute what the losses are computed from.
+        """Compute the inputs of the losses.
 
         Returns:
             The states (N, d) at the batch's target rows, the output bias (V,), and the logits (sequences, …) of each
@@ -49,7 +49,7 @@ class TextNetwork(nn.Module):
         """Compute the losses of the targets without storing their (N, V) logits.
 
         Args:
-            batch: on the network's device.
+            batch: a batch on the network's device.
             scale: (N,) factor of each target in the loss; None: the losses of the targets are not needed.
 
         Returns:
@@ -67,7 +67,7 @@ class TextNetwork(nn.Module):
 
 
 class TextLearner(Learner):
-    """Trains a `TextNetwork` on the enabled objectives, in one packed forward pass a micro-batch."""
+    """Trains a `TextNetwork` on the enabled objectives, with one packed forward pass per micro-batch."""
 
     module: TextNetwork
 
@@ -122,7 +122,7 @@ class TextLearner(Learner):
         return torch.stack(scaled_losses).sum(), sums
 
     def _token_scale(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:
-        """Return the factor (N,) of each target in the loss; None if their objective is off."""
+        """Return the factor (N,) of each target in the loss; None if the objective is disabled."""
         if batch.objective not in self.weights.by_name:
             return None
         dtype = self.module.encoder.token_embedding.weight.dtype

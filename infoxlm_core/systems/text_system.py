@@ -24,11 +24,11 @@ from infoxlm_core.systems.text_batches import TextSampler, languages_of
 from infoxlm_core.systems.text_learner import Loss, TextLearner, TextNetwork
 from infoxlm_core.training import distributed
 
-EPSILON = 1e-12  # of LayerNorm, in XLM and BERT
+EPSILON = 1e-12  # epsilon of LayerNorm in XLM and BERT
 
 
 class TextSystem(System):
-    """A base class of systems, whose subclasses name their classes and tokens. Positions count from 0."""
+    """A base class of systems. Subclasses set the attributes below. Positions count from 0."""
 
     network: ClassVar[type[TextNetwork]]
     sampler: ClassVar[type[TextSampler]]
@@ -142,8 +142,8 @@ class TextSystem(System):
         config = self._read_config(directory)
         if config.vocab_size != shards.vocabulary_size:
             raise TokenizerMismatch(
-                f"{directory} has {config.vocab_size} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
-                "tokenize with the model's own SentencePiece model (tokenization.model)"
+                f"{directory} has {config.vocab_size} embeddings, but {shards.directory} has {shards.vocabulary_size} "
+                "ids: tokenize with the model's own SentencePiece model (tokenization.model)"
             )
         self.check_start(config, directory, shards)
         system_sizes = self.size_from(config)
@@ -175,7 +175,7 @@ class TextSystem(System):
         return self.config_class.from_dict(content)
 
     def _check_stored_shapes(self, size: EncoderSize, directory: Path) -> None:
-        """Raise InputError if the weight files, if there are any, do not hold a network of this size."""
+        """Raise InputError if the directory has weight files, but not those of a network of this size."""
         stored = stored_weights.read_headers(directory)
         if not stored:
             return

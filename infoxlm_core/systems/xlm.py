@@ -3,10 +3,10 @@
 A stream is a corpus `</s> a b </s> c </s> …`, where letters are tokens, split into windows of equal length. A pair is
 
     ids         </s>  a   b  </s> </s>  x   y   z  </s>
-    positions     0   1   2    3    0   1   2   3    4       they restart for the other language
+    positions     0   1   2    3    0   1   2   3    4       restart for the other language
     types        de  de  de   de   fr  fr  fr  fr   fr       numbers of languages
 
-CLM, MLM and TLM take turns by the step, and a step has one language (pair).
+CLM, MLM and TLM alternate from step to step, and a step has one language (pair).
 """
 
 import math
@@ -102,10 +102,10 @@ def read_windows(table: Table, windows: np.ndarray, window_tokens: int) -> np.nd
 
 
 class ShortPairs(NamedTuple):
-    """The pairs of a corpus with two short sides."""
+    """The pairs of a corpus whose sides are both short."""
 
-    pairs: Pairs
-    rows: np.ndarray  # numbers of these pairs
+    pairs: Pairs  # all pairs of the corpus
+    rows: np.ndarray  # row numbers of the short pairs
 
 
 class XLMSampler(TextSampler):
@@ -141,17 +141,18 @@ class XLMSampler(TextSampler):
         """Select the rows whose sides are both within the limit; like XLM, drop the others."""
         source_lengths = np.diff(pairs.source.offsets)
         target_lengths = np.diff(pairs.target.offsets)
-        longer_lengths = np.maximum(source_lengths, target_lengths)
+        longer_lengths = np.maximum(source_lengths, target_lengths)  # (pairs,)
         return ShortPairs(pairs, np.flatnonzero(longer_lengths <= self.config.batches.side_tokens))
 
     def _check_amount_of_text(self) -> None:
+        """Raise CorpusTooSmall if an enabled objective has no text."""
         objectives = self.config.objectives
         if not self.mono and (objectives.mlm or objectives.clm):
-            raise CorpusTooSmall("MLM and CLM have no monolingual text: have=0 need=1 sentence; add text")
+            raise CorpusTooSmall("MLM and CLM need monolingual text, but the shards have none: add text")
         if not self.pairs and objectives.tlm:
             raise CorpusTooSmall(
-                f"TLM has no pair with sides of at most {self.config.batches.side_tokens} tokens: have=0 need=1; add "
-                "pairs or set objectives.tlm to 0"
+                f"TLM needs pairs with sides of at most {self.config.batches.side_tokens} tokens, but the shards have "
+                "none: add pairs or set objectives.tlm to 0"
             )
 
     def draw(self, step: int, shard: int) -> Samples:
@@ -181,7 +182,7 @@ class XLMSampler(TextSampler):
         return f"{objective}/{name}"
 
     def _choose(self, step: int) -> tuple[str, str, float]:
-        """Return objective and language (pair) of a step, and a uniform number for the direction of a pair."""
+        """Return the objective and the language (pair) of a step, and a uniform number for the direction of a pair."""
         objective = self.objectives[step % len(self.objectives)]
         uniform = generator(self.config.seed, step, "language").random(2)
         counts = self.sample_counts[objective]
@@ -216,10 +217,12 @@ class XLMSampler(TextSampler):
         rows = np.array(drawn_rows)
         sources = gather([corpus.pairs.source for corpus in corpora], drawn_corpora, rows, max_side_tokens)
         targets = gather([corpus.pairs.target for corpus in corpora], drawn_corpora, rows, max_side_tokens)
-        source_language, target_language = (self.language_numbers[language] for language in name.split("-"))
+        source_language, target_language = name.split("-")
+        source_number = self.language_numbers[source_language]
+        target_number = self.language_numbers[target_language]
         if is_reversed:
-            return lay_out_pairs(targets, sources, (target_language, source_language))
-        return lay_out_pairs(sources, targets, (source_language, target_language))
+            return lay_out_pairs(targets, sources, (target_number, source_number))
+        return lay_out_pairs(sources, targets, (source_number, target_number))
 
 
 class XLMSystem(TextSystem):

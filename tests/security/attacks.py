@@ -192,7 +192,7 @@ TASKS = [
     ("labelled-csv", "UTF-16", labelled().decode().encode("utf-16"), InputError, "Save it as UTF-8"),
     ("labelled-csv", "semicolons", labelled().replace(b",", b";"), InputError, "fields"),
     ("labelled-csv", "split Train", labelled("x,a,en,Train"), InputError, "split is 'Train'"),
-    ("labelled-csv", "labels that are names and numbers", labelled("x,entailment,en,train", "y,0,en,train"), InputError, "names and numbers"),
+    ("labelled-csv", "labels that are names and numbers", labelled("x,entailment,en,train", "y,0,en,train"), InputError, "others numbers"),
     *(
         ("labelled-csv", f"language {code[:20]}", labelled(f"x,a,{code},train"), InputError, "is not a language code")
         for code in ("<script>", "=HYPERLINK(1)", "../../x", "$\\frac{", "d;e", "..", "mean", "a" * 300, "a|b")

@@ -61,8 +61,7 @@ class TranslationConfig(StageConfig):
     """Sentences of a back-translation batch of each virtual shard."""
 
     virtual_shards: PositiveInt = 1
-    """Number of fixed slices of the global batch, which are divided among the workers; there can be no more workers
-    than slices."""
+    """Number of fixed slices of the global batch, which the workers share; also the largest number of workers."""
 
     optimization: OptimizationConfig = OptimizationConfig(
         steps=500_000, schedule="inverse_sqrt", learning_rate=1e-4, warmup_steps=4_000, weight_decay=0.0, clip_norm=5.0
@@ -92,9 +91,11 @@ class TranslationConfig(StageConfig):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.languages[0] == self.languages[1]:
-            raise ValueError(f"languages must be two, not {self.languages[0]} twice")
+            raise ValueError(f"languages must be two different languages, not {self.languages[0]} twice")
         if self.optimization.schedule != "inverse_sqrt":
-            raise ValueError("optimization.schedule must be inverse_sqrt, since the last step is not known beforehand")
+            raise ValueError(
+                "optimization.schedule must be inverse_sqrt, because the last step is not known in advance"
+            )
         if self.model.start is not None:
             raise ValueError("model.start is not used here: set encoder.model and decoder.model")
         if self.model.precision != "auto":
@@ -107,7 +108,7 @@ class TranslationConfig(StageConfig):
             )
         steps = [step for step, _ in self.denoising]
         if not steps or steps != sorted(set(steps)):
-            raise ValueError(f"denoising must name increasing steps, not {steps}")
+            raise ValueError(f"the steps of denoising must increase, but are {steps}")
         return self
 
 

@@ -83,7 +83,7 @@ class Validation:
 
     languages: tuple[str, str]
     language_numbers: tuple[int, int]
-    ids: tuple[list[np.ndarray], list[np.ndarray]]  # of the sentences of both languages, without special tokens
+    ids: tuple[list[np.ndarray], list[np.ndarray]]  # token ids of both languages' sentences, without special tokens
     texts: tuple[list[str], list[str]]
     processor: sentencepiece.SentencePieceProcessor
 
@@ -94,7 +94,7 @@ class Validation:
         all_languages = languages_of(shards)
         pairs = _read_held_out(corpus, first, second)
         if not pairs or not {first, second} <= set(all_languages):
-            raise InputError(f"{corpus}/held_out has no pairs of {first} and {second}: set languages to two it has")
+            raise InputError(f"{corpus}/held_out has no pairs of {first} and {second}: choose other languages")
         processor = sentencepiece.SentencePieceProcessor(str(shards.directory / "tokenizer" / tokenizers.MODEL))
         first_texts = [first_text for first_text, _ in pairs]
         second_texts = [second_text for _, second_text in pairs]

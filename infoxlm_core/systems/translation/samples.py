@@ -1,4 +1,4 @@
-"""Samples of unsupervised machine translation: clean sentences of one language a step, and noisy versions of them.
+"""Samples of unsupervised machine translation: clean sentences of one language per step, and noisy versions of them.
 
 Encoder and decoder read `</s> x </s>`. Source: Lample and Conneau 2019, section 5.3.
 """
@@ -48,7 +48,7 @@ def pack_sentences(sentences: list[np.ndarray], language: int) -> PackedSentence
 
 def add_noise(tokens: np.ndarray, config: NoiseConfig, mask_id: int, rng: np.random.Generator) -> np.ndarray:
     """Shuffle, drop and mask the tokens (T,) of one sentence without `</s>`, in this order."""
-    # Positions plus random numbers below `shuffle`: sorting by them moves no token further than that.
+    # Sorting by position plus a random number below `shuffle` moves no token by more than `shuffle`.
     sort_keys = np.arange(len(tokens)) + rng.uniform(0, config.shuffle, len(tokens))
     tokens = tokens[np.argsort(sort_keys, kind="stable")]
     remains = rng.random(len(tokens)) >= config.drop
@@ -100,8 +100,7 @@ class TranslationSampler:
             short_rows = [np.flatnonzero(np.diff(table.offsets) <= max_row_tokens) for table in tables]
             if not any(len(rows) for rows in short_rows):
                 raise CorpusTooSmall(
-                    f"{language} has no sentence of at most {config.side_tokens} tokens: have=0 need=1; add text to "
-                    f"{language}"
+                    f"{language} has no sentence of at most {config.side_tokens} tokens: add text in {language}"
                 )
             self.tables[language] = tables
             self.short_rows[language] = short_rows
@@ -130,7 +129,7 @@ class TranslationSampler:
         return TranslationBatch("dae", target, source, rng_key)
 
     def _draw_sentences_by_tokens(self, language: str, max_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return sentences of a language, at least one, with at most so many tokens including special tokens."""
+        """Return sentences of a language with at most `max_tokens` tokens, special tokens included; at least one."""
         shortest_sequence = 3  # `</s> x </s>`
         sentences = self._draw_sentences(language, max(1, max_tokens // shortest_sequence), rng)
         total_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])
@@ -142,6 +141,9 @@ class TranslationSampler:
         short_rows = self.short_rows[language]
         sampler = TableSampler([[len(rows) for rows in short_rows]], alpha=1.0)
         drawn_tables, drawn_indices = sampler.draw(count, rng)
-        rows = np.array([short_rows[table][index] for table, index in zip(drawn_tables, drawn_indices, strict=True)])
+        drawn_rows = []
+        for table, index in zip(drawn_tables, drawn_indices, strict=True):
+            drawn_rows.append(short_rows[table][index])
+        rows = np.array(drawn_rows)
         sentences = gather(self.tables[language], drawn_tables, rows, self.config.side_tokens + 1)
         return [sentence[:-1] for sentence in sentences.rows]

@@ -57,7 +57,7 @@ def train(
     run: Path,
     track: Callable[[Path], Tracker] = FileTracker,
 ) -> dict[str, Any]:
-    """Train until BLEU on held-out pairs has stopped rising; every worker calls this.
+    """Train until BLEU on held-out pairs stops rising; every worker calls this.
 
     Args:
         config: the stage's config.
@@ -89,17 +89,17 @@ def train(
             figures = loop.train(learner, optimization, checkpoints, curves, config.log_every, learner.observe)
             validations = _read_validations(run, end_step)
             history = [scores[BLEU] for scores in validations]
-            best = int(np.argmax(history))
-            validations_since_best = len(history) - 1 - best
+            best_index = int(np.argmax(history))
+            validations_since_best = len(history) - 1 - best_index
             if validations_since_best == 0:
-                facts = {"scores": validations[best], "sacrebleu_signatures": validation.signatures()}
+                facts = {"scores": validations[best_index], "sacrebleu_signatures": validation.signatures()}
                 distributed.on_first(partial(export, learner.module, shards, run / "best", facts))
             if validations_since_best >= config.patience:
                 break
         copy_best = partial(shutil.copytree, run / "best", output / "translator", dirs_exist_ok=True)
         distributed.on_first(copy_best)
-    logger.info("best BLEU %.2f, at validation %d of %d", history[best], best + 1, len(history))
-    return figures | {"valid/best_bleu": history[best]}
+    logger.info("best BLEU %.2f, at validation %d of %d", history[best_index], best_index + 1, len(history))
+    return figures | {"valid/best_bleu": history[best_index]}
 
 
 def _validation_steps(config: TranslationConfig, checkpoints: Checkpoints) -> list[int]:
@@ -137,7 +137,7 @@ def build(config: TranslationConfig, shards: Shards) -> Translator:
     halves: list[tuple[str, StartConfig]] = [("encoder", config.encoder), ("decoder", config.decoder)]
     start_sizes = {start.model: XLMSystem().size_of(Path(start.model), shards) for _, start in halves if start.model}
     if len(set(start_sizes.values())) > 1:
-        raise ConfigError(f"{' and '.join(start_sizes)} differ in size: both starts must be of one size")
+        raise ConfigError(f"{' and '.join(start_sizes)} differ in size: give two models of the same size")
     if start_sizes:
         size = next(iter(start_sizes.values()))
     else:
@@ -195,9 +195,12 @@ class TranslationLearner(Learner):
 
     def back_translate(self, target: PackedSentences) -> PackedSentences:
         """Translate sentences into the other language, without dropout and without gradient."""
-        first, second = (self.sampler.language_numbers[language] for language in self.config.languages)
+        numbers = self.sampler.language_numbers
+        first_language, second_language = self.config.languages
         target_language = int(target.types[0])
-        source_language = first if target_language == second else second
+        source_language = numbers[first_language]
+        if source_language == target_language:
+            source_language = numbers[second_language]
         max_lengths = [generated_tokens(length, 1.3, 5) for length in target.lengths]
         with evaluating(self.module), torch.no_grad(), autocast(self.device):
             translations = self.module.generate(target, source_language, max_lengths)

@@ -48,7 +48,7 @@ class LabelledFile(NamedTuple):
 
 
 def find_labelled_files(path: Path) -> list[LabelledFile]:
-    """Return the file itself, or the files of a folder in one of the layouts above; InputError if there is none."""
+    """Return the file itself, or the files of a folder in one of the layouts above; InputError without such files."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. Check the path.")
     if path.is_file():
@@ -74,7 +74,7 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
 
 
 def _parse_name(path: Path) -> LabelledFile:
-    """Return the split and the language that a file's name contains; the folder may name the language instead."""
+    """Return a file with the split and the language in its name; the name of the folder may be the language instead."""
     with_language = _WITH_LANGUAGE.fullmatch(path.stem)
     if with_language:
         return LabelledFile(path, SPLITS[with_language["split"]], with_language["language"])
@@ -101,14 +101,14 @@ def read_columns(path: Path, names: Collection[str]) -> pd.DataFrame:
         return _read_text(path, names)
     except csv.Error as error:
         raise InputError(
-            f"{path}: not readable ({one_line(error)}). Quote the text, and give one sentence a cell."
+            f"{path}: not readable ({one_line(error)}). Quote the text, and put each sentence into one cell."
         ) from None
     except (ValueError, OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: not readable ({one_line(error)}). Save it as UTF-8.") from None
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    """Read the columns of text and numbers. Others are skipped: bytes, because their encoding is unknown, and lists."""
+    """Read the columns of text and numbers; skip lists, and bytes, whose encoding is unknown."""
     schema = pq.read_schema(outside.check_readable(path))
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{path}: two columns have the same name. Rename one.")
@@ -124,7 +124,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _read_text(path: Path, names: Collection[str]) -> pd.DataFrame:
     """Read a CSV or TSV file as strings, with line numbers as the index."""
-    # Public TSV files contain quotation marks that quote nothing.
+    # In public TSV files, quotation marks are ordinary characters.
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     rows: list[list[str]] = []
     line_numbers = []

@@ -53,7 +53,7 @@ def read_test_set(directory: Path) -> pd.DataFrame:
     if missing:
         raise InputError(f"{path} has no column {', '.join(sorted(missing))}. {REMEDY}")
     if table.empty:
-        raise InputError(f"{path} has no rows. Add rows of split test to the data of the fine-tuning.")
+        raise InputError(f"{path} has no rows. Add rows of the split test to the data of the fine-tuning.")
     labels = padded.labels_of(padded.read_config(directory))
     unknown = sorted(set(table["label"]) - set(labels))
     if unknown:
@@ -62,13 +62,15 @@ def read_test_set(directory: Path) -> pd.DataFrame:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each question with whether the prediction was right; see `results/evidence.py`."""
+    """Return one row per question, which tells whether the prediction was right; see `results/evidence.py`."""
     text_columns = ["text", "text_pair"] if "text_pair" in rows else ["text"]
     texts = rows[text_columns].fillna("").agg("\t".join, axis=1)
     questions = texts + "\t" + rows["label"] + "\t" + rows["language"]
-    # A row that occurs twice is two questions, so the digest also contains the number of earlier occurrences.
+    # Equal rows are different questions, so the digest also contains the number of earlier occurrences.
     occurrences = questions.groupby(questions).cumcount()
-    digests = [digest_question(f"{text}\t{n}") for text, n in zip(questions, occurrences, strict=True)]
+    digests = []
+    for question, occurrence in zip(questions, occurrences, strict=True):
+        digests.append(digest_question(f"{question}\t{occurrence}"))
     return pd.DataFrame(
         {
             "task": "classification",

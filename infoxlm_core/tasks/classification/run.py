@@ -30,7 +30,7 @@ from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
-TOKENS = 8192  # of one forward pass: limits the memory, whatever the lengths of the texts
+TOKENS = 8192  # tokens of one forward pass, which limits the memory for texts of any length
 MAX_OVERLAP = 0.5  # share of test rows that may also be training rows; public sets have a few
 MAX_UNKNOWN = 0.05  # share of rows that may be left out because training has no such label
 
@@ -74,8 +74,8 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
     labels = tuple(sorted(train["label"].unique()))
     if len(labels) < 2:
         raise CorpusTooSmall(
-            f"{len(train)} training rows in {', '.join(languages)} with labels {list(labels)}: have={len(labels)} "
-            "need=2 labels. Set finetuning.train_languages to languages of the data."
+            f"{len(train)} training rows in {', '.join(languages)} have the labels {list(labels)}, but training needs "
+            "two labels. Set finetuning.train_languages to languages of the data."
         )
     label_ids = {label: label_id for label_id, label in enumerate(labels)}
     dev = drop_unknown(table[table["split"] == "dev"], labels, "dev")
@@ -103,7 +103,7 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
 
 
 def check_overlap(train: pd.DataFrame, test: pd.DataFrame) -> None:
-    """Warn of test rows whose text is in the training rows; InputError if they are most of the test."""
+    """Log a warning if the text of test rows is in the training rows; InputError if more than half of them are."""
     overlap = _comparable_text(test).isin(set(_comparable_text(train)))
     if not overlap.any():
         return
@@ -111,7 +111,7 @@ def check_overlap(train: pd.DataFrame, test: pd.DataFrame) -> None:
     message = f"{overlap.sum()} of {len(test)} test rows are also training rows (such as {example!r:.80})"
     if overlap.mean() > MAX_OVERLAP:
         raise InputError(f"{message}. Test on other rows.")
-    logger.warning("%s: their scores measure memory", message)
+    logger.warning("%s, so their scores measure memorization", message)
 
 
 def _comparable_text(table: pd.DataFrame) -> pd.Series:
@@ -130,7 +130,9 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
     labels = normalise_labels(padded.labels_of(padded.read_config(tuned)), str(tuned))  # classifier's -> data's
     table = read_labelled(config, None, ("test",))
     if table.empty:
-        raise InputError(f"{config.data}: no row is of split test. Name files or rows so.")
+        raise InputError(
+            f"{config.data}: no row has the split test. Name a file test-LANGUAGE, or set the split of rows."
+        )
     test = drop_unknown(table.drop(columns="split"), list(labels.values()), "test")
     rows_by_language = split_by_language(test)
     if config.mixed:
@@ -159,7 +161,7 @@ def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.D
         if count > MAX_UNKNOWN * len(table):
             raise InputError(
                 f"{split}: {count} of {len(table)} rows have a label ({name!r}) that is not one of the classifier's "
-                f"({', '.join(labels)}). Write labels alike in all splits, or remove these rows."
+                f"({', '.join(labels)}). Write the labels in the same way in all splits, or remove these rows."
             )
         logger.warning(
             "%s: left out %d of %d rows, whose labels (%s) are not in training", split, count, len(table), name
@@ -168,9 +170,9 @@ def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.D
 
 
 def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
-    """Raise InputError if the rows of the languages do not translate each other, as far as labels show it."""
+    """Raise InputError if labels or numbers of rows show that the languages' rows do not translate each other."""
     if any("text_pair" not in language_rows for language_rows in rows.values()):
-        raise InputError("mixed needs pairs of texts. Set it to false.")
+        raise InputError("mixed needs pairs of texts. Set mixed to false.")
     difference = describe_difference(rows)
     if difference:
         raise InputError(f"mixed needs the same test in every language: {difference}.")
@@ -226,7 +228,7 @@ def _read_for_check(config: ClassificationConfig) -> tuple[set[str], pd.DataFram
     """
     languages = {two_letters(language) for language in config.train_languages}
     files = list_files(config, None)
-    if any(file.split is None for file in files):  # then only the content shows the splits
+    if any(file.split is None for file in files):  # the splits are in a column, so all rows must be read
         table = read_labelled(config, None)
         train = table[(table["split"] == "train") & table["language"].isin(languages)]
         return set(train["label"]), table

@@ -18,7 +18,7 @@ from infoxlm_core.tasks.task import SPLITS
 
 logger = logging.getLogger(__name__)
 COLUMNS = ("text", "text_pair", "label", "language", "split")
-TEST_SHARE = 0.1  # of the rows, where no file has a split
+TEST_SHARE = 0.1  # share of the rows that becomes the test if no file has a split
 NO_CONSENSUS = "-"  # annotators did not agree (SNLI, MultiNLI); such rows are left out, as is usual
 _LANGUAGE = re.compile("[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}")
 _INFERENCE_LABELS = {name: name for name in ("entailment", "neutral", "contradiction")}
@@ -47,7 +47,7 @@ def read_labelled(
     selected = [file for file in files if file.split is None or file.split in splits]
     if not selected:
         raise InputError(
-            f"{files[0].path.parent}: no row is of split {', '.join(splits)}. Name files like test-en.tsv."
+            f"{files[0].path.parent}: no row has the split {', '.join(splits)}. Name files like test-en.tsv."
         )
     table = _join_files(selected, config)
     if len(selected) == len(files) and len(table) and table["split"].isna().all():
@@ -67,7 +67,7 @@ def draw_split(table: pd.DataFrame) -> np.ndarray:
     """Return the split of each row, train or test; the test has all translations of a tenth of the rows.
 
     Row i of a language must translate row i of every other language. Otherwise the test could contain translations of
-    training rows, and its scores would measure memory.
+    training rows, and its scores would measure memorization.
 
     Raises:
         InputError: the languages have different numbers of rows, or different labels.
@@ -93,7 +93,7 @@ def describe_difference(rows: Mapping[str, pd.DataFrame]) -> str | None:
     (first_language, first_rows), *other_languages = rows.items()
     for language, other_rows in other_languages:
         if len(other_rows) != len(first_rows):
-            return f"{first_language} has {len(first_rows)} rows, {language} {len(other_rows)}"
+            return f"{first_language} has {len(first_rows)} rows, but {language} has {len(other_rows)}"
         differs = other_rows["label"] != first_rows["label"]
         if differs.any():
             return f"row {differs.idxmax() + 1} has another label in {first_language} than in {language}"
@@ -118,7 +118,7 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
     with_pair = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" in table]
     if without_pair and with_pair:
         raise InputError(
-            f"{without_pair[0]} has single texts, {with_pair[0]} has pairs. Give files of one kind, all with labels."
+            f"{without_pair[0]} has single texts, but {with_pair[0]} has pairs. Give files of one kind, with labels."
         )
     table = pd.concat(tables, ignore_index=True)
     folders = ", ".join(sorted({str(file.path.parent) for file in files}))
@@ -161,7 +161,7 @@ def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame
 
 
 def _choose_columns(file: LabelledFile, names: Sequence[Any], config: ClassificationConfig) -> dict[str, Any]:
-    """Return our column -> the file's: those of the config, else of a public set, else by position."""
+    """Return the file's column for each of our columns: as configured, else as in a public set, else by position."""
     columns: dict[str, Any] = {"text": config.text, "label": config.label}
     if config.text_pair:
         columns["text_pair"] = config.text_pair
@@ -205,7 +205,7 @@ def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
 
 
 def normalise_labels(labels: Iterable[str], where: str) -> dict[str, str]:
-    """Return label -> name: one spelling of the labels of natural language inference, others without outer spaces."""
+    """Return a name for each label: labels of natural language inference get one spelling, others lose outer spaces."""
     names = {label: label.strip() for label in labels}
     inference_names = {}
     for label, name in names.items():
@@ -213,7 +213,7 @@ def normalise_labels(labels: Iterable[str], where: str) -> dict[str, str]:
             inference_names[label] = _INFERENCE_LABELS[name.lower()]
     numeric_names = [name for name in names.values() if name.isdecimal()]
     if inference_names and numeric_names:  # the Hub counts from entailment, XTREME from contradiction
-        raise InputError(f"{where}: labels are names and numbers ({min(numeric_names)}). Write the names everywhere.")
+        raise InputError(f"{where}: some labels are names, others numbers ({min(numeric_names)}). Use only names.")
     # A set with only one of these labels may be another task, whose label happens to have the same name.
     is_inference = len(set(inference_names.values())) > 1
     return names | inference_names if is_inference else names

@@ -40,7 +40,7 @@ Sets = dict[str, dict[str, list[Sentence]]]  # split -> language -> sentences
 
 
 def find_tagged_files(path: Path) -> list[TaggedFile]:
-    """Return the file itself, or all files of a folder, whose names contain split and language."""
+    """Return the file itself, or all files of a folder whose names contain a split and a language."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. {LAYOUT}")
     candidates = [path] if path.is_file() else [file for file in outside.list_tree(path) if file.is_file()]
@@ -52,7 +52,7 @@ def find_tagged_files(path: Path) -> list[TaggedFile]:
         elif file.stem in SPLITS and is_known(file.parent.name):
             files.append(TaggedFile(file, SPLITS[file.stem], two_letters(file.parent.name)))
     if not files:
-        raise InputError(f"{path}: no file whose name contains split and language. {LAYOUT}")
+        raise InputError(f"{path}: no file name contains a split and a language. {LAYOUT}")
     return files
 
 
@@ -66,7 +66,8 @@ def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train",
     """Read the sentences of some splits; of the training text only the training languages.
 
     Raises:
-        InputError: a file is missing, not readable or there twice, or a line is not a word and its tag.
+        InputError: a file is missing or not readable, two files have the same split and language, or a line is not a
+            word and its tag.
     """
     sets: Sets = {split: {} for split in splits}
     languages = {two_letters(language) for language in settings.train_languages}
@@ -75,7 +76,9 @@ def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train",
         if split not in sets or (split == "train" and language not in languages):
             continue
         if (split, language) in paths:
-            raise InputError(f"{paths[split, language]} and {path} are both {split} sentences in {language}. Keep one.")
+            raise InputError(
+                f"{paths[split, language]} and {path} both have {split} sentences in {language}. Keep one."
+            )
         paths[split, language] = path
         sets[split][language] = list(_read_sentences(path))
     return sets
@@ -126,7 +129,8 @@ def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
     if len(labels) < 2:
         languages = ", ".join(settings.train_languages)
         raise CorpusTooSmall(
-            f"{name_data(settings)}: train sentences in {languages} have tags {sorted(labels)}: need=2 tags"
+            f"{name_data(settings)}: train sentences in {languages} have the tags {sorted(labels)}, but training needs "
+            "two tags: set train_languages to languages of the data"
         )
     return tuple(sorted(labels))
 

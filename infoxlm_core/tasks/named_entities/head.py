@@ -8,11 +8,11 @@ from infoxlm_core.model.task_head import Head
 if TYPE_CHECKING:
     from torch import Tensor
 
-NO_TARGET = -100  # of tokens that are not the first of a word
+NO_TARGET = -100  # target of tokens that are not the first token of a word
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Return the cross-entropy of first tokens, summed, and which tokens are right.
+    """Return the summed cross-entropy of first tokens, and a bool (T,) that is True for right tokens.
 
     Args:
         logits: (T, labels) of N packed sentences.

@@ -26,11 +26,11 @@ from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
-FirstTokens = Mapping[int, int]  # word -> position of its first token; without words that have none
+FirstTokens = Mapping[int, int]  # word -> position of its first token; words without tokens are missing
 
 
 def check(settings: NamedEntitiesConfig, chosen: bool) -> None:
-    """Check that all sets are readable; development sets must exist if something is chosen by them."""
+    """Check that all sets are readable, and that development sets exist if a choice depends on them."""
     sets = read_tagged(settings)
     list_labels(settings, sets)
     needs_dev = chosen or settings.selection.rule != "last"
@@ -44,7 +44,9 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path) -> Training:
     """Read and tokenise training and development sets."""
     sets = read_tagged(settings, ("train", "dev"))
     labels = list_labels(settings, sets)
-    languages = list(dict.fromkeys(map(two_letters, settings.train_languages)))
+    languages = list(
+        dict.fromkeys(two_letters(language) for language in settings.train_languages)
+    )  # without duplicates
     train_sentences: list[Sentence] = []
     language_of_sentence: list[str] = []
     for language in languages:

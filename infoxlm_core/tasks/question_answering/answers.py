@@ -37,7 +37,7 @@ def normalise(text: str, language: str) -> str:
     Chinese has no spaces, so every ideograph is a token.
 
     Raises:
-        InputError: the language is none of MLQA's seven.
+        InputError: the language is not one of MLQA's seven.
     """
     if language not in _ARTICLES:
         raise InputError(f"language {language!r} is not one of MLQA's ({', '.join(_ARTICLES)}). Set normaliser: squad.")
@@ -85,7 +85,7 @@ def score(
         normaliser: applied to predictions and gold answers before they are compared.
 
     Raises:
-        InputError: there is no question, or one without a gold answer.
+        InputError: there are no questions, or a question has no gold answer.
     """
     if not answers or not all(answers.values()):
         raise InputError("There are no questions, or a question has no gold answer. Nothing can be scored.")

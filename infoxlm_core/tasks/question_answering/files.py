@@ -25,7 +25,7 @@ from infoxlm_core.tasks.task import SPLITS
 logger = logging.getLogger(__name__)
 Split = Literal["train", "dev", "test"]
 LanguagePair = tuple[str, str]  # language of the paragraphs, language of the questions
-# the names of languages in TyDiQA's files
+# Names of languages in TyDiQA's file names.
 _TYDIQA_NAMES = {
     "arabic": "ar", "bengali": "bn", "english": "en", "finnish": "fi", "indonesian": "id", "japanese": "ja",
     "korean": "ko", "russian": "ru", "swahili": "sw", "telugu": "te", "thai": "th",
@@ -64,7 +64,7 @@ class Question:
     id: str
     text: str
     paragraph: int  # index in `QuestionSet.paragraphs`
-    answers: tuple[str, ...]  # all equally right
+    answers: tuple[str, ...]  # all are correct
     span: tuple[int, int] | None  # start and end (exclusive) of the first answer that is at its `answer_start`
 
 
@@ -79,10 +79,10 @@ class QuestionSet:
 
 
 def read_training(paths: Sequence[str]) -> list[QuestionSet]:
-    """Read training files, without questions whose answer is not at its `answer_start`. Ids may repeat, as TyDiQA's do.
+    """Read training files, without questions whose answer is not at its `answer_start`; ids need not be unique.
 
     Raises:
-        InputError: no question is left, or a file is not readable.
+        InputError: no question remains, or a file is not readable.
     """
     sets = []
     for path in list_files(paths, "train"):
@@ -96,27 +96,27 @@ def read_training(paths: Sequence[str]) -> list[QuestionSet]:
         if usable_questions:
             sets.append(replace(question_set, questions=usable_questions))
     if not sets:
-        raise InputError(f"{', '.join(paths)}: no question to train on. Give files in SQuAD's format (train).")
+        raise InputError(f"{', '.join(paths)}: no questions to train on. Give files in SQuAD's format (train).")
     return sets
 
 
 def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[LanguagePair, QuestionSet]:
     """Read test or development files (see `find_sets`).
 
-    Questions whose answer is not at its `answer_start` stay: a score needs only the texts of answers.
+    Questions whose answer is not at its `answer_start` are kept, because a score needs only the texts of answers.
 
     Raises:
-        InputError: a file has no question, or two of one id.
+        InputError: a file has no questions, or two questions with the same id.
     """
     sets = {pair: read_squad(path) for pair, path in find_sets(paths, split, mixed).items()}
     for question_set in sets.values():
         path = question_set.path
         questions = question_set.questions
         if not questions:
-            raise InputError(f"{path}: no question. Remove the file or copy it again.")
+            raise InputError(f"{path}: the file has no questions. Remove the file or copy it again.")
         ((question_id, count),) = Counter(question.id for question in questions).most_common(1)
         if count > 1:
-            raise InputError(f"{path}: question {question_id}: {count} questions have this id. Make ids unique.")
+            raise InputError(f"{path}: {count} questions have the id {question_id}. Make ids unique.")
         num_without_span = sum(question.span is None for question in questions)
         if num_without_span:
             logger.warning(
@@ -129,7 +129,7 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
     """Map each language to its file, by file names alone; with `mixed` also each pair of different languages.
 
     Raises:
-        InputError: two files are of the same languages, or no file is of the expected kind.
+        InputError: two files have the same languages, or no file has the expected ones.
     """
     sets: dict[LanguagePair, Path] = {}
     for path in list_files(paths, split):
@@ -140,9 +140,9 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
         if mixed or pair[0] == pair[1]:
             sets[pair] = path
     if not any(context == question for context, question in sets):
-        raise InputError(f"{', '.join(paths)}: no file whose questions are in its paragraphs' language ({split}).")
+        raise InputError(f"{', '.join(paths)}: no file has questions in the language of its paragraphs ({split}).")
     if mixed and all(context == question for context, question in sets):
-        raise InputError(f"{', '.join(paths)}: no file of two languages. Set mixed to false ({split}).")
+        raise InputError(f"{', '.join(paths)}: no file has two languages. Set mixed to false ({split}).")
     return sets
 
 
@@ -169,7 +169,7 @@ def _list_folder(folder: Path, split: Split) -> list[Path]:
     """List the JSON files of a folder; see `list_files`."""
     json_files = sorted(file for file in folder.iterdir() if file.suffix == ".json")
     if not json_files:
-        raise InputError(f"{folder}: no .json file here. Give the folder that has them ({split}).")
+        raise InputError(f"{folder}: the folder has no .json file. Give the folder of the {split} files.")
     splits_in_name: dict[Path, set[str]] = {}
     for file in json_files:
         words = re.split(r"[._-]", file.stem)
@@ -193,7 +193,7 @@ def parse_languages(path: Path) -> LanguagePair:
     match = re.search(r"context-([a-z]{2,3})-question-([a-z]{2,3})", path.name)
     if match:
         return match[1], match[2]
-    name = re.sub("^[a-z]+-", "", path.stem)  # a first word is no language: `my-squad` is not Burmese
+    name = re.sub("^[a-z]+-", "", path.stem)  # the first word is not a language: `my-squad` is not Burmese
     words = re.split(r"[._-]", name)
     codes = [_TYDIQA_NAMES.get(word, word) for word in words]
     languages = [code for code in codes if len(code) == 2 and is_known(code)]
@@ -234,7 +234,7 @@ def _convert_questions(path: Path, paragraph: _Paragraph, paragraph_index: int) 
     for question in paragraph.qas:
         where = f"{path}: question {question.id}"
         if question.is_impossible or not question.answers:
-            raise InputError(f"{where} has no answer. Give sets in which all have one (SQuAD 1.1, not 2.0).")
+            raise InputError(f"{where} has no answer. Give sets in which all questions have one (SQuAD 1.1, not 2.0).")
         if not all(answer.text.strip() for answer in question.answers):
             raise InputError(f"{where} has an empty answer. Give a set whose answers are public.")
         if not paragraph.context.strip():

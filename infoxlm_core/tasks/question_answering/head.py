@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Return the mean cross-entropy of start and end, summed over windows, and in which windows both are right.
+    """Return the mean cross-entropy of start and end, summed over windows, and a bool (N,): both are right.
 
     Args:
         logits: (T, 2) of N packed windows.
@@ -26,7 +26,8 @@ def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["
     from infoxlm_core.model.objectives import span_losses
 
     padded = pad_sequence(logits.split(list(lengths)), batch_first=True, padding_value=-torch.inf)
-    return span_losses(padded, targets).sum(), (padded.argmax(dim=1) == targets).all(dim=1)
+    is_right = (padded.argmax(dim=1) == targets).all(dim=1)  # (N,)
+    return span_losses(padded, targets).sum(), is_right
 
 
 HEAD = Head(

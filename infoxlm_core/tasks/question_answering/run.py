@@ -81,7 +81,7 @@ def list_training_languages(config: AnsweringConfig) -> list[str]:
             paragraph_language, _ = files.parse_languages(file)
             languages.append(paragraph_language)
     distinct = list(dict.fromkeys(languages))
-    return sorted(distinct, key=lambda language: language != "en")  # the sort is stable: only English moves
+    return sorted(distinct, key=lambda language: language != "en")  # a stable sort, which moves only English
 
 
 def _load_tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer, int]:
@@ -138,7 +138,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     sets = files.read_sets(config.test, "test", config.mixed)
     paragraph_languages = [paragraph_language for paragraph_language, _ in sets]
     for language in paragraph_languages:
-        choose_normaliser(config.normaliser, language)  # fails now, not after hours of inference
+        choose_normaliser(config.normaliser, language)  # raises an error before hours of inference
     predictions: dict[LanguagePair, dict[str, str]] = {}
     for directory, reader, languages in load_chosen(tuned, HEAD, paragraph_languages):
         tokenizer, window_length = _load_tokenizer(config, directory)

@@ -2,7 +2,7 @@
 
 A reader gives every token a logit to be the first token of the answer, and one to be its last. In each window the
 `n_best` starts and ends are combined; the pair with the highest sum of logits over all windows of a question is its
-answer. Since the sum also decides between windows, no rule needs to assign a token to one of its windows.
+answer. The sum also decides between windows, so a token may be in several windows.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ def best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, answer_t
 
     Args:
         windows: N windows of Q questions.
-        logits: for each window (L, 2), how likely each of its tokens is the first and the last of the answer.
-        n_best: how many starts and ends are combined.
+        logits: for each window (L, 2), the logits of its tokens to be the first and the last of the answer.
+        n_best: number of starts and ends that are combined.
         answer_tokens: largest number of tokens of an answer.
     """
     scores_of_chunks = []
@@ -45,10 +45,10 @@ def best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, answer_t
     order = np.lexsort((-scores, windows.question_of))  # by question, the highest score first
     _, first_rows = np.unique(windows.question_of[order], return_index=True)
     best_windows = order[first_rows]  # (Q,)
-    starts = windows.paragraphs.starts[token_spans[best_windows, 0]]
-    ends = windows.paragraphs.ends[token_spans[best_windows, 1]]
+    answer_starts = windows.paragraphs.starts[token_spans[best_windows, 0]]
+    answer_ends = windows.paragraphs.ends[token_spans[best_windows, 1]]
     has_answer = np.isfinite(scores[best_windows])
-    return np.where(has_answer[:, None], np.stack([starts, ends], axis=1), 0)
+    return np.where(has_answer[:, None], np.stack([answer_starts, answer_ends], axis=1), 0)
 
 
 def _best_pairs(logits: Tensor, n_best: int, answer_tokens: int) -> tuple[np.ndarray, np.ndarray]:

@@ -32,7 +32,7 @@ class Paragraphs:
 
     ids: np.ndarray  # (T,)
     starts: np.ndarray  # (T,) first character of each token, without spaces at its edges
-    ends: np.ndarray  # (T,) the character after its last; equal to the start of a token without characters
+    ends: np.ndarray  # (T,) the character after its last character; equal to the start for a token without characters
     bounds: np.ndarray  # (P + 1,) paragraph p has the tokens bounds[p] to bounds[p + 1]
 
 
@@ -61,7 +61,7 @@ def make_windows(
     """Tokenise questions and paragraphs, each once, and cut the paragraphs into windows.
 
     Args:
-        tokenizer: a fast one, which maps tokens to characters.
+        tokenizer: a fast tokenizer, which maps tokens to characters.
         questions: Q texts, at least one.
         paragraphs: P texts.
         paragraph_of: (Q,) the paragraph of each question.
@@ -70,13 +70,13 @@ def make_windows(
         stride: number of tokens that two consecutive windows of a paragraph share.
 
     Raises:
-        InputError: windows would have no room for new tokens, or a paragraph has no token.
+        InputError: windows would have no room for new tokens, or a paragraph has no tokens.
     """
     template = _read_pair_template(tokenizer)
     num_special = template.prefix.shape[1] + template.middle.shape[1] + template.suffix.shape[1]
     if question_tokens + stride + num_special >= max_tokens:
         raise InputError(
-            f"max_tokens ({max_tokens}, or what the encoder reads) must exceed question_tokens ({question_tokens}) + "
+            f"max_tokens ({max_tokens}, limited by the encoder) must exceed question_tokens ({question_tokens}) + "
             f"stride ({stride}) + {num_special} special tokens."
         )
     encoded = tokenizer(list(questions), add_special_tokens=False, truncation=True, max_length=question_tokens)
@@ -90,8 +90,8 @@ def make_windows(
         room = max_tokens - offset - template.suffix.shape[1]
         begin, end = tokens.bounds[paragraph : paragraph + 2].tolist()
         if begin == end:
-            raise InputError(f"question {questions[question]!r:.80}: its paragraph has no token. Remove it.")
-        # A window that would start within `stride` tokens of the end is not needed: the one before reaches the end.
+            raise InputError(f"question {questions[question]!r:.80}: its paragraph has no tokens. Remove the question.")
+        # No window starts within the last `stride` tokens, because the previous window contains them.
         last_start = max(begin + 1, end - stride)
         for start in range(begin, last_start, room - stride):
             token_count = min(room, end - start)
@@ -113,7 +113,7 @@ def make_windows(
 
 
 class _PairTemplate(NamedTuple):
-    """What a tokenizer adds to a pair of texts: special tokens, each (2, n) ids and types, and the texts' types."""
+    """Special tokens that a tokenizer adds to a pair of texts, each (2, n) ids and types, and the texts' types."""
 
     prefix: np.ndarray
     middle: np.ndarray
@@ -165,15 +165,15 @@ def _trim_spaces(text: str, characters: np.ndarray) -> np.ndarray:
     """Move the (n, 2) edges of tokens inwards past spaces: SentencePiece's tokens may begin with the space before."""
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), _SPACES)
     positions = np.arange(len(text) + 1)
-    # For every position, the next character that is no space: a minimum that runs from the end of the text.
+    # For every position, the next character that is not a space: a minimum that runs from the end of the text.
     candidates = np.where(np.append(is_space, False), len(text), positions)
     next_word = np.minimum.accumulate(candidates[::-1])[::-1]
-    # For every position, the end of the last character before it that is no space.
+    # For every position, the end of the last character before it that is not a space.
     candidates = np.where(np.insert(is_space, 0, True), 0, positions)
     previous_word_end = np.maximum.accumulate(candidates)
-    starts = np.minimum(next_word[characters[:, 0]], characters[:, 1])
-    ends = np.maximum(previous_word_end[characters[:, 1]], starts)
-    return np.stack([starts, ends], axis=1)
+    trimmed_starts = np.minimum(next_word[characters[:, 0]], characters[:, 1])
+    trimmed_ends = np.maximum(previous_word_end[characters[:, 1]], trimmed_starts)
+    return np.stack([trimmed_starts, trimmed_ends], axis=1)
 
 
 def _extend_over_marks(text: str, characters: np.ndarray) -> np.ndarray:

@@ -184,7 +184,7 @@ def test_epochs_decide_steps_and_warm_up():
 @pytest.mark.parametrize(
     ("content", "changes", "said"),
     [
-        ("text,label,language\na,b,en\n", {}, "need=2 labels"),
+        ("text,label,language\na,b,en\n", {}, "but training needs two labels"),
         ("text,label,language\na,b,de\nc,d,de\n", {}, "Set finetuning.train_languages"),
         (
             "text,label,language,split\na,b,en,train\nc,d,en,train\n",

@@ -256,7 +256,7 @@ def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(with_m
         model_registry.load_encoder("models:/tiny@champion", store)
 
     manifests.write(model, "encoder")  # another model, in itself complete
-    with pytest.raises(DataCorrupt, match=r"tiny version 1 holds sha256:\w+…, it was registered as"):
+    with pytest.raises(DataCorrupt, match=r"tiny version 1 contains sha256:\w+…, but was registered as"):
         model_registry.load_encoder("models:/tiny@champion", store)
     (model / manifests.NAME).unlink()  # which every model of the step `register` has
     with_manifest.set_model_version_tag("tiny", "1", model_versions.MADE_AS, "pretrained/abc")

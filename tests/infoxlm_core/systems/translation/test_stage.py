@@ -313,7 +313,7 @@ def test_encoder_and_decoder_start_from_exported_models(tiny_shards, tmp_path):
     assert not torch.equal(model.encoder.layers[1].up.weight, known["XLM-MLM"].encoder.layers[1].up.weight)
     export(xlm_of(config_of("XLM-MLM", model={"max_tokens": 40, "layers": 1}), shards), shards, tmp_path / "small")
     two_sizes = {"encoder": {"model": str(tmp_path / "small")}, "decoder": {"model": str(tmp_path / "XLM-CLM")}}
-    with pytest.raises(ConfigError, match="both starts must be of one size"):
+    with pytest.raises(ConfigError, match="give two models of the same size"):
         stage.build(tiny(**two_sizes), shards)
 
 
@@ -407,7 +407,7 @@ def test_a_run_ends_when_bleu_has_not_risen_for_a_while(toy, tmp_path):
     [
         ({"languages": ("de", "de")}, "languages must be two"),
         ({"side_tokens": 30}, "translations of 58 tokens"),
-        ({"denoising": ((5, 1.0), (5, 0.0))}, "increasing steps"),
+        ({"denoising": ((5, 1.0), (5, 0.0))}, "steps of denoising must increase"),
         ({"optimization": {"steps": 9, "warmup_steps": 1}}, "schedule must be inverse_sqrt"),
     ],
 )

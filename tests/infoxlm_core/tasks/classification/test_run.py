@@ -120,7 +120,7 @@ def test_mixed_pairs_take_premises_of_one_language_and_hypotheses_of_another(tun
 
 def test_mixed_pairs_need_the_same_test_in_every_language(tuned, data, tmp_path):
     for change, said in (
-        (slice(0, 59), "de has 59 rows, en 60"),
+        (slice(0, 59), "de has 59 rows, but en has 60"),
         (slice(None, None, -1), r"row \d+ has another label"),
     ):
         folder = tmp_path / str(len(said))
@@ -151,7 +151,7 @@ def test_a_test_of_other_labels_or_none_is_refused(tuned, data, tmp_path):
     with pytest.raises(InputError, match=r"1 of 1 rows .*'yes'.* not one of the classifier's \(contradiction, entail"):
         run.measure(config(tmp_path), tuned, tmp_path / "o")
     (tmp_path / "test-en.tsv").rename(tmp_path / "dev-en.tsv")
-    with pytest.raises(InputError, match="no row is of split test"):
+    with pytest.raises(InputError, match="no row has the split test"):
         run.measure(config(tmp_path), tuned, tmp_path / "o")
 
 
@@ -164,7 +164,7 @@ def test_test_rows_that_are_training_rows_are_counted_and_refused_if_they_are_mo
     assert not caplog.messages
     run.check_overlap(train, few)
     assert caplog.messages == [
-        "1 of 3 test rows are also training rows (such as 'open  IT'): their scores measure memory"
+        "1 of 3 test rows are also training rows (such as 'open  IT'), so their scores measure memorization"
     ]
     with pytest.raises(InputError, match=r"3 of 3 test rows are also training rows .*\. Test on other rows"):
         run.check_overlap(train, train)

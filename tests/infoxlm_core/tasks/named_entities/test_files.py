@@ -33,9 +33,9 @@ def test_files_that_cannot_be_told_apart_or_read_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"no such file or folder\. Give XTREME's files"):
         read_tagged(settings(tmp_path / "nowhere"))
     (tmp_path / "words.txt").write_text("we\tO\n")
-    with pytest.raises(InputError, match="no file whose name contains split and language"):
+    with pytest.raises(InputError, match="no file name contains a split and a language"):
         read_tagged(settings(tmp_path))
     write(tmp_path / "test-en.tsv", sentences(1, 1))
     write(tmp_path / "en/test", sentences(1, 1))
-    with pytest.raises(InputError, match=r"are both test sentences in en\. Keep one"):
+    with pytest.raises(InputError, match=r"both have test sentences in en\. Keep one"):
         read_tagged(settings(tmp_path))

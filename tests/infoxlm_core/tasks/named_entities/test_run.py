@@ -169,7 +169,7 @@ def test_a_span_counts_as_a_whole_with_its_kind(given, f1):
         (("dev-en.tsv",), {"selection": {"rule": "source"}}, "selection.rule source needs a development set in en"),
         (("dev-en.tsv", "dev-de.tsv"), {"selection": {"rule": "joint"}}, "no dev sentences"),
         (("test-en.tsv", "test-de.tsv"), {}, "no test sentences"),
-        ((), {"train_languages": ["fr"]}, r"train sentences in fr have tags \[\]: need=2 tags"),
+        ((), {"train_languages": ["fr"]}, r"train sentences in fr have the tags \[\], but training needs two tags"),
     ],
 )
 def test_what_would_fail_after_training_is_refused_before(tmp_path, missing, changes, said):
@@ -188,5 +188,5 @@ def test_what_would_fail_after_training_is_refused_before(tmp_path, missing, cha
 def test_without_an_entity_there_is_nothing_to_learn(encoder, tmp_path):
     write(tmp_path / "train-en.tsv", [Sentence(("we",), ("O",))])
 
-    with pytest.raises(CorpusTooSmall, match=r"have tags \['O'\]: need=2 tags"):
+    with pytest.raises(CorpusTooSmall, match=r"have the tags \['O'\], but training needs two tags"):
         TASK.read_training(settings(tmp_path), encoder, None)

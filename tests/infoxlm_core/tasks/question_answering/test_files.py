@@ -118,7 +118,7 @@ def test_a_byte_order_mark_is_no_error(tmp_path):
         ([question("q7")], "question q7 has no answer"),
         ([question("q7", (" ", 6))], "question q7 has an empty answer"),
         ([question("q6", ("Spree", 20)), question("q7", ("Spree", 20)), question("q7", ("Berlin", 0))],
-         "question q7: 2 questions have this id"),
+         "2 questions have the id q7"),
     ],
     ids=["impossible", "impossible with an answer", "no answer", "hidden answer", "one id twice"],
 )  # fmt: skip
@@ -140,15 +140,15 @@ def test_paths_that_give_no_unambiguous_set_are_refused(tmp_path):
     (tmp_path / "e").mkdir()
 
     assert "no such file or folder (test)" in refusal(tested("nowhere.de.json"), tmp_path / "nowhere.de.json")
-    assert "no .json file here" in refusal(tested("e"), tmp_path / "e")
+    assert "the folder has no .json file" in refusal(tested("e"), tmp_path / "e")
     assert "are both de-de. Give one test file per language" in refusal(tested("a", "b"), tmp_path / "a/xquad.de.json")
-    assert "no file whose questions are in its paragraphs' language" in refusal(tested("c"), tmp_path / "c")
-    assert "no file of two languages" in refusal(tested("a", mixed=True), tmp_path / "a")
+    assert "no file has questions in the language of its paragraphs" in refusal(tested("c"), tmp_path / "c")
+    assert "no file has two languages" in refusal(tested("a", mixed=True), tmp_path / "a")
     assert "its name contains no language. Call it train.de.json" in refusal(tested("d"), tmp_path / "d/train.json")
     with pytest.raises(InputError, match=r"its name contains no language\. Call it my-squad\.de\.json"):
         files.parse_languages(Path("my-squad.json"))  # not Burmese
     wrong = write(tmp_path / "f/train.de.json", question("a", ("Spree", 1)))
-    assert "no question to train on" in refusal(lambda: files.read_training([str(wrong)]), wrong)
+    assert "no questions to train on" in refusal(lambda: files.read_training([str(wrong)]), wrong)
 
 
 def refusal(act, path: Path) -> str:
