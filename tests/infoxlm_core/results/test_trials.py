@@ -164,7 +164,7 @@ def test_labelled_text_that_would_fail_after_training_is_refused_before(tmp_path
     ("settings", "said"),
     [
         ({"selection": {"rule": "joint"}}, None),
-        ({"selection": {"rule": "source"}}, "selection.rule source needs a development set in en; there are de"),
+        ({"selection": {"rule": "source"}}, "selection.rule source needs a development set in en; available: de"),
         ({"normaliser": "mlqa"}, "language 'ru' is not one of MLQA's"),
     ],
 )
