@@ -97,6 +97,14 @@ class RunConfig(StageConfig):
                     "name one of them"
                 )
 
+    def resolve_tokenizer(self) -> Self:
+        """Return the config with the start of pre-training as `tokenization.model`, if null means the start's."""
+        start = self.pretraining.model.start
+        if self.tokenization.model or not start or self.pretraining.system != "infoxlm":
+            return self
+        tokenization = self.tokenization.model_copy(update={"model": start})
+        return self.model_copy(update={"tokenization": tokenization})
+
 
 class StrictLoader(yaml.SafeLoader):
     """A safe loader of YAML 1.2, in which `no` is a string and 0400 is the number 400.
@@ -220,6 +228,8 @@ def override_sections(
 ) -> dict[str, Any]:
     """Return the sections of a run with all defaults, after validated changes of single fields.
 
+    The tokenizer is resolved here and not in the run file, because an override may name another start.
+
     Args:
         sections: the sections by name.
         overrides: new values by dotted name, such as {"pretraining.optimization.steps": 2000}.
@@ -239,7 +249,7 @@ def override_sections(
         put(values, name, value)
     run = RunConfig.parse({**values, "num_workers": num_workers})
     run.check_whole_run()
-    checked = run.model_dump(mode="json", exclude_none=True)
+    checked = run.resolve_tokenizer().model_dump(mode="json", exclude_none=True)
     return {name: checked[name] for name in sections}
 
 
@@ -249,13 +259,21 @@ def override_trials(
     """Return the trials of an ablation after the same changes, each with all its settings.
 
     Raises:
-        ConfigError: a field is wrong, or the trials differ in it, so that the names of the variants would be wrong.
+        ConfigError: a field is wrong, the trials differ in it, so that the names of the variants would be wrong, or
+            they differ in their tokenizer.
     """
     _refuse_overrides_of_variants(trials, overrides)
     changed_trials: list[dict[str, Any]] = []
+    tokenizers = set()
     for trial in trials:
         sections_of_trial = {**sections, "pretraining": trial["pretraining"]}
         run = RunConfig.parse(override_sections(sections_of_trial, overrides, num_workers))
+        tokenizers.add(run.tokenization.model)
+        if len(tokenizers) > 1:
+            raise ConfigError(
+                "tokenization.model: the variants start from models with their own tokenizers, but share their shards: "
+                "set it to the tokenizer of all variants"
+            )
         # Defaults are omitted, because all trials together are one parameter of limited size.
         settings = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
         changed_trial: dict[str, Any] = {"trial": dict(trial["trial"])}

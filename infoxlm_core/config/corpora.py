@@ -17,6 +17,8 @@ from infoxlm_core.config.base import (
     Whole,
 )
 
+XLM_R_VOCABULARY_SIZE = 250_002
+
 
 class CorpusSource(StageConfig):
     """One corpus: the location and format of its text."""
@@ -208,13 +210,14 @@ class PreparationConfig(StageConfig):
 class TokenizationConfig(StageConfig):
     """Trains a SentencePiece unigram model on the corpora and encodes them as flat token shards."""
 
-    vocabulary_size: Annotated[Whole, Field(gt=0, le=2**24)] = 250_002
+    vocabulary_size: Annotated[Whole, Field(gt=0, le=2**24)] | None = None
     """Number of token ids, special tokens included: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the pieces, and
-    `<mask>` last."""
+    `<mask>` last. null: that of `model`, or 250,002 for a new one."""
 
     model: Source | None = None
     """A SentencePiece model to use unchanged, such as XLM-R's `sentencepiece.bpe.model`: the path of a file, or a model
-    as in `pretraining.model.start`. null: train a new one."""
+    as in `pretraining.model.start`. null: that of `pretraining.model.start` if system is infoxlm; train a new one if
+    there is no start."""
 
     character_coverage: Annotated[Number, Field(ge=0.98, le=1)] = 0.9995
     """Share of the characters of the training text that the vocabulary covers; rarer characters become `<unk>`."""
@@ -232,5 +235,14 @@ class TokenizationConfig(StageConfig):
     seed: NonNegativeInt = 1
     """Seed of the random choice of sentences that train the SentencePiece model."""
 
+    @property
+    def new_vocabulary_size(self) -> int:
+        """The number of token ids of a new tokenizer."""
+        return self.vocabulary_size or XLM_R_VOCABULARY_SIZE
+
     def result_fields(self) -> dict[str, Any]:
-        return {name: value for name, value in super().result_fields().items() if name != "processes"}
+        """Return the fields that affect the result."""
+        values = super().result_fields()
+        del values["processes"]
+        values["vocabulary_size"] = self.new_vocabulary_size  # as in versions in which this number was the default
+        return values

@@ -107,7 +107,7 @@ def _read_model(config: TokenizationConfig) -> bytes:
         size = tokenizers.vocabulary_size(model)
     except (OSError, RuntimeError) as error:
         raise InputError(f"{path}: not a SentencePiece model ({error}): set tokenization.model to one") from None
-    if size != config.vocabulary_size:
+    if config.vocabulary_size not in (None, size):
         raise TokenizerMismatch(
             f"{path} gives {size} ids, tokenization.vocabulary_size says {config.vocabulary_size}: set it to {size}"
         )
@@ -161,20 +161,20 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
             sentence_iterator=iter(sentences),
             model_writer=model,
             model_type="unigram",
-            vocab_size=config.vocabulary_size - 2,  # <pad> and <mask> are added later
+            vocab_size=config.new_vocabulary_size - 2,  # <pad> and <mask> are added later
             character_coverage=config.character_coverage,
             num_threads=2,  # fixed: the result depends on it
             minloglevel=2,
         )
     except RuntimeError as error:
         raise _explain_failure(str(error), config, f"{corpus}: {len(sentences)} sentences") from None
-    logger.info("trained a vocabulary of %d ids on %d sentences", config.vocabulary_size, len(sentences))
+    logger.info("trained a vocabulary of %d ids on %d sentences", config.new_vocabulary_size, len(sentences))
     return tokenizers.round_scores(model.getvalue())
 
 
 def _explain_failure(message: str, config: TokenizationConfig, text: str) -> CorpusTooSmall:
     """Return the error for a message of SentencePiece, which fails if the text does not fit the vocabulary's size."""
-    problem = f"{text} do not give a vocabulary of {config.vocabulary_size}"
+    problem = f"{text} do not give a vocabulary of {config.new_vocabulary_size}"
     required_characters = re.search(r"required_chars\. \d+ vs (\d+)", message)
     if required_characters:
         need = int(required_characters[1]) + 2

@@ -171,7 +171,7 @@ def plan(
         pretraining = checked.pretraining
         system = SYSTEMS[pretraining.system]
         num_gpus = gpus or min(8, pretraining.batches.virtual_shards)
-        tables = system.plan(pretraining, checked.tokenization.vocabulary_size, num_gpus, gpu)
+        tables = system.plan(pretraining, checked.tokenization.new_vocabulary_size, num_gpus, gpu)
         typer.echo("\n".join(plan.describe(tables)))
 
 

@@ -179,6 +179,30 @@ def test_a_gate_on_classification_is_accepted_if_the_run_has_labelled_text():
     run_file.override_sections(sections, {"preparation.labelled_share": 0.1, "preparation.corpora": TWO_CORPORA})
 
 
+def test_without_a_tokenizer_of_its_own_a_run_uses_that_of_its_start_also_if_an_override_names_it():
+    start = {"pretraining.model.start": "org/encoder"}
+    sections = SECTIONS | {"tokenization": {}}
+
+    def model(overrides: dict) -> str | None:
+        return run_file.override_sections(sections, overrides)["tokenization"].get("model")
+
+    assert model({}) is None
+    assert model(start) == "org/encoder"
+    assert model(start | {"tokenization.model": "other.model"}) == "other.model"
+    assert model(start | {"pretraining.system": "bert", "pretraining.objectives": {"tlm": 0, "xlco": 0}}) is None
+
+
+def test_variants_that_start_from_different_models_need_one_tokenizer():
+    trials = [
+        {"trial": {"variant": name, "seed": 3}, "pretraining": {"model": {"start": name}, "seed": 3}} for name in "ab"
+    ]
+    sections = SECTIONS | {"tokenization": {}}
+
+    with pytest.raises(ConfigError, match=r"tokenization\.model: the variants start from models with their own"):
+        run_file.override_trials(sections, trials, {})
+    assert len(run_file.override_trials(sections, trials, {"tokenization.model": "c"})) == 2
+
+
 def test_an_override_reaches_every_trial_and_leaves_its_seed_and_what_makes_it_a_variant():
     trials = [
         {"trial": {"variant": name, "seed": 3, "what": ""}, "pretraining": {"objectives": {"xlco": weight}, "seed": 3}}

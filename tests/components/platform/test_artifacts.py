@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from components.platform import artifact_files, artifacts
-from infoxlm_core import manifests
+from infoxlm_core import manifests, run_file
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig, TokenizationConfig
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 
@@ -126,9 +126,16 @@ def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
 
 
 def test_the_key_of_an_artifact_stays_the_same_from_release_to_release():
-    config = TokenizationConfig(vocabulary_size=160)
+    demo = run_file.load(Path(__file__).parents[3] / "configs/demo.yaml")
+    keys = {
+        "f4335ec432a5c53b": ("shards", TokenizationConfig(vocabulary_size=160), "sha256:a"),
+        "28599d5a308a19cb": ("shards", TokenizationConfig(), "a"),
+        "6b88302e426a6d52": ("shards", TokenizationConfig(model="m.model", processes=3), "a"),
+        "d47e838644711a42": ("corpus", demo.preparation, "a"),
+    }
 
-    assert artifacts.key_of("shards", config, "sha256:a") == "f4335ec432a5c53b"
+    for key, inputs in keys.items():
+        assert artifacts.key_of(*inputs) == key
 
 
 def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():

@@ -78,9 +78,10 @@ def test_the_shards_do_not_depend_on_the_number_of_processes(shards, corpus, tmp
 def test_a_given_model_is_used_as_it_is(shards, corpus, tmp_path):
     model = shards / "tokenizer/sentencepiece.bpe.model"
 
-    again = tokenized(TokenizationConfig(vocabulary_size=100, processes=1, model=str(model)), corpus, tmp_path)
+    again = tokenized(TokenizationConfig(processes=1, model=str(model)), corpus, tmp_path)
 
     assert (again / "tokenizer/sentencepiece.bpe.model").read_bytes() == model.read_bytes()
+    assert manifests.load(again)["facts"]["vocabulary_size"] == 100
     with pytest.raises(TokenizerMismatch, match=r"gives 100 ids, tokenization\.vocabulary_size says 99"):
         tokenize(TokenizationConfig(vocabulary_size=99, model=str(model)), corpus, tmp_path / "x")
 
