@@ -29,8 +29,8 @@ def _check_metric(name: str) -> str:
     """Return the name of a metric unchanged; ValueError if no outcome of each question is recorded for it."""
     if not (_RETRIEVAL_METRIC.fullmatch(name) or _MEAN_METRIC.fullmatch(name)):
         raise ValueError(
-            f"{name!r:.100} is no metric that is recorded by question: give retrieval/served (the vectors that users "
-            "get), retrieval/best, retrieval/no_overlap, retrieval/xx_en, retrieval/en_xx, retrieval/LANGUAGE, "
+            f"{name!r:.100} is not a metric that is recorded by question: give retrieval/served (the vectors that "
+            "users get), retrieval/best, retrieval/no_overlap, retrieval/xx_en, retrieval/en_xx, retrieval/LANGUAGE, "
             "guard/mean, guard/LANGUAGE, classification/mean or classification/LANGUAGE"
         )
     return name

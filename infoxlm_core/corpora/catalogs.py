@@ -118,7 +118,7 @@ def _list_catalogs(path: Path) -> Members:
     """Return name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
     members = _list_folder(path) if path.is_dir() else _list_archive(path)
     if not members:
-        raise InputError(f"{path} holds no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
+        raise InputError(f"{path} contains no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
     return members
 
 
@@ -135,7 +135,7 @@ def _list_archive(path: Path) -> Members:
     try:
         archive = zipfile.ZipFile(outside.check_readable(path))
     except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
-        raise InputError(f"{path} is no folder, wheel or zip of gettext catalogs ({error})") from None
+        raise InputError(f"{path} is not a folder, wheel or zip file of gettext catalogs ({error})") from None
     if len(archive.infolist()) > MAX_ENTRIES:
         raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
     members: Members = {}

@@ -66,10 +66,10 @@ def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Se
     """Return the languages to read; raise an error if the corpus cannot be read."""
     for path in paths:
         if source.format != "gettext" and not path.is_file():
-            problem = "is no file" if path.exists() else "no such file"
+            problem = "not a file" if path.exists() else "no such file"
             raise InputError(f"{path}: {problem} (corpus {source.name}): check its path")
         if path.is_file() and not path.stat().st_size:
-            raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty: have=0 need=1 bytes")
+            raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty (have=0 need=1 bytes): replace it")
     selected = [language for language in (source.languages or languages) if language in {*languages, pivot}]
     unknown = set(source.languages) - set(selected)
     if unknown:
@@ -193,7 +193,7 @@ def _check_window(pairs: list[Lengths], min_correlation: float, file: str) -> No
 
 
 def _check_shift(pairs: list[Lengths], file: str) -> None:
-    """Raise ParallelMismatch if the lengths agree better with those some lines further down or up."""
+    """Raise ParallelMismatch if the lengths correlate better when one side is shifted by a few lines."""
     source, target = _log_lengths(pairs)
     inner_source = source[MAX_SHIFT:-MAX_SHIFT]  # only these lines have a counterpart for every shift
     end = len(target) - MAX_SHIFT
@@ -206,8 +206,8 @@ def _check_shift(pairs: list[Lengths], file: str) -> None:
     if 0 in correlations and correlations[best_shift] > correlations[0] + SHIFTED:
         direction = "further down" if best_shift > 0 else "further up"
         raise ParallelMismatch(
-            f"{file}: the sides do not belong together from line {pairs[0][0]} to {pairs[-1][0]}: correlation of "
-            f"lengths {correlations[0]:.2f}, and {correlations[best_shift]:.2f} with lines that stand "
+            f"{file}: the sides do not belong together from line {pairs[0][0]} to {pairs[-1][0]}: the correlation of "
+            f"their lengths is {correlations[0]:.2f}, but {correlations[best_shift]:.2f} with the target lines "
             f"{abs(best_shift)} {direction}: align the files again"
         )
 
@@ -299,7 +299,7 @@ def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
                 texts = tuple(text_of_language[language] or "" for language in languages)
                 yield Row(languages, texts, path.name, number)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is no readable Parquet file ({one_line(error)}): write it again") from None
+        raise InputError(f"{path} is not a readable Parquet file ({one_line(error)}): write it again") from None
 
 
 READERS: dict[str, Callable[[LocalCorpus], Iterator[Row]]] = {

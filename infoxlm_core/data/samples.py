@@ -129,14 +129,12 @@ class Sampler(StepSampler):
         """Raise CorpusTooSmall if an enabled objective has no text."""
         objectives = self.config.objectives
         if objectives.mlm and not self.blocks:
-            raise CorpusTooSmall(
-                "MLM has no monolingual text: have=0 need=1 block; set objectives.mlm to 0 or add text"
-            )
+            raise CorpusTooSmall("MLM has no monolingual text (have=0 need=1): add text, or set objectives.mlm to 0")
         pair_count = sum(len(pairs) for pairs in self.pairs)
         min_pairs = 2 if objectives.xlco and self.config.contrast.mixup else 1  # mixup joins two different pairs
         if (objectives.tlm or objectives.xlco) and pair_count < min_pairs:
             raise CorpusTooSmall(
-                f"TLM and XLCO need translation pairs: have={pair_count} need={min_pairs}; add pairs or set both to 0"
+                f"TLM and XLCO need translation pairs (have={pair_count} need={min_pairs}): add pairs, or set both to 0"
             )
 
     def draw(self, step: int | str, virtual_shards: range, only: str = "") -> Draw:
@@ -286,7 +284,7 @@ class Sampler(StepSampler):
             new_tables, new_rows = self.pair_sampler.draw_elsewhere(tables[is_same], self.corpora, rng)
             partner_tables[is_same] = new_tables
             partner_rows[is_same] = new_rows
-        raise CorpusTooSmall("mixup finds no second sentence in the pairs: have=1 need=2; set contrast.mixup to 0")
+        raise CorpusTooSmall("mixup needs pairs of two different sentences (have=1 need=2): set contrast.mixup to 0")
 
     def _sentence_ids(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the sentence id of each pair, (count,)."""

@@ -240,7 +240,7 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
             pairs_of_kind = pairs if kind == "pairs" else held_out
             pairs_of_kind.setdefault(language, []).append(Pairs(corpus, source, target, sentence_ids.view(np.int64)))
     if not mono and not pairs:
-        raise CorpusTooSmall(f"{directory} holds no text: have=0 need=1 sentence")
+        raise CorpusTooSmall(f"{directory} contains no text (have=0 need=1 sentence): tokenize another corpus")
     return Shards(mono, pairs, held_out, manifest, directory)
 
 

@@ -251,7 +251,7 @@ def _check_corpus(source: CorpusSource, counts: Counter[str]) -> None:
     elif rows == dropped:
         reasons = _describe_reasons(counts) or "it has no rows"
         raise CorpusTooSmall(
-            f"corpus {source.name}: none of its {rows} rows can be used: have=0 need=1 ({reasons}): check its format, "
+            f"corpus {source.name}: none of its {rows} rows can be used (have=0 need=1; {reasons}): check its format, "
             "languages and columns, or remove it from the config"
         )
     else:
@@ -306,11 +306,11 @@ def _make_report(counts: RowCounts, output: Path, config: PreparationConfig) -> 
             languages["labelled"][split] += 1
     if not languages["pairs"].total() + languages["mono"].total():
         reasons = _describe_reasons(totals["pairs"] + totals["mono"]) or "nothing was read"
-        raise CorpusTooSmall(f"no training text remains: have=0 need=1 ({reasons}): check corpora and cleaning")
+        raise CorpusTooSmall(f"no training text remains (have=0 need=1; {reasons}): check corpora and cleaning")
     if config.held_out_share and not languages["held_out"].total():
         raise CorpusTooSmall(
-            f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs: have=0 "
-            "need=1: raise it or prepare more pairs"
+            f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs (have=0 "
+            "need=1): raise it, or prepare more pairs"
         )
     return {
         "files": files,

@@ -122,7 +122,7 @@ def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
         if rows:
             sizes[language] = rows
     if not sizes:
-        raise CorpusTooSmall(f"{corpus}/mono: have=0 need=1 sentence to train a vocabulary: prepare more text")
+        raise CorpusTooSmall(f"{corpus}/mono has no text to train a vocabulary (have=0 need=1): prepare more text")
     counts = _count_sentences(np.array(list(sizes.values())), config)
     sentences: list[str] = []
     for (language, size), count in zip(sizes.items(), counts, strict=True):

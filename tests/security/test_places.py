@@ -38,7 +38,7 @@ def no_network(monkeypatch):
 @pytest.mark.item("B16", "S10")
 @pytest.mark.parametrize("place", PLACES)
 def test_other_places_than_files_buckets_and_the_hub_are_refused_without_a_call(place, tmp_path, no_network):
-    with pytest.raises(InputError, match=r"no such file|holds no config.json"):
+    with pytest.raises(InputError, match=r"no such file|has no config.json"):
         sources.fetch_model(place, tmp_path)
     with pytest.raises(InputError, match="no such file"):
         sources.fetch_data(place, tmp_path)

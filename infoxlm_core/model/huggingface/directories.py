@@ -37,9 +37,9 @@ def check(directory: Path) -> None:
 
 
 def check_encoder(directory: Path) -> None:
-    """Raise InputError if a directory holds no encoder, or files that could run code when they are loaded."""
+    """Raise InputError if a directory has no encoder, or has files that could run code when they are loaded."""
     if not (directory / "config.json").is_file() or not list(directory.glob("*.safetensors")):
-        raise InputError(f"{directory} holds no config.json with *.safetensors: give the output of pretrain")
+        raise InputError(f"{directory} has no config.json with *.safetensors: give the output of pretrain")
     for path in directory.rglob("*"):
         if path.suffix in _CODE_SUFFIXES:
             raise InputError(f"{directory} holds {path.name}, which could run code: keep only safetensors and JSON")

@@ -372,7 +372,7 @@ def read_projection(path: Path) -> Tensor:
     """Return the contrast projection in a file; InputError if it is missing or has values that are not finite."""
     projection = read_tensors(path).get("projection")
     if projection is None:
-        raise InputError(f"{path} holds no tensor projection: copy it again")
+        raise InputError(f"{path} has no tensor projection: copy it again")
     if not projection.isfinite().all():
         raise InputError(f"{path} contains NaN or infinity: copy it again, or use another model")
     return projection

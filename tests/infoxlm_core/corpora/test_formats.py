@@ -156,7 +156,7 @@ def test_neighbours_of_like_length_do_not_hide_a_shift():
     fr = ["y" * round(len(text) * rng.uniform(0.8, 1.2)) for text in en]
 
     assert len(list(formats._check_alignment(paired(en, fr), "x"))) == 1000
-    with pytest.raises(ParallelMismatch, match=r"lines that stand 1 further up: align"):
+    with pytest.raises(ParallelMismatch, match=r"target lines 1 further up: align"):
         list(formats._check_alignment(paired(en, fr[1:] + fr[:1]), "x"))
 
 
@@ -185,7 +185,7 @@ def test_parquet_has_a_column_a_language(tmp_path):
 @pytest.mark.item("B12")
 def test_missing_empty_and_foreign_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for path, said in (("none.txt", "no such file"), (".", "is no file"), ("pipe", "is no file")):
+    for path, said in (("none.txt", "no such file"), (".", "not a file"), ("pipe", "not a file")):
         with pytest.raises(InputError, match=said):
             rows_of(tmp_path / path)
     with pytest.raises(CorpusTooSmall, match="have=0 need=1"):

@@ -345,7 +345,9 @@ def test_a_corpus_that_gives_nothing_beside_others_is_refused_by_name_and_reason
     text(tmp_path / "b.tsv", ["one column only"] * 9)
     nothing = {"name": "b", "format": "tsv", "path": str(tmp_path / "b.tsv"), "languages": ["en", "de"]}
 
-    with pytest.raises(CorpusTooSmall, match=r"corpus b: none of its 9 rows can be used: .*missing_column 9"):
+    with pytest.raises(
+        CorpusTooSmall, match=r"corpus b: none of its 9 rows can be used \(have=0 need=1; missing_column 9"
+    ):
         prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), nothing)
 
 

@@ -140,7 +140,7 @@ def test_a_reader_that_was_fine_tuned_elsewhere_is_scored(tmp_path):
         ({"--languages": "German"}, "--languages 'German': give all, 14, 22, 36, or codes such as de,fra"),
         ({"--vector": "mean@best@last"}, "vectors.0: String should match pattern"),
         ({"--vector": "mean@7"}, "has no vector mean@7. Give a layer from 0 to 2"),
-        ({"--floor": ""}, " holds no config.json"),
+        ({"--floor": ""}, " has no config.json"),
         ({"--set": "max_tokens=2"}, "retrieval.max_tokens: Input should be greater than 2, not 2"),
         ({"--set": "batch=3"}, "batch: unknown name; known are batch_size"),
         ({"--set": "batch_size"}, "override 'batch_size': write section.name=value"),

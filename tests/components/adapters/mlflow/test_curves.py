@@ -126,7 +126,7 @@ def test_a_slow_or_broken_server_delays_no_point_and_the_end_says_what_is_missin
     tracker.close(timeout=2)
 
     assert time.monotonic() - began < 30  # one answer of the slow server takes 60
-    assert "20 points" in caplog.text and "are not in MLflow run" in caplog.text
+    assert "20 lines" in caplog.text and "are not in MLflow run" in caplog.text
     server.shutdown()
     server.server_close()
 

@@ -129,7 +129,7 @@ def test_without_a_finite_score_nothing_is_registered(store, tiny_encoders, metr
 def test_an_unknown_model_is_one_clear_line(store):
     with pytest.raises(InputError, match=r"models:/tiny@champion: MLflow refuses \(.*not found"):
         model_registry.load_encoder("models:/tiny@champion", store)
-    with pytest.raises(InputError, match=r"holds no config\.json"):
+    with pytest.raises(InputError, match=r"has no config\.json"):
         model_registry.load_encoder(f"models:/tiny/{10**22}", store)  # no database has such numbers
 
 

@@ -40,7 +40,7 @@ def test_what_could_run_code_or_cannot_be_read_is_refused(model, name, content, 
 def test_a_directory_without_weights_is_no_encoder(model):
     (model / "model.safetensors").unlink()
 
-    with pytest.raises(InputError, match=r"holds no config\.json with \*\.safetensors"):
+    with pytest.raises(InputError, match=r"has no config\.json with \*\.safetensors"):
         directories.check(model)
 
 
