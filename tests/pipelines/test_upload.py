@@ -76,16 +76,6 @@ def test_the_page_shows_few_parameters_and_how_to_fill_in_the_form(kubeflow, tmp
     assert all("infoxlm-runner" in pipeline["description"] for pipeline in kubeflow.pipelines)
 
 
-def test_an_old_kubeflow_is_refused_before_anything_is_uploaded(kubeflow, tmp_path):
-    kubeflow.health = {"multi_user": False, "tag_name": "2.16.1"}
-
-    result = upload(kubeflow, write_cluster(tmp_path))
-
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert "Kubeflow Pipelines 2.16.1, too old: update it to 2.17 or newer" in result.stderr
-    assert not kubeflow.pipelines and not kubeflow.versions
-
-
 def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow, tmp_path):
     first = upload(kubeflow, write_cluster(tmp_path))
     again = upload(kubeflow, write_cluster(tmp_path))
@@ -153,11 +143,3 @@ def test_what_could_not_run_is_not_uploaded(kubeflow, tmp_path, image, options, 
 
     assert result.exit_code == code and said in result.stderr and result.stderr.count("\n") == 1
     assert kubeflow.requests == []
-
-
-def test_a_server_that_refuses_is_one_line(kubeflow, tmp_path):
-    kubeflow.refusal = (403, "you may not")
-
-    result = upload(kubeflow, write_cluster(tmp_path))
-
-    assert result.exit_code == 2 and "refuses (403: you may not)" in result.stderr
