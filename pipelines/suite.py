@@ -4,9 +4,7 @@ from typing import Any
 
 from kfp import dsl
 
-from components.measure import measure
-from components.plan_suite import plan_suite
-from components.summarise import summarise
+from components.suite import measure, plan_suite, summarise
 from pipelines.steps import LIMITS, configure, give_gpus, request_default_resources
 
 AT_A_TIME = 2

@@ -13,10 +13,8 @@ from kfp import dsl
 
 from components.adapters.mlflow import connection, trial_runs
 from components.adapters.mlflow.tracker import MlflowRun
-from components.measure import measure
-from components.plan_suite import plan_suite
 from components.platform import artifact_files, artifacts, launchers, parameters, tracking
-from components.summarise import summarise
+from components.suite import measure, plan_suite, summarise
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks.scores import Scores

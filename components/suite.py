@@ -1,0 +1,114 @@
+"""Components of a suite: plan its trials, measure them, and summarise them."""
+
+from typing import Any
+
+from kfp import dsl
+
+from components.platform.stage import stage
+
+
+@stage
+def plan_suite(
+    suite: dict[str, Any],
+    store: str,
+    overrides: dict[str, Any] = {},  # noqa: B006
+) -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
+    """Plan the trials of a suite; download models and data, so that a wrong name fails before a GPU is used.
+
+    Args:
+        suite: a `SuiteConfig` as lists.
+        store: directory or s3://bucket/prefix for copies of models and data.
+        overrides: single settings, such as {"tasks.xnli.seeds": [1, 2]}.
+
+    Returns:
+        Batches, each a reference to its trials: {"point": model, task, seed, grid, name; "source", "settings"}.
+    """
+    import logging
+
+    from components.platform import parameters, sources, tracking
+    from components.platform.stage_run import stage_run
+    from infoxlm_core import run_file
+    from infoxlm_core.results import trials
+    from infoxlm_core.results.suite_config import SuiteConfig
+
+    with stage_run("plan_suite", store, reports=False) as step:
+        tracking.tracker().check_sweeps()
+        checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
+        planned = [trial.to_dict() for trial in trials.plan(checked)]
+        for source in checked.models.values():
+            sources.fetch_model(source, step.local_store)
+        for task, suite_task in checked.tasks.items():
+            trials.check(task, suite_task, sources.localise(suite_task.settings, step.local_store))
+            logging.info("The data of task %s are complete.", task)
+        logging.info("%d trials: %d models, %d tasks.", len(planned), len(checked.models), len(checked.tasks))
+        batches = parameters.split_trials(planned)
+        return [{"points": parameters.write_reference(store, batch)} for batch in batches]
+
+
+@stage
+def measure(
+    batch: dict[str, Any],
+    store: str,
+    num_workers: int,
+    scores: dsl.Output[dsl.Artifact],
+    metrics: dsl.Output[dsl.Metrics],
+) -> None:
+    """Measure the trials of a batch; fine-tune the encoder first if the task needs it.
+
+    Args:
+        batch: trials with their settings, from `plan_suite`.
+        store: directory or s3://bucket/prefix of artifacts and checkpoints.
+        num_workers: workers per fine-tuning, one per GPU; 0 trains in this process.
+        scores: location and digest of the scores and predictions of each trial.
+        metrics: the scores of a single trial, or the number of several trials.
+    """
+    import json
+    from pathlib import Path
+
+    from components.platform import artifacts, measuring
+    from components.platform.stage_run import stage_run
+    from infoxlm_core import manifests
+
+    with stage_run("measure", store, reports=False) as step:
+        planned = step.read(batch["points"])
+    measured = measuring.measure_all(planned, store, num_workers)
+    pointers = {name: {"location": trial.location, "digest": trial.digest} for name, trial in measured.items()}
+    Path(scores.path).parent.mkdir(parents=True, exist_ok=True)
+    manifests.write_atomically(Path(scores.path), json.dumps(pointers, indent=1))
+    figures: dict[str, float] = {}
+    if len(measured) == 1:
+        [trial] = measured.values()
+        figures = trial.figures
+    artifacts.log_metrics(figures or {"points": len(measured)}, metrics)
+
+
+@stage
+def summarise(
+    suite: dict[str, Any],
+    store: str,
+    comparison: dsl.Output[dsl.Artifact],
+    report: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+    overrides: dict[str, Any] = {},  # noqa: B006
+) -> None:
+    """Summarise the finished trials of this pipeline run, even if others failed.
+
+    Args:
+        suite: a `SuiteConfig` as lists.
+        store: directory or s3://bucket/prefix of artifacts.
+        comparison: the report with its tables and figures, all numbers as JSON, and a section for the model card.
+        report: the report as HTML.
+        metrics: the main scores of each model and task.
+        overrides: single settings, as in `plan_suite`.
+    """
+    from components.platform import sweeps
+    from components.platform.stage_run import stage_run
+    from infoxlm_core import run_file
+    from infoxlm_core.results import summary
+    from infoxlm_core.results.suite_config import SuiteConfig
+
+    with stage_run("summarise", store, last=True) as step:
+        checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
+        suite_summary = summary.summarise(checked, sweeps.read_scores(step))
+        step.report(suite=checked)
+        sweeps.publish(step, "suite", suite_summary, suite_summary.name_scores(), comparison, report, metrics)
