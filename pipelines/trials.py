@@ -109,7 +109,7 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
 
 
 def resolve_last_layer(pretraining: dict[str, Any]) -> dict[str, Any]:
-    """Replace `contrast.layer: last` by the number of layers of the start model, or by `model.layers` without one."""
+    """Replace `contrast.layer: last` by the number of layers, unless the start is not on this machine."""
     contrast = pretraining.get("contrast")
     model = pretraining.get("model")
     if not isinstance(contrast, Mapping) or not isinstance(model, Mapping):
@@ -118,7 +118,9 @@ def resolve_last_layer(pretraining: dict[str, Any]) -> dict[str, Any]:
         return pretraining
     num_layers = model.get("layers")
     start_model = model.get("start")
-    if start_model and Path(start_model).is_dir():
+    if start_model and not Path(start_model).is_dir():
+        return pretraining  # its layers are known when it is loaded
+    if start_model:
         from infoxlm_core.model.huggingface import pretrained
 
         num_layers = pretrained.size_of(Path(start_model)).layers

@@ -12,7 +12,7 @@ from benchmarks.speed.inputs import SEED, perturb
 from infoxlm_core.config import OptimizationConfig, PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.shards import Pairs, Shards, Table
-from infoxlm_core.data.vocabulary import EOS, FIRST_POSITION
+from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
@@ -24,12 +24,7 @@ from infoxlm_core.training.step import train_step
 
 def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -> InfoXLM:
     """Return the query encoder with which a run of this config would start, plus noise."""
-    size = config.model
-    contrast = config.contrast
-    model = InfoXLM(
-        EncoderSize(vocabulary, size.layers, size.hidden, size.ffn, size.heads, size.max_tokens + FIRST_POSITION),
-        contrast.layer, contrast.pooling, contrast.normalise, size.dropout,
-    )  # fmt: skip
+    model = InfoXLM.of(config, EncoderSize.of(config.model, vocabulary))
     initialise(model, config.seed)
     if noise:
         perturb(model, SEED)

@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
 )
 from pydantic_core import PydanticCustomError
@@ -46,6 +47,22 @@ def _language(code: str) -> str:
     if len(code) == 2 and not languages.is_known(code):
         raise PydanticCustomError("language", "Input should be an ISO 639-1 language code, such as de")
     return code
+
+
+def whole_or(*words: str) -> BeforeValidator:
+    """Return a validator of a field that is a number of layers or one of these words; its error is one line."""
+    layer_count = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])
+
+    def validate(value: Any) -> Any:
+        if value in words:
+            return value
+        try:
+            return layer_count.validate_python(value)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise PydanticCustomError("layers", f"{reason}, or {' or '.join(words)}") from None
+
+    return BeforeValidator(validate)
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]

@@ -15,6 +15,7 @@ from infoxlm_core.config.base import (
     StageConfig,
     Weight,
     Whole,
+    whole_or,
 )
 from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, OptimizationConfig
 
@@ -42,6 +43,10 @@ class ModelConfig(StageConfig):
 
     max_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
     """Number of tokens of the longest sequence that the model can read, special tokens included."""
+
+    frozen: Annotated[int | Literal["none", "embeddings"], whole_or("none", "embeddings")] = "none"
+    """Weights of the start that are not trained, which saves their gradients and Adam moments. none: all are trained ·
+    embeddings: those of words, positions and token types · a number n: the embeddings and the n lowest layers."""
 
     dropout: Share = 0.0
     """Dropout probability of embeddings, attention weights and layer outputs. The released command uses 0, which exact
@@ -148,8 +153,9 @@ class ObjectivesConfig(StageConfig):
 class ContrastConfig(StageConfig):
     """Cross-lingual contrast (InfoXLM, section 3.3) with momentum, queue and mixup."""
 
-    layer: Annotated[Whole, Field(gt=0, le=1000)] = 8
-    """Number of the universal layer, counted from 1: the Transformer layer whose output is contrasted."""
+    layer: Annotated[int | Literal["last"], whole_or("last")] = 8
+    """Number of the universal layer, counted from 1: the Transformer layer whose output is contrasted. last: the top
+    one, which public encoders of sentences use."""
 
     queue_size: PositiveInt = 131_072
     """Number of keys of earlier steps that serve as negatives."""
@@ -190,6 +196,10 @@ class ContrastConfig(StageConfig):
     """Vector that represents a sentence. cls: that of its first token, which needs a pre-trained start such as XLM-R ·
     mean: the mean of its tokens' vectors; use it from random weights."""
 
+    projection: Literal["linear", "none"] = "linear"
+    """What maps the pooled vector to the space of the contrast. linear: a trained matrix with random initial weights ·
+    none: nothing; use it if the start is an encoder of sentences, whose vectors a random matrix would distort."""
+
     symmetric: Flag = False
     """Whether the loss is the mean of both directions, source to target and target to source. Only keys of the target
     side are enqueued."""
@@ -216,6 +226,10 @@ class ContrastConfig(StageConfig):
 
     start_step: NonNegativeInt = 0
     """Number of optimizer steps before contrast begins; the key encoder then starts as a copy of the query encoder."""
+
+    def resolve_layer(self, layer_count: int) -> int:
+        """Return the number of the universal layer in an encoder with this number of layers."""
+        return layer_count if self.layer == "last" else self.layer
 
 
 class BatchesConfig(StageConfig):
@@ -292,6 +306,10 @@ class PretrainingConfig(StageConfig):
         # Newer fields are omitted at their defaults, so that runs of versions without them can resume.
         if self.model.precision == "auto":
             del values["model"]["precision"]
+        if self.model.frozen == "none":
+            del values["model"]["frozen"]
+        if self.contrast.projection == "linear":
+            del values["contrast"]["projection"]
         if self.contrast.margin == 0:
             del values["contrast"]["margin"]
         values["guard"] = self.guard.model_dump(mode="json", exclude_defaults=True)
@@ -310,7 +328,8 @@ class PretrainingConfig(StageConfig):
         """Raise ValueError if the settings of two sections contradict each other."""
         # A model to continue from has its own sizes, which are known only when it is loaded.
         has_configured_sizes = self.model.start is None
-        if has_configured_sizes and self.system == "infoxlm" and self.contrast.layer > self.model.layers:
+        universal_layer = self.contrast.resolve_layer(self.model.layers)
+        if has_configured_sizes and self.system == "infoxlm" and universal_layer > self.model.layers:
             raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
         if has_configured_sizes and self.longest > self.model.max_tokens:
             raise ValueError(
@@ -327,6 +346,10 @@ class PretrainingConfig(StageConfig):
         for name in self.objectives.weights():
             if self.system not in systems[name]:
                 raise ValueError(f"system {self.system} has no objective {name}: set objectives.{name} to 0")
+        if self.model.frozen != "none" and (has_configured_sizes or self.system != "infoxlm"):
+            raise ValueError(
+                f"model.frozen ({self.model.frozen}) needs a start and system infoxlm: set model.start or frozen: none"
+            )
         if self.model.sharded and self.system != "infoxlm":
             raise ValueError(f"system {self.system} cannot be sharded: set model.sharded to false")
         return self

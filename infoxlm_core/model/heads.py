@@ -64,11 +64,12 @@ class InfoXLM(nn.Module):
         normalise: bool,
         dropout: float = 0.0,
         has_head: bool = True,
+        has_projection: bool = True,
     ) -> None:
         super().__init__()
         self.encoder = Encoder(size, dropout)
         self.head = MaskedLMHead(size) if has_head else None
-        self.projection = nn.Parameter(torch.empty(size.hidden, size.hidden))  # z = h @ projection
+        self.projection = nn.Parameter(torch.empty(size.hidden, size.hidden)) if has_projection else None
         self.contrast_layer = contrast_layer
         self.pooling = pooling
         self.normalise = normalise
@@ -77,8 +78,26 @@ class InfoXLM(nn.Module):
     def of(cls, config: PretrainingConfig, size: EncoderSize) -> Self:
         """Return the network of a run, with uninitialised weights; it has a masked-LM head if MLM or TLM is on."""
         contrast = config.contrast
-        has_head = bool(config.objectives.mlm or config.objectives.tlm)
-        return cls(size, contrast.layer, contrast.pooling, contrast.normalise, config.model.dropout, has_head)
+        model = cls(
+            size,
+            contrast.resolve_layer(size.layers),
+            contrast.pooling,
+            contrast.normalise,
+            config.model.dropout,
+            has_head=bool(config.objectives.mlm or config.objectives.tlm),
+            has_projection=contrast.projection == "linear",
+        )
+        if config.model.frozen != "none":
+            lowest_layers = 0 if config.model.frozen == "embeddings" else config.model.frozen
+            model.freeze(lowest_layers)
+        return model
+
+    def freeze(self, lowest_layers: int) -> None:
+        """Exclude the embeddings and the lowest layers from training."""
+        for name, module in self.encoder.named_children():
+            if name != "layers":
+                module.requires_grad_(False)
+        self.encoder.layers[:lowest_layers].requires_grad_(False)
 
     def forward(self, batch: PackedBatch, scale: Tensor | None = None) -> Outputs:
         """Compute all objectives of a packed micro-batch.
@@ -118,9 +137,10 @@ class InfoXLM(nn.Module):
         return project(pooled, self.projection, self.normalise)
 
 
-def project(pooled: Tensor, projection: Tensor, normalise: bool) -> Tensor:
+def project(pooled: Tensor, projection: Tensor | None, normalise: bool) -> Tensor:
     """Return queries or keys (B, d) from pooled vectors (B, d), in fp32 even under autocast."""
     with torch.autocast(pooled.device.type, enabled=False):
-        pooled = full_precision(pooled)
-        projected = pooled @ projection.to(pooled.dtype)
-    return F.normalize(projected, dim=1) if normalise else projected
+        vectors = full_precision(pooled)
+        if projection is not None:
+            vectors = vectors @ projection.to(vectors.dtype)  # z = h @ projection
+    return F.normalize(vectors, dim=1) if normalise else vectors

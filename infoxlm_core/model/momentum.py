@@ -20,7 +20,7 @@ class KeyEncoder(nn.Module):
         self.normalise = model.normalise
         self.encoder = Encoder(model.encoder.size, layers=model.contrast_layer)
         self.encoder.compiler = model.encoder.compiler
-        self.projection = nn.Parameter(torch.empty_like(model.projection))
+        self.projection = None if model.projection is None else nn.Parameter(torch.empty_like(model.projection))
         self.requires_grad_(False).eval()
         self.pair_with(model)
         self.follow(0.0)

@@ -215,8 +215,8 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
     """Write a directory that `AutoModel` and `AutoTokenizer` load.
 
     A model that was trained from a start is written in the class of its start, with the weights of the start that were
-    not trained, such as its pooler. The contrast projection is in `projection.safetensors`, as tensor `projection`
-    (d, d) with z = h @ projection. `config.json` records the layer and pooling of contrast under `infoxlm`.
+    not trained, such as its pooler. The contrast projection, if any, is in `projection.safetensors`, as tensor
+    `projection` (d, d) with z = h @ projection. `config.json` records layer and pooling of the contrast as `infoxlm`.
     """
     contrast = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
     untrained: dict[str, Tensor] = {}
@@ -232,7 +232,8 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
     config.infoxlm = contrast
     config.architectures = [_choose_class(config, has_head=model.head is not None or "lm_head.bias" in untrained)]
     write(model, config, tokenizer, directory, untrained=untrained)
-    save_file({"projection": model.projection.detach().float().cpu().contiguous()}, directory / PROJECTION)
+    if model.projection is not None:
+        save_file({"projection": model.projection.detach().float().cpu().contiguous()}, directory / PROJECTION)
 
 
 def _choose_class(config: PretrainedConfig, has_head: bool) -> str:

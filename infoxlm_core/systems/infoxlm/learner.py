@@ -124,7 +124,7 @@ class InfoXLMLearner(Learner):
             len(batch.target_rows),
             batch.lengths[batch.lm_sequences :],
             batch.key_lengths,
-            contrast.layer,
+            self.module.contrast_layer,
             contrast.queue_size,
         )
 
@@ -162,7 +162,7 @@ class InfoXLMLearner(Learner):
 
     def _scale(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
         """Return the factor of each target in the loss (N,): MLM's first, then TLM's."""
-        dtype = self.module.projection.dtype
+        dtype = self.module.encoder.token_embedding.weight.dtype
         scale = torch.full((len(batch.target_ids),), scales.get("tlm", 0.0), dtype=dtype, device=self.device)
         scale[: batch.mlm_targets] = scales.get("mlm", 0.0)
         return scale

@@ -103,8 +103,9 @@ def step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> fl
     for tokens in (shape.mlm, shape.tlm):
         if tokens:
             lm += [tokens] * samples
+    top = config.contrast.resolve_layer(size.layers)
     targets = round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples)
-    return flops.must_do_flops(size, lm, targets, views, views, config.contrast.layer, config.contrast.queue_size)
+    return flops.must_do_flops(size, lm, targets, views, views, top, config.contrast.queue_size)
 
 
 def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
@@ -118,13 +119,15 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRo
     size = model.encoder.size
     d = size.hidden
     total = count(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained_count = sum(parameter.numel() for parameter in trained)
     contrasts = bool(config.objectives.xlco)
     sharded = config.model.sharded
     micro_batch = config.batches.micro_batch_size
     if config.model.dropout:  # then micro-batches lie within virtual shards
         micro_batch = min(micro_batch, config.batches.global_batch_size // config.batches.virtual_shards)
     queue = config.contrast.queue_size
-    top = config.contrast.layer
+    top = model.contrast_layer
     shape = fit_shape(config, LONG)
     lm = micro_batch * (shape.mlm + shape.tlm)  # tokens
     views = micro_batch * shape.view  # tokens
@@ -143,17 +146,16 @@ def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRo
     copied = 0  # weights of the key encoder, of which autocast makes bf16 copies
     if contrasts and not sharded:
         copied = sum(count(module) for module in keys.modules() if isinstance(module, Linear))
-    tensors = len(list(model.parameters()))
     rows = [
         ("weights", 4 * total / shards, f"4 B x {total:,} parameters, fp32{by_gpus}"),
-        ("gradients", 4 * total / shards, f"4 B x parameters, fp32{by_gpus}"),
-        ("AdamW moments", (8 * total + 4 * tensors) / shards,
-         f"8 B x parameters, fp32; 4 B x {tensors} tensors{by_gpus}"),
+        ("gradients", 4 * trained_count / shards, f"4 B x parameters that are trained, fp32{by_gpus}"),
+        ("AdamW moments", (8 * trained_count + 4 * len(trained)) / shards,
+         f"8 B x parameters that are trained, fp32; 4 B x {len(trained)} tensors{by_gpus}"),
         ("key encoder", contrasts * 4 * count(keys) / shards,
          f"4 B x {count(keys):,}: fp32, up to layer {top}, and W{by_gpus}"),
         ("queue", contrasts * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
-        ("gradients to be summed", 4 * total if gpus > 1 else 0,
-         "4 B x parameters, with several workers; of shards until the step ends"),
+        ("gradients to be summed", 4 * trained_count if gpus > 1 else 0,
+         "4 B x parameters that are trained, with several workers; of shards until the step ends"),
         ("bf16 weights", 2 * (total + copied), f"2 B x parameters and {copied:,} of the key encoder, under autocast"),
         ("activations", activation_bytes, activations),
         ("one chunk of logits", 6 * chunk_rows * size.vocabulary,
@@ -213,6 +215,7 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
         )
     gpu = gpu.upper()
     model, _ = build(config, vocabulary)
+    projection = 0 if model.projection is None else model.projection.numel()
     exported = count(model.encoder) + count(model.head) + model.encoder.size.hidden
     in_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
     on_one_gpu = memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
@@ -221,7 +224,7 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     parameters = [
         PlanRow("encoder", count(model.encoder), "", "embeddings and layers"),
         PlanRow("masked-LM head", count(model.head), "", "its output matrix is the word table"),
-        PlanRow("contrast projection", model.projection.numel(), "", "d x d"),
+        PlanRow("contrast projection", projection, "", "d x d"),
         PlanRow("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
     ]
     bytes_of = memory(config, vocabulary, gpus)
@@ -232,12 +235,13 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
         flops_of_step = step_flops(config, model.encoder.size, shape)
         steps += _plan_step(config, shape, flops_of_step)
         run.append(_plan_duration(config, shape, flops_of_step, gpus, gpu))
+    all_reduced = next(row.value for row in bytes_of if row.name == "gradients to be summed")
     queue_turnover = config.contrast.queue_size / config.batches.global_batch_size
-    steps.append(PlanRow("all-reduce", 4 * count(model) if gpus > 1 else 0, "B", "gradients in fp32, once a step"))
+    steps.append(PlanRow("all-reduce", all_reduced, "B", "gradients in fp32, once a step"))
     steps.append(PlanRow("queue turnover", queue_turnover, "steps", "K / samples a step"))
     saving = f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"
     run.append(PlanRow("checkpoint", checkpoint_bytes, "B", saving))
-    run.append(PlanRow("exported encoder", 4 * (exported + model.projection.numel()), "B", "fp32 safetensors"))
+    run.append(PlanRow("exported encoder", 4 * (exported + projection), "B", "fp32 safetensors"))
     return Plan(parameters, bytes_of, steps, run)
 
 

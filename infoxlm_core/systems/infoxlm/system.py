@@ -44,10 +44,13 @@ class InfoXLMSystem(System):
             return None
 
         def score() -> dict[str, float]:
-            layer = min(config.contrast.layer, model.encoder.size.layers)
             with sharding.gathered(model):
                 return probe.score(
-                    model.encoder, layer, config.contrast.pooling, distributed.device(), config.model.precision
+                    model.encoder,
+                    model.contrast_layer,
+                    config.contrast.pooling,
+                    distributed.device(),
+                    config.model.precision,
                 )
 
         def observe(step: int) -> dict[str, float]:
@@ -114,5 +117,11 @@ def _check_start(start: Path, size: EncoderSize, config: PretrainingConfig, shar
             f"sequences of {config.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) exceed "
             f"the {size.max_tokens} positions of {start}: lower them"
         )
-    if config.contrast.layer > size.layers:
-        raise ConfigError(f"contrast.layer ({config.contrast.layer}) is above the {size.layers} layers of {start}")
+    contrast_layer = config.contrast.resolve_layer(size.layers)
+    if contrast_layer > size.layers:
+        raise ConfigError(f"contrast.layer ({contrast_layer}) is above the {size.layers} layers of {start}")
+    uses_all_layers = config.objectives.mlm or config.objectives.tlm
+    used_layers = size.layers if uses_all_layers else contrast_layer
+    frozen = config.model.frozen
+    if isinstance(frozen, int) and frozen >= used_layers:
+        raise ConfigError(f"model.frozen ({frozen}) leaves none of the {used_layers} layers to train: lower it")

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from infoxlm_core import manifests
@@ -55,6 +56,45 @@ def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer
     save_file(weights, start / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(TokenizerMismatch, match=r"has 63 embeddings, .* 64 ids"):
         pretrain(tiny_config(model={"start": str(start)}), tiny_shards, tmp_path / "d", tmp_path / "run d")
+
+
+@pytest.mark.parametrize(("frozen", "trained_layers"), [("embeddings", (0, 1)), (1, (1,))])
+def test_frozen_weights_stay_bit_by_bit_and_contrast_without_projection_is_at_the_last_layer(
+    frozen, trained_layers, tiny_shards, tmp_path
+):
+    start, run = tmp_path / "a/encoder", tmp_path / "run"
+    pretrain(tiny_config(optimization={"steps": 1, "warmup_steps": 0}), tiny_shards, tmp_path / "a", tmp_path / "run a")
+    config = tiny_config(
+        model={"start": str(start), "frozen": frozen},
+        objectives={"mlm": 0.0, "tlm": 0.0},
+        contrast={"layer": "last", "projection": "none"},
+        optimization={"steps": 2, "warmup_steps": 0},
+    )
+
+    figures = pretrain(config, tiny_shards, tmp_path / "b", run)
+
+    assert figures["gradient_norm"] > 0
+    before, after = (load_file(folder / "model.safetensors") for folder in (start, tmp_path / "b/encoder"))
+    trained = {name for name in before if not torch.equal(before[name], after[name])}
+    encoder_layers = tuple(f"roberta.encoder.layer.{layer}." for layer in trained_layers)
+    assert trained == {name for name in before if name.startswith(encoder_layers)}
+    state = load_file(run / "step=0000000002/state.safetensors")
+    with_moments = {name.removeprefix("adam/").rpartition("/")[0] for name in state if name.startswith("adam/")}
+    assert with_moments == {
+        name.removeprefix("model/")
+        for name in state
+        if name.startswith(tuple(f"model/encoder.layers.{layer}." for layer in trained_layers))
+    }
+    for name, key in state.items():
+        if name.startswith("learner/key_encoder/"):
+            query = state[name.replace("learner/key_encoder", "model")]
+            assert torch.equal(key, query) == (name.replace("learner/key_encoder/", "") not in with_moments)
+    assert json.loads((tmp_path / "b/encoder/config.json").read_text())["infoxlm"] == {
+        "layer": 2, "pooling": "cls", "normalise": True,
+    }  # fmt: skip
+    assert not (tmp_path / "b/encoder/projection.safetensors").exists()
+    with pytest.raises(ConfigError, match=r"model.frozen \(2\) leaves none of the 2 layers to train"):
+        pretrain(tiny_config(model={"start": str(start), "frozen": 2}), tiny_shards, tmp_path / "c", tmp_path / "run c")
 
 
 @pytest.mark.item("A25")

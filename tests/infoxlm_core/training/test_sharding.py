@@ -30,7 +30,7 @@ from tests.helpers.workers import fp64, join, start
 from tests.toys.pretraining import tiny_config, write_shards
 
 
-def config(sharded: bool, **more: bool) -> PretrainingConfig:
+def config(sharded: bool, **more: bool | int | str) -> PretrainingConfig:
     """Uneven micro-batches; the key encoder is moved twice, then copied; the probe looks at steps 3 and 6."""
     return tiny_config(
         model={"sharded": sharded, "layers": 3, **more},
@@ -73,6 +73,7 @@ def two(shards, alone, tmp_path_factory) -> Path:
     base = tmp_path_factory.mktemp("two")
     shutil.copytree(alone / "run", base / "other")
     forget_after(2, base / "other")
+    shutil.copytree(alone / "out/encoder", base / "begun")
     start(_both, 2, shards, base)
     return base
 
@@ -82,6 +83,8 @@ def _both(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
     with fp64():
         pretrain(config(sharded=True), shards, base / "out", base / "run")
         pretrain(config(sharded=True), shards, base / "other out", base / "other")
+        frozen = config(sharded=True, start=str(base / "begun"), frozen=1)
+        pretrain(frozen, shards, base / "frozen out", base / "frozen")
         torch.save(_good_step_then_bad(rank, shards), base / f"{rank}.pt")
     torch.save(_gradient_in_half_precision(shards, sharded=True), base / f"half {rank}.pt")
     counters.clear()
@@ -215,6 +218,18 @@ def test_checkpoints_and_exports_hold_whole_tensors_under_the_same_names(two, al
     for name, tensor in expected.items():
         exact = 1e-9 if tensor.dtype == torch.float64 else torch.finfo(torch.float32).eps  # models are written in fp32
         torch.testing.assert_close(found[name], tensor, rtol=exact, atol=1e-9, msg=lambda said, n=name: f"{n}: {said}")
+
+
+@pytest.mark.slow
+def test_frozen_layers_of_a_sharded_model_stay_and_the_others_train_as_on_one_worker(two, shards, tmp_path):
+    frozen = config(sharded=False, start=str(two / "begun"), frozen=1)
+    pretrain(frozen, shards, tmp_path / "out", tmp_path / "run")
+
+    assert numbers(two / "frozen") == pytest.approx(numbers(tmp_path / "run"), rel=1e-9)
+    before = load_file(two / "begun/model.safetensors")
+    after = load_file(two / "frozen out/encoder/model.safetensors")
+    unchanged = {name for name in before if torch.equal(before[name], after[name])}
+    assert unchanged == {name for name in before if ".embeddings." in name or ".layer.0." in name}
 
 
 @pytest.mark.item("A3", "A18", "F17")
