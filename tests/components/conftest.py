@@ -88,6 +88,15 @@ def upload(bucket, directory: Path, prefix: str) -> None:
             bucket.upload_file(str(path), name, ExtraArgs={"ChecksumAlgorithm": "SHA256"})
 
 
+@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
+def anywhere(request, tmp_path) -> str:
+    """Return the URI of an empty store: a directory, or a prefix on a real S3 server."""
+    if request.param == "directory":
+        return str(tmp_path / "store")
+    request.getfixturevalue("bucket")
+    return "s3://models/store"
+
+
 LONGER = {"optimization": {"steps": 60}, "checkpoints": {"every": 5}}
 """So long that a fault can be put between two checkpoints."""
 

@@ -1,14 +1,14 @@
 """A server on loopback that answers the clients of Kubeflow Pipelines as Kubeflow 2.17 does, and records requests."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from pipelines.progress import node_id
+from tests.servers.processes import answering
 
 WORKFLOW = "infoxlm-kgmbh"
 STEP = "root.exit-handler-1.pretrain"
@@ -150,14 +150,5 @@ def running_kubeflow() -> Iterator[Kubeflow]:
 
         do_POST = do_GET
 
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    kubeflow.host = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with answering(Handler) as kubeflow.host:
         yield kubeflow
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -16,9 +16,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
+
+from tests.servers.processes import answering
 
 Kind = Literal["500", "503", "reset", "applied-500", "applied-reset", "applied-silence", "truncated", "flipped"]
 """`500`, `503` and `reset` are never passed on; `applied-…` are, and the answer is lost, with `applied-silence` as
@@ -87,18 +89,8 @@ def faulty(server: str) -> Iterator[Faults]:
     class Handler(_Handler):
         plan = faults
 
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    proxy.daemon_threads = True
-    proxy.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that hang up are no news
-    faults.url = f"http://127.0.0.1:{proxy.server_port}"
-    thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with answering(Handler) as faults.url:
         yield faults
-    finally:
-        proxy.shutdown()
-        proxy.server_close()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -182,6 +174,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.rfile.close()  # it holds the socket too
         self.connection.close()
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""

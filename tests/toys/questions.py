@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import sentencepiece
+import torch
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece
+from transformers import XLMRobertaConfig, XLMRobertaModel
 
 from infoxlm_core.model.huggingface import tokenizers
 
@@ -43,6 +45,18 @@ def write_squad(path: Path, rows: Sequence[tuple[str, str, str, str]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"version": "1.1", "data": articles}))
     return path
+
+
+def write_encoder(directory: Path, words: Sequence[str], pieces: int, layers: int) -> Path:
+    """Write an XLM-R of 40 positions that learns soon, and whose tokenizer has a token for each word."""
+    write_xlmr_tokenizer(directory, [" ".join([word] * 9) for word in words], pieces)
+    config = XLMRobertaConfig(
+        vocab_size=len(tokenizers.load(directory)), hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=42, type_vocab_size=1, initializer_range=0.25,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(directory)
+    return directory
 
 
 def riddles(count: int, seed: int, words: int = 8) -> list[tuple[str, str, str, str]]:

@@ -5,7 +5,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from components.adapters.s3 import store as s3
 from components.platform import artifacts, sources
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, StorageUnavailable
+from tests.servers.processes import answering
 
 KEY = "0123456789abcdef"
 OWN_STORE = os.environ.get("INFOXLM_TEST_STORE")
@@ -231,7 +232,7 @@ def test_another_storage_is_a_class_and_a_line(tmp_path, monkeypatch, store):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers with a status and a body, and logs nothing."""
+    """Answers with a status and a body."""
 
     def reply(self, status: int, content: bytes = b"", **headers: str) -> None:
         self.send_response(status)
@@ -242,9 +243,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def credentials(monkeypatch):
@@ -253,16 +251,11 @@ def credentials(monkeypatch):
 
 
 @contextmanager
-def answering(handler: type[Handler], monkeypatch) -> Iterator[storage.Store]:
+def store_on(handler: type[Handler], monkeypatch) -> Iterator[storage.Store]:
     """Yield a storage whose S3 server answers as `handler` does."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_address[1]}")
-    try:
+    with answering(handler) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         yield storage.open("s3://bucket/prefix")
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class LoginPage(Handler):
@@ -275,7 +268,7 @@ class LoginPage(Handler):
 
 
 def test_a_server_that_is_not_s3_is_refused_in_one_line(credentials, monkeypatch):
-    with answering(LoginPage, monkeypatch) as store:
+    with store_on(LoginPage, monkeypatch) as store:
         for ask in (store.get, store.head):
             with pytest.raises(InputError, match="the server is not S3"):
                 ask("manifest.json")
@@ -300,7 +293,7 @@ def test_a_server_that_fails_is_told_from_one_that_does_not_answer_with_status_a
     (tmp_path / "file").write_text("x")
     failure = r"S3 fails with status 500 \(.*InternalError.*no volume is writable\): run again"
 
-    with answering(Fails, monkeypatch) as store:
+    with store_on(Fails, monkeypatch) as store:
         for act in (lambda: store.get("a"), lambda: store.upload(tmp_path / "file", "a", "0" * 64)):
             with pytest.raises(StorageUnavailable, match=failure):
                 act()
@@ -320,7 +313,7 @@ class Keeper(Handler):
 
 def test_of_many_to_delete_the_first_that_s3_refuses_is_named(credentials, monkeypatch):
     with (
-        answering(Keeper, monkeypatch) as store,
+        store_on(Keeper, monkeypatch) as store,
         pytest.raises(InputError, match=r"refuses to delete 1 files, the first is prefix/b \(AccessDenied no\)"),
     ):
         store.delete("a", "b")

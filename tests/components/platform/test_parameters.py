@@ -18,15 +18,6 @@ def test_small_parameters_travel_directly_and_the_store_is_not_used():
     assert all(parameters.resolve("s3://nowhere/store", value) is value for value in given.values())
 
 
-@pytest.fixture(params=["directory", "s3"])
-def anywhere(request, tmp_path) -> str:
-    """The URI of a store."""
-    if request.param == "directory":
-        return str(tmp_path)
-    request.getfixturevalue("bucket")
-    return "s3://models/store"
-
-
 @pytest.mark.slow
 def test_large_parameters_come_back_from_the_store_with_their_order_and_numbers(anywhere):
     given = {"section": SECTION, "trials": TRIALS, "store": anywhere, "workers": 8}

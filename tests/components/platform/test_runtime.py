@@ -53,15 +53,6 @@ def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
     assert "store s3://models/store/: remove the slash at its end" in capsys.readouterr().err
 
 
-@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
-def anywhere(request, tmp_path) -> str:
-    """The URI of a store."""
-    if request.param == "directory":
-        return str(tmp_path)
-    request.getfixturevalue("bucket")
-    return "s3://models/store"
-
-
 def test_the_failure_of_a_run_is_that_of_the_stage_that_failed_last(anywhere, monkeypatch):
     for run, stage, error in (
         ("r-1", "finetune", StorageFull), ("r-2", "evaluate", ValueError), ("r-1", "pretrain", TrainingDiverged),

@@ -22,13 +22,10 @@ def pipeline(monkeypatch):
     monkeypatch.setenv("RUN_ID", "toy-1")
 
 
-@pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.slow)])
-def store(request, tmp_path, monkeypatch) -> str:
-    if request.param == "directory":
-        return str(tmp_path / "store")
-    request.getfixturevalue("bucket")
+@pytest.fixture
+def store(anywhere, tmp_path, monkeypatch) -> str:
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
-    return "s3://models/store"
+    return anywhere
 
 
 def choose(store: str, shards: str = "sha256:a", trial=None, **changes) -> str:

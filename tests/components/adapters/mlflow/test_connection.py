@@ -5,7 +5,6 @@ import http.server
 import os
 import socket
 import sqlite3
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from components.adapters.mlflow import connection, errors
 from components.settings import environment
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.components.conftest import open_run
-from tests.servers.processes import free_port
+from tests.servers.processes import answering, free_port
 
 
 def test_a_server_that_is_gone_is_one_clear_line_without_its_password(store, monkeypatch):
@@ -43,8 +42,6 @@ class Fails(http.server.BaseHTTPRequestHandler):
 
     do_POST = do_PUT = do_GET
 
-    def log_message(self, *_) -> None: ...
-
 
 def upload_artifact(folder: Path) -> None:
     from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
@@ -68,14 +65,10 @@ def test_the_error_of_a_failing_server_has_its_status_and_asks_for_a_retry_only_
 ):
     monkeypatch.setitem(environment.MLFLOW, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     handler = type("_Fails", (Fails,), {"status": status, "requests": []})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
-
+    with answering(handler) as url:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
         with pytest.raises(error, match=words) as raised:
             call(store)
-
-        server.shutdown()
     assert raised.value.exit_code == (2 if error is InputError else 75)
     assert len(handler.requests) == 2, "a failed request is repeated only by MLflow's own retry"
 

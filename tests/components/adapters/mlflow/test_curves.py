@@ -2,7 +2,6 @@
 
 import http.server
 import os
-import threading
 import time
 
 import pytest
@@ -12,7 +11,7 @@ from components.adapters.mlflow.curves import MlflowTracker, ship
 from infoxlm_core.training.tracker import FileTracker
 from infoxlm_core.training.tracker import read as points_of
 from tests.components.conftest import history, open_run
-from tests.servers.processes import free_port, kill
+from tests.servers.processes import answering, free_port, kill
 from tests.servers.tracking import running_mlflow
 
 
@@ -105,30 +104,23 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
     do_GET = do_POST = _answer
 
-    def log_message(self, *_) -> None: ...
-
 
 @pytest.mark.item("F11")
 @pytest.mark.parametrize(("delay", "status"), [(0.0, 500), (60.0, 500), (0.0, 403)])
 def test_a_slow_or_broken_server_delays_no_point_and_the_end_says_what_is_missing(store, caplog, delay, status):
     handler = type("_Handler", (_Answers,), {"delay": delay, "status": status})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{server.server_port}"
-    connection.connect(store)
+    with answering(handler) as os.environ["MLFLOW_TRACKING_URI"]:
+        connection.connect(store)
+        tracker = MlflowTracker(store / "metrics.jsonl", "0" * 32)
+        tracker.resume(0)
+        for step in range(1, 21):
+            tracker.log(step, {"loss": 1.0})
+        began = time.monotonic()
+        tracker.close(timeout=2)
+        seconds = time.monotonic() - began
 
-    tracker = MlflowTracker(store / "metrics.jsonl", "0" * 32)
-    tracker.resume(0)
-    for step in range(1, 21):
-        tracker.log(step, {"loss": 1.0})
-    began = time.monotonic()
-    tracker.close(timeout=2)
-
-    assert time.monotonic() - began < 30  # one answer of the slow server takes 60
+    assert seconds < 30  # one answer of the slow server takes 60
     assert "20 lines" in caplog.text and "are not in MLflow run" in caplog.text
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.mark.item("F11")

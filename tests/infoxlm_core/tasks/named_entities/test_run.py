@@ -12,8 +12,6 @@ from transformers import (
     BertModel,
     DistilBertConfig,
     DistilBertModel,
-    XLMRobertaConfig,
-    XLMRobertaModel,
 )
 
 from infoxlm_core.errors import CorpusTooSmall, InputError
@@ -26,7 +24,7 @@ from infoxlm_core.tasks.named_entities.files import Sentence
 from infoxlm_core.tasks.named_entities.head import HEAD, NO_TARGET, loss
 from infoxlm_core.tasks.named_entities.run import span_f1
 from tests.toys.entities import FIRST, LABELS, LAST, PLACES, PLAIN, sentences, settings, write
-from tests.toys.questions import write_bert_tokenizer, write_xlmr_tokenizer
+from tests.toys.questions import write_bert_tokenizer, write_encoder
 
 TASK = TASKS["named_entities"]
 
@@ -34,16 +32,8 @@ TASK = TASKS["named_entities"]
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Path:
     """An XLM-R of 40 positions; every word of the toy is a token, other words are several."""
-    folder = tmp_path_factory.mktemp("encoder")
     words = [*FIRST, *LAST, *PLACES, *PLAIN, "mr", "in", *"abcdefghijklmnopqrstuvwxyz"]
-    write_xlmr_tokenizer(folder, [" ".join([word] * 9) for word in words], 300)
-    config = XLMRobertaConfig(
-        vocab_size=len(tokenizers.load(folder)), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=42, type_vocab_size=1, initializer_range=0.25,  # learns soon
-    )  # fmt: skip
-    torch.manual_seed(0)
-    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
-    return folder
+    return write_encoder(tmp_path_factory.mktemp("encoder"), words, pieces=300, layers=2)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,11 @@
 """Readers: scores of languages and of pairs of languages, and that a reader learns."""
 
-import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from transformers import XLMRobertaConfig, XLMRobertaModel
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models
@@ -17,7 +15,7 @@ from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.question_answering import run
 from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
 from infoxlm_core.training.finetuning import selection
-from tests.toys.questions import CLASSES, WORDS, riddles, write_squad, write_xlmr_tokenizer
+from tests.toys.questions import CLASSES, WORDS, riddles, write_encoder, write_squad
 
 LETTERS = "a b c d e f g h"
 BERLIN = "Berlin liegt an der Spree"
@@ -26,26 +24,10 @@ BERLIN = "Berlin liegt an der Spree"
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Path:
     """An XLM-R of 40 positions; every word of the toys is a token."""
-    folder = tmp_path_factory.mktemp("encoder")
-    words = [
-        *WORDS,
-        *CLASSES,
-        *itertools.chain(*CLASSES.values()),
-        *BERLIN.split(),
-        *LETTERS.split(),
-        "Wo",
-        "the",
-        "city",
-        "which",
-    ]
-    write_xlmr_tokenizer(folder, [" ".join([word] * 9) for word in words], 400)
-    config = XLMRobertaConfig(
-        vocab_size=len(tokenizers.load(folder)), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=64, max_position_embeddings=42, type_vocab_size=1, initializer_range=0.25,  # learns soon
-    )  # fmt: skip
-    torch.manual_seed(0)
-    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
-    return folder
+    answers = [answer for answers in CLASSES.values() for answer in answers]
+    others = [*BERLIN.split(), *LETTERS.split(), "Wo", "the", "city", "which"]
+    words = [*WORDS, *CLASSES, *answers, *others]
+    return write_encoder(tmp_path_factory.mktemp("encoder"), words, pieces=400, layers=1)
 
 
 def settings(train: Path | str, test: Path | str, **changes) -> AnsweringConfig:
