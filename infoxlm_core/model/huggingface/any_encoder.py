@@ -146,8 +146,17 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
     return projection.to(model.device)
 
 
+def layers_of(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
+    """Return the layers of an encoder without head; None if the model does not name them as BERT or DistilBERT."""
+    for name in ("encoder", "transformer"):
+        layers = getattr(getattr(encoder, name, None), "layer", None)
+        if isinstance(layers, torch.nn.ModuleList):
+            return layers
+    return None
+
+
 def drop_layers(model: "Model", top: int) -> None:
     """Remove the layers above layer `top`, to save their time; models that do not name layers as BERT keep all."""
-    encoder = getattr(model.base_model, "encoder", None)
-    if isinstance(getattr(encoder, "layer", None), torch.nn.ModuleList):
-        encoder.layer = encoder.layer[:top]  # type: ignore[union-attr]
+    layers = layers_of(model.base_model)
+    if layers is not None:
+        del layers[top:]

@@ -1,0 +1,180 @@
+"""An encoder without the layers above its sentence vector, which the formats of other libraries are written from."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from infoxlm_core import outside
+from infoxlm_core.errors import InputError
+from infoxlm_core.model.huggingface import any_encoder, pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel as Model
+
+MODULES = "modules.json"
+PROMPTS = "config_sentence_transformers.json"
+DEFAULT_PROMPT = "query"
+POOLINGS = ("cls", "mean")
+BATCH = 32
+
+Run = Callable[[Tensor, Tensor], Tensor]
+"""From ids and mask, (B, L) int64, to sentence vectors (B, d)."""
+
+
+@dataclass(frozen=True)
+class VectorSettings:
+    """How the vector of a sentence is computed."""
+
+    layer: int
+    """Counts as in `hidden_states`: 0 is the output of the embeddings."""
+    pooling: str
+    normalise: bool
+    """Whether the vector has length 1."""
+    prompts: Mapping[str, str]
+    """Text before each sentence, by name."""
+    default_prompt: str | None
+    """Name of the prompt that is used if none is given."""
+
+    @property
+    def prefix(self) -> str:
+        """Text before each sentence by default."""
+        return self.prompts[self.default_prompt] if self.default_prompt else ""
+
+
+class SentenceEncoder(nn.Module):
+    """Computes sentence vectors from padded token ids. Its encoder ends with the layer of the vector."""
+
+    def __init__(self, encoder: Any, settings: VectorSettings) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.settings = settings
+        self.eval()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the vectors of the tokens (B, L, d) and of the sentences (B, d), from ids and mask, (B, L) int64."""
+        tokens = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        if self.settings.pooling == "cls":
+            vectors = tokens[:, 0]
+        else:
+            weights = attention_mask.unsqueeze(-1).to(tokens.dtype)  # (B, L, 1)
+            vectors = (tokens * weights).sum(dim=1) / weights.sum(dim=1)
+        if self.settings.normalise:
+            vectors = F.normalize(vectors, dim=1)
+        return tokens, vectors
+
+    @torch.inference_mode()
+    def run(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the vectors of the sentences (B, d)."""
+        _, vectors = self(input_ids, attention_mask)
+        return vectors
+
+
+def load(directory: Path) -> SentenceEncoder:
+    """Load an encoder on the CPU in fp32, without its head and the layers above its vector.
+
+    Args:
+        directory: in Hugging Face format.
+
+    Raises:
+        InputError: there is no encoder, its vector is none of `POOLINGS`, or its upper layers cannot be removed.
+    """
+    model, _ = any_encoder.load_encoder(directory, "cpu")
+    settings = read_settings(directory, model)
+    if settings.pooling not in POOLINGS:
+        expected = " or ".join(POOLINGS)
+        raise InputError(f"{directory}: its vector is {settings.pooling}, which cannot be exported: give {expected}")
+    any_encoder.drop_layers(model, settings.layer)
+    encoder: Any = model.base_model
+    layers = any_encoder.layers_of(encoder)
+    if settings.layer != encoder.config.num_hidden_layers:
+        if layers is None:
+            raise InputError(
+                f"{directory}: layers of a {encoder.config.model_type} cannot be removed: give one whose vector is of "
+                "the last layer"
+            )
+        encoder.config.num_hidden_layers = settings.layer
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None  # it is never used
+    return SentenceEncoder(encoder, settings)
+
+
+def read_settings(directory: Path, model: "Model") -> VectorSettings:
+    """Read how a model computes its vectors: from our config.json, or from the files of sentence-transformers."""
+    layer, pooling = any_encoder.served_space(model)
+    own_settings = getattr(model.config, "infoxlm", None)
+    prompts: dict[str, str] = {}
+    default_prompt = None
+    normalise = False
+    if own_settings:
+        normalise = bool(own_settings.get("normalise", False))
+        prefix = own_settings.get("prefix", "")
+        if prefix:
+            prompts = {DEFAULT_PROMPT: prefix, "document": prefix}
+            default_prompt = DEFAULT_PROMPT
+    elif (directory / MODULES).is_file():
+        modules = outside.read_json(directory / MODULES, list[dict[str, Any]], "copy the model again")
+        normalise = any(str(module.get("type")).endswith(".Normalize") for module in modules)
+        stored = _read_optional(directory / PROMPTS)
+        stored_prompts = stored.get("prompts") or {}
+        prompts = {name: text for name, text in stored_prompts.items() if isinstance(text, str)}
+        default_prompt = stored.get("default_prompt_name")
+        if default_prompt is not None and default_prompt not in prompts:
+            raise InputError(f"{directory / PROMPTS}: no prompt {default_prompt!r:.100}: copy the model again")
+    return VectorSettings(layer, pooling, normalise, prompts, default_prompt)
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    return outside.read_json(path, dict[str, Any], "copy the model again")
+
+
+def embed(run: Run, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+    """Compute the vectors (N, d) of texts, in batches of similar length.
+
+    Args:
+        run: computes a batch.
+        tokenizer: an exported one, which pads and truncates.
+        texts: N texts, with their prefix.
+    """
+    by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    vectors: list[Tensor] = [torch.empty(0)] * len(texts)
+    for start in range(0, len(texts), BATCH):
+        rows = by_length[start : start + BATCH]
+        encodings = tokenizer.encode_batch([texts[row] for row in rows])
+        ids = torch.tensor([encoding.ids for encoding in encodings])
+        mask = torch.tensor([encoding.attention_mask for encoding in encodings])
+        for row, vector in zip(rows, run(ids, mask), strict=True):
+            vectors[row] = vector
+    return torch.stack(vectors)
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """Load the tokenizer of an exported model with the library `tokenizers` alone; it pads and truncates."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    settings = _read_optional(directory / "tokenizer_config.json")
+    tokenizer.enable_truncation(settings["model_max_length"])
+    pad_token = settings["pad_token"]
+    tokenizer.enable_padding(pad_id=tokenizer.token_to_id(pad_token), pad_token=pad_token)
+    return tokenizer
+
+
+def max_tokens_of(directory: Path) -> int:
+    """Return the number of tokens of the longest text that a model reads, special tokens included."""
+    positions = pretrained.max_tokens_of(pretrained.read_config(directory))
+    recommended = _read_optional(directory / "sentence_bert_config.json").get("max_seq_length")
+    return min(positions, recommended) if isinstance(recommended, int) else positions
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

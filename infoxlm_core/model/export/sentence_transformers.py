@@ -1,0 +1,113 @@
+"""Writes an encoder as a directory of sentence-transformers, in the layout of its version 2.
+
+    config.json, model.safetensors           the encoder without its head and the layers above its vector
+    tokenizer.json, tokenizer_config.json    its tokenizer, with the largest number of tokens
+    modules.json                             the modules: encoder, pooling, perhaps normalisation
+    sentence_bert_config.json                the largest number of tokens
+    1_Pooling/config.json                    the pooling
+    config_sentence_transformers.json        prompts, which are texts before each sentence
+
+The layout loads in versions 2 to 6 of sentence-transformers and in Hugging Face's text-embeddings-inference. What
+version 6 itself writes loads in neither older versions nor text-embeddings-inference.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from infoxlm_core import outside
+from infoxlm_core.errors import InputError
+from infoxlm_core.model.export import sentence_encoder
+from infoxlm_core.model.export.sentence_encoder import MODULES, PROMPTS, SentenceEncoder, write_json
+from infoxlm_core.model.huggingface import pretrained, tokenizers
+
+_MODULE_TYPES = "sentence_transformers.models"
+_TOKENS = ("bos", "cls", "eos", "sep", "pad", "unk", "mask")
+
+
+def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: str) -> None:
+    """Write an encoder that was loaded from the Hugging Face directory `source`, with the content of tokenizer.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    max_tokens = sentence_encoder.max_tokens_of(source)
+    _write_encoder(encoder, source, directory)
+    (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+    _write_tokenizer_settings(source, directory, max_tokens)
+    settings = encoder.settings
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    if settings.normalise:
+        modules.append(("2_Normalize", "Normalize"))  # it has no files, so the folder does not exist
+    module_list = []
+    for number, (path, name) in enumerate(modules):
+        module_list.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
+    write_json(directory / MODULES, module_list)
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False})
+    pooling = {
+        "word_embedding_dimension": encoder.encoder.config.hidden_size,
+        "pooling_mode_cls_token": settings.pooling == "cls",
+        "pooling_mode_mean_tokens": settings.pooling == "mean",
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    write_json(directory / "1_Pooling" / "config.json", pooling)
+    prompts = {
+        "__version__": {"sentence_transformers": "3.0.0"},  # the oldest version with all of these keys
+        "prompts": dict(settings.prompts),
+        "default_prompt_name": settings.default_prompt,
+        "similarity_fn_name": "cosine",
+    }
+    write_json(directory / PROMPTS, prompts)
+
+
+def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> None:
+    """Write config.json and model.safetensors, under the class and the names that the model came with."""
+    module = encoder.encoder
+    weights = {name: value.contiguous() for name, value in module.state_dict().items()}
+    save_file(weights, directory / pretrained.WEIGHTS, metadata={"format": "pt"})
+    config = pretrained.read_config(source)
+    layer_field = module.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # n_layers in DistilBERT
+    changes: dict[str, Any] = {
+        "architectures": [type(module).__name__],
+        layer_field: encoder.settings.layer,
+        "dtype": "float32",
+    }
+    for name in config:
+        if name == "vocab_size" or name.endswith("_token_id"):  # a trimmed tokenizer has other ids
+            changes[name] = getattr(module.config, name)
+    config.pop("torch_dtype", None)  # the former name of dtype
+    if config.get("infoxlm"):
+        changes["infoxlm"] = {**config["infoxlm"], "layer": encoder.settings.layer}
+    write_json(directory / "config.json", config | changes)
+
+
+def read_tokenizer(source: Path) -> str:
+    """Return the content of a model's tokenizer.json, which is converted from other files if there is none.
+
+    Raises:
+        InputError: the tokenizer cannot be converted.
+    """
+    path = source / "tokenizer.json"
+    if path.is_file():
+        return outside.read_text(path, outside.MAX_JSON)
+    backend = getattr(tokenizers.load(source), "backend_tokenizer", None)
+    if backend is None:
+        raise InputError(f"{source} has no tokenizer.json: save its tokenizer with transformers 5")
+    return str(backend.to_str())
+
+
+def _write_tokenizer_settings(source: Path, directory: Path, max_tokens: int) -> None:
+    """Write settings with which all versions of Transformers read tokenizer.json as it is.
+
+    Classes such as XLMRobertaTokenizer build their own normaliser and ignore that of tokenizer.json.
+    """
+    tokenizer = tokenizers.load(source)
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_tokens,
+        "model_input_names": ["input_ids", "attention_mask"],  # the types of a single text are 0 in every model
+    }
+    for name in _TOKENS:
+        token = getattr(tokenizer, f"{name}_token")
+        if token is not None:
+            settings[f"{name}_token"] = str(token)
+    write_json(directory / "tokenizer_config.json", settings)

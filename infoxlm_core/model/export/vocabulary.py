@@ -1,0 +1,158 @@
+"""Removes pieces from a tokenizer, and their rows from the word embeddings.
+
+Text is split as before if every piece of its split remains: the removed pieces only took part in worse splits. Other
+text is split into more, shorter pieces or becomes the unknown token, so its vectors differ.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import regex
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from torch import nn
+
+from infoxlm_core.errors import InputError
+from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
+
+_CONTINUATION = "##"  # begins the pieces of WordPiece that do not begin a word
+_LINES = 1000
+
+
+class TrimmedTokenizer:
+    """A tokenizer with fewer pieces, whose ids are the ranks of the original ids."""
+
+    def __init__(self, content: str, chosen_ids: Iterable[int], pad_id: int) -> None:
+        """Remove all pieces but the chosen ones, the special tokens, and those on which unknown text depends.
+
+        Args:
+            content: tokenizer.json of the original.
+            chosen_ids: ids of the pieces to keep.
+            pad_id: the padding id of the model. Models like RoBERTa count positions from it, so it does not change.
+        """
+        self.original = Tokenizer.from_str(content)
+        kept_ids = {*chosen_ids, *range(pad_id + 1)}
+        settings = json.loads(content)
+        kept_ids |= _required_ids(settings)
+        self.ids = sorted(kept_ids)  # row i of the smaller word embeddings is row ids[i] of the original ones
+        ranks = {original_id: rank for rank, original_id in enumerate(self.ids)}
+        _renumber(settings, ranks)
+        self.content = json.dumps(settings, ensure_ascii=False)
+        self.tokenizer = Tokenizer.from_str(self.content)
+
+    def splits_as_before(self, text: str) -> bool:
+        """Return whether a text has the same pieces as with the original tokenizer."""
+        ids = self.tokenizer.encode(text).ids
+        return [self.ids[rank] for rank in ids] == self.original.encode(text).ids
+
+
+def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
+    """Return the ids of all pieces of a text, and of the pieces that are one of its characters.
+
+    Args:
+        content: a tokenizer.json.
+        lines: the text.
+    """
+    tokenizer = Tokenizer.from_str(content)
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    unknown_word = vocabulary.get(tokenizer.model.unk_token) if isinstance(tokenizer.model, WordPiece) else None
+    ids: set[int] = set()
+    characters = {"▁"}
+    stream = iter(lines)
+    while batch := list(islice(stream, _LINES)):
+        for line, encoding in zip(batch, tokenizer.encode_batch(batch), strict=True):
+            normalised = tokenizer.normalizer.normalize_str(line) if tokenizer.normalizer else line
+            ids.update(encoding.ids)
+            characters.update(normalised)
+            if unknown_word in encoding.ids:
+                # WordPiece reads a word from its start until no piece fits. The pieces before are not in the result.
+                ids.update(vocabulary[piece] for piece in _substrings(tokenizer, normalised) if piece in vocabulary)
+    for piece, piece_id in vocabulary.items():
+        if piece.removeprefix(_CONTINUATION) in characters:
+            ids.add(piece_id)
+    return ids
+
+
+def _substrings(tokenizer: Tokenizer, text: str) -> Iterator[str]:
+    """Yield all possible WordPiece pieces of a normalised text."""
+    for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
+        for start in range(len(word)):
+            prefix = _CONTINUATION if start else ""
+            for end in range(start + 1, len(word) + 1):
+                yield prefix + word[start:end]
+
+
+def pieces_of_scripts(content: str, scripts: Sequence[str]) -> set[int]:
+    """Return the ids of all pieces whose letters are of these Unicode scripts: text in them is split as before.
+
+    Args:
+        content: a tokenizer.json.
+        scripts: such as Latin and Cyrillic.
+    """
+    classes = "".join(rf"\p{{{script}}}" for script in (*scripts, "Common", "Inherited"))
+    pattern = regex.compile(f"[{classes}]*")
+    vocabulary = Tokenizer.from_str(content).get_vocab(with_added_tokens=False)
+    return {piece_id for piece, piece_id in vocabulary.items() if pattern.fullmatch(piece)}
+
+
+def _required_ids(settings: dict[str, Any]) -> set[int]:
+    """Return the ids of added tokens, the unknown token, bytes, and the piece that sets the score of unknown text."""
+    model = settings["model"]
+    ids = {token["id"] for token in settings["added_tokens"]}
+    if model["type"] == "Unigram":
+        scores = [score for _, score in model["vocab"]]
+        ids.add(scores.index(min(scores)))  # unknown characters score 10 less than the lowest piece
+        if model["unk_id"] is not None:
+            ids.add(model["unk_id"])
+        if model.get("byte_fallback"):
+            ids.update(number for number, (piece, _) in enumerate(model["vocab"]) if piece.startswith("<0x"))
+    elif model["type"] == "WordPiece":
+        ids.add(model["vocab"][model["unk_token"]])
+    else:
+        raise InputError(f"tokenizer.json is of type {model['type']}: only Unigram and WordPiece can be trimmed")
+    return ids
+
+
+def _renumber(settings: dict[str, Any], ranks: dict[int, int]) -> None:
+    """Replace the ids in the content of a tokenizer.json, and remove the pieces without a new id."""
+    model = settings["model"]
+    if model["type"] == "Unigram":
+        model["vocab"] = [entry for number, entry in enumerate(model["vocab"]) if number in ranks]
+        if model["unk_id"] is not None:
+            model["unk_id"] = ranks[model["unk_id"]]
+    else:
+        vocabulary = model["vocab"]
+        model["vocab"] = {piece: ranks[number] for piece, number in vocabulary.items() if number in ranks}
+    for token in settings["added_tokens"]:
+        token["id"] = ranks[token["id"]]
+    if settings["post_processor"]:
+        _renumber_template(settings["post_processor"], ranks)
+    settings["padding"] = None  # it names the padding token by id, and readers set their own
+
+
+def _renumber_template(processor: dict[str, Any], ranks: dict[int, int]) -> None:
+    """Replace the ids of the special tokens that a post-processor adds."""
+    for inner in processor.get("processors", ()):
+        _renumber_template(inner, ranks)
+    for name in ("sep", "cls"):  # of BertProcessing and RobertaProcessing
+        if name in processor:
+            token, token_id = processor[name]
+            processor[name] = [token, ranks[token_id]]
+    if processor["type"] == "TemplateProcessing":
+        for token in processor["special_tokens"].values():
+            token["ids"] = [ranks[token_id] for token_id in token["ids"]]
+
+
+def trim(encoder: SentenceEncoder, tokenizer: TrimmedTokenizer) -> None:
+    """Remove the rows of an encoder's word embeddings whose pieces a tokenizer does not have."""
+    model: Any = encoder.encoder
+    embeddings = model.get_input_embeddings()
+    rows = embeddings.weight.detach()[torch.tensor(tokenizer.ids)]
+    model.set_input_embeddings(nn.Embedding.from_pretrained(rows))
+    model.config.vocab_size = len(rows)
+    for name, value in model.config.to_dict().items():
+        if name.endswith("_token_id") and value in tokenizer.ids:
+            setattr(model.config, name, tokenizer.ids.index(value))

@@ -1,0 +1,108 @@
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from infoxlm_core.errors import InputError
+from infoxlm_core.model.export import onnx, sentence_encoder, sentence_transformers
+from infoxlm_core.tasks.embedding import load_embedder
+from infoxlm_core.tasks.reference_vectors import SENTENCES
+from tests.toys.exports import save_encoder
+
+# As on the card of an export: nothing but ONNX Runtime, tokenizers and NumPy can be imported.
+RUN = """
+import json, sys
+for name in ("torch", "transformers", "infoxlm_core", "components", "pipelines"):
+    sys.modules[name] = None
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+directory, texts = json.load(sys.stdin)
+tokenizer = Tokenizer.from_file(f"{directory}/tokenizer.json")
+tokenizer.enable_padding(pad_id=1, pad_token="<pad>")
+encodings = tokenizer.encode_batch(texts)
+ids = np.array([encoding.ids for encoding in encodings])
+mask = np.array([encoding.attention_mask for encoding in encodings])
+session = onnxruntime.InferenceSession(f"{directory}/onnx/model.onnx")
+(vectors,) = session.run(["sentence_embedding"], {"input_ids": ids, "attention_mask": mask})
+print(json.dumps(vectors.tolist()))
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("onnx")
+    source = save_encoder(folder / "source", "e5")
+    encoder = sentence_encoder.load(source)
+    output = folder / "output"
+    sentence_transformers.write(encoder, source, output, sentence_transformers.read_tokenizer(source))
+    onnx.write(encoder, output / "onnx/model.onnx")
+    return source, output, encoder
+
+
+@pytest.mark.slow
+def test_onnx_runtime_and_tokenizers_alone_give_the_vectors_of_infoxlm_embed(exported):
+    source, output, _ = exported
+    texts = [f"query: {sentence}" for sentence in SENTENCES]
+    process = subprocess.run(
+        [sys.executable, "-I", "-c", RUN], input=json.dumps([str(output), texts]), capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+
+    expected = F.normalize(load_embedder(source, pooling="mean", prefix="query: ")(SENTENCES), dim=1)
+    assert torch.allclose(torch.tensor(json.loads(process.stdout)), expected, atol=1e-5)
+
+
+def test_other_batches_and_lengths_and_the_tokens_are_those_of_torch(exported):
+    _, output, encoder = exported
+    session = onnx.open_session(output / "onnx/model.onnx")
+    for batch, length in ((1, 3), (5, 17), (3, 40)):
+        ids = torch.randint(5, 100, (batch, length))
+        mask = torch.ones_like(ids)
+        mask[0, 2:] = 0
+        inputs = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+        tokens, vectors = session.run(list(onnx.OUTPUTS), inputs)
+        with torch.inference_mode():
+            expected_tokens, expected_vectors = encoder(ids, mask)
+        assert torch.allclose(torch.from_numpy(tokens)[mask.bool()], expected_tokens[mask.bool()], atol=1e-4)
+        assert torch.allclose(torch.from_numpy(vectors), expected_vectors, atol=1e-5)
+
+
+def test_eight_bits_halve_the_file_and_almost_the_same_directions(exported, tmp_path):
+    _, output, encoder = exported
+    onnx.quantise(output / "onnx/model.onnx", tmp_path / "model_qint8.onnx")
+    tokenizer = sentence_encoder.load_tokenizer(output)
+
+    file_size = (output / "onnx/model.onnx").stat().st_size
+    assert (tmp_path / "model_qint8.onnx").stat().st_size < 0.6 * file_size
+    vectors = sentence_encoder.embed(onnx.load(tmp_path / "model_qint8.onnx"), tokenizer, SENTENCES)
+    expected = sentence_encoder.embed(encoder.run, tokenizer, SENTENCES)
+    cosines = F.cosine_similarity(vectors, expected)
+    assert 0.98 < cosines.min() < 0.999999
+
+
+def test_large_weights_lie_beside_the_model_in_one_file(exported, tmp_path, monkeypatch):
+    _, output, encoder = exported
+    monkeypatch.setattr(onnx, "MAX_FILE", 1000)
+    onnx.write(encoder, tmp_path / "onnx/model.onnx")
+    onnx.quantise(tmp_path / "onnx/model.onnx", tmp_path / "onnx/model_qint8.onnx")
+
+    assert {path.name for path in (tmp_path / "onnx").iterdir()} == {
+        "model.onnx",
+        "model.onnx_data",
+        "model_qint8.onnx",
+    }
+    tokenizer = sentence_encoder.load_tokenizer(output)
+    vectors = sentence_encoder.embed(onnx.load(tmp_path / "onnx/model.onnx"), tokenizer, SENTENCES)
+    assert torch.allclose(vectors, sentence_encoder.embed(encoder.run, tokenizer, SENTENCES), atol=1e-5)
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else object())
+
+    with pytest.raises(InputError, match=r"^onnxscript is not installed: pip install 'infoxlm-pipeline\[export\]'$"):
+        onnx.check_installed()
