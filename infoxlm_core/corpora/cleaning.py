@@ -83,7 +83,7 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
     if not letter_count:
         return "no_letters"
     own_script_count = len(_own_letters(language).findall(words))
-    latin_count = len(_LATIN.findall(words)) if "Latin" not in _scripts(language) else 0
+    latin_count = len(_LATIN.findall(words)) if "Latin" not in scripts_of(language) else 0
     foreign_count = letter_count - own_script_count - latin_count
     if own_script_count < _MIN_OWN_SCRIPT * letter_count or foreign_count > _MAX_FOREIGN_SCRIPT * letter_count:
         return "wrong_script"
@@ -125,7 +125,8 @@ def _identifier(languages: tuple[str, ...]) -> LanguageIdentifier:
 
 
 @lru_cache
-def _scripts(language: str) -> tuple[str, ...]:
+def scripts_of(language: str) -> tuple[str, ...]:
+    """Return the Unicode names of the scripts in which a language is written."""
     scripts = tuple(script for script, languages in _SCRIPTS.items() if language in languages.split())
     return scripts or ("Latin",)
 
@@ -133,5 +134,5 @@ def _scripts(language: str) -> tuple[str, ...]:
 @lru_cache
 def _own_letters(language: str) -> regex.Pattern:
     """Return the pattern of the letters of a language's scripts, with marks and the long vowel sign."""
-    script_classes = "".join(rf"\p{{{script}}}" for script in _scripts(language))
+    script_classes = "".join(rf"\p{{{script}}}" for script in scripts_of(language))
     return regex.compile(f"[{script_classes}" + r"\p{Inherited}ー]")

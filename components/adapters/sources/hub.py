@@ -8,7 +8,7 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable, one_line
 
 _HUB = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
-_FILES = ["*.safetensors", "*.json", "*.model", "*.txt"]
+_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "README.md"]  # README.md states the licence
 """Files to download: none of them can contain code."""
 
 

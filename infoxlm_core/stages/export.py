@@ -1,0 +1,216 @@
+"""Stage export: an encoder -> a directory for other libraries, and what each of its formats costs and loses."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from huggingface_hub import ModelCard
+
+from infoxlm_core import outside
+from infoxlm_core.corpora import cleaning, lines
+from infoxlm_core.errors import InputError
+from infoxlm_core.languages import two_letters
+from infoxlm_core.model.export import onnx, sentence_encoder, sentence_transformers, vocabulary
+from infoxlm_core.model.export.sentence_encoder import Run, SentenceEncoder
+from infoxlm_core.model.export.vocabulary import TrimmedTokenizer
+from infoxlm_core.model.huggingface import any_encoder, pretrained
+from infoxlm_core.results import page
+from infoxlm_core.tasks import export_measurements, reference_vectors
+from infoxlm_core.tasks.export_measurements import Format, Measurement
+from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
+
+SENTENCE_TRANSFORMERS, ONNX, INT8 = "sentence-transformers", "onnx", "onnx-int8"
+FILES = {SENTENCE_TRANSFORMERS: pretrained.WEIGHTS, ONNX: "onnx/model.onnx", INT8: "onnx/model_qint8.onnx"}
+"""Name of a format -> the file of its weights."""
+TEXTS = 128
+"""Texts whose vectors are compared, and whose computation is timed."""
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """What to export."""
+
+    formats: Sequence[str]
+    """Keys of `FILES`."""
+    languages: Sequence[str] = ()
+    """Languages to measure. Without `texts`, pieces of other scripts than theirs are removed from the vocabulary."""
+    texts: Sequence[Path] = ()
+    """Files of text, one sentence a line: pieces that do not occur in it are removed from the vocabulary."""
+    data: Path | None = None
+    """Folder of aligned sentences, to measure retrieval on."""
+    pivot: str = "en"
+    """The language that all others of `data` are aligned with."""
+
+
+def export(source: Path, name: str, settings: ExportSettings, output: Path) -> list[Measurement]:
+    """Write formats of an encoder, with a model card and reference vectors, and measure each format.
+
+    Args:
+        source: a Hugging Face directory.
+        name: name of the model, for its card.
+        settings: what to export.
+        output: the directory to write; must be empty or missing.
+
+    Returns:
+        The measurements of the original model and of each format.
+
+    Raises:
+        InputError: a format is unknown or needs a package that is not installed, or the model cannot be exported.
+        DataCorrupt: a format in fp32 gives other vectors than the model.
+    """
+    _check(settings, output)
+    sets: dict[str, AlignedSentences] = {}
+    if settings.data:
+        sets = read_aligned(settings.data, settings.pivot, _other_languages(settings) or "all")
+    encoder = sentence_encoder.load(source)
+    prefix = encoder.settings.prefix
+    content = sentence_transformers.read_tokenizer(source)
+    trimmed = _trim(encoder, content, settings)
+    sentence_transformers.write(encoder, source, output, trimmed.content if trimmed else content)
+    texts = _choose_texts(settings, sets, trimmed, prefix)
+    formats = _write_formats(encoder, settings.formats, output)
+    measurements = export_measurements.measure(source, encoder.settings, output, formats, texts, sets)
+    reference_vectors.write(output)
+    if SENTENCE_TRANSFORMERS not in settings.formats:
+        (output / FILES[SENTENCE_TRANSFORMERS]).unlink()
+    metadata = _read_metadata(source)
+    base_models = metadata.get("base_model") or []
+    card = page.render(
+        "export_card.md",
+        name=name,
+        settings=settings,
+        vector=encoder.settings,
+        config=encoder.encoder.config,
+        max_tokens=sentence_encoder.max_tokens_of(output),
+        kept_share=_share_of_unchanged(trimmed, sets, prefix) if trimmed else None,
+        measurements=measurements,
+        files=FILES,
+        text_count=len(texts),
+        languages=sorted(sets),
+        padding=sentence_encoder.load_tokenizer(output).padding,
+        licence=metadata.get("license"),
+        base_models=[base_models] if isinstance(base_models, str) else base_models,
+    )
+    page.write_files(output, {"README.md": card})
+    return measurements
+
+
+def _check(settings: ExportSettings, output: Path) -> None:
+    """Raise InputError if a format is unknown or cannot be written, or the output has files."""
+    for format_name in settings.formats:
+        if format_name not in FILES:
+            raise InputError(f"{format_name!r:.100} is no format: give some of {', '.join(FILES)}")
+    if {ONNX, INT8} & set(settings.formats):
+        onnx.check_installed()
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output} exists: give a new directory")
+
+
+def _other_languages(settings: ExportSettings) -> list[str]:
+    """Return the languages without the pivot."""
+    return [code for code in settings.languages if two_letters(code) != two_letters(settings.pivot)]
+
+
+def _trim(encoder: SentenceEncoder, content: str, settings: ExportSettings) -> TrimmedTokenizer | None:
+    """Remove the pieces that the text or the languages do not need; None if the settings name neither.
+
+    Args:
+        encoder: loses the rows of the removed pieces.
+        content: tokenizer.json.
+        settings: name text or languages.
+    """
+    if settings.texts:
+        prefix = encoder.settings.prefix
+        chosen_ids = vocabulary.pieces_of_text(content, (prefix + line for line in _read_lines(settings.texts)))
+    elif settings.languages:
+        scripts = {script for code in settings.languages for script in cleaning.scripts_of(two_letters(code))}
+        chosen_ids = vocabulary.pieces_of_scripts(content, sorted(scripts))
+    else:
+        return None
+    pad_id = encoder.encoder.config.pad_token_id or 0
+    trimmed = TrimmedTokenizer(content, chosen_ids, pad_id)
+    vocabulary.trim(encoder, trimmed)
+    return trimmed
+
+
+def _read_lines(paths: Sequence[Path]) -> Iterator[str]:
+    """Yield the lines of text files; a line that is not UTF-8 is an InputError."""
+    for path in paths:
+        for number, text, problem in lines.read(path):
+            if problem:
+                raise InputError(f"{path}:{number}: {problem}: give UTF-8 text with one sentence a line")
+            yield text
+
+
+def _choose_texts(
+    settings: ExportSettings,
+    sets: Mapping[str, AlignedSentences],
+    trimmed: TrimmedTokenizer | None,
+    prefix: str,
+) -> list[str]:
+    """Return up to `TEXTS` texts that are split as in the original model, to compare vectors and speed on.
+
+    They are drawn evenly from the aligned sentences, or are the first lines of the text, or the reference sentences.
+    """
+    if sets:
+        columns = [column for pair in sets.values() for column in pair]
+        share = -(-TEXTS // len(columns))
+        candidates = [text for column in columns for text in column[:share]]
+    elif settings.texts:
+        candidates = list(islice(_read_lines(settings.texts), TEXTS))
+    else:
+        candidates = list(reference_vectors.SENTENCES)
+    texts = [text for text in candidates if trimmed is None or trimmed.splits_as_before(prefix + text)]
+    if not texts:
+        raise InputError("no text to measure the export on: give text, or aligned sentences in its languages")
+    return texts[:TEXTS]
+
+
+def _share_of_unchanged(trimmed: TrimmedTokenizer, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:
+    """Return the share of aligned sentences that a trimmed tokenizer splits as before; None without sentences."""
+    sentences = [text for pair in sets.values() for column in pair for text in column]
+    if not sentences:
+        return None
+    return fmean(trimmed.splits_as_before(prefix + text) for text in sentences)
+
+
+def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output: Path) -> list[Format]:
+    """Write the ONNX files, and load every format from its files."""
+    onnx_path = output / FILES[ONNX]
+    int8_path = output / FILES[INT8]
+    if {ONNX, INT8} & set(format_names):
+        onnx.write(encoder, onnx_path)
+    if INT8 in format_names:
+        onnx.quantise(onnx_path, int8_path)
+    if ONNX not in format_names:
+        for path in onnx_path.parent.glob(f"{onnx_path.name}*"):
+            path.unlink()
+    formats = []
+    for format_name in format_names:
+        path = output / FILES[format_name]
+        if format_name == SENTENCE_TRANSFORMERS:
+            model, _ = any_encoder.load_encoder(output, "cpu")
+            run: Run = SentenceEncoder(model.base_model, encoder.settings).run
+        else:
+            run = onnx.load(path)
+        weights = sorted(path.parent.glob(f"{path.name}*"))  # a large ONNX file has its weights beside it
+        formats.append(Format(format_name, weights, run, is_exact=format_name != INT8))
+    return formats
+
+
+def _read_metadata(source: Path) -> dict[str, Any]:
+    """Return the metadata of a model's card, such as its licence; empty if it has no card.
+
+    A registered version has its card beside the folder of the model.
+    """
+    paths = [source / "README.md"]
+    if source.name == "model":
+        paths.append(source.parent / "model_card.md")
+    for path in paths:
+        if path.is_file():
+            text = outside.read_text(path, outside.MAX_JSON)
+            return ModelCard(text, ignore_metadata_errors=True).data.to_dict()
+    return {}

@@ -1,0 +1,128 @@
+"""Measure the formats of an exported encoder: size, speed, and how far their vectors are from the original ones."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from infoxlm_core.model.export import sentence_encoder
+from infoxlm_core.model.export.sentence_encoder import Run, VectorSettings
+from infoxlm_core.model.huggingface import pretrained
+from infoxlm_core.tasks.embedding import load_embedder
+from infoxlm_core.tasks.reference_vectors import Reference, compare
+from infoxlm_core.tasks.retrieval.files import AlignedSentences
+from infoxlm_core.tasks.retrieval.nearest import accuracy, find_both
+
+Embed = Callable[[Sequence[str]], Tensor]
+"""From N texts to their vectors, (N, d)."""
+
+PASSES = 3
+"""The fastest of them gives the speed."""
+ORIGINAL = "original"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of an exported encoder."""
+
+    name: str
+    weights: Sequence[Path]
+    run: Run
+    is_exact: bool
+    """Whether the format is in fp32, and so its vectors are the original ones."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one format costs and loses, compared with the model that it was made from."""
+
+    format: str
+    megabytes: float
+    speed: float
+    """Sentences per second, as a multiple of the original model's in PyTorch."""
+    difference: float
+    """Largest difference of two numbers in vectors of length 1."""
+    cosine: float
+    """Lowest cosine of a vector and the original vector of the same text."""
+    retrieval: float | None
+    """Share of the translations that are found, mean over directions and languages; None without aligned sentences."""
+
+
+def measure(
+    source: Path,
+    settings: VectorSettings,
+    output: Path,
+    formats: Sequence[Format],
+    texts: Sequence[str],
+    sets: Mapping[str, AlignedSentences],
+) -> list[Measurement]:
+    """Compare every format with the model that it was made from, which comes first in the result.
+
+    Args:
+        source: directory of the original model.
+        settings: how both compute vectors.
+        output: directory of the export, with its tokenizer.
+        formats: the formats.
+        texts: compare vectors and speed on these.
+        sets: aligned sentences by language, to measure retrieval on; may be empty.
+
+    Raises:
+        DataCorrupt: a format in fp32 gives other vectors than the original model.
+    """
+    max_tokens = sentence_encoder.max_tokens_of(source)
+    embed_original = load_embedder(source, settings.layer, settings.pooling, max_tokens=max_tokens, prefix="")
+    prefixed = [settings.prefix + text for text in texts]
+    vectors = F.normalize(embed_original(prefixed), dim=1)  # (N, d)
+    expected = Reference(settings.layer, settings.pooling, tuple(texts), vectors)
+    seconds = _time(embed_original, prefixed)
+    retrieval = _measure_retrieval(embed_original, sets, settings.prefix)
+    original_weights = pretrained.find_weight_files(source)
+    measurements = [Measurement(ORIGINAL, _megabytes(original_weights), 1.0, 0.0, 1.0, retrieval)]
+    tokenizer = sentence_encoder.load_tokenizer(output)
+    for file_format in formats:
+        embed = partial(sentence_encoder.embed, file_format.run, tokenizer)
+        vectors = F.normalize(embed(prefixed), dim=1)
+        if file_format.is_exact:
+            compare(expected, vectors, f"{output} as {file_format.name}")
+        measurement = Measurement(
+            file_format.name,
+            _megabytes(file_format.weights),
+            seconds / _time(embed, prefixed),
+            (vectors - expected.vectors).abs().max().item(),
+            F.cosine_similarity(vectors, expected.vectors).min().item(),
+            _measure_retrieval(embed, sets, settings.prefix),
+        )
+        measurements.append(measurement)
+    return measurements
+
+
+def _megabytes(paths: Sequence[Path]) -> float:
+    return sum(path.stat().st_size for path in paths) / 1e6
+
+
+def _time(embed: Embed, texts: Sequence[str]) -> float:
+    """Return the seconds of the fastest pass over the texts."""
+    passes = []
+    for _ in range(PASSES):
+        start = time.perf_counter()
+        embed(texts)
+        passes.append(time.perf_counter() - start)
+    return min(passes)
+
+
+def _measure_retrieval(embed: Embed, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:
+    """Return the share of translations that are found, mean over directions and languages; None without sets."""
+    shares = []
+    for sources, translations in sets.values():
+        source_vectors = embed([prefix + text for text in sources])
+        translation_vectors = embed([prefix + text for text in translations])
+        rows = torch.arange(len(sources))
+        for nearest in find_both(source_vectors, translation_vectors):
+            shares.append(accuracy(nearest == rows))
+    return fmean(shares) if shares else None

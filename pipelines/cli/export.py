@@ -1,0 +1,63 @@
+"""Command: export."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infoxlm_core.errors import InputError
+from pipelines.cli.app import Store, app, report_errors, split_list
+
+
+@app.command()
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(help="Directory in Hugging Face format, models:/NAME@ALIAS, models:/NAME/VERSION or ORG/NAME."),
+    ],
+    output: Annotated[Path, typer.Option(help="Directory to create.")],
+    to: Annotated[str, typer.Option(help="Formats: sentence-transformers, onnx, onnx-int8.")] = "sentence-transformers",
+    languages: Annotated[
+        str,
+        typer.Option(
+            help="Languages to measure. Without --text, pieces of other scripts than theirs are removed from the "
+            "vocabulary."
+        ),
+    ] = "",
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File of text, one sentence per line: pieces that do not occur in it are removed from the "
+            "vocabulary. Repeatable."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of aligned sentences, to measure the loss of retrieval on.")
+    ] = None,
+    pivot: Annotated[str, typer.Option(help="The language that all others of --data are aligned with.")] = "en",
+    store: Store = "runs",
+) -> None:
+    """Export an encoder for sentence-transformers, text-embeddings-inference and ONNX Runtime.
+
+    Writes a directory with the layers up to that of the sentence vector, and README.md with the size, speed and loss
+    of each format and how to load it.
+    """
+    with report_errors():
+        from components.platform import artifacts, sources
+        from infoxlm_core.stages import export as stage
+
+        if not split_list(to):
+            raise InputError("--to is empty: give sentence-transformers, onnx, onnx-int8, or several")
+        source = sources.fetch_model(model, artifacts.local_directory(store))
+        settings = stage.ExportSettings(split_list(to), split_list(languages), tuple(text or ()), data, pivot)
+        measurements = stage.export(source, model, settings, output)
+        original = measurements[0]
+        for measured in measurements:
+            loss = ""
+            if measured.retrieval is not None and original.retrieval is not None:
+                loss = f", retrieval {measured.retrieval:.2%} ({measured.retrieval - original.retrieval:+.2%})"
+            typer.echo(
+                f"{measured.format:22} {measured.megabytes:8.1f} MB, speed x{measured.speed:.2f}, "
+                f"lowest cosine {measured.cosine:.6f}{loss}"
+            )
+        typer.echo(f"wrote {output}: see {output / 'README.md'}")
