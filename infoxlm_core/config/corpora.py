@@ -18,6 +18,8 @@ from infoxlm_core.config.base import (
 )
 
 XLM_R_VOCABULARY_SIZE = 250_002
+_PAIR_FORMATS = ("moses", "tmx", "xliff", "gettext")
+"""Formats whose rows are always translation pairs."""
 
 
 class CorpusSource(StageConfig):
@@ -26,10 +28,12 @@ class CorpusSource(StageConfig):
     name: Name
     """Name of the corpus in file names and reports. Mixup prefers partners from a corpus with a different name."""
 
-    format: Literal["text", "tsv", "moses", "tmx", "gettext", "parquet"]
+    format: Literal["text", "tsv", "moses", "tmx", "xliff", "gettext", "parquet", "jsonl"]
     """Format of the text. text: one sentence per line · tsv: one column per language · moses: one aligned file per
-    language · tmx: Translation Memory eXchange · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one
-    column per language. Files in the formats text, tsv and moses may be compressed (.gz .xz .zst .bz2 .lz4)."""
+    language · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or 2.x, whose targets in an unfinished state are
+    dropped · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one column per language · jsonl: a JSON
+    object per line with a key per language, or with such an object under the key `translation`. Files in all formats
+    but gettext and parquet may be compressed (.gz .xz .zst .bz2 .lz4)."""
 
     path: str | tuple[str, ...]
     """Location of the text: a local file, folder or archive, an object at `s3://bucket/prefix`, or
@@ -41,7 +45,7 @@ class CorpusSource(StageConfig):
 
     languages: tuple[Language, ...] = ()
     """Language codes of the corpus. text: the language of the text · tsv, moses: the language of each column or file ·
-    gettext, tmx, parquet: the languages to read (empty: all languages of the run)."""
+    gettext, tmx, xliff, parquet, jsonl: the languages to read (empty: all languages of the run)."""
 
     columns: tuple[NonNegativeInt, ...] = ()
     """Format tsv only: the number of each language's column, counted from 0 (empty: the first columns, in order)."""
@@ -52,7 +56,7 @@ class CorpusSource(StageConfig):
 
     def may_have_pairs(self, pivot: str) -> bool:
         """Return whether the corpus may contain translation pairs with the pivot."""
-        if self.format in ("moses", "tmx", "gettext"):
+        if self.format in _PAIR_FORMATS:
             return True
         if self.format == "text":
             return False
@@ -192,7 +196,7 @@ class PreparationConfig(StageConfig):
                 )
             if corpus in self.corpora[:number]:
                 raise ValueError(f"corpora contains {corpus.name} twice with the same path and languages")
-            has_pairs = corpus.format in ("moses", "tmx", "gettext") or self.pivot in corpus.languages
+            has_pairs = corpus.format in _PAIR_FORMATS or self.pivot in corpus.languages
             if has_pairs and self.pivot not in self.languages:
                 raise ValueError(
                     f"pivot ({self.pivot}) is not among languages ({', '.join(self.languages)}), and corpus "

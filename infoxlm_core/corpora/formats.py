@@ -6,21 +6,17 @@ A line of a file `x.tsv` becomes:
     b"Hello\\tHallo\\r\\n"  ->  Row(("en", "de"), ("Hello", "Hallo"), "x.tsv", 1)
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
-from xml.etree.ElementTree import Element, ParseError
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from defusedxml import DefusedXmlException
-from defusedxml.ElementTree import iterparse
 
 from infoxlm_core import outside
 from infoxlm_core.config import CorpusSource
-from infoxlm_core.corpora import catalogs, lines, tables
+from infoxlm_core.corpora import catalogs, lines, tables, translation_units
 from infoxlm_core.corpora.lines import Row
 from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch, one_line
 
@@ -32,7 +28,6 @@ UNRELATED = 0.15  # correlation of a short window, below which its pairs are no 
 MAX_SHIFT = 3  # lines
 SHIFTED = 0.15  # a correlation with shifted lines that is higher by this is no coincidence
 MIN_DEVIATION = 0.25  # of the logarithms of lengths; a correlation of texts of about the same length proves nothing
-MAX_DEPTH = 100  # nested elements of a TMX segment
 
 
 class LocalCorpus(NamedTuple):
@@ -227,57 +222,43 @@ def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
     return float(covariance / (source_deviation * target_deviation))
 
 
-# ---------------------------------------------------------------- TMX and Parquet
+# ---------------------------------------------------------------- texts by language
 
 
-def _read_tmx(corpus: LocalCorpus) -> Iterator[Row]:
+def _read_units(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield a pair for each translation of a unit into one of the languages."""
     path = corpus.paths[0]
+    for number, unit in enumerate(translation_units.read(path, corpus.source.format), start=1):
+        rows = [] if unit.dropped else list(_make_pairs(corpus, unit.texts, number))
+        yield from rows or [Row((corpus.pivot, "und"), ("", ""), path.name, number, unit.dropped or "missing_side")]
+
+
+def _make_pairs(corpus: LocalCorpus, texts: Mapping[str, str], number: int) -> Iterator[Row]:
+    """Yield a pair for each language of the corpus into which the pivot's text is translated."""
     pivot = corpus.pivot
-    number = 0
-    try:
-        for number, texts in enumerate(_read_units(path), start=1):
-            translations = [language for language in corpus.languages if language != pivot and language in texts]
-            if pivot not in texts or not translations:
-                yield Row((pivot, "und"), ("", ""), path.name, number, "missing_side")
-                continue
-            for language in translations:
-                yield Row((pivot, language), (texts[pivot], texts[language]), path.name, number)
-    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:  # encoding, nesting
-        raise InputError(f"{path}: no valid TMX after unit {number} ({error}): export it again") from None
+    if pivot in texts:
+        for language in corpus.languages:
+            if language != pivot and language in texts:
+                yield Row((pivot, language), (texts[pivot], texts[language]), corpus.paths[0].name, number)
 
 
-def _read_units(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the text of each translation unit by language."""
-    parents: list[Element] = []
-    with lines.unpack(path) as file:
-        for event, element in iterparse(file, events=("start", "end")):
-            if event == "start":
-                parents.append(element)
-                continue
-            parents.pop()
-            if element.tag == "tu":
-                texts: dict[str, str] = {}
-                for variant in element.iter("tuv"):
-                    locale = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang") or ""
-                    language = re.split("[-_]", locale.lower())[0]
-                    texts.setdefault(language, _segment_text(variant.find("seg")))
-                yield texts
-                parents[-1].clear()  # otherwise memory grows with the file
-
-
-def _segment_text(segment: Element | None, depth: int = 0) -> str:
-    """Return the text of a segment without native codes (<ph>, <bpt>, …)."""
-    if segment is None:
-        return ""
-    if depth > MAX_DEPTH:
-        raise ValueError(f"a segment is nested {depth} deep")
-    texts = [segment.text or ""]
-    for child in segment:
-        if child.tag in ("hi", "sub"):  # highlighted text and footnotes; other elements hold codes of a file format
-            texts.append(_segment_text(child, depth + 1))
-        texts.append(child.tail or "")
-    return "".join(texts)
+def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
+    """Yield rows of a file with a JSON object on each line: pairs with the pivot, or sentences if there is no pair."""
+    path = corpus.paths[0]
+    for number, line in enumerate(lines.read_complete(path), start=1):
+        remedy = "write an object with a key for each language on each line"
+        values = outside.parse_json(line, dict[str, Any], f"{path}:{number}", remedy)
+        translation = values.get("translation", values)  # in data sets of the Hugging Face hub
+        values = outside.validate(translation, dict[str, Any], f"{path}:{number}: translation", remedy)
+        texts = {}
+        for language in corpus.languages:
+            if values.get(language) is not None:
+                where = f"{path}:{number}: {language}"
+                texts[language] = outside.validate(values[language], str, where, "write the text of this language")
+        rows = list(_make_pairs(corpus, texts, number))
+        if not rows:
+            rows = [Row((language,), (text,), path.name, number) for language, text in texts.items()]
+        yield from rows or [Row((corpus.pivot, "und"), ("", ""), path.name, number, "missing_side")]
 
 
 def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
@@ -306,7 +287,9 @@ READERS: dict[str, Callable[[LocalCorpus], Iterator[Row]]] = {
     "text": _read_text,
     "tsv": _read_tsv,
     "moses": _read_moses,
-    "tmx": _read_tmx,
+    "tmx": _read_units,
+    "xliff": _read_units,
+    "jsonl": _read_jsonl,
     "parquet": _read_parquet,
     "gettext": _read_gettext,
 }

@@ -105,6 +105,25 @@ _TMX = (
     )
     + "</body></tmx>"
 ).encode()
+_XLIFF = (
+    '<xliff version="1.2"><file source-language="en-US" target-language="de"><body>'
+    + "".join(
+        f'<trans-unit id="1"><source>{a} <x id="1"/></source>'
+        f'<target state="final"><g id="2">{b}</g></target></trans-unit>'
+        for a, b in _PAIRS
+    )
+    + "</body></file></xliff>"
+).encode()
+_XLIFF_2 = (
+    '<xliff version="2.0" srcLang="en" trgLang="de" xmlns="urn:oasis:names:tc:xliff:document:2.0"><file id="f">'
+    + "".join(
+        f'<unit id="1"><segment state="final"><source>{a}</source><target><pc id="2">{b}</pc></target></segment></unit>'
+        for a, b in _PAIRS
+    )
+    + "</file></xliff>"
+).encode()
+_JSONL = "".join(f"{json.dumps({'en': a, 'de': b})}\n" for a, b in _PAIRS).encode()
+_OPUS = "".join(f"{json.dumps({'translation': {'en': a, 'de': b}})}\n" for a, b in _PAIRS).encode()
 
 
 def _catalog(binary: bool) -> bytes:
@@ -160,6 +179,8 @@ TARGETS |= {
     "tsv": corpus("tsv", "x.tsv", _TSV),
     "moses": corpus("moses", "x.de", _LINES),
     "tmx": corpus("tmx", "x.tmx", _TMX),
+    "xliff": corpus("xliff", "x.xlf", _XLIFF, _XLIFF_2),
+    "jsonl": corpus("jsonl", "x.jsonl", _JSONL, _OPUS),
     "parquet": corpus(
         "parquet", "x.parquet", _parquet(_SIDES), _parquet(_SIDES, "none"),
         _parquet({"en": pa.array(_SIDES["en"]).dictionary_encode(), "de": pa.array(_SIDES["de"], pa.large_string())}),

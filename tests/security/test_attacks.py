@@ -45,7 +45,10 @@ def _corpus(kind: str, path: Path) -> list:
 
 
 READERS = {
-    **{kind: lambda path, kind=kind: _corpus(kind, path) for kind in ("text", "tmx", "parquet", "gettext")},
+    **{
+        kind: lambda path, kind=kind: _corpus(kind, path)
+        for kind in ("text", "tmx", "xliff", "jsonl", "parquet", "gettext")
+    },
     "labelled": lambda path: read_labelled(ClassificationConfig(data=str(path)), None),
     "questions": lambda path: read_training([str(path)]),
     "config": load,

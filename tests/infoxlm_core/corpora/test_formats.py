@@ -176,6 +176,38 @@ def test_a_tmx_unit_is_a_pair_for_each_language_without_native_codes(tmp_path):
     assert rows[2].dropped == "missing_side"
 
 
+def test_a_line_of_jsonl_is_a_pair_for_each_translation_or_a_sentence(tmp_path):
+    content = """\ufeff{"en": "Yes", "de": "Ja", "fr": null, "id": 7}
+{"id": "1", "translation": {"en": "No", "de": "Nein", "fr": "Non"}}
+{"de": "Ohne Übersetzung"}
+{"sv": "Nej"}
+"""
+    rows = rows_of(write(tmp_path / "x.jsonl", content), "jsonl", ())
+
+    assert [(row.languages, row.texts, row.line) for row in rows if not row.dropped] == [
+        (("en", "de"), ("Yes", "Ja"), 1),
+        (("en", "de"), ("No", "Nein"), 2),
+        (("en", "fr"), ("No", "Non"), 2),
+        (("de",), ("Ohne Übersetzung",), 3),
+    ]
+    assert [(row.line, row.dropped) for row in rows if row.dropped] == [(4, "missing_side")]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1, 2]", r"x\.jsonl:2 cannot be read .*: write an object with a key for each language"),
+        ('{"en": "Yes"', r"x\.jsonl:2 cannot be read"),
+        ('{"en": ["Yes"], "de": "Ja"}', r"x\.jsonl:2: en: Input should be a valid string: write the text"),
+        ('{"translation": "Ja"}', r"x\.jsonl:2: translation: Input should be"),
+        ('{"en": "\\ud800"}', r"x\.jsonl:2 cannot be read"),
+    ],
+)
+def test_a_line_of_jsonl_without_texts_is_named(tmp_path, line, message):
+    with pytest.raises(InputError, match=message):
+        rows_of(write(tmp_path / "x.jsonl", f'{{"en": "a", "de": "b"}}\n{line}\n'), "jsonl", ())
+
+
 def test_parquet_has_a_column_a_language(tmp_path):
     pq.write_table(pa.table({"de": ["Ja", None], "en": ["Yes", "No"], "id": [1, 2]}), tmp_path / "x.parquet")
 
@@ -190,7 +222,7 @@ def test_missing_empty_and_foreign_files_are_refused(tmp_path):
             rows_of(tmp_path / path)
     with pytest.raises(CorpusTooSmall, match="have=0 need=1"):
         rows_of(write(tmp_path / "empty.txt", b""))
-    for format in ("gettext", "parquet", "tmx"):
+    for format in ("gettext", "parquet", "tmx", "xliff", "jsonl"):
         with pytest.raises(InputError, match="other"):
             rows_of(write(tmp_path / "other", b"something else"), format, ())
     with pytest.raises(InputError, match="sw is not among"):

@@ -1,0 +1,132 @@
+"""Read the translation units of XML files: TMX, and XLIFF 1.2 and 2.x.
+
+<tu><tuv xml:lang="en-US"><seg>Open</seg></tuv><tuv xml:lang="de"><seg>Öffnen</seg></tuv></tu>
+<trans-unit id="1"><source>Open</source><target state="final">Öffnen</target></trans-unit>
+<unit id="1"><segment state="final"><source>Open</source><target>Öffnen</target></segment></unit>
+    ->  Unit({"en": "Open", "de": "Öffnen"})
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree.ElementTree import Element, ParseError
+
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import iterparse
+
+from infoxlm_core.corpora import lines
+from infoxlm_core.errors import InputError
+
+MAX_DEPTH = 100  # nested elements of a segment
+_TRANSLATABLE = ("hi", "sub", "g", "mrk", "pc")
+"""Elements in a segment that contain translatable text: TMX's highlights and footnotes, and XLIFF's pairs of codes. All
+other elements contain codes of a file format."""
+_UNFINISHED = ("new", "initial", "needs-translation", "needs-adaptation", "needs-l10n", "needs-review-translation",
+               "needs-review-adaptation", "needs-review-l10n")  # fmt: skip
+"""Values of XLIFF's `state` whose targets are no finished translations."""
+_LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
+
+
+class Unit(NamedTuple):
+    """The texts of a translation unit by language, or why they cannot be used."""
+
+    texts: dict[str, str]
+    dropped: str | None = None
+
+
+def read(path: Path, file_format: str) -> Iterator[Unit]:
+    """Yield the units of a file.
+
+    Args:
+        path: the file, which may be compressed.
+        file_format: tmx or xliff.
+
+    Raises:
+        InputError: the file is not of this format, or has entities, which could expand to any size.
+    """
+    read_units = {"tmx": _read_tmx, "xliff": _read_xliff}[file_format]
+    number = 0
+    try:
+        for unit in read_units(path):
+            number += 1
+            yield unit
+    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:  # encoding, nesting
+        name = file_format.upper()
+        raise InputError(f"{path}: no valid {name} after unit {number} ({error}): export it again") from None
+
+
+def _read_tmx(path: Path) -> Iterator[Unit]:
+    for unit, _ in _iterate(path, ("tu",)):
+        texts: dict[str, str] = {}
+        for variant in unit.iter("tuv"):
+            language = _language_of(variant.get(_LANGUAGE) or variant.get("lang"))
+            texts.setdefault(language, _text_of(variant.find("seg")))
+        yield Unit(texts)
+
+
+def _read_xliff(path: Path) -> Iterator[Unit]:
+    """Yield each <trans-unit> of version 1.2, and each <segment> of version 2."""
+    for unit, ancestors in _iterate(path, ("trans-unit", "unit")):
+        source_language = _find_attribute(ancestors, ("source-language", "srcLang"))
+        target_language = _find_attribute(ancestors, ("target-language", "trgLang"))
+        segments = [child for child in unit if _name_of(child) == "segment"] or [unit]
+        for segment in segments:
+            children = {_name_of(child): child for child in segment}
+            source = children.get("source")
+            target = children.get("target")
+            if source is None or target is None:
+                yield Unit({})
+            elif (target.get("state") or segment.get("state")) in _UNFINISHED:
+                yield Unit({}, "unfinished")
+            else:
+                texts = {_language_of(source.get(_LANGUAGE) or source_language): _text_of(source)}
+                texts.setdefault(_language_of(target.get(_LANGUAGE) or target_language), _text_of(target))
+                yield Unit(texts)
+
+
+def _iterate(path: Path, names: Sequence[str]) -> Iterator[tuple[Element, list[Element]]]:
+    """Yield each complete element of these names with its ancestors, from the root; then free its memory."""
+    ancestors: list[Element] = []
+    with lines.unpack(path) as file:
+        for event, element in iterparse(file, events=("start", "end")):
+            if event == "start":
+                ancestors.append(element)
+                continue
+            ancestors.pop()
+            if _name_of(element) in names:
+                yield element, ancestors
+                del ancestors[-1][:]  # but not the attributes of the parent, which may name the languages
+
+
+def _find_attribute(ancestors: Sequence[Element], names: Sequence[str]) -> str | None:
+    """Return the value of the first of some attributes that an element has, the innermost element first."""
+    for element in reversed(ancestors):
+        for name in names:
+            if element.get(name):
+                return element.get(name)
+    return None
+
+
+def _name_of(element: Element) -> str:
+    """Return the name of an element without its namespace."""
+    return str(element.tag).rpartition("}")[2]
+
+
+def _language_of(locale: str | None) -> str:
+    """Return the language of a locale: "en" for "EN-us"."""
+    return re.split("[-_]", (locale or "").lower())[0]
+
+
+def _text_of(segment: Element | None, depth: int = 0) -> str:
+    """Return the text of a segment without native codes (<ph>, <bpt>, …)."""
+    if segment is None:
+        return ""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"a segment is nested {depth} deep")
+    texts = [segment.text or ""]
+    for child in segment:
+        if _name_of(child) in _TRANSLATABLE:
+            texts.append(_text_of(child, depth + 1))
+        texts.append(child.tail or "")
+    return "".join(texts)

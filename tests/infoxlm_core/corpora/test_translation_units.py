@@ -1,0 +1,61 @@
+"""Reading translation units: codes are dropped, languages are found, and memory stays small."""
+
+import gzip
+import tracemalloc
+
+from infoxlm_core.corpora.translation_units import Unit, read
+
+XLIFF = """<?xml version="1.0"?><xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+<file original="a.html" source-language="en-US" target-language="de-DE" datatype="html"><header/><body><group id="g">
+<trans-unit id="1"><source>Press <x id="1"/>the <g id="2">red</g> key</source>
+  <seg-source><mrk mid="0" mtype="seg">no segment of its own</mrk></seg-source>
+  <target state="final">Rote <bpt id="3">&lt;b&gt;</bpt>Taste<ept id="3">&lt;/b&gt;</ept></target><note>x</note>
+  <alt-trans><source>Press the key</source><target>Taste</target></alt-trans></trans-unit>
+<trans-unit id="2"><source>Open</source><target state="needs-review-translation">Offen</target></trans-unit></group>
+<trans-unit id="3"><source>Alone</source></trans-unit>
+<trans-unit id="4"><source>Save</source><target xml:lang="fr-CA">Enregistrer</target></trans-unit></body></file>
+<file original="b.html" source-language="de" target-language="en" datatype="plaintext"><body>
+<trans-unit id="1"><source>Ja</source><target state="translated">Yes</target></trans-unit></body></file></xliff>"""
+XLIFF_2 = """<?xml version="1.0"?><xliff version="2.1" srcLang="en" trgLang="fr"
+ xmlns="urn:oasis:names:tc:xliff:document:2.0"><file id="f"><group id="g"><unit id="1"><notes><note>x</note></notes>
+<originalData><data id="d">&lt;b&gt;</data></originalData>
+<segment state="reviewed"><source>Press the <pc id="1" dataRefStart="d">red</pc> key. </source>
+  <target>Touche <mrk id="m" type="term">rouge</mrk><ph id="2"/>. </target></segment>
+<ignorable><source> </source></ignorable>
+<segment><source>Yes<cp hex="001A"/></source><target>Oui</target></segment>
+<segment state="initial"><source>No</source><target>No</target></segment></unit></group></file></xliff>"""
+
+
+def test_a_unit_of_xliff_1_2_is_a_pair_without_codes_and_an_unfinished_one_is_dropped(tmp_path):
+    (tmp_path / "x.xlf").write_text(XLIFF)
+
+    assert list(read(tmp_path / "x.xlf", "xliff")) == [
+        Unit({"en": "Press the red key", "de": "Rote Taste"}),
+        Unit({}, "unfinished"),
+        Unit({}),
+        Unit({"en": "Save", "fr": "Enregistrer"}),
+        Unit({"de": "Ja", "en": "Yes"}),
+    ]
+
+
+def test_a_segment_of_xliff_2_is_a_pair_without_codes_and_an_unfinished_one_is_dropped(tmp_path):
+    (tmp_path / "x.xlf.gz").write_bytes(gzip.compress(XLIFF_2.encode()))
+
+    assert list(read(tmp_path / "x.xlf.gz", "xliff")) == [
+        Unit({"en": "Press the red key. ", "fr": "Touche rouge. "}),
+        Unit({"en": "Yes", "fr": "Oui"}),
+        Unit({}, "unfinished"),
+    ]
+
+
+def test_a_file_of_many_units_is_read_in_little_memory(tmp_path):
+    unit = '<trans-unit id="1"><source>Open the page</source><target>Die Seite öffnen</target></trans-unit>'
+    head = XLIFF[: XLIFF.index("<group")]
+    path = tmp_path / "x.xlf"
+    path.write_text(f"{head}{unit * 10_000}</body></file></xliff>")
+
+    tracemalloc.start()
+    assert sum(set(unit.texts) == {"en", "de"} for unit in read(path, "xliff")) == 10_000  # the languages of <file>
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 4 << 20  # bytes; the elements of all units have twice as many
