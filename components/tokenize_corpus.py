@@ -18,7 +18,7 @@ def tokenize_corpus(
     cluster: dict[str, Any] = {},  # noqa: B006
     task_config: dsl.TaskConfig = None,
 ) -> None:
-    """Train a SentencePiece model, or load the configured one, and encode the corpora with it.
+    """Train a SentencePiece model, or load the configured tokenizer, and encode the corpora with it.
 
     Args:
         config: a `TokenizationConfig` as a mapping.
@@ -33,13 +33,14 @@ def tokenize_corpus(
     from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import TokenizationConfig
-    from infoxlm_core.training import fingerprint
 
     with stage_run("tokenize_corpus", store) as step:
         checked = TokenizationConfig.parse(step.read(config), "tokenization")
         location, digest = artifacts.read_pointer(corpus)
-        tokenizer = sources.fetch_tokenizer(checked.model, step.local_store) if checked.model else None
-        key = artifacts.key_of("shards", checked, digest, *fingerprint.digest_inputs(tokenizer))
+        tokenizer_digests: list[str] = []
+        if checked.model:
+            _, tokenizer_digests = sources.fetch_tokenizer(checked.model, step.local_store)
+        key = artifacts.key_of("shards", checked, digest, *tokenizer_digests)
         inputs = {"corpus": location}
         directory = step.make("shards", key, checked, num_workers, cluster, task_config, inputs)
         step.report_cost(directory)

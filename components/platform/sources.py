@@ -12,7 +12,7 @@ partial. Data files keep their names, which tell what they contain: `tatoeba.deu
 
 import logging
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +35,13 @@ Files = dict[str, Entry]
 """Files of a storage, by name below a URI."""
 
 
-def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
-    """Return the local directory of an encoder, or one file of it.
+def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
+    """Return the local directory of an encoder.
 
     Args:
-        source: see above; with `only` also the URI of the file itself.
+        source: see above; with `only` also a file or the URI of a file, whose local path is returned.
         store: directory of the store; copies go to `store/models`. Without an MLflow server it also has the registry.
-        only: the one file to fetch, such as `sentencepiece.bpe.model`.
+        only: names of files that suffice, such as those of the tokenizer; the directory may lack some and have others.
 
     Raises:
         InputError: there is no such model, or it contains pickles or requires custom code.
@@ -63,16 +63,12 @@ def fetch_model(source: str, store: Path, only: str | None = None) -> Path:
             )
         path = fetched
         check = directories.check
-    if only is None:
+    if not only:
         check(path)
-        return path
-    file = path / only if path.is_dir() else path
-    if not file.is_file():
-        raise InputError(f"{source} has no {only}: give a model with its tokenizer, or the file itself")
-    return file
+    return path
 
 
-def _fetch_published_model(source: str, store: Path, only: str | None) -> Path | None:
+def _fetch_published_model(source: str, store: Path, only: Sequence[str]) -> Path | None:
     """Fetch a model from the registry or the hub; return None if the source cannot be the name of either."""
     if storage.scheme(source, ":") == "models":
         from components.adapters.mlflow.source import fetch
@@ -83,11 +79,16 @@ def _fetch_published_model(source: str, store: Path, only: str | None) -> Path |
     return hub.fetch(source, store, only)
 
 
-def fetch_tokenizer(source: str, store: Path) -> str:
-    """Return the local SentencePiece model of a model, or the file itself; raises as `fetch_model` does."""
+def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
+    """Return the local path of a tokenizer and the digests of its files.
+
+    The path is that of a SentencePiece model or a tokenizer.json, or the directory of a model. Raises as `fetch_model`.
+    """
     from infoxlm_core.model.huggingface import tokenizers  # takes seconds
 
-    return str(fetch_model(source, store, only=tokenizers.MODEL))
+    path = fetch_model(source, store, only=tokenizers.ALL_FILES)
+    files = tokenizers.find_files(path)
+    return str(path), fingerprint.digest_inputs([str(file) for file in files])
 
 
 def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
@@ -184,11 +185,12 @@ def _is_stored(source: str) -> bool:
 # ---------------------------------------------------------------- copies of files in a storage
 
 
-def _copy_model(source: str, cache: Path, only: str | None) -> Path:
+def _copy_model(source: str, cache: Path, only: Sequence[str]) -> Path:
     """Copy the files directly below the URI of a model, not its subfolders, which may hold checkpoints."""
     files, is_file = _list(source, deep=False)
-    if only in files:
-        files = {only: files[only]}
+    chosen_files = {name: files[name] for name in only if name in files}
+    if chosen_files:
+        files = chosen_files
     elif selection.FILE in files and not only:  # a fine-tuned model may have a model for each language
         for stored_file in storage.open(f"{source}/steps").entries():
             if not stored_file.name.endswith("/"):

@@ -126,7 +126,7 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
 
     config = TokenizationConfig.parse(work.config, "tokenization")
     if config.model:
-        tokenizer = sources.fetch_tokenizer(config.model, artifacts.local_directory(work.store))
+        tokenizer, _ = sources.fetch_tokenizer(config.model, artifacts.local_directory(work.store))
         config = config.model_copy(update={"model": tokenizer})
     corpus = artifacts.locate(work.artifacts["corpus"])
     return tokenization.tokenize(config, corpus, output, parallel_map)

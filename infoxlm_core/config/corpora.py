@@ -219,9 +219,14 @@ class TokenizationConfig(StageConfig):
     `<mask>` last. null: that of `model`, or 250,002 for a new one."""
 
     model: Source | None = None
-    """A SentencePiece model to use unchanged, such as XLM-R's `sentencepiece.bpe.model`: the path of a file, or a model
-    as in `pretraining.model.start`. null: that of `pretraining.model.start` if system is infoxlm; train a new one if
+    """A tokenizer to use unchanged: the path of a SentencePiece model, such as XLM-R's `sentencepiece.bpe.model`, or of
+    a `tokenizer.json`; or a model as in `pretraining.model.start`, of which the tokenizer.json is used if it has one,
+    otherwise the SentencePiece model. null: that of `pretraining.model.start` if system is infoxlm; train a new one if
     there is no start."""
+
+    prefix: str = ""
+    """Text before each sentence, such as `query: ` for an encoder that was trained with it. Its tokens can be masked
+    like others. `infoxlm embed`, `infoxlm serve` and evaluations add it before the sentences of the trained encoder."""
 
     character_coverage: Annotated[Number, Field(ge=0.98, le=1)] = 0.9995
     """Share of the characters of the training text that the vocabulary covers; rarer characters become `<unk>`."""
@@ -249,4 +254,6 @@ class TokenizationConfig(StageConfig):
         values = super().result_fields()
         del values["processes"]
         values["vocabulary_size"] = self.new_vocabulary_size  # as in versions in which this number was the default
+        if not self.prefix:  # newer than some artifacts, whose keys must not change
+            del values["prefix"]
         return values

@@ -1,4 +1,4 @@
-"""Encode sentences as token ids in XLM-R's layout, a chunk of rows at a time; any machine can process a chunk.
+"""Encode sentences as token ids, a chunk of rows at a time; any machine can process a chunk.
 
 source: ["Open the page"]  target: ["Öffne die Seite"]
 source: [[31, 7, 52]]      target: [[88, 12, 9, 40]]    sentence_id: [1234567890123456789]
@@ -7,24 +7,64 @@ source: [[31, 7, 52]]      target: [[88, 12, 9, 40]]    sentence_id: [1234567890
 import functools
 import hashlib
 import itertools
+import json
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import sentencepiece
+from tokenizers import Tokenizer
 
 from infoxlm_core.data.shards import TOKENS, end_to_end
-from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE, UNK
+from infoxlm_core.data.vocabulary import FIRST_PIECE, UNK, Vocabulary
 
 SIDES = {"text": "", "source": ".source", "target": ".target"}  # column of a corpus -> end of its table's name
 SENTENCE_ID = "sentence_id"
 
 
-@functools.lru_cache(maxsize=1)  # a worker encodes many chunks with one model
-def processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
-    """Return the processor of a serialized SentencePiece model."""
-    return sentencepiece.SentencePieceProcessor(model_proto=model)
+@dataclass(frozen=True)
+class SerializedTokenizer:
+    """A tokenizer that can be sent to other machines, which do not have its files."""
+
+    model: bytes  # a SentencePiece model, or the result of `serialize`
+    vocabulary: Vocabulary
+    prefix: str = ""  # text before every sentence
+
+
+Encode = Callable[[list[str]], list[np.ndarray]]
+"""Returns the token ids of each text, without special tokens."""
+
+
+def serialize(tokenizer: Tokenizer, special_ids: Collection[int]) -> bytes:
+    """Return a tokenizer as JSON, without the special tokens.
+
+    A text may contain `</s>` or `[SEP]`, but does not mean the special token. A unigram model has the special tokens
+    among its pieces too; these pieces get names that no text contains.
+    """
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
+    content |= {"post_processor": None, "truncation": None, "padding": None}
+    pieces = content["model"]["vocab"]
+    if isinstance(pieces, list):
+        for token_id in special_ids:
+            if token_id < len(pieces):
+                pieces[token_id][0] += "\0"
+    return json.dumps(content, ensure_ascii=False).encode()
+
+
+@functools.lru_cache(maxsize=1)  # a worker encodes many chunks with one tokenizer
+def encoder_of(model: bytes) -> Encode:
+    """Return the function that encodes text with a serialized SentencePiece model or the result of `serialize`."""
+    if model.startswith(b"{"):
+        return functools.partial(_encode_fast, Tokenizer.from_str(model.decode()))
+    return functools.partial(encode, sentencepiece.SentencePieceProcessor(model_proto=model))
+
+
+def _encode_fast(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
 
 def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> list[np.ndarray]:
@@ -38,36 +78,38 @@ def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) ->
     return [token_ids[start:end] for start, end in itertools.pairwise(offsets)]
 
 
-def encode_chunk(chunk: pa.Table, model: bytes) -> pa.Table:
-    """Encode rows of text and drop rows in which a side has no tokens.
+def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
+    """Encode rows of text, each text after the prefix, and drop rows in which a side has no tokens of its own.
 
     Args:
         chunk: the column `text`, or the columns `source` and `target`.
-        model: a serialized SentencePiece model; other machines do not have its file.
+        tokenizer: encodes the text.
 
     Returns:
         The same columns with token ids, and for pairs the column `sentence_id`. Monolingual rows end with `</s>`.
     """
     texts = {side: chunk[side].to_pylist() for side in chunk.column_names}
-    ids = {side: encode(processor_of(model), column) for side, column in texts.items()}
+    encode_texts = encoder_of(tokenizer.model)
+    ids = {side: encode_texts([tokenizer.prefix + text for text in column]) for side, column in texts.items()}
+    [prefix_ids] = encode_texts([tokenizer.prefix])
     complete_rows = []
     for row in range(len(chunk)):
-        if all(len(column[row]) for column in ids.values()):
+        if not any(np.array_equal(column[row], prefix_ids) for column in ids.values()):
             complete_rows.append(row)
     columns = {}
     for side, column in ids.items():
         remaining_rows = [column[row] for row in complete_rows]
-        columns[side] = _make_column(remaining_rows, with_eos=side == "text")
+        if side == "text":
+            remaining_rows = [np.append(row_ids, tokenizer.vocabulary.end) for row_ids in remaining_rows]
+        columns[side] = _make_column(remaining_rows)
     if "source" in texts:
         sentence_ids = [sentence_id(texts["source"][row]) for row in complete_rows]
         columns[SENTENCE_ID] = pa.array(sentence_ids, pa.uint64())
     return pa.table(columns)
 
 
-def _make_column(rows: Sequence[np.ndarray], with_eos: bool) -> pa.Array:
-    """Return a column of lists of token ids; `with_eos` appends `</s>` to each list."""
-    if with_eos:
-        rows = [np.append(row, EOS) for row in rows]
+def _make_column(rows: Sequence[np.ndarray]) -> pa.Array:
+    """Return a column of lists of token ids."""
     flat = end_to_end(rows).astype(TOKENS)
     lengths = [len(row) for row in rows]
     return pa.LargeListArray.from_arrays(np.cumsum([0, *lengths]), flat)

@@ -198,6 +198,11 @@ class Shards:
         return Vocabulary.from_facts(self.manifest["facts"])
 
     @property
+    def prefix(self) -> str:
+        """Return the text that was added before every sentence."""
+        return self.manifest["facts"].get("prefix", "")
+
+    @property
     def vocabulary_size(self) -> int:
         return self.vocabulary.size
 

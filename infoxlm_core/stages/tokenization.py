@@ -1,11 +1,11 @@
-"""Stage tokenize_corpus: prepared corpora -> a SentencePiece unigram model in XLM-R's id layout, and token shards.
+"""Stage tokenize_corpus: prepared corpora -> a tokenizer and token shards.
 
 shards/tokenizer/   sentencepiece.bpe.model, and tokenizer.json for `transformers`: equal ids
+                    or the files of another model's tokenizer, unchanged
 shards/mono/, shards/pairs/   flat arrays, see data/shards.py
 """
 
 import functools
-import hashlib
 import io
 import itertools
 import logging
@@ -25,10 +25,10 @@ from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_processes
 from infoxlm_core.corpora.tables import count_rows, reading
 from infoxlm_core.data import shards
-from infoxlm_core.data.encoding import SENTENCE_ID, SIDES, encode, encode_chunk, processor_of
+from infoxlm_core.data.encoding import SENTENCE_ID, SIDES, SerializedTokenizer, encode_chunk, encoder_of, serialize
 from infoxlm_core.data.sampling import generator, probabilities
-from infoxlm_core.data.vocabulary import SPECIAL_TOKENS
-from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError, TokenizerMismatch
+from infoxlm_core.data.vocabulary import SPECIAL_TOKENS, Vocabulary
+from infoxlm_core.errors import ConfigError, CorpusTooSmall, DataCorrupt, InputError, TokenizerMismatch
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.progress import progress
 
@@ -40,10 +40,10 @@ COMPARED = 2_000  # sentences of each language on which both tokenizers are comp
 def tokenize(
     config: TokenizationConfig, corpus: Path, output: Path, parallel_map: ParallelMap | None = None
 ) -> dict[str, Any]:
-    """Train or read the SentencePiece model, encode every corpus and write shards.
+    """Train or copy the tokenizer, encode every corpus and write shards.
 
     Args:
-        config: the model, or how to train one.
+        config: the tokenizer, or how to train one.
         corpus: a prepared corpus.
         output: folder of the artifact; the caller writes its manifest.
         parallel_map: encodes chunks of sentences; None: in `config.processes` processes. The result is the same.
@@ -52,20 +52,16 @@ def tokenize(
         The facts of the manifest.
 
     Raises:
-        InputError: `corpus` is not a prepared corpus, or `config.model` is not a SentencePiece model.
+        InputError: `corpus` is not a prepared corpus, or `config.model` is not a tokenizer.
+        ConfigError: the prefix contains a special token.
         CorpusTooSmall: too little text for a vocabulary of this size.
         TokenizerMismatch: `config.model` has another vocabulary size, or the exported tokenizer gives other ids.
     """
     manifest = manifests.read(corpus, "corpus", producer="prepare_corpus")
-    model = _read_model(config) if config.model else _train_model(config, corpus)
     folder = output / "tokenizer"
-    folder.mkdir(parents=True)
-    (folder / tokenizers.MODEL).write_bytes(model)
-    tokenizers.write_fast(model, folder)
-    # The scores of our models are rounded, so that both tokenizers always agree. With XLM-R's model they rarely differ,
-    # where two segmentations have the same score.
-    _compare_tokenizers(folder, model, corpus, max_different_share=0.001 if config.model else 0.0)
-    tables = _encode(corpus, model, output, parallel_map or in_processes(config.processes))
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer, file = _make_tokenizer(config, corpus, folder)
+    tables = _encode(corpus, tokenizer, output, parallel_map or in_processes(config.processes))
     training = [table for name, table in tables.items() if not name.startswith("held_out/")]
     rows = sum(table["rows"] for table in training)
     tokens = sum(table["tokens"] for table in training)
@@ -73,11 +69,14 @@ def tokenize(
     shard_facts: dict[str, Any] = {
         "sequences": rows,
         "tokens": tokens,
-        "vocabulary_size": tokenizers.vocabulary_size(model),
-        "tokenizer": "sha256:" + hashlib.sha256(model).hexdigest(),
+        "tokenizer": f"sha256:{manifests.file_sha256(folder / file)}",
         "corpus": manifest["digest"],
         "tables": tables,
-    }
+    } | tokenizer.vocabulary.as_facts()
+    if file != tokenizers.MODEL:
+        shard_facts["tokenizer_file"] = file
+    if config.prefix:
+        shard_facts["prefix"] = config.prefix
     if "reserved" in manifest["facts"]:
         shard_facts["reserved"] = manifest["facts"]["reserved"]
     return shard_facts
@@ -99,18 +98,48 @@ def _list_languages(corpus: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 
-def _read_model(config: TokenizationConfig) -> bytes:
-    """Return the SentencePiece model of the config; an error if it cannot be read or has another vocabulary size."""
-    path = Path(config.model or "")
+def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> tuple[SerializedTokenizer, str]:
+    """Write the files of the tokenizer to a folder; return the tokenizer, and the name of the file that identifies it.
+
+    Raises as `tokenize`.
+    """
+    files = tokenizers.find_files(Path(config.model)) if config.model else []
+    if files and files[0].suffix == ".json":
+        fast_tokenizer = tokenizers.copy_files(files, folder)
+        vocabulary = tokenizers.read_vocabulary(fast_tokenizer, files[0])
+        model = serialize(fast_tokenizer.backend_tokenizer, vocabulary.special_ids)
+        special_tokens = fast_tokenizer.all_special_tokens
+        file = tokenizers.FAST
+    else:
+        model = _read_model(files[0]) if files else _train_model(config, corpus)
+        (folder / tokenizers.MODEL).write_bytes(model)
+        tokenizers.write_fast(model, folder)
+        # The scores of our models are rounded, so that both tokenizers always agree. With XLM-R's model they rarely
+        # differ, where two segmentations have the same score.
+        _compare_tokenizers(folder, model, corpus, max_different_share=0.001 if config.model else 0.0)
+        vocabulary = Vocabulary.xlm_r(tokenizers.vocabulary_size(model))
+        special_tokens = list(SPECIAL_TOKENS)
+        file = tokenizers.MODEL
+    if config.vocabulary_size not in (None, vocabulary.size):
+        raise TokenizerMismatch(
+            f"{config.model} gives {vocabulary.size} ids, tokenization.vocabulary_size says {config.vocabulary_size}: "
+            f"set it to {vocabulary.size}"
+        )
+    for token in special_tokens:
+        if token in config.prefix:
+            raise ConfigError(f"tokenization.prefix contains the special token {token}: remove it")
+    return SerializedTokenizer(model, vocabulary, config.prefix), file
+
+
+def _read_model(path: Path) -> bytes:
+    """Return a SentencePiece model; InputError if the file is none."""
     try:
         model = outside.check_readable(path).read_bytes()
-        size = tokenizers.vocabulary_size(model)
+        tokenizers.vocabulary_size(model)
     except (OSError, RuntimeError) as error:
-        raise InputError(f"{path}: not a SentencePiece model ({error}): set tokenization.model to one") from None
-    if config.vocabulary_size not in (None, size):
-        raise TokenizerMismatch(
-            f"{path} gives {size} ids, tokenization.vocabulary_size says {config.vocabulary_size}: set it to {size}"
-        )
+        raise InputError(
+            f"{path}: not a SentencePiece model ({error}): set tokenization.model to one, or to a tokenizer.json"
+        ) from None
     return model
 
 
@@ -190,13 +219,13 @@ def _explain_failure(message: str, config: TokenizationConfig, text: str) -> Cor
 def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_share: float) -> None:
     """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on more than a share of sentences."""
     fast_tokenizer = tokenizers.load_fast(folder).backend_tokenizer
-    processor = processor_of(model)
+    encode = encoder_of(model)
     compared = 0
     different = []
     for language in _list_languages(corpus):
         texts = list(itertools.islice(_read_without_special_tokens(corpus, language), COMPARED))
         encodings = fast_tokenizer.encode_batch(texts, add_special_tokens=False)
-        for text, token_ids, encoding in zip(texts, encode(processor, texts), encodings, strict=True):
+        for text, token_ids, encoding in zip(texts, encode(texts), encodings, strict=True):
             if token_ids.tolist() != encoding.ids:
                 different.append(f"{language} {text!r:.80}")
         compared += len(texts)
@@ -215,7 +244,9 @@ def _read_without_special_tokens(corpus: Path, language: str) -> Iterator[str]:
             yield text
 
 
-def _encode(corpus: Path, model: bytes, output: Path, parallel_map: ParallelMap) -> dict[str, dict[str, int]]:
+def _encode(
+    corpus: Path, tokenizer: SerializedTokenizer, output: Path, parallel_map: ParallelMap
+) -> dict[str, dict[str, int]]:
     """Encode every corpus, write its shards, and return the facts of all tables."""
     files: list[Path] = []
     for kind in ("held_out", "mono", "pairs"):
@@ -224,7 +255,7 @@ def _encode(corpus: Path, model: bytes, output: Path, parallel_map: ParallelMap)
     all_chunks = ((path, chunk) for path in files for chunk in _chunks(path))
     # The results have no file names, so the chunks are iterated twice: to encode them, and to name their results.
     local_chunks, sent_chunks = itertools.tee(all_chunks)
-    encoded = parallel_map(functools.partial(encode_chunk, model=model), (chunk for _, chunk in sent_chunks))
+    encoded = parallel_map(functools.partial(encode_chunk, tokenizer=tokenizer), (chunk for _, chunk in sent_chunks))
     tables: dict[str, dict[str, int]] = {}
     with progress("tokenizing", total, "rows") as advance:
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from infoxlm_core import manifests
@@ -12,7 +13,7 @@ _FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "README.md"]  # README.
 """Files to download: none of them can contain code."""
 
 
-def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
+def fetch(source: str, store: Path, only: Sequence[str] = ()) -> Path | None:
     """Fetch a snapshot from the hub, or from the cache if the hub cannot be reached.
 
     Returns:
@@ -36,7 +37,7 @@ def fetch(source: str, store: Path, only: str | None = None) -> Path | None:
             name,
             revision=match["revision"],
             cache_dir=store.resolve() / "models" / "hub",
-            allow_patterns=[only] if only else _FILES,
+            allow_patterns=list(only) or _FILES,
             endpoint=os.environ.get("HF_ENDPOINT"),
         )
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:

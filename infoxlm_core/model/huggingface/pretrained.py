@@ -211,14 +211,17 @@ def name_in_class(name: str, config: PretrainedConfig) -> str:
     return re.sub(r"^roberta\.", prefix, name)
 
 
-def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None = None) -> None:
+def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None = None, prefix: str = "") -> None:
     """Write a directory that `AutoModel` and `AutoTokenizer` load.
 
     A model that was trained from a start is written in the class of its start, with the weights of the start that were
     not trained, such as its pooler. The contrast projection, if any, is in `projection.safetensors`, as tensor
-    `projection` (d, d) with z = h @ projection. `config.json` records layer and pooling of the contrast as `infoxlm`.
+    `projection` (d, d) with z = h @ projection. `config.json` records layer and pooling of the contrast as `infoxlm`,
+    and the text before every sentence as its `prefix`.
     """
     contrast = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
+    if prefix:
+        contrast["prefix"] = prefix
     untrained: dict[str, Tensor] = {}
     if start is None:
         config = hugging_face_config(model.encoder.size)

@@ -34,7 +34,7 @@ class InfoXLMSystem(System):
 
     def export(self, model: InfoXLM, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
         start = Path(config.model.start) if config.model.start else None
-        pretrained.export(model, shards.directory / "tokenizer", directory, start)
+        pretrained.export(model, shards.directory / "tokenizer", directory, start, shards.prefix)
 
     def observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
         """Return the function that scores the probe every `probe.every` steps; None if there is nothing to score."""
@@ -96,10 +96,11 @@ def _check_start(start: Path, size: EncoderSize, config: PretrainingConfig, shar
     if size.vocabulary < shards.vocabulary_size:  # multilingual-e5-small has more rows than its tokenizer has ids
         raise TokenizerMismatch(
             f"{start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
-            "tokenize with the model's own SentencePiece model (tokenization.model)"
+            "tokenize with the model's own tokenizer (tokenization.model)"
         )
-    model_file = start / tokenizers.MODEL
-    shards_digest = shards.manifest["facts"]["tokenizer"]
+    facts = shards.manifest["facts"]
+    model_file = start / facts.get("tokenizer_file", tokenizers.MODEL)
+    shards_digest = facts["tokenizer"]
     start_digest = f"sha256:{manifests.file_sha256(model_file)}" if model_file.is_file() else shards_digest
     if start_digest != shards_digest:
         raise TokenizerMismatch(

@@ -136,6 +136,7 @@ def test_the_key_of_an_artifact_stays_the_same_from_release_to_release():
 
     for key, inputs in keys.items():
         assert artifacts.key_of(*inputs) == key
+    assert artifacts.key_of("shards", TokenizationConfig(prefix="query: "), "a") not in keys
 
 
 def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():

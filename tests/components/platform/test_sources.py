@@ -88,13 +88,15 @@ def test_words_of_a_tokenizer_come_from_the_hub_too():
 
 
 @pytest.mark.slow
-def test_a_single_file_comes_without_the_weights(bucket, tiny_encoders, tmp_path):
+def test_a_tokenizer_comes_without_the_weights(bucket, tiny_encoders, tmp_path):
     upload(bucket, tiny_encoders["first"], "xlmr")
 
-    by_directory = sources.fetch_model("s3://models/xlmr", tmp_path, only="tokenizer.json")
-    by_name = sources.fetch_model("s3://models/xlmr/tokenizer.json", tmp_path, only="sentencepiece.bpe.model")
+    directory, digests = sources.fetch_tokenizer("s3://models/xlmr", tmp_path)
+    by_name, (digest,) = sources.fetch_tokenizer("s3://models/xlmr/tokenizer.json", tmp_path)
 
-    assert by_directory.read_bytes() == by_name.read_bytes() == (tiny_encoders["first"] / "tokenizer.json").read_bytes()
+    assert digest == digests[0] and len(digests) > 1
+    original = (tiny_encoders["first"] / "tokenizer.json").read_bytes()
+    assert (Path(directory) / "tokenizer.json").read_bytes() == Path(by_name).read_bytes() == original
     assert not list((tmp_path / "models").rglob("*.safetensors"))
 
 
