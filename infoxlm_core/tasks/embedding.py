@@ -28,6 +28,7 @@ from infoxlm_core.model.huggingface.any_encoder import (
     drop_layers,
     load_encoder,
     load_projection,
+    served_prefix,
     served_space,
 )
 
@@ -198,12 +199,12 @@ def load_embedder(
     pooling: str | None = None,
     batch_size: int = 64,
     max_tokens: int = 256,
-    prefix: str = "",
+    prefix: str | None = None,
 ) -> Embedder:
     """Load a model on disk as a function from sentences to vectors.
 
     `layer` and `pooling` are by default those of `served_space`. The vectors are not projected. `prefix` is added
-    before every sentence.
+    before every sentence; by default it is that of `served_prefix`.
 
     Raises:
         InputError: there is no model, or it has no such layer or pooling.
@@ -221,6 +222,7 @@ def load_embedder(
     if projection is not None and layer != served_layer:
         raise InputError(f"{directory}: its contrast vectors are of layer {served_layer}, not {layer}: leave layer out")
     drop_layers(model, layer)
+    prefix = served_prefix(model) if prefix is None else prefix
     return Embedder(model, tokenizer, VectorSpec(pooling, layer), prefix, batch_size, max_tokens, projection)
 
 

@@ -116,6 +116,12 @@ def served_space(model: "Model") -> tuple[int, str]:
     return contrast_space(model) or (model.config.num_hidden_layers, "mean")
 
 
+def served_prefix(model: "Model") -> str:
+    """Return the text that was before every sentence when the model was trained, and that users' sentences need too."""
+    settings = getattr(model.config, "infoxlm", None) or {}
+    return settings.get("prefix", "")
+
+
 def describe(model: "Model") -> dict[str, Any]:
     """Return the type, sizes and contrast settings of an encoder."""
     return {

@@ -45,6 +45,7 @@ class _ContrastSettings(TypedDict):
     layer: _Layers
     pooling: str
     normalise: NotRequired[bool]
+    prefix: NotRequired[str]
 
 
 @outside.allow_extra_keys

@@ -161,6 +161,18 @@ def test_any_encoder_is_embedded_as_it_would_embed_itself(tmp_path, kind):
     torch.testing.assert_close(found[2], hidden[2][0].mean(dim=0), atol=1e-5, rtol=0)
 
 
+def test_a_prefix_is_added_before_every_sentence(tmp_path):
+    settings = {"layer": 1, "pooling": "mean", "normalise": False}
+    plain = embedding.load_embedder(save_model(tmp_path / "plain", infoxlm=settings))
+    prefixed = save_model(tmp_path / "prefixed", infoxlm=settings | {"prefix": "q "})
+
+    by_default, requested = embedding.load_embedder(prefixed), embedding.load_embedder(prefixed, prefix="r ")
+
+    assert by_default(TEXTS).equal(plain([f"q {text}" for text in TEXTS]))
+    assert requested(TEXTS).equal(plain([f"r {text}" for text in TEXTS]))
+    assert not by_default(TEXTS).allclose(plain(TEXTS), atol=1e-3)
+
+
 def test_an_encoder_decoder_is_refused_in_one_line(tmp_path):
     save_tokenizer(tmp_path)
     T5Model(T5Config(vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)).save_pretrained(tmp_path)

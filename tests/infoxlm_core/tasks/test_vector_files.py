@@ -38,13 +38,6 @@ def test_a_chunk_ends_at_its_number_of_sentences_or_characters(monkeypatch):
     assert chunks == [["a", "b", "c"], ["d", "eight letters"], ["e"]]
 
 
-def test_a_prefix_is_added_before_every_sentence(tiny_encoders):
-    with_prefix = load_embedder(tiny_encoders["first"], prefix="q ")
-    plain = load_embedder(tiny_encoders["first"])
-
-    assert with_prefix(["a", "b"]).equal(plain(["q a", "q b"])) and not with_prefix(["a"]).equal(plain(["a"]))
-
-
 @pytest.mark.parametrize(
     ("content", "error", "reason"),
     [
