@@ -77,7 +77,7 @@ def ceilings() -> dict[str, float]:
 def best_of_ten(work: Callable[[], object]) -> float:
     seconds = []
     for _ in range(10):
-        began = time.process_time()
+        start_time = time.process_time()
         work()
-        seconds.append(time.process_time() - began)
+        seconds.append(time.process_time() - start_time)
     return min(seconds)

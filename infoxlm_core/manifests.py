@@ -298,10 +298,10 @@ def verify_file(path: Path, size_and_digest: dict[str, Any], remedy: str, hashed
     size = path.stat().st_size
     expected_size = size_and_digest["size"]
     if size != expected_size:
-        raise DataCorrupt(f"{path} has {size} bytes, its manifest says {expected_size}: {remedy}")
+        raise DataCorrupt(f"{path} has {size} bytes, but its manifest lists {expected_size}: {remedy}")
     if not hashed:
         return
     sha256 = file_sha256(path)
     expected_sha256 = size_and_digest["sha256"]
     if sha256 != expected_sha256:
-        raise DataCorrupt(f"{path} has sha256 {sha256[:12]}…, its manifest says {expected_sha256[:12]}…: {remedy}")
+        raise DataCorrupt(f"{path} has sha256 {sha256[:12]}…, but its manifest lists {expected_sha256[:12]}…: {remedy}")

@@ -117,7 +117,7 @@ def disable_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
     for component in (uncached_spec["root"], *uncached_spec["components"].values()):
         tasks = component.get("dag", {}).get("tasks", {})
         for task in tasks.values():
-            task["cachingOptions"] = {}
+            task["cachingOptions"] = {}  # the cache is enabled only by {"enableCache": true}
     return uncached_spec
 
 

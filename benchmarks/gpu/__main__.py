@@ -55,14 +55,20 @@ def main() -> int:
         print("This machine has no CUDA device. --cpu runs the checks on the CPU.")
         return 0
     if options.only:
-        rows = speed.FIGURES[options.only](options.full) if options.only in speed.FIGURES else check(options)
+        is_measurement = options.only in speed.FIGURES
+        rows = speed.FIGURES[options.only](options.full) if is_measurement else check(options)
         for row in rows:
             write_row(row)
         return 0
-    names = [*checks.CHECKS] if options.cpu else [*checks.CHECKS, *checks.GPU_CHECKS, *speed.FIGURES]
-    path = None if options.cpu else RESULTS / f"{time.strftime('%Y-%m-%d-%H%M', time.gmtime())}-gpu.jsonl"
+    names = list(checks.CHECKS)
+    path = None
+    if not options.cpu:
+        names += [*checks.GPU_CHECKS, *speed.FIGURES]
+        path = RESULTS / f"{time.strftime('%Y-%m-%d-%H%M', time.gmtime())}-gpu.jsonl"
     failures = run_all(names, options, lambda row: write_row(row, path))
-    print(f"{failures} checks failed." + (f" All rows are in {path}." if path else ""))
+    print(f"{failures} checks failed.")
+    if path:
+        print(f"All rows are in {path}.")
     return 1 if failures else 0
 
 
@@ -92,11 +98,11 @@ def run_all(names: list[str], options: argparse.Namespace, write: Callable[[Row]
     write({"check": "machine", **machine.facts()})
     failures = 0
     for name in names:
-        began = time.monotonic()
+        start_time = time.monotonic()
         for row in run_in_process(name, options):
             write({"check": name} | row)
             failures += not row.get("ok", True)
-        write({"check": name, "seconds": round(time.monotonic() - began, 1)})
+        write({"check": name, "seconds": round(time.monotonic() - start_time, 1)})
     return failures
 
 

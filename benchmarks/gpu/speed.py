@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def attempt(measure: Callable[..., Row], *arguments: Any) -> Row:
-    """Return the row that `measure` returns, or why there is none: a size that does not fit must not stop the rest."""
+    """Return the row that `measure` returns, or its error as a row, so that a size that does not fit stops nothing."""
     free_memory()
     try:
         return measure(*arguments)
@@ -171,13 +171,13 @@ def forward_backward(name: str, shape: str, variant: str) -> Row:
                 loss = call(**peer_inputs).loss
             loss.backward()
 
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     work()
     torch.cuda.synchronize()
-    first = time.perf_counter() - began
+    first_seconds = time.perf_counter() - start_time
     seconds = median_seconds(work)
     peak_memory = torch.cuda.max_memory_allocated()
-    return {"tokens": batch.tokens, "ms": seconds * 1e3, "first call s": first, "peak GB": peak_memory / 1e9}
+    return {"tokens": batch.tokens, "ms": seconds * 1e3, "first call s": first_seconds, "peak GB": peak_memory / 1e9}
 
 
 FIGURES: dict[str, Callable[[bool], Iterator[Row]]] = {

@@ -25,7 +25,9 @@ from infoxlm_core.training import distributed, loop, tracker
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.run import run_directory
 
-WORDS, STEPS, DIES_AT = 1_000, 12, 8
+WORDS = 1_000
+STEPS = 12
+DIES_AT = 8
 LIMITS = {"cpu": 1e-4, "cuda": 2e-2}
 """Relative differences of losses: fp32 sums in another order on CPUs, 12 steps rounded to bf16 on GPUs."""
 
@@ -64,7 +66,7 @@ def compare(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
     """Yield a row for each training: how far its losses are from those of the training that it should equal.
 
     Args:
-        gpus: trainings of more workers are skipped. On a CPU, as many as there shall be workers at most.
+        gpus: number of GPUs; trainings with more workers are skipped. On a CPU, the largest number of workers.
         limit: relative difference of losses up to which a row is `ok`.
     """
     losses: dict[str, np.ndarray] = {}
@@ -83,12 +85,12 @@ def compare(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
             curve = np.array(step_losses)  # (steps, 3)
             losses[training.name] = curve
             row = {"training": training.name, "steps": len(curve), "killed": (run / "killed").exists()}
-            ok = len(curve) == STEPS and row["killed"] == training.killed
-            if ok and training.like in losses:
-                off = float(np.max(np.abs(curve / losses[training.like] - 1)))
-                row |= {"like": training.like, "off": off, "limit": limit}
-                ok = off <= limit
-            yield row | {"ok": ok}
+            is_ok = len(curve) == STEPS and row["killed"] == training.killed
+            if is_ok and training.like in losses:
+                largest_error = float(np.max(np.abs(curve / losses[training.like] - 1)))
+                row |= {"like": training.like, "off": largest_error, "limit": limit}
+                is_ok = largest_error <= limit
+            yield row | {"ok": is_ok}
 
 
 def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
@@ -118,14 +120,15 @@ def write_shards(directory: Path) -> Path:
     """Write random text, 500 sentences and 200 pairs, and return its directory."""
     rng = np.random.default_rng(inputs.SEED)
 
-    def table(name: str, rows: int) -> tuple[str, Any]:
+    def write_table(name: str, rows: int) -> Any:
         lengths = np.clip(inputs.lengths("ragged", rng, rows), 3, 28)
         tokens = rng.integers(FIRST_PIECE, WORDS - 1, lengths.sum())
         if name.startswith("mono/"):
             tokens[lengths.cumsum() - 1] = EOS
-        return name, shards.write_table(directory / name, [(tokens, lengths)])
+        return shards.write_table(directory / name, [(tokens, lengths)])
 
-    tables = dict([table("mono/en/a", 500), table("pairs/en-de/a.source", 200), table("pairs/en-de/a.target", 200)])
+    row_counts = {"mono/en/a": 500, "pairs/en-de/a.source": 200, "pairs/en-de/a.target": 200}
+    tables = {name: write_table(name, rows) for name, rows in row_counts.items()}
     np.arange(200).astype(shards.SENTENCE_IDS).tofile(directory / "pairs/en-de/a.meanings")
     facts = {"vocabulary_size": WORDS, "tables": tables, "corpus": "sha256:c", "tokenizer": "sha256:t"}
     manifests.write(directory, "shards", facts)

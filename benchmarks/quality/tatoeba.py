@@ -40,10 +40,10 @@ def main() -> int:
         {"data": str(options.data), "languages": options.languages, "vectors": [VECTOR], "prefix": options.prefix}
     )
     encoder = e5.make()
-    began = time.monotonic()
+    start_time = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         scores = task.measure(settings, encoder, Path(folder)).to_dict()
-    minutes = (time.monotonic() - began) / 60
+    minutes = (time.monotonic() - start_time) / 60
     published = json.loads(PUBLISHED.read_bytes())
     text = "\n".join(describe(compare(scores, published["accuracy"]), published, options.prefix, minutes)) + "\n"
     path = DIRECTORY / f"{time.strftime('%Y-%m-%d-%H%M', time.gmtime())}-tatoeba.md"

@@ -18,7 +18,8 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 
-BATCH, SIDE = 16, 62  # longer sides are cut, as in the demo
+BATCH = 16
+SIDE = 62  # largest number of tokens of a side; longer sides are cut, as in the demo
 WORDS = inputs.VOCABULARIES["32k"]
 
 

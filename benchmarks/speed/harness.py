@@ -1,4 +1,4 @@
-"""How speed is measured: variants side by side in one process and one thread, ratios taken inside each round.
+"""Measure the speed of variants side by side, in one process and one thread, and compare them within each round.
 
 In every round each variant runs once on that round's input, in rotated order, after a garbage collection. Other work on
 the machine slows all variants of a round alike, so the result is the median over rounds of the ratio within each.
@@ -27,14 +27,14 @@ class Unequal(AssertionError):
 
 @dataclass
 class Case:
-    """One comparison: what ran, on what input, and how long it took.
+    """One comparison: the variants, their input, and the time that they took.
 
     Attributes:
         name: such as `mlm_step, ragged, 32k`.
-        inputs: what one run gets: real tokens, padding, targets.
+        inputs: figures of the input of one run: real tokens, padding, targets.
         about: for each variant its settings, in words.
         equality: for each peer the relative differences found before timing.
-        unit: what the work of a run is counted in.
+        unit: the unit in which the work of a run is counted.
         work: for each variant the units of each round.
         cpu, wall: for each variant the seconds of each round.
         peak: for each variant bytes above the weights, where memory is measured instead of time.

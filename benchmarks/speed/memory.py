@@ -55,7 +55,7 @@ def measure_peak(variant: str, words: int) -> int:
         del model
         small_batch = peer.inputs(small_batch)
         batch = peer.inputs(batch)
-    loss(small_batch).backward()  # what libraries allocate once is no part of a step
+    loss(small_batch).backward()  # libraries allocate some memory once, which is not part of a step
     module.zero_grad(set_to_none=True)
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)

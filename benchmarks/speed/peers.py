@@ -1,6 +1,6 @@
 """The models of Hugging Face and of fairseq, with our weights and on our batches.
 
-fairseq is no dependency of ours: where it is not installed, comparisons with it are skipped.
+This project does not depend on fairseq. If fairseq is not installed, comparisons with it are skipped.
 """
 
 import logging

@@ -42,14 +42,16 @@ def make_round(
             train_sampling_strategy="sequential", max_grad_norm=1.0,
         )  # fmt: skip
         # Batches from anywhere in an epoch: grouping by length puts the longest sequences first.
-        chosen = [rows[i] for indices in random.Random(number).sample(batches, steps) for i in indices]
+        examples: Rows = []
+        for indices in random.Random(number).sample(batches, steps):
+            examples += [rows[index] for index in indices]
         trainer = Trainer(
-            model, arguments, data_collator=lambda examples: dict(collate(examples)), train_dataset=chosen,
+            model, arguments, data_collator=lambda batch_rows: dict(collate(batch_rows)), train_dataset=examples,
             optimizers=(optimizer, schedule),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        return float(sum(len(row["input_ids"]) for row in chosen))
+        return float(sum(len(example["input_ids"]) for example in examples))
 
     return train
 

@@ -30,6 +30,7 @@ BEAT = 20.0
 PATIENCE = 60.0
 """Seconds without a beat after which a holder counts as dead."""
 _POLL = 5.0  # seconds between two calls of `meanwhile`
+# BEAT and PATIENCE are much shorter in tests, so the pauses below are at most a part of them.
 
 
 class State(TypedDict):

@@ -104,7 +104,7 @@ def find_deletable(
     limit = (current_time or datetime.now(UTC)) - min_age
     needed_names = set(roots)
     needed_run_keys: set[str] = set()
-    candidates = list(items)
+    candidates = list(items)  # items that no needed item mentions so far
 
     def is_needed(item: Item) -> bool:
         if item.modified > limit:

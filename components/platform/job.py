@@ -46,9 +46,14 @@ def leave(url: str, seconds: float) -> None:
     work = _read(url)
     lease_url = f"{work.store}/runs/{work.run}/lease.json"
     deadline = time.monotonic() + seconds
-    if work.run and lease.read(lease_url)[0]["holder"] == work.job:
+
+    def is_training() -> bool:
+        """Return whether this job holds the lease of the run; False if it prepares text or has already saved."""
+        return bool(work.run) and lease.read(lease_url)[0]["holder"] == work.job
+
+    if is_training():
         artifacts.write(work.store, f"runs/{work.run}/stop", work.job)
-        while lease.read(lease_url)[0]["holder"] == work.job and time.monotonic() < deadline:
+        while is_training() and time.monotonic() < deadline:
             time.sleep(1)
 
 

@@ -69,7 +69,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     _configure_logging(stage)
     _end_with_driver()
     try:
-        pipeline_run()
+        pipeline_run()  # raises an error before any work is done if Kubeflow is too old
         if storage.is_remote(store) and store.endswith("/"):
             raise InputError(f"store {store}: remove the slash at its end")
         yield

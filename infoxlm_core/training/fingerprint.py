@@ -121,7 +121,7 @@ def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
 
 
 def _digest_directory(directory: Path) -> str:
-    """Return a digest of the files below a directory, names and contents; of a model only the files that are loaded.
+    """Return a digest of the names and contents of all files below a directory; of a model only those that are loaded.
 
     The manifest is excluded, because it records which code wrote the files.
     """

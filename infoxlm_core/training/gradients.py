@@ -22,26 +22,26 @@ BUCKET_BYTES = 2**25
 def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Wrap the last backward pass of a step: each gradient is then the sum over all workers.
 
-    A bucket is sent once it and all buckets before it are complete, so that all workers send the same in the same
-    order. A parameter without gradient contributes zeros. Gradients of shards are sums already and stay as they are.
+    A bucket is sent once it and all buckets before it are complete, so that all workers send the same buckets in the
+    same order. A parameter without gradient contributes zeros. Gradients of shards are already summed by FSDP2.
     """
     buckets = make_buckets([p for p in parameters if not mixed.is_shard(p)])
     if distributed.world_size() == 1 or not buckets:
         yield
         return
-    missing = [len(bucket) for bucket in buckets]  # gradients that each bucket still waits for
+    missing_counts = [len(bucket) for bucket in buckets]  # gradients that each bucket still waits for
     bucket_of: dict[Tensor, int] = {}
     for number, bucket in enumerate(buckets):
         bucket_of.update(dict.fromkeys(bucket, number))
     sent: list[tuple[Tensor, dist.Work | None]] = []
 
     def send_complete_buckets() -> None:
-        while len(sent) < len(buckets) and not missing[len(sent)]:
+        while len(sent) < len(buckets) and missing_counts[len(sent)] == 0:
             flat = _flatten_gradients(buckets[len(sent)])
             sent.append((flat, dist.all_reduce(flat, async_op=True)))
 
     def on_gradient(parameter: Tensor) -> None:
-        missing[bucket_of[parameter]] -= 1
+        missing_counts[bucket_of[parameter]] -= 1
         send_complete_buckets()
 
     hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in bucket_of]
@@ -50,7 +50,7 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-    missing = [0] * len(buckets)  # the remaining parameters were not part of this backward pass
+    missing_counts = [0] * len(buckets)  # the remaining parameters were not part of this backward pass
     send_complete_buckets()
     for bucket, (flat, work) in zip(buckets, sent, strict=True):
         if work is not None:

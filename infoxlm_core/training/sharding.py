@@ -16,7 +16,7 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
 
     Parameters are replaced by others of the same names: create the optimizer afterwards. `module(...)` gathers the
     parameters of a layer while it computes, and those outside of layers (embeddings, heads) from forward to backward.
-    P parameters cost 16 P / W bytes a worker (weight, gradient, two moments in fp32), 8 bytes for each gathered
+    P parameters cost 16 P / W bytes per worker (weight, gradient, two moments in fp32), 8 bytes for each gathered
     parameter, and 4 P bytes for gradients between micro-batches.
 
     Args:

@@ -23,7 +23,7 @@ class Progress:
 
 
 def named_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the live tensors by their names in a checkpoint: weights, Adam's moments, the learner's own."""
+    """Return the live tensors by their names in a checkpoint: weights, Adam's moments, and the learner's own state."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in learner.module.named_parameters():
         tensors[f"model/{name}"] = parameter

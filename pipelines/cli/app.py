@@ -1,4 +1,8 @@
-"""Code that all `infoxlm` commands share: the application, common options, and error reporting with exit codes."""
+"""Code that all `infoxlm` commands share: the application, common options, and error reporting with exit codes.
+
+Commands import torch, kfp and MLflow where they use them, after they have checked their settings, because each import
+takes a second or more.
+"""
 
 import logging
 import signal
@@ -98,7 +102,7 @@ def report_errors() -> Iterator[None]:
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
         yield
-    except typer.Exit:
+    except typer.Exit:  # the command has chosen its exit code
         raise
     except KeyboardInterrupt:
         failure: InfoXLMError = Preempted("interrupted: run the same command again to continue")

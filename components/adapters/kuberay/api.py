@@ -110,11 +110,13 @@ class RayJobs:
         """Delete a job if it exists; with `wait_for_pods`, delete its pods first."""
         from kubernetes import client
 
+        # Foreground: the job object exists until its pods have ended, so its absence means that the GPUs are free.
+        policy = "Foreground" if wait_for_pods else "Background"
         with self._translated_errors("delete", none_if_missing=True):
             self._custom.delete_namespaced_custom_object(
                 **self._rayjobs,
                 name=name,
-                body=client.V1DeleteOptions(propagation_policy="Foreground" if wait_for_pods else "Background"),
+                body=client.V1DeleteOptions(propagation_policy=policy),
                 _request_timeout=(5, 10),  # a process that is being stopped has little time
             )
 
@@ -152,7 +154,7 @@ class RayJobs:
 
     def warnings(self, name: str) -> list[Any]:
         """Return the events of type Warning about a job and its pods, among the newest of the namespace."""
-        digest = name.rpartition("-")[2]
+        digest = name.rpartition("-")[2]  # part of the names of the job, its RayCluster and its pods
         with self._translated_errors("list", "events"):
             events = self._core.list_namespaced_event(
                 self.namespace, field_selector="type=Warning", limit=500, _request_timeout=_TIMEOUT

@@ -146,9 +146,9 @@ def _run_once(
             )
             time.sleep(pause)
         finally:
-            log.finish(0)
+            log.finish(0)  # ends the thread, also after an error
     error = None
-    if status.get("jobStatus") != "SUCCEEDED":
+    if status.get("jobStatus") != "SUCCEEDED":  # before the deletion, because the state of the pods may be the cause
         error = _find_error(jobs, name, status, read_outcome())
     _delete(jobs, name)
     return error
@@ -293,6 +293,7 @@ def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
             job = jobs.get(name)
         except Unavailable as error:
             failures = _count_failure(name, failures, error)
+            # Wait longer after each failure, so that many steps do not overload an API server that is recovering.
             time.sleep(min(_POLL_SECONDS * 2**failures, _MAX_POLL_SECONDS))
             continue
         if job is None:
@@ -365,13 +366,13 @@ def _delete(jobs: RayJobs, name: str) -> None:
 
 
 def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None]) -> Preempted:
-    """Ask the training to save, and delete the job; return the error that describes what was done.
+    """Ask the training to save, and delete the job; return the error to raise, which says what was done.
 
     Both requests are sent at the same time, because Kubeflow kills a step about a second after its signal. The hooks of
     the pods wait up to `grace_seconds` for the training to save, so this process does not wait for it.
 
-    The job is not deleted if a workflow needs it, or if Kubernetes does not answer: a job that no step follows ends
-    itself.
+    If a workflow needs the job, or if Kubernetes does not answer, the job is not deleted. A job that no step follows
+    ends by itself.
     """
     is_needed = _is_needed(jobs, name, owner)
     if is_needed:
@@ -395,8 +396,8 @@ def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[],
 def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
     """Return whether a running workflow needs the job, or None if Kubernetes does not answer.
 
-    That is our workflow if only this pod is stopped, for instance because its node is drained, since the next attempt
-    of the step will follow the job. It may also be another workflow, which has created the job.
+    Our own workflow needs the job if only this pod is stopped, for instance because its node is drained: the next
+    attempt of the step will follow the job. Another workflow needs the job if it has created it.
     """
     for _ in range(_NEEDED_ATTEMPTS):
         try:

@@ -41,7 +41,7 @@ _SCRATCH: dict[str, tuple[str, Manifest]] = {"tmp": ("/tmp", {}), "home": (HOME,
 
 
 def job_name(stem: str, store: str, key: str) -> str:
-    """Return the name of the job for some work: the same for the same work, a DNS-1035 label of at most 47 characters.
+    """Return the name of a job, a DNS-1035 label of at most 47 characters; the same work always has the same name.
 
     Args:
         stem: readable part of the name.

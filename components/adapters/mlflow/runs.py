@@ -89,11 +89,11 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
     same_tag = f"tags.`{RUN_TAG}` = {quote(tags[RUN_TAG])}"
     oldest_first = ["start_time ASC", "run_id ASC"]
     created_id = ""
-    for _ in range(2):
+    for _ in range(2):  # the second search finds the created run, or the older one of a stage that was faster
         runs = client.search_runs([experiment_id], same_tag, order_by=oldest_first)
         if runs:
             oldest_id = runs[0].info.run_id
-            if created_id and created_id != oldest_id:  # another stage created a run at the same time
+            if created_id and created_id != oldest_id:
                 client.delete_run(created_id)
             return oldest_id
         created_id = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id

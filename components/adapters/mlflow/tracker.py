@@ -76,6 +76,7 @@ class MlflowRun:
         from mlflow.entities import Param
         from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH
 
+        # MLflow refuses longer values; the complete settings are in the artifacts.
         values = {name: value[:MAX_PARAM_VAL_LENGTH] for name, value in _flatten(config).items()}
         with translate_errors(f"parameters of MLflow run {self.id}"):
             logged_values = self._client.get_run(self.id).data.params

@@ -100,16 +100,16 @@ class Validation:
         second_texts = [second_text for _, second_text in pairs]
         first_ids = encode(processor, first_texts)
         second_ids = encode(processor, second_texts)
-        chosen_pairs = []
-        for index in range(len(pairs)):
-            if max(len(first_ids[index]), len(second_ids[index])) <= config.side_tokens:
-                chosen_pairs.append(index)
-        chosen_pairs = chosen_pairs[: config.validation_pairs]
+        short_rows = []
+        for row in range(len(pairs)):
+            if max(len(first_ids[row]), len(second_ids[row])) <= config.side_tokens:
+                short_rows.append(row)
+        chosen_rows = short_rows[: config.validation_pairs]
         return cls(
             languages=config.languages,
             language_numbers=(all_languages.index(first), all_languages.index(second)),
-            ids=([first_ids[index] for index in chosen_pairs], [second_ids[index] for index in chosen_pairs]),
-            texts=([first_texts[index] for index in chosen_pairs], [second_texts[index] for index in chosen_pairs]),
+            ids=([first_ids[row] for row in chosen_rows], [second_ids[row] for row in chosen_rows]),
+            texts=([first_texts[row] for row in chosen_rows], [second_texts[row] for row in chosen_rows]),
             processor=processor,
         )
 

@@ -156,15 +156,15 @@ def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.D
     """Drop a few rows whose label the classifier does not have, with a warning; InputError if there are many."""
     is_unknown = ~table["label"].isin(list(labels))
     if is_unknown.any():
-        name = table["label"][is_unknown].iloc[0]
+        label = table["label"][is_unknown].iloc[0]
         count = int(is_unknown.sum())
         if count > MAX_UNKNOWN * len(table):
             raise InputError(
-                f"{split}: {count} of {len(table)} rows have a label ({name!r}) that is not one of the classifier's "
+                f"{split}: {count} of {len(table)} rows have a label ({label!r}) that is not one of the classifier's "
                 f"({', '.join(labels)}). Write the labels in the same way in all splits, or remove these rows."
             )
         logger.warning(
-            "%s: left out %d of %d rows, whose labels (%s) are not in training", split, count, len(table), name
+            "%s: left out %d of %d rows, whose labels (%s) are not in training", split, count, len(table), label
         )
     return table[~is_unknown].copy()
 
@@ -210,7 +210,8 @@ def check(config: ClassificationConfig, chosen: bool) -> None:
     if len(labels) < 2:
         raise InputError(f"{paths}: all train rows have the label {min(labels)!r}. There is nothing to learn.")
     needs_dev = chosen or config.selection.rule != "last"
-    for split in ("dev", "test") if needs_dev else ("test",):
+    required_splits = ["dev", "test"] if needs_dev else ["test"]
+    for split in required_splits:
         if not (table["split"] == split).any():
             raise InputError(f"{paths}: no {split} rows. {remedy}")
     dev = drop_unknown(table[table["split"] == "dev"], sorted(labels), "dev")

@@ -34,7 +34,8 @@ def check(settings: NamedEntitiesConfig, chosen: bool) -> None:
     sets = read_tagged(settings)
     list_labels(settings, sets)
     needs_dev = chosen or settings.selection.rule != "last"
-    for split in ("dev", "test") if needs_dev else ("test",):
+    required_splits = ["dev", "test"] if needs_dev else ["test"]
+    for split in required_splits:
         if not sets[split]:
             raise InputError(f"{name_data(settings)}: no {split} sentences. {LAYOUT}")
     selection.check(settings.selection.rule, two_letters(settings.train_languages[0]), sorted(sets["dev"]))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Return the mean cross-entropy of start and end, summed over windows, and a bool (N,): both are right.
+    """Return the mean cross-entropy of start and end, summed over windows, and a bool (N,), True if both are right.
 
     Args:
         logits: (T, 2) of N packed windows.

@@ -89,7 +89,7 @@ def test_one_worker_of_each_machine_hashes_the_shards_and_all_hear_of_damage(tmp
     tokens.write_bytes(bytes([tokens.read_bytes()[0] ^ 1]) + tokens.read_bytes()[1:])
     workers.start(_open, 4, shards, tmp_path)
     said = {(tmp_path / f"{rank}.txt").read_text() for rank in range(4)}
-    assert len(said) == 1 and "its manifest says" in said.pop()
+    assert len(said) == 1 and "but its manifest lists" in said.pop()
 
 
 class OnAGpu(torch.Tensor):
