@@ -37,7 +37,7 @@ class PublishedTable:
 
 @cache
 def _load() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
     return content
 
 
