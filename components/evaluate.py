@@ -67,6 +67,9 @@ def evaluate(
         local, without_path, guard_digest = sources.localise_guard(checked, step.local_store)
         key = artifacts.key_of("scores", without_path, text_digest, *pointers, *digests, *guard_digest)
 
+        is_adapted = evidence.PUBLIC_START in models
+        hours_before = costs.sum_up(step.run.read_metrics()) if is_adapted else {}
+
         def build(output: Path) -> dict[str, float]:
             from infoxlm_core.model import devices
             from infoxlm_core.stages.evaluation import evaluate
@@ -80,7 +83,7 @@ def evaluate(
                     classifiers[name] = directory
             device = costs.GPU if devices.count_gpus() else costs.CPU
             with costs.measured(store, "scores", key, 1, device):
-                return evaluate(local, artifacts.locate(text), encoders, classifiers, output)
+                return evaluate(local, artifacts.locate(text), encoders, classifiers, output, hours_before)
 
         evaluation = artifacts.get_or_build(store, "scores", key, build)
         step.report_cost(evaluation)

@@ -50,8 +50,14 @@ class Outcomes:
     def score_questions(self, metric: str) -> pd.Series:
         """Return (language, question) -> share of directions in which the question was answered correctly.
 
-        The mean over languages of the means over their questions is the metric. All metrics of retrieval but `best` and
-        `centred` are those of the served vector.
+        The mean over languages of the means over their questions is the metric; raises as `select_rows` does.
+        """
+        return score_questions(self.select_rows(metric))
+
+    def select_rows(self, metric: str) -> pd.DataFrame:
+        """Return the rows of the table whose answers count for a metric.
+
+        All metrics of retrieval but `best` and `centred` are those of the served vector.
 
         Raises:
             InputError: the metric is not a share of correct answers, or the table has no outcomes for it.
@@ -77,15 +83,17 @@ class Outcomes:
                 f"no outcomes of {metric} by question: evaluate the model again, or compare by a share of correct "
                 "answers such as retrieval/served"
             )
-        return rows.groupby(["language", "question"], sort=True)["right"].mean()
+        return rows
 
 
-def write(path: Path, tables_by_model: Mapping[str, list[pd.DataFrame]]) -> None:
+def score_questions(rows: pd.DataFrame) -> pd.Series:
+    """Return (language, question) -> share of directions in which the question was answered correctly."""
+    return rows.groupby(["language", "question"], sort=True)["right"].mean()
+
+
+def write(path: Path, table_by_model: Mapping[str, pd.DataFrame]) -> None:
     """Write the outcomes of several models as one table."""
-    labelled_tables = []
-    for model, model_tables in tables_by_model.items():
-        for table in model_tables:
-            labelled_tables.append(table.assign(model=model))
+    labelled_tables = [table.assign(model=model) for model, table in table_by_model.items()]
     outcomes = pd.concat(labelled_tables, ignore_index=True)[list(COLUMNS)]
     outcomes.to_parquet(path, index=False, compression="zstd")
 

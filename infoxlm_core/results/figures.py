@@ -266,6 +266,19 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
     return figure
 
 
+def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
+    """Draw the accuracies of held-out pairs and guard by weight of a merge; a line marks the chosen weight."""
+    figure, (axes,) = _start(5.6, 3.4, ["Accuracy by weight of the merge"])
+    weights = [point["weight"] for point in curve]
+    for name, label, colour in (("held_out", "held-out pairs", MODEL), ("guard", "guard", REFERENCE)):
+        axes.plot(weights, [point[name] for point in curve], "-o", color=colour, markersize=4, label=label)
+    axes.axvline(weight, color=_COLOURS[2], linestyle=":", label="chosen")
+    axes.set_xlabel("weight (0: start, 1: trained encoder)")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
 def _start(width: float, height: float, titles: Sequence[str], share_y: bool = True) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = list(figure.subplots(1, len(titles), sharey=share_y, squeeze=False).flat)

@@ -57,6 +57,7 @@ def write_page(
     lead: str,
     added: Sequence[Section],
     drawings: Mapping[str, figures.Draw],
+    first: Sequence[Section] = (),
 ) -> None:
     """Write NAME.html, NAME.md, figures/ and tables/ into a directory.
 
@@ -67,8 +68,10 @@ def write_page(
         lead: the first paragraph.
         added: sections after those of the summary.
         drawings: name -> function that draws a figure of an added section.
+        first: sections between the headlines and the tasks.
     """
-    sections = [*lay_out(summary), *added]
+    headlines, *tasks = lay_out(summary)
+    sections = [headlines, *first, *tasks, *added]
     rendered = figures.render(figures.list_drawings(summary) | dict(drawings))
     context = {"summary": summary, "name": name, "lead": lead, "sections": sections}
     inline_images = {figure: _inline(images["svg"]) for figure, images in rendered.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from infoxlm_core.corpora.datasets import Dataset
-from infoxlm_core.results import figures, page
+from infoxlm_core.results import before_after, figures, page
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.summary import Summary
 from infoxlm_core.results.tables import PageTable, percent, tabulate_counts
@@ -19,13 +19,14 @@ from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
 from infoxlm_core.tasks.task import Fact
 
 
-def write(output: Path, scores: Mapping[str, Any], summary: Summary) -> None:
+def write(output: Path, scores: Mapping[str, Any], summary: Summary, first: Sequence[Section] = ()) -> None:
     """Write scores.json, report.html, report.md, model_card.md, figures/ and tables/ of an evaluation.
 
     Args:
         output: the directory.
         scores: the content of scores.json.
         summary: the statistics of these scores.
+        first: sections after the headlines.
     """
     model = scores["models"][scores["model"]]
     corpus = count_lines(scores["corpus"])
@@ -33,11 +34,17 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary) -> None:
     if any(name.startswith("loss/") for name in model["curves"]):
         sections.append(Section("Training", "Mean losses and accuracies by optimizer step.", figures={"training": ""}))
     if corpus:
-        sections.append(_show_corpus(corpus))
+        sections.append(_show_corpus(corpus, scores["corpus"].get("warnings", ())))
     sections.append(Section("Settings", facts=[Fact(name, str(value)) for name, value in scores["settings"].items()]))
-    drawings = {"training": partial(figures.draw_training, model["curves"])}
-    page.write_page(output, "report", summary, _lead(scores), sections, drawings)
-    card = page.render("model_card.md", scores=scores, corpus=corpus)
+    drawings: dict[str, figures.Draw] = {"training": partial(figures.draw_training, model["curves"])}
+    merge = model.get("merge")
+    if merge:
+        first = [*first, before_after.lay_out_merge(merge)]
+        drawings["merge"] = partial(figures.draw_merge, merge["curve"], merge["weight"])
+    page.write_page(output, "report", summary, _lead(scores), sections, drawings, first)
+    # The card is published with the model, so it has no sentences of the test.
+    changes = [table for section in first for table in section.tables if not table.has_sentences]
+    card = page.render("model_card.md", scores=scores, corpus=corpus, changes=changes)
     page.write_files(output, {"model_card.md": card, "scores.json": page.to_json(scores)})
 
 
@@ -109,8 +116,8 @@ def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _show_corpus(corpus: Mapping[str, Any]) -> Section:
-    """Return the section about cleaning, from the result of `count_lines`."""
+def _show_corpus(corpus: Mapping[str, Any], warnings: Sequence[str]) -> Section:
+    """Return the section about cleaning, from the result of `count_lines` and the warnings of the preparation."""
     kinds = list(corpus["by_kind"])
     columns = ["read", "kept", *corpus["reasons"]]
     by_column = {}
@@ -120,6 +127,7 @@ def _show_corpus(corpus: Mapping[str, Any]) -> Section:
     return Section(
         "Text",
         "Cleaning either kept a line or dropped it for one reason.",
+        problems=warnings,
         tables=[tabulate_counts("lines", kinds, by_column), tabulate_counts("kept", kinds, corpus["kept"])],
         folded={"By corpus": tabulate_counts("corpus", columns, by_corpus)},
     )

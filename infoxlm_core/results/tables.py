@@ -1,5 +1,6 @@
 """Tables of a page, and how they are written as text, Markdown and CSV."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from tabulate import tabulate
 from infoxlm_core.results.statistics import Statistic, exact
 
 Cell = Statistic | float | str | None
+SENTENCE = "sentence"
+"""Role of a column with sentences of a corpus, which may contain any character."""
 
 
 def percent(share: float | None, _: float = 0.0) -> str:
@@ -33,7 +36,7 @@ class Column:
 
     name: str
     show: Callable[[float, float], str] = percent
-    role: str = ""  # CSS class: `sum` for the mean before all languages, `soft` for grey, `text` for words
+    role: str = ""  # CSS class: `sum` for the mean before all languages, `soft` for grey, `text` for words, SENTENCE
     intervals: bool = False  # show the confidence interval of a figure
 
 
@@ -68,6 +71,11 @@ class PageTable:
     def lines(self) -> tuple[Line, ...]:
         """All rows."""
         return self.ours + self.published
+
+    @property
+    def has_sentences(self) -> bool:
+        """Whether a column shows sentences of a corpus."""
+        return any(column.role == SENTENCE for column in self.columns)
 
 
 def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
@@ -134,10 +142,18 @@ def lay_out(table: PageTable, sources: Sequence[str] = (), published: bool = Tru
 
 def to_markdown(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> str:
     """Return a table as Markdown, aligned so that it is readable on a console."""
-    escaped_rows = []
-    for row in lay_out(table, sources, published):
-        escaped_rows.append([cell.replace("|", r"\|") for cell in row])
+    escape = escape_markdown if table.has_sentences else _escape_bar
+    escaped_rows = [[escape(cell) for cell in row] for row in lay_out(table, sources, published)]
     return tabulate(escaped_rows[1:], escaped_rows[0], tablefmt="github", disable_numparse=True)
+
+
+def _escape_bar(cell: str) -> str:
+    return cell.replace("|", r"\|")
+
+
+def escape_markdown(text: str) -> str:
+    """Return any text as one line that Markdown shows literally, inside a table too."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~&!])", r"\\\1", " ".join(text.split()))
 
 
 def to_csv(table: PageTable) -> str:
@@ -147,6 +163,9 @@ def to_csv(table: PageTable) -> str:
         whose = "published" if line.source else "ours"
         row: dict[str, Any] = {"whose": whose, "model": line.name, "detail": line.detail, "#M": line.rule}
         for column, cell in zip(table.columns, line.cells, strict=True):
+            if column.role == SENTENCE:
+                row[column.name] = cell
+                continue
             statistic = _to_statistic(cell)
             row[column.name] = statistic and statistic.mean
             row[f"{column.name} deviation"] = statistic and statistic.deviation

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infoxlm_core import outside
+import pandas as pd
+
+from infoxlm_core import languages, outside
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
-from infoxlm_core.results import evidence, report
+from infoxlm_core.results import before_after, evidence, report
 from infoxlm_core.results.summary import summarise_evaluation
 from infoxlm_core.tasks import TASKS, unreserved
 from infoxlm_core.tasks.perplexity import Perplexity
@@ -29,17 +31,24 @@ CURVE_POINTS = 400
 
 
 def evaluate(
-    config: EvaluationConfig, corpus: Path, encoders: Mapping[str, Path], classifiers: Mapping[str, Path], output: Path
+    config: EvaluationConfig,
+    corpus: Path,
+    encoders: Mapping[str, Path],
+    classifiers: Mapping[str, Path],
+    output: Path,
+    hours: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Score models and write scores.json, items.parquet, model_card.md and the report into `output`.
 
     Args:
         config: settings of the evaluation.
         corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet; its report.json is shown if it has one.
-        encoders: name -> Hugging Face directory, the model under test first.
+        encoders: name -> Hugging Face directory, the model under test first. The report compares it in detail with the
+            model named `start`, if there is one.
         classifiers: name -> directory of the classifier that was fine-tuned from the encoder of that name, with its
             test.parquet; may be empty.
         output: directory for the files.
+        hours: costs of the run up to this evaluation, such as {"cost/cpu_hours/all": 0.5}, for the report.
 
     Returns:
         Metrics such as `retrieval/served` (shares from 0 to 1); those of a floor begin with its name.
@@ -56,25 +65,54 @@ def evaluate(
     models: dict[str, dict[str, Any]] = {}
     for name, scores_by_task in scores.items():
         models[name] = _describe_model(scores_by_task, encoders.get(name), corpus)
-    record = {
+    corpus_report = _read_corpus_report(corpus)
+    record: dict[str, Any] = {
         "model": tested_model,
         "pivot": questions.pivot,
         "test_set": questions.digest,
         "pairs": _count_pairs(questions),
-        "corpus": _read_corpus_report(corpus),
-        "settings": config.model_dump(),
+        "corpus": corpus_report,
+        "settings": config.result_fields(),
         "models": models,
     }
+    outcomes = _collect_outcomes(scores)
+    sections = []
+    if evidence.PUBLIC_START in encoders and tested_model != evidence.PUBLIC_START:
+        start = outcomes[evidence.PUBLIC_START]
+        tested = outcomes[tested_model]
+        record["before_after"] = _compare_with_start(start, tested, questions, corpus_report)
+        examples = before_after.find_examples(questions, start, tested)
+        sections = before_after.lay_out(tested_model, record["before_after"], examples, hours or {})
     title = f"{tested_model}: how well it carries meaning across languages"
     descriptions = {name: report.describe_encoder(result["encoder"]) for name, result in models.items()}
     tasks_with_settings = [(task, questions) for task in EVALUATED]
-    report.write(output, record, summarise_evaluation(title, descriptions, tasks_with_settings, scores))
+    summary = summarise_evaluation(title, descriptions, tasks_with_settings, scores)
+    report.write(output, record, summary, sections)
+    evidence.write(output / evidence.FILE, outcomes)
+    return _name_metrics(scores, questions)
+
+
+def _collect_outcomes(scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, pd.DataFrame]:
+    """Return one table of outcomes for each model."""
     outcomes = {}
     for name, scores_by_task in scores.items():
         all_outcomes = [task_scores.outcomes for task_scores in scores_by_task.values()]
-        outcomes[name] = [task_outcomes for task_outcomes in all_outcomes if task_outcomes is not None]
-    evidence.write(output / evidence.FILE, outcomes)
-    return _name_metrics(scores, questions)
+        tables = [task_outcomes for task_outcomes in all_outcomes if task_outcomes is not None]
+        outcomes[name] = pd.concat(tables, ignore_index=True)
+    return outcomes
+
+
+def _compare_with_start(
+    start: pd.DataFrame, tested: pd.DataFrame, questions: Questions, corpus_report: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return what the training changed; the languages of its text are those of the cleaning report."""
+    trained = {questions.pivot, *questions.pairs}
+    for file in (corpus_report or {}).get("files", ()):
+        if file["kept"] and not file["kind"].startswith("held_out"):
+            trained.add(file["language"])
+    trained_languages = {languages.two_letters(code) for code in trained}
+    outcomes_of_start = evidence.Outcomes(start, questions.pivot)
+    return before_after.compare(outcomes_of_start, evidence.Outcomes(tested, questions.pivot), trained_languages)
 
 
 def _measure(
@@ -101,6 +139,9 @@ def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path | None, 
     if encoder:
         description["encoder"] = dict(scores_by_task["retrieval"].details["encoder"])
         description["curves"] = read_curves(encoder)
+        manifest = unreserved.trained_by_us(encoder)
+        if manifest and "merge" in manifest["facts"]:
+            description["merge"] = manifest["facts"]["merge"]
         test_files = sorted((corpus / "held_out").glob("*/*.parquet"))
         not_reserved = unreserved.find(encoder, test_files, corpus)
         if not_reserved:

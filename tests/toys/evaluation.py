@@ -19,7 +19,7 @@ def evaluated(
     """
     directory.mkdir(parents=True, exist_ok=True)
     shares = {"InfoXLM": score} if start is None else {"InfoXLM": score, evidence.PUBLIC_START: start}
-    outcomes = {model: [_tabulate(share, questions, test)] for model, share in shares.items()}
+    outcomes = {model: _tabulate(share, questions, test) for model, share in shares.items()}
     evidence.write(directory / evidence.FILE, outcomes)
     (directory / "scores.json").write_text(json.dumps({"model": "InfoXLM", "pivot": "en", "test_set": "sha256:t"}))
     (directory / "model_card.md").write_text(CARD)

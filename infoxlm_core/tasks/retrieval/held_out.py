@@ -33,7 +33,7 @@ Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether each question was
 class VectorScores(NamedTuple):
     """How often the translations are found with one vector."""
 
-    hits: Mapping[str, Hits]  # by language
+    nearest: Mapping[str, NearestRows]  # by language
     languages: Mapping[str, dict[str, Any]]  # language -> the result of `score`
     mean: Mapping[str, Any]  # over languages
 
@@ -77,10 +77,10 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         "by_layer": accuracy_by_layer,
         "encoder": describe(model),
     }
-    hits_by_place = {"served": results[served].hits, "best": results[best].hits}
+    nearest_by_place = {"served": results[served].nearest, "best": results[best].nearest}
     if centred in results:
         details["centred"] = {**results[centred].mean, "languages": results[centred].languages}
-        hits_by_place["centred"] = results[centred].hits
+        nearest_by_place["centred"] = results[centred].nearest
     return Scores(
         "retrieval",
         results[served].languages,
@@ -88,7 +88,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         counts={language: len(pairs) for language, pairs in questions.pairs.items()},
         test_set=questions.digest,
         details=details,
-        outcomes=tabulate(questions, hits_by_place),
+        outcomes=tabulate(questions, nearest_by_place),
     )
 
 
@@ -96,12 +96,11 @@ def _score_vector(
     spec: VectorSpec, nearest: Mapping[str, Mapping[VectorSpec, NearestRows]], questions: Questions
 ) -> VectorScores:
     """Score the search results of one vector in every language."""
-    hits = {}
+    nearest_of_vector = {language: nearest_by_spec[spec] for language, nearest_by_spec in nearest.items()}
     scores = {}
-    for language, nearest_by_spec in nearest.items():
-        hits[language] = mark_hits(nearest_by_spec[spec])
-        scores[language] = score(hits[language], questions.select_unshared(language))
-    return VectorScores(hits, scores, mean_over(scores))
+    for language, rows in nearest_of_vector.items():
+        scores[language] = score(mark_hits(rows), questions.select_unshared(language))
+    return VectorScores(nearest_of_vector, scores, mean_over(scores))
 
 
 def _embed(
@@ -167,19 +166,21 @@ def score(hits: Hits, subset: Tensor) -> dict[str, Any]:
     return scores
 
 
-def tabulate(questions: Questions, hits_by_place: Mapping[str, Mapping[str, Hits]]) -> pd.DataFrame:
+def tabulate(questions: Questions, nearest_by_place: Mapping[str, Mapping[str, NearestRows]]) -> pd.DataFrame:
     """Return a row for each question, direction and reported vector; `results/evidence.py` reads the table.
+
+    Column `nearest` has the row of the sentence that was retrieved. It is not stored.
 
     Args:
         questions: the questions of the evaluation.
-        hits_by_place: name of the vector (`served`, `best`, `centred`; column `place`) -> language -> direction ->
-            (N,) bool.
+        nearest_by_place: name of the vector (`served`, `best`, `centred`; column `place`) -> language -> direction ->
+            (N,) rows.
     """
     tables = []
-    for place, hits_by_language in hits_by_place.items():
-        for language, hits_by_direction in hits_by_language.items():
+    for place, nearest_by_language in nearest_by_place.items():
+        for language, nearest in nearest_by_language.items():
             question_ids = [digest_question(source) for source, _ in questions.pairs[language]]
-            for direction, is_hit in hits_by_direction.items():
+            for direction, is_hit in mark_hits(nearest).items():
                 columns: dict[str, Any] = {
                     "task": "retrieval",
                     "place": place,
@@ -188,6 +189,7 @@ def tabulate(questions: Questions, hits_by_place: Mapping[str, Mapping[str, Hits
                     "question": question_ids,
                     "unshared": questions.select_unshared(language).numpy(),
                     "right": is_hit.numpy(),
+                    "nearest": nearest[direction].numpy(),
                 }
                 tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)

@@ -24,6 +24,7 @@ from tests.toys.models import save_model
 
 CONFIG = EvaluationConfig(retrieval_pairs=60, perplexity_sentences=10, batch_size=8, max_tokens=32)
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
+WARNING = "pairs of zh: too_short drops 30 % of 10 rows: <check> the filter"
 NAMES = ("InfoXLM", "<b>no training!")
 
 
@@ -42,7 +43,8 @@ def corpus(tmp_path_factory) -> Path:
     chinese = [f"c{9 - i} b{(j + 3) % 10}" for i in range(10) for j in range(6)]
     write_table(root / "held_out/en-zh/one.parquet", source=english, target=chinese)
     file = {"corpus": "web", "kind": "pairs", "file": "web.tsv", "read": 10, "kept": 7, "dropped": {"too_short": 3}}
-    (root / "report.json").write_text(json.dumps({"files": [file | {"language": code} for code in ("de", "zh")]}))
+    report = {"files": [file | {"language": code} for code in ("de", "zh")], "warnings": [WARNING]}
+    (root / "report.json").write_text(json.dumps(report))
     return root
 
 
@@ -122,6 +124,7 @@ def test_the_report_shows_all_scores_escapes_names_and_needs_no_network(evaluate
     assert f"{100 * metrics['retrieval/served']:.2f}" in html and "<td>too short</td><td>6</td>" in html
     assert "&lt;b&gt;no training!" in html and "<b>no" not in html
     assert "not removed from the training text of InfoXLM" in html
+    assert WARNING.replace("<check>", "&lt;check&gt;") in html and WARNING in (output / "report.md").read_text()
     assert "<script" not in html and "<link" not in html
     assert all(source.startswith("data:image/svg+xml;base64,") for source in re.findall(r'src="([^"]*)"', html))
     figures = {path.stem for path in (output / "figures").glob("*.png")}
@@ -268,6 +271,30 @@ def test_the_guard_is_measured_for_the_encoder_and_its_start_and_compared_questi
     assert evidence.find_start(tmp_path / "out/items.parquet") == "start"
     guard_scores = json.loads((tmp_path / "out/scores.json").read_text())["models"]["InfoXLM"]["tasks"]["guard"]
     assert guard_scores["not_reserved"]  # the manifest does not mention the files
+
+
+def test_a_run_with_a_start_shows_what_changed_and_no_sentence_leaves_with_the_model(corpus, encoders, tmp_path):
+    merged = shutil.copytree(encoders["InfoXLM"], tmp_path / "merged")
+    curve = [{"weight": weight, "held_out": 0.9, "guard": 0.8, "guard_lower": 0.0} for weight in (0.0, 0.5)]
+    merge = {"weight": 0.5, "passed": True, "largest_loss": 0.005, "curve": curve}
+    manifests.write(merged, "encoder", {"steps": 9, "merge": merge})
+    config = CONFIG.model_copy(update={"guard": AlignedSetConfig(data=str(corpus))})
+
+    evaluate(config, corpus, {"InfoXLM": merged, "start": encoders[NAMES[1]]}, {}, tmp_path / "out")
+
+    html, card, scores = ((tmp_path / "out" / name).read_text() for name in (
+        "report.html", "model_card.md", "scores.json"))  # fmt: skip
+    headings = re.findall("<h2>(.*?)</h2>", html)
+    assert headings[:6] == [
+        "Headlines", "Before and after", "Broken and fixed pairs", "Nearest sentences", "Merge with the start",
+        "retrieval",
+    ]  # fmt: skip
+    assert (tmp_path / "out/figures/merge.png").is_file() and 'alt="merge"' in html
+    assert "### Before and after the training" in card and "the weight of this encoder is 0.5" in card
+    changes = json.loads(scores)["before_after"]
+    assert [row["name"] for row in changes["guard"]] == ["mean", "zh", "de"]
+    assert changes["held_out"][0]["fixed"] > 0 and "a1 b2" in html
+    assert "a1 b2" not in card + scores  # both are stored with a registered model
 
 
 def test_an_evaluation_without_a_guard_has_the_key_of_earlier_versions():

@@ -52,12 +52,12 @@ def test_a_sentence_asked_in_two_languages_is_one_question_with_a_row_for_each_d
     words = [("Save", "Speichern"), *((f"word {number}", f"Wort {number}") for number in range(59))]
     pairs = {"de": words, "fr": [("Save", "Enregistrer")]}
     unshared = {"de": torch.arange(60) < 50, "fr": torch.tensor([True])}
-    hits = {
-        code: {direction: torch.ones(len(rows), dtype=torch.bool) for direction in ("from_pivot", "to_pivot")}
+    nearest = {
+        code: {direction: torch.arange(len(rows)) for direction in ("from_pivot", "to_pivot")}
         for code, rows in pairs.items()
     }
 
-    table = tabulate(Questions("en", {}, pairs, {}, unshared), {"best": hits})
+    table = tabulate(Questions("en", {}, pairs, {}, unshared), {"best": nearest})
 
     assert list(table["language"]) == ["de"] * 120 + ["fr"] * 2
     assert sorted(table.groupby("question")["language"].nunique()) == [1] * 59 + [2]

@@ -1,0 +1,271 @@
+"""Compare an encoder with the model that its training started from: gains, and pairs that were fixed and broken."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from infoxlm_core import languages
+from infoxlm_core.results import evidence
+from infoxlm_core.results.evidence import Outcomes
+from infoxlm_core.results.page import Section
+from infoxlm_core.results.statistics import INTERVAL, Statistic
+from infoxlm_core.results.tables import SENTENCE, Column, Line, PageTable, count
+from infoxlm_core.tasks.questions import Questions
+from infoxlm_core.tasks.task import Fact
+
+MAX_EXAMPLES = 18
+"""Fixed pairs, and broken pairs, that a page lists."""
+NEIGHBOURS = 10
+"""Questions whose nearest sentences a page shows before and after."""
+
+
+class Example(NamedTuple):
+    """A question with what was retrieved before and after the training."""
+
+    direction: str
+    sentence: str
+    right: str
+    before: str
+    after: str
+
+
+class Examples(NamedTuple):
+    """Questions that a page shows."""
+
+    broken: Sequence[Example]
+    fixed: Sequence[Example]
+    neighbours: Sequence[Example]
+
+
+# ---------------------------------------------------------------- computation
+
+
+def compare(start: Outcomes, encoder: Outcomes, trained: Collection[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return what changed on the held-out pairs and, if there is one, on the guard.
+
+    Args:
+        start: the answers of the model before its training.
+        encoder: the answers of the trained model to the same questions.
+        trained: two-letter codes of the languages of the training text.
+
+    Returns:
+        `held_out` and, if there is a guard, `guard`: rows for the mean, for groups of languages and for each language,
+        with the accuracies of both models, the gain with its interval, and how many answers were fixed and broken.
+    """
+    before = start.select_rows("retrieval/served")
+    after = encoder.select_rows("retrieval/served")
+    codes = list(dict.fromkeys(after["language"]))
+    rows = _compare_groups(before, after, {"mean": codes, **{code: [code] for code in codes}})
+    if after["unshared"].any():
+        unshared_change = _compare_answers(before[before["unshared"]], after[after["unshared"]])
+        rows.insert(1, {"name": "no shared token", **unshared_change})
+    comparison = {"held_out": rows}
+    if "guard" in set(encoder.table["task"]):
+        before = start.select_rows("guard/mean")
+        after = encoder.select_rows("guard/mean")
+        groups = _group_by_training(after["language"], trained)
+        comparison["guard"] = _compare_groups(before, after, groups)
+        for row in comparison["guard"]:
+            is_language = groups[row["name"]] == [row["name"]]
+            if is_language and languages.two_letters(row["name"]) not in trained:
+                row["name"] += " (not in the training text)"
+    return comparison
+
+
+def _group_by_training(codes: Iterable[str], trained: Collection[str]) -> dict[str, list[str]]:
+    """Return name of a row -> its languages; languages outside of the training text come last."""
+    groups: dict[str, list[str]] = {"mean": [], "languages of the training": [], "other languages": []}
+    for code in dict.fromkeys(codes):
+        is_trained = languages.two_letters(code) in trained
+        groups["languages of the training" if is_trained else "other languages"].append(code)
+        groups["mean"].append(code)
+    ordered_codes = groups["languages of the training"] + groups["other languages"]
+    if not (groups["languages of the training"] and groups["other languages"]):  # one group is the mean
+        groups = {"mean": groups["mean"]}
+    return groups | {code: [code] for code in ordered_codes}
+
+
+def _compare_groups(
+    before: pd.DataFrame, after: pd.DataFrame, groups: Mapping[str, Sequence[str]]
+) -> list[dict[str, Any]]:
+    """Return a row for each group of languages."""
+    rows = []
+    for name, codes in groups.items():
+        change = _compare_answers(before[before["language"].isin(codes)], after[after["language"].isin(codes)])
+        rows.append({"name": name, **change})
+    return rows
+
+
+def _compare_answers(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any]:
+    """Return accuracies, gain with its interval, and counts of answers, of which each question has two."""
+    answer = ["language", "direction", "question"]
+    right_before = before.set_index(answer)["right"].astype(bool)
+    right_after = after.set_index(answer)["right"].astype(bool)
+    scores_before = evidence.score_questions(before)
+    scores_after = evidence.score_questions(after)
+    interval = evidence.paired_bootstrap(scores_after, scores_before)
+    return {
+        "start": fmean(scores_before.groupby("language").mean()),
+        "encoder": fmean(scores_after.groupby("language").mean()),
+        "gain": interval.gain,
+        "lower": interval.lower,
+        "upper": interval.upper,
+        "fixed": int((right_after & ~right_before).sum()),
+        "broken": int((right_before & ~right_after).sum()),
+        "answers": len(right_after),
+    }
+
+
+def find_examples(questions: Questions, start: pd.DataFrame, encoder: pd.DataFrame) -> Examples:
+    """Return questions to show, spread over all languages; the tables are those of `held_out.tabulate`."""
+    before = start[start["place"] == "served"].reset_index()
+    after = encoder[encoder["place"] == "served"].reset_index()
+    answers = after[["language", "direction"]].assign(
+        row=after.groupby(["language", "direction"]).cumcount(),
+        right_before=before["right"],
+        right_after=after["right"],
+        before=before["nearest"].astype(int),  # a table of several tasks has missing values, and so floats
+        after=after["nearest"].astype(int),
+    )
+    is_broken = answers["right_before"] & ~answers["right_after"]
+    is_fixed = answers["right_after"] & ~answers["right_before"]
+    # Languages have mostly the same questions, so each language shows others.
+    language_number = answers["language"].map({code: number for number, code in enumerate(questions.pairs)})
+    is_turn = answers["row"] % len(questions.pairs) == language_number
+    is_neighbour = is_turn & (answers["direction"] == "from_pivot")
+    return Examples(
+        broken=_draw_examples(questions, answers[is_broken], MAX_EXAMPLES),
+        fixed=_draw_examples(questions, answers[is_fixed], MAX_EXAMPLES),
+        neighbours=_draw_examples(questions, answers[is_neighbour], NEIGHBOURS),
+    )
+
+
+def _draw_examples(questions: Questions, answers: pd.DataFrame, limit: int) -> list[Example]:
+    """Return the first answers of each language in turn, at most `limit`."""
+    turn = answers.groupby("language").cumcount()
+    spread_answers = answers.assign(turn=turn).sort_values("turn", kind="stable").head(limit)
+    examples = []
+    for answer in spread_answers.itertuples():
+        sources, targets = zip(*questions.pairs[answer.language], strict=True)
+        queries, candidates, direction = sources, targets, f"{questions.pivot} → {answer.language}"
+        if answer.direction == "to_pivot":
+            queries, candidates, direction = targets, sources, f"{answer.language} → {questions.pivot}"
+        example = Example(
+            direction, queries[answer.row], candidates[answer.row], candidates[answer.before], candidates[answer.after]
+        )
+        examples.append(example)
+    return examples
+
+
+# ---------------------------------------------------------------- sections of the report
+
+
+def lay_out(model: str, comparison: Mapping[str, Any], examples: Examples, hours: Mapping[str, float]) -> list[Section]:
+    """Return the sections about the training: gains by language, examples, and the hours of the run."""
+    total = comparison["held_out"][0]
+    text = (
+        f"“start” is the encoder before this training. On the held-out pairs, {total['fixed']:,} of its errors are "
+        f"gone and {total['broken']:,} are new, of {total['answers']:,} answers: one for each pair and direction. "
+        f"Below each gain is its paired {INTERVAL}."
+    )
+    tables = [_tabulate_changes("before-after", "Held-out pairs", model, comparison["held_out"])]
+    problems = []
+    if "guard" in comparison:
+        tables.append(_tabulate_changes("before-after-guard", "Guard: general text", model, comparison["guard"]))
+        guard = comparison["guard"][0]
+        if guard["upper"] < 0:
+            problems.append(f"The training made general text worse: the guard lost {-100 * guard['gain']:.2f} points.")
+    facts = [Fact(name, value) for name, value in _describe_hours(hours).items()]
+    sections = [Section("Before and after", text, problems=problems, tables=tables, facts=facts)]
+    example_tables = []
+    if examples.broken:
+        title = f"Broken: found before, not any more ({len(examples.broken)} of {total['broken']:,})"
+        example_tables.append(_tabulate_examples("broken", title, {"found instead": "after"}, examples.broken))
+    if examples.fixed:
+        title = f"Fixed: not found before ({len(examples.fixed)} of {total['fixed']:,})"
+        example_tables.append(_tabulate_examples("fixed", title, {"found before": "before"}, examples.fixed))
+    if example_tables:
+        sections.append(Section("Broken and fixed pairs", tables=example_tables))
+    text = (
+        f"The nearest sentence of the other language, for {len(examples.neighbours)} random questions. "
+        "✓ is the right translation."
+    )
+    titles = {"nearest before": "before", "nearest after": "after"}
+    table = _tabulate_examples("neighbours", "", titles, examples.neighbours)
+    sections.append(Section("Nearest sentences", text, tables=[table]))
+    return sections
+
+
+def lay_out_merge(merge: Mapping[str, Any]) -> Section:
+    """Return the section about the merge with the start, from the facts of a merged encoder."""
+    columns = (
+        Column("held-out pairs, %", _in_percent),
+        Column("guard, %", _in_percent),
+        Column("lower end of the guard's gain, points", _in_points),
+    )
+    lines = []
+    for point in merge["curve"]:
+        cells = (point["held_out"], point["guard"], point["guard_lower"])
+        name = f"{point['weight']:g}" if point["weight"] else "0 (start)"
+        lines.append(Line(name, cells, under_test=point["weight"] == merge["weight"]))
+    text = (
+        f"This encoder is start + {merge['weight']:g} × (trained encoder - start). It has the largest weight at which "
+        f"the paired {INTERVAL} of the guard's gain lies above {_in_points(-merge['largest_loss'], 0)} points. The "
+        "weight was chosen on the guard, so the guard's score is slightly too high."
+    )
+    problems = []
+    if not merge["passed"]:
+        text = f"This encoder is start + {merge['weight']:g} × (trained encoder - start)."
+        problems.append("No weight keeps what the start knew: the smallest weight was taken.")
+    title = f"Accuracies by weight; the weight of this encoder is {merge['weight']:g}"
+    table = PageTable("merge", title, columns, tuple(lines), head="weight")
+    return Section("Merge with the start", text, problems=problems, tables=[table], figures={"merge": ""})
+
+
+def _describe_hours(hours: Mapping[str, float]) -> dict[str, str]:
+    """Describe the costs of the run up to its evaluation, such as {"cost/cpu_hours/all": 0.5}."""
+    described = {}
+    for name, value in hours.items():
+        device = name.split("/")[1].removesuffix("_hours").upper()
+        described[f"{device} hours"] = f"{value:.2f}, up to this evaluation, without steps that an earlier run made"
+    return described
+
+
+def _tabulate_changes(name: str, title: str, model: str, rows: Iterable[Mapping[str, Any]]) -> PageTable:
+    columns = (
+        Column("start, %", _in_percent),
+        Column(f"{model}, %", _in_percent),
+        Column("gain, points", _in_points, role="sum", intervals=True),
+        Column("fixed", count),
+        Column("broken", count),
+        Column("answers", count),
+    )
+    lines = []
+    for row in rows:
+        gain = Statistic(1, row["gain"], interval=(row["lower"], row["upper"]))
+        cells = (row["start"], row["encoder"], gain, row["fixed"], row["broken"], row["answers"])
+        lines.append(Line(row["name"], cells, under_test=row["name"] == "mean"))
+    return PageTable(name, title, columns, tuple(lines), head="language")
+
+
+def _in_percent(share: float, _: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def _in_points(share: float, _: float) -> str:
+    return f"{100 * share:+.2f}"
+
+
+def _tabulate_examples(name: str, title: str, found: Mapping[str, str], examples: Iterable[Example]) -> PageTable:
+    """Tabulate examples; `found` maps titles of columns to `before` or `after`."""
+    lines = []
+    for example in examples:
+        cells = [example.sentence, example.right]
+        for field in found.values():
+            sentence = getattr(example, field)
+            cells.append(f"✓ {sentence}" if sentence == example.right else sentence)
+        lines.append(Line(example.direction, tuple(cells)))
+    columns = tuple(Column(column, role=SENTENCE) for column in ("sentence", "right translation", *found))
+    return PageTable(name, title, columns, tuple(lines), head="direction")
