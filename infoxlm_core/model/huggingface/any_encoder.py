@@ -165,4 +165,5 @@ def drop_layers(model: "Model", top: int) -> None:
     """Remove the layers above layer `top`, to save their time; models that do not name layers as BERT keep all."""
     layers = layers_of(model.base_model)
     if layers is not None:
-        del layers[top:]
+        num_layers = max(top, 1)  # without a layer, transformers returns no hidden states, not even layer 0
+        del layers[num_layers:]

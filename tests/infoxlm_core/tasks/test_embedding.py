@@ -185,6 +185,14 @@ def test_a_text_longer_than_the_model_reads_is_cut(directory):
     assert embed_sentences(directory, ["a " * 500]).isfinite().all()
 
 
+@pytest.mark.parametrize("layer", range(3))
+def test_layers_above_the_vector_do_not_change_it(directory, layer):
+    spec = VectorSpec("mean", layer)
+    expected = embed(*load_encoder(directory), TEXTS, [spec], batch_size=4, max_tokens=32)
+
+    assert embed_sentences(directory, TEXTS, layer, "mean").equal(expected[spec])
+
+
 @pytest.mark.parametrize(
     ("layer", "pooling", "reason"),
     [
