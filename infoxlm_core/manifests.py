@@ -14,10 +14,11 @@ import importlib.metadata
 import json
 import os
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from typing_extensions import TypedDict
 
@@ -124,25 +125,34 @@ def load(directory: Path) -> dict[str, Any]:
     return outside.read_json(directory / NAME, Manifest, "build or copy the artifact again", DataCorrupt)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that readers see either the old or the new content, also after a crash.
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces `path` when the context ends without an error.
 
-    Several processes may write the file at the same time. The last one to finish wins.
+    Readers see either the old or the new content, also after a crash. Several processes may write the file at the same
+    time. The last one to finish wins.
     """
     # `tempfile` would make the file unreadable for other users.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with temporary.open("xb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # errors of write() do not name the file
+        if error.filename in (None, str(temporary)):  # errors of write() do not name the file
+            error.filename = str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_file(path.parent)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file as `replacing` does."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
