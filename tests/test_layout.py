@@ -20,6 +20,7 @@ ELSEWHERE = {
     "infoxlm_core/model/task_head.py": "infoxlm_core/model/test_task_models.py",
     "infoxlm_core/tasks/classification/task.py": "infoxlm_core/tasks/test_task.py",
     "infoxlm_core/tasks/export_measurements.py": "infoxlm_core/stages/test_export.py",
+    "infoxlm_core/tasks/mining/task.py": "infoxlm_core/tasks/test_task.py",
     "infoxlm_core/tasks/named_entities/settings.py": "toys/entities.py",
     "infoxlm_core/tasks/named_entities/task.py": "infoxlm_core/tasks/test_task.py",
     "infoxlm_core/tasks/question_answering/head.py": "infoxlm_core/tasks/test_task.py",

@@ -6,12 +6,13 @@ from typing import Any
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.tasks.classification.task import Classification
+from infoxlm_core.tasks.mining.task import Mining
 from infoxlm_core.tasks.named_entities.task import NamedEntities
 from infoxlm_core.tasks.question_answering.task import QuestionAnswering
 from infoxlm_core.tasks.retrieval.task import Retrieval
 from infoxlm_core.tasks.task import Task
 
-_TASKS: tuple[Task[Any], ...] = (Classification(), QuestionAnswering(), Retrieval(), NamedEntities())
+_TASKS: tuple[Task[Any], ...] = (Classification(), QuestionAnswering(), Retrieval(), NamedEntities(), Mining())
 TASKS: dict[str, Task[Any]] = {task.name: task for task in _TASKS}
 
 

@@ -1,17 +1,22 @@
 """Files of sentence vectors: NumPy arrays (N, d), whose row i is the vector of sentence i."""
 
-import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch.nn.functional as F
 from numpy.typing import DTypeLike
+from torch import Tensor
 
+from infoxlm_core import manifests
 from infoxlm_core.corpora import lines
 from infoxlm_core.errors import InputError
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks import embedding
 from infoxlm_core.tasks.embedding import Embedder
+
+Embed = Callable[[Sequence[str], Callable[[int], None]], Tensor]
+"""Returns the vectors (N, d) of N sentences; the second argument is called with the size of every finished batch."""
 
 CHUNK_CHARACTERS = 16 << 20  # a chunk of sentences ends at this length, or at `embedding.CHUNK` sentences
 
@@ -30,25 +35,48 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
     return num_lines
 
 
-def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, dtype: DTypeLike) -> None:
+def write(path: Path, embed: Embed, sentences: Iterable[str], count: int, dtype: DTypeLike) -> None:
     """Embed `count` sentences and write their vectors; memory holds one chunk of sentences and its vectors.
 
     The file gets its name when it is complete. It is written row by row and not as a memory map, because writing to a
     memory map on a full disk kills the process.
     """
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with partial.open("xb") as file, progress("embedding", count, "sentences") as advance:
-            for chunk in _split(sentences):
-                vectors = embedder(chunk, advance).numpy().astype(dtype)
-                if not file.tell():
-                    descr = np.lib.format.dtype_to_descr(vectors.dtype)
-                    header = {"descr": descr, "fortran_order": False, "shape": (count, vectors.shape[1])}
-                    np.lib.format.write_array_header_1_0(file, header)
-                file.write(vectors.data)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with manifests.replacing(path) as file, progress("embedding", count, "sentences") as advance:
+        for chunk in _split(sentences):
+            vectors = embed(chunk, advance).numpy().astype(dtype)
+            if not file.tell():
+                descr = np.lib.format.dtype_to_descr(vectors.dtype)
+                header = {"descr": descr, "fortran_order": False, "shape": (count, vectors.shape[1])}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(vectors.data)
+
+
+def embed_once(embedder: Embedder, model_digest: str, sentences: Sequence[str], cache: Path) -> np.ndarray:
+    """Return the vectors of sentences, divided by their lengths, as a memory-mapped array (N, d) of float16.
+
+    Args:
+        embedder: computes the vectors.
+        model_digest: identifies the files of its model.
+        sentences: N sentences.
+        cache: folder of arrays, from which the vectors are read if the model, the kind of vector, the prefix and the
+            sentences are those of an earlier call.
+    """
+    key = {
+        "model": model_digest,
+        "vector": embedder.spec,
+        "prefix": embedder.prefix,
+        "max_tokens": embedder.max_tokens,
+        "sentences": manifests.digest(sentences),
+    }
+    path = cache / f"{manifests.digest(key).removeprefix('sha256:')}.npy"
+    if not path.is_file():
+
+        def embed_units(texts: Sequence[str], advance: Callable[[int], None]) -> Tensor:
+            return F.normalize(embedder(texts, advance), dim=1)
+
+        cache.mkdir(parents=True, exist_ok=True)
+        write(path, embed_units, sentences, len(sentences), np.float16)
+    return np.load(path, mmap_mode="r")
 
 
 def _split(sentences: Iterable[str]) -> Iterator[list[str]]:

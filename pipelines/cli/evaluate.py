@@ -39,7 +39,9 @@ def evaluate(
             "number, last, contrast or best. Repeatable. Default: mean@best and cls@last."
         ),
     ] = None,
-    prefix: Annotated[str, typer.Option(help="Only tatoeba and pairs: text to put before every sentence.")] = "",
+    prefix: Annotated[
+        str | None, typer.Option(help="Only tatoeba, pairs and mining: text to put before every sentence.")
+    ] = None,
     margin: Annotated[
         bool, typer.Option("--margin", help="Only tatoeba and pairs: rank by ratio margin instead of cosine.")
     ] = False,
@@ -54,8 +56,8 @@ def evaluate(
     """Evaluate a model on one task, print a table beside published results, and write a report with figures.
 
     Tasks for any encoder: held-out (retrieval and perplexity on a prepared corpus), tatoeba, pairs (your own
-    translations). All other tasks need a model that was fine-tuned for them: xnli, classification, mlqa, xquad, tydiqa,
-    squad, question-answering, panx, named-entities.
+    translations), mining (BUCC 2018). All other tasks need a model that was fine-tuned for them: xnli, classification,
+    mlqa, xquad, tydiqa, squad, question-answering, panx, named-entities.
 
     infoxlm evaluate --model models:/infoxlm@champion --task tatoeba --data LASER/data/tatoeba/v1 --languages 14
 

@@ -44,6 +44,18 @@ def save_model(directory: Path, kind: type = XLMRobertaForMaskedLM, words: list[
     return directory
 
 
+def save_bag_of_words(directory: Path, words: list[str]) -> Path:
+    """Write a model whose vector of a sentence is about the mean of random vectors of its words."""
+    save_model(directory, words=words, hidden_size=64, infoxlm={"layer": 0, "pooling": "mean", "normalise": False})
+    model = XLMRobertaForMaskedLM.from_pretrained(directory)
+    embeddings = model.roberta.embeddings
+    for parameter in (embeddings.position_embeddings.weight, embeddings.token_type_embeddings.weight):
+        torch.nn.init.zeros_(parameter)
+    embeddings.LayerNorm.reset_parameters()
+    model.save_pretrained(directory)
+    return directory
+
+
 NUMBERED = [f"w{number}" for number in range(40)]  # the words of `write_tokenizer`
 
 

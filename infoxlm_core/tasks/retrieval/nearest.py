@@ -9,7 +9,9 @@ Sources and targets are aligned: row i of one translates row i of the other.
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +20,7 @@ from infoxlm_core.tasks.embedding import VectorSpec
 
 logger = logging.getLogger(__name__)
 VectorsBySpec = Mapping[VectorSpec, Tensor]  # (N, d) vectors of the same N sentences
+Values = TypeVar("Values", Tensor, np.ndarray)
 NearestRows = dict[str, Tensor]  # direction -> (N,) the row of the most similar candidate of each query
 
 CHUNK = 1024  # queries that are compared at a time; changes memory, not the result
@@ -40,7 +43,7 @@ def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> T
         cosines = _normalise(query_chunk) @ normalised_candidates.T  # (chunk, M)
         if candidate_neighbour_cosines is not None:
             query_neighbour_cosines = _mean_of_highest(cosines).unsqueeze(1)  # (chunk, 1)
-            cosines = cosines / (query_neighbour_cosines + candidate_neighbour_cosines) * 2
+            cosines = ratio_margin(cosines, query_neighbour_cosines, candidate_neighbour_cosines)
         nearest.append(_first_of_best(cosines))
     return torch.cat(nearest)
 
@@ -53,8 +56,13 @@ def find_both(sources: Tensor, targets: Tensor, margin: bool = False) -> tuple[T
     if margin:
         source_neighbour_cosines = _mean_of_highest(cosines).unsqueeze(1)  # (N, 1)
         target_neighbour_cosines = _mean_of_highest(cosines.T)  # (M,)
-        cosines = cosines / (source_neighbour_cosines + target_neighbour_cosines) * 2
+        cosines = ratio_margin(cosines, source_neighbour_cosines, target_neighbour_cosines)
     return _first_of_best(cosines), _first_of_best(cosines.T)
+
+
+def ratio_margin(cosines: Values, query_means: Values, candidate_means: Values) -> Values:
+    """Divide cosines by the mean of the mean cosines of query and candidate to their neighbours; shapes broadcast."""
+    return cosines / (query_means + candidate_means) * 2
 
 
 def _normalise(vectors: Tensor) -> Tensor:

@@ -1,0 +1,107 @@
+"""Sets in the layout of BUCC 2018: two lists of numbered sentences, and which of them translate each other.
+
+NAME.de      de-000000001<tab>Ein Satz.
+NAME.en      en-000000001<tab>A sentence.
+NAME.gold    de-000000001<tab>en-000000001
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from infoxlm_core import languages
+from infoxlm_core.corpora import lines
+from infoxlm_core.errors import InputError
+
+GOLD = ".gold"
+
+
+class NumberedSentences(NamedTuple):
+    """The sentences of one language, in the order of their file."""
+
+    ids: list[str]
+    texts: list[str]
+
+
+class MiningSet(NamedTuple):
+    """Sentences of two languages, of which some are translations."""
+
+    sources: NumberedSentences  # of the language that is not the pivot
+    targets: NumberedSentences
+    gold: frozenset[tuple[int, int]]  # row of a source, row of its translation
+
+
+class SetFiles(NamedTuple):
+    """The three files of a set."""
+
+    sources: Path
+    targets: Path
+    gold: Path
+
+
+def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
+    """Return the files of every set whose NAME contains `name`, by the language that is not the pivot.
+
+    Raises:
+        InputError: there is no set, a file is missing, or two sets have the same language.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder. Give one with NAME.de, NAME.en and NAME.gold.")
+    sets: dict[str, SetFiles] = {}
+    files = sorted(folder.iterdir())
+    for gold in files:
+        if gold.suffix != GOLD or name not in gold.stem:
+            continue
+        sides = {}
+        for path in files:
+            code = path.suffix.removeprefix(".")
+            if path.stem == gold.stem and languages.is_known(code):
+                sides[languages.two_letters(code)] = path
+        if len(sides) != 2 or pivot not in sides:
+            raise InputError(f"{gold}: give two files beside it, {gold.stem}.{pivot} and that of another language")
+        (language,) = sides.keys() - {pivot}
+        if language in sets:
+            names = f"{sets[language].gold.name}, {gold.name}"
+            raise InputError(f"{folder} has {language} twice ({names}): set name to a part of one of the names")
+        sets[language] = SetFiles(sides[language], sides[pivot], gold)
+    if not sets:
+        raise InputError(f"{folder} has no {GOLD} file with {name!r} in its name. Give NAME.de, NAME.en and NAME.gold.")
+    return sets
+
+
+def read_set(files: SetFiles) -> MiningSet:
+    """Read a set; InputError if a line is damaged or gold names an unknown sentence."""
+    sources = _read_sentences(files.sources)
+    targets = _read_sentences(files.targets)
+    row_of_source = {sentence_id: row for row, sentence_id in enumerate(sources.ids)}
+    row_of_target = {sentence_id: row for row, sentence_id in enumerate(targets.ids)}
+    gold = set()
+    for number, first_id, second_id in _read_columns(files.gold):
+        if first_id in row_of_source and second_id in row_of_target:
+            gold.add((row_of_source[first_id], row_of_target[second_id]))
+        elif second_id in row_of_source and first_id in row_of_target:  # fr-en and en-fr are both in use
+            gold.add((row_of_source[second_id], row_of_target[first_id]))
+        else:
+            raise InputError(f"{files.gold}:{number}: no sentences {first_id!r:.60} and {second_id!r:.60} in its files")
+    return MiningSet(sources, targets, frozenset(gold))
+
+
+def _read_sentences(path: Path) -> NumberedSentences:
+    ids = []
+    texts = []
+    for _, sentence_id, text in _read_columns(path):
+        ids.append(sentence_id)
+        texts.append(text)
+    return NumberedSentences(ids, texts)
+
+
+def _read_columns(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield the number and the two columns of each line; InputError for a line or a file without them."""
+    number = 0
+    for number, line in enumerate(lines.read_complete(path), 1):
+        first_column, _, second_column = line.partition("\t")
+        if not first_column or not second_column:
+            raise InputError(f"{path}:{number} is not two columns divided by a tab: {line!r:.100}")
+        yield number, first_column, second_column
+    if not number:
+        raise InputError(f"{path} is empty. Give the complete file.")

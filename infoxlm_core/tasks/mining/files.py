@@ -1,0 +1,158 @@
+"""Files of mining: plain text that is searched, translation pairs for calibration, and the pairs that were mined."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+from xml.sax.saxutils import escape
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from infoxlm_core import languages, manifests
+from infoxlm_core.config import CorpusSource
+from infoxlm_core.corpora import formats, lines
+from infoxlm_core.errors import InputError
+
+LanguagePair = tuple[str, str]
+PAIR_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".parquet": "parquet"}
+_INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_TMX_HEADER = """\
+<?xml version="1.0" encoding="UTF-8"?>
+<tmx version="1.4">
+<header creationtool="infoxlm" creationtoolversion="1" segtype="sentence" o-tmf="text" adminlang="en" \
+srclang="{source}" datatype="plaintext"/>
+<body>
+"""
+
+
+class DistinctLines(NamedTuple):
+    """The lines of a file, each text once."""
+
+    texts: list[str]
+    numbers: list[int]  # line of the first occurrence, counted from 1
+    dropped: dict[str, int]  # lines by reason: duplicate, empty, invalid_utf8, too_long
+
+
+class MinedPair(NamedTuple):
+    """A line of the first file and the line of the second file that was matched with it."""
+
+    margin: float
+    source_line: int  # counted from 1
+    target_line: int
+    source: str
+    target: str
+
+
+def read_distinct(path: Path) -> DistinctLines:
+    """Read the lines of a plain or compressed file; InputError if no line remains."""
+    number_of_text: dict[str, int] = {}
+    dropped: Counter[str] = Counter()
+    for number, line, problem in lines.read(path):
+        text = line.strip()
+        if problem:
+            dropped[problem] += 1
+        elif not text:
+            dropped["empty"] += 1
+        elif text in number_of_text:
+            dropped["duplicate"] += 1
+        else:
+            number_of_text[text] = number
+    if not number_of_text:
+        raise InputError(f"{path} has no line of text. Give one sentence a line.")
+    return DistinctLines(list(number_of_text), list(number_of_text.values()), dict(dropped))
+
+
+def name_languages(paths: tuple[Path, Path]) -> LanguagePair:
+    """Return the languages that the names of two files contain, such as news.en and de.txt.gz.
+
+    Raises:
+        InputError: a name contains no language or several, or both files have the same language.
+    """
+    codes = []
+    for path in paths:
+        known_codes = [part for part in path.name.split(".") if languages.is_known(part)]
+        if len(known_codes) != 1:
+            raise InputError(f"{path}: its name does not tell its language: give --languages, such as en,de")
+        codes.append(languages.two_letters(known_codes[0]))
+    return check_languages(codes)
+
+
+def check_languages(codes: Sequence[str]) -> LanguagePair:
+    """Return two different languages; InputError if they are not."""
+    if len(codes) != 2 or not all(languages.is_known(code) for code in codes) or codes[0] == codes[1]:
+        raise InputError(f"languages {', '.join(codes)}: give --languages with two, such as en,de")
+    return codes[0], codes[1]
+
+
+def check_format(path: Path) -> None:
+    """Raise InputError if pairs have no format for a file of this name."""
+    if path.suffix not in PAIR_FORMATS:
+        raise InputError(f"{path}: pairs have no format {path.suffix!r}: give a file of {', '.join(PAIR_FORMATS)}")
+
+
+def check_output(path: Path) -> None:
+    """Raise InputError if pairs cannot be written to a file of this name."""
+    check_format(path)
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: no such folder {path.parent}: create it, or give another path")
+
+
+def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
+    """Read the distinct translation pairs of a file; a .tsv file has them in its first two columns.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    check_format(path)
+    settings = {"name": "calibration", "format": PAIR_FORMATS[path.suffix], "path": str(path), "languages": codes}
+    source = CorpusSource.parse(settings)
+    pairs: dict[tuple[str, str], None] = {}
+    for row in formats.read(source, codes, codes[0], [path]):
+        texts = [text.strip() for text in row.texts]
+        if not row.dropped and len(texts) == 2 and all(texts):
+            pairs[texts[0], texts[1]] = None
+    return list(pairs)
+
+
+def write_pairs(path: Path, codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
+    """Write mined pairs in the format of the file's suffix.
+
+    .tsv: columns margin, line numbers and texts, without a header · .tmx: a unit for each pair with its margin as a
+    property · .parquet: the languages are the names of the text columns.
+    """
+    writers: dict[str, Callable[[IO[bytes], LanguagePair, Iterable[MinedPair]], None]] = {
+        ".tsv": _write_tsv,
+        ".tmx": _write_tmx,
+        ".parquet": _write_parquet,
+    }
+    with manifests.replacing(path) as file:
+        writers[path.suffix](file, codes, pairs)
+
+
+def _write_tsv(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:  # noqa: ARG001
+    for pair in pairs:
+        source = pair.source.replace("\t", " ")
+        target = pair.target.replace("\t", " ")
+        file.write(f"{pair.margin:.5f}\t{pair.source_line}\t{pair.target_line}\t{source}\t{target}\n".encode())
+
+
+def _write_tmx(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
+    file.write(_TMX_HEADER.format(source=codes[0]).encode())
+    for pair in pairs:
+        file.write(f'<tu><prop type="x-margin">{pair.margin:.5f}</prop>'.encode())
+        for code, text in zip(codes, (pair.source, pair.target), strict=True):
+            segment = escape(_INVALID_IN_XML.sub(" ", text))
+            file.write(f'<tuv xml:lang="{code}"><seg>{segment}</seg></tuv>'.encode())
+        file.write(b"</tu>\n")
+    file.write(b"</body>\n</tmx>\n")
+
+
+def _write_parquet(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
+    fields = [("margin", pa.float32())]
+    fields += [(f"{code}_line", pa.int64()) for code in codes]
+    fields += [(code, pa.string()) for code in codes]
+    columns = list(zip(*pairs, strict=True)) or [()] * len(fields)
+    arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, fields, strict=True)]
+    pq.write_table(pa.table(arrays, schema=pa.schema(fields)), file, compression="zstd")

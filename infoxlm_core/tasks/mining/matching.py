@@ -1,0 +1,85 @@
+"""Match the lines of two files one to one by the ratio margin of their vectors (Artetxe and Schwenk 2019).
+
+The margin divides the cosine of two lines by the mean of the cosines to their nearest neighbours. The best candidates
+of all lines, in both directions, are sorted by margin. A candidate is matched if neither of its lines is in a pair with
+a higher margin.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from infoxlm_core.tasks.mining.neighbours import Neighbours
+from infoxlm_core.tasks.retrieval.nearest import NEIGHBOURS, ratio_margin
+
+
+class Matches(NamedTuple):
+    """Pairs of lines, the highest margin first. A line is in at most one pair."""
+
+    margins: np.ndarray  # (N,) float32
+    sources: np.ndarray  # (N,) rows of the sources
+    targets: np.ndarray  # (N,) rows of the targets
+
+
+def leave_out(neighbours: Neighbours, partners: np.ndarray) -> Neighbours:
+    """Return the NEIGHBOURS nearest vectors of each vector among all but its partner.
+
+    Args:
+        neighbours: NEIGHBOURS + 1 for each of N vectors, or fewer if the other set is smaller.
+        partners: (N,) the row of each vector's partner in the other set; -1 for none.
+    """
+    is_partner = neighbours.rows == partners[:, None]  # (N, k)
+    partners_last = np.argsort(is_partner, axis=1, kind="stable")[:, :NEIGHBOURS]
+    cosines = np.take_along_axis(neighbours.cosines, partners_last, axis=1)
+    rows = np.take_along_axis(neighbours.rows, partners_last, axis=1)
+    return Neighbours(cosines, rows)
+
+
+def match(forward: Neighbours, backward: Neighbours, num_sources: int, num_targets: int) -> Matches:
+    """Match the first `num_sources` sources with the first `num_targets` targets.
+
+    Args:
+        forward: the nearest targets of each source.
+        backward: the nearest sources of each target.
+        num_sources: further sources count as neighbours, but are not matched.
+        num_targets: the same for targets.
+    """
+    source_means = forward.cosines.mean(axis=1)
+    target_means = backward.cosines.mean(axis=1)
+    forward_margins, best_targets = _choose_best(forward, source_means, target_means, num_sources, num_targets)
+    backward_margins, best_sources = _choose_best(backward, target_means, source_means, num_targets, num_sources)
+    margins = np.concatenate([forward_margins, backward_margins])
+    sources = np.concatenate([np.arange(num_sources), best_sources])
+    targets = np.concatenate([best_targets, np.arange(num_targets)])
+    order = np.lexsort((targets, sources, -margins))  # by margin, then by rows
+    is_source_free = np.ones(num_sources, bool)
+    is_target_free = np.ones(num_targets, bool)
+    matched_candidates = []
+    for candidate in order[np.isfinite(margins[order])].tolist():
+        source = sources[candidate]
+        target = targets[candidate]
+        if is_source_free[source] and is_target_free[target]:
+            is_source_free[source] = False
+            is_target_free[target] = False
+            matched_candidates.append(candidate)
+    return Matches(margins[matched_candidates], sources[matched_candidates], targets[matched_candidates])
+
+
+def _choose_best(
+    neighbours: Neighbours, means: np.ndarray, candidate_means: np.ndarray, num_queries: int, num_candidates: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the highest margin of each query, (num_queries,), and the row of its candidate.
+
+    Args:
+        neighbours: the nearest candidates of the queries.
+        means: mean cosine of each query to its neighbours.
+        candidate_means: the same for the candidates.
+        num_queries: queries to return.
+        num_candidates: candidates in later rows are not chosen; the margin of a query without any other is -inf.
+    """
+    rows = neighbours.rows[:num_queries]
+    margins = ratio_margin(neighbours.cosines[:num_queries], means[:num_queries, None], candidate_means[rows])
+    margins[rows >= num_candidates] = -np.inf
+    best_columns = margins.argmax(axis=1)
+    queries = np.arange(num_queries)
+    return margins[queries, best_columns], rows[queries, best_columns]

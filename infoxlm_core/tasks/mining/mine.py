@@ -1,0 +1,173 @@
+"""Mine translation pairs from two files of sentences in two languages."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from infoxlm_core.corpora import cleaning
+from infoxlm_core.errors import InputError
+from infoxlm_core.tasks import vector_files
+from infoxlm_core.tasks.embedding import Embedder
+from infoxlm_core.tasks.mining import calibration, files
+from infoxlm_core.tasks.mining.calibration import Curves, Search
+from infoxlm_core.tasks.mining.files import DistinctLines, LanguagePair, MinedPair
+from infoxlm_core.tasks.mining.matching import Matches
+from infoxlm_core.tasks.mining.neighbours import find_neighbours
+
+MAX_PLANTED = 2_000  # pairs; more would change the neighbours of the lines of a small file
+HISTOGRAM_STEP = 0.01  # of margins
+
+
+class Corpus(NamedTuple):
+    """Two files in two languages, and the translation pairs that are planted in them."""
+
+    sources: DistinctLines
+    targets: DistinctLines
+    planted: list[tuple[str, str]]
+    skipped: int  # translation pairs that were not planted
+
+
+class Mined(NamedTuple):
+    """The matches of the lines of two files."""
+
+    matches: Matches
+    num_pairs: int  # matches with at least the chosen margin, which are the first ones
+    margin: float
+    curves: Curves | None
+    in_both_files: int  # texts that both files have
+
+
+def read(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePair) -> Corpus:
+    """Read two files and, for calibration, a file of translation pairs.
+
+    Raises:
+        InputError: a file is missing, damaged or empty, or there are too few pairs.
+    """
+    sources = files.read_distinct(paths[0])
+    targets = files.read_distinct(paths[1])
+    if pairs is None:
+        return Corpus(sources, targets, [], 0)
+    candidates = files.read_pairs(pairs, codes)
+    planted = _select_planted(candidates, {*sources.texts, *targets.texts})
+    if len(planted) < calibration.FEWEST_PAIRS:
+        raise InputError(
+            f"{pairs}: {len(planted)} of {len(candidates)} pairs are neither in the files nor repeated: give at least "
+            f"{calibration.FEWEST_PAIRS} for --calibrate"
+        )
+    return Corpus(sources, targets, planted, len(candidates) - len(planted))
+
+
+def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) -> list[tuple[str, str]]:
+    """Draw pairs whose texts are not in the files and in no other drawn pair."""
+    used_texts = set(texts_of_files)
+    planted = []
+    for pair in sorted(pairs, key=lambda pair: cleaning.digest(*pair)):  # in an order that looks random
+        if pair[0] != pair[1] and used_texts.isdisjoint(pair):
+            used_texts.update(pair)
+            planted.append(pair)
+        if len(planted) == MAX_PLANTED:
+            break
+    return planted
+
+
+def mine(
+    corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path, precision: float, threshold: float | None
+) -> Mined:
+    """Match the lines of two files.
+
+    Args:
+        corpus: the lines.
+        embedder: computes their vectors.
+        model_digest: identifies the files of its model.
+        cache: folder of vectors; see `embed_once`.
+        precision: what the margin must reach on the planted pairs.
+        threshold: the lowest margin of a pair, if no pairs are planted.
+
+    Raises:
+        InputError: no margin reaches the precision.
+    """
+    search = _search(corpus, embedder, model_digest, cache)
+    matches = calibration.match_lines(search)
+    curves = None
+    if threshold is None:
+        curves = calibration.estimate(search, matches)
+        threshold = calibration.choose_margin(curves, precision)
+    num_pairs = int((matches.margins >= threshold).sum())
+    in_both_files = int((search.source_twins >= 0).sum())
+    return Mined(matches, num_pairs, threshold, curves, in_both_files)
+
+
+def _search(corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path) -> Search:
+    """Embed all lines and planted lines, and find their neighbours."""
+
+    def embed(texts: Sequence[str]) -> list[np.ndarray]:
+        return [vector_files.embed_once(embedder, model_digest, texts, cache)] if texts else []
+
+    planted_sources = [source for source, _ in corpus.planted]
+    planted_targets = [target for _, target in corpus.planted]
+    forward, backward = find_neighbours(
+        embed(corpus.sources.texts) + embed(planted_sources), embed(corpus.targets.texts) + embed(planted_targets)
+    )
+    no_twins = [-1] * len(corpus.planted)
+    return Search(
+        forward,
+        backward,
+        np.array(_find_twins(corpus.sources.texts, corpus.targets.texts) + no_twins),
+        np.array(_find_twins(corpus.targets.texts, corpus.sources.texts) + no_twins),
+        len(corpus.planted),
+    )
+
+
+def _find_twins(texts: Sequence[str], other_texts: Sequence[str]) -> list[int]:
+    """Return the row of the same text in the other file for each text, or -1."""
+    row_of_text = {text: row for row, text in enumerate(other_texts)}
+    return [row_of_text.get(text, -1) for text in texts]
+
+
+def list_pairs(corpus: Corpus, mined: Mined) -> Iterator[MinedPair]:
+    """Yield the mined pairs, the highest margin first."""
+    sources = corpus.sources
+    targets = corpus.targets
+    for row in range(mined.num_pairs):
+        source = mined.matches.sources[row]
+        target = mined.matches.targets[row]
+        yield MinedPair(
+            float(mined.matches.margins[row]),
+            sources.numbers[source],
+            targets.numbers[target],
+            sources.texts[source],
+            targets.texts[target],
+        )
+
+
+def describe(corpus: Corpus, mined: Mined) -> dict[str, Any]:
+    """Return the numbers of lines and matches, the histogram of margins, and the curves of the calibration."""
+    margins = mined.matches.margins
+    first_step = math.floor(float(margins.min()) / HISTOGRAM_STEP)
+    last_step = math.floor(float(margins.max()) / HISTOGRAM_STEP) + 1
+    edges = [round(step * HISTOGRAM_STEP, 2) for step in range(first_step, last_step + 1)]
+    histogram, _ = np.histogram(margins, edges)
+    description: dict[str, Any] = {
+        "pairs": mined.num_pairs,
+        "margin": mined.margin,
+        "matches": len(margins),
+        "lines": [_describe_lines(corpus.sources), _describe_lines(corpus.targets)],
+        "in_both_files": mined.in_both_files,
+        "histogram": {"margins": edges, "matches": histogram.tolist()},
+    }
+    if mined.curves:
+        description["calibration"] = {
+            "planted_pairs": len(corpus.planted),
+            "skipped_pairs": corpus.skipped,
+            "chosen": mined.curves.at(mined.margin),
+            "curves": [mined.curves.at(edge) for edge in edges[:-1]],
+        }
+    return description
+
+
+def _describe_lines(lines: DistinctLines) -> dict[str, Any]:
+    dropped = sum(lines.dropped.values())
+    return {"read": len(lines.texts) + dropped, "distinct": len(lines.texts), "dropped": lines.dropped}

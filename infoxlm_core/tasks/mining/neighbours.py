@@ -1,0 +1,128 @@
+"""Find the nearest neighbours of many vectors in two sets: those of each vector in the other set.
+
+Vectors have length 1, so that their product is the cosine, and are read in blocks, so that they may be on disk.
+"""
+
+import importlib.util
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infoxlm_core.errors import InputError
+from infoxlm_core.progress import progress
+from infoxlm_core.tasks.retrieval.nearest import NEIGHBOURS
+
+VectorArrays = Sequence[np.ndarray]  # arrays (N_i, d) whose rows are numbered as if they were one array
+MAX_EXACT = 300_000  # vectors of a set that are compared one by one; 20 minutes of a core for two sets of 384 numbers
+MAX_NEIGHBOURS = NEIGHBOURS + 1  # one more than the margin needs, because a planted translation may be left out
+BLOCK = 2048  # vectors of each set that are compared at a time; changes memory and speed, not the result
+TRAINING_VECTORS = 50  # of each cell of an index
+PROBED_CELLS = 128  # cells of an index that a search visits
+
+
+class Neighbours(NamedTuple):
+    """The nearest vectors of the other set for each of N vectors, the nearest first."""
+
+    cosines: np.ndarray  # (N, k) float32
+    rows: np.ndarray  # (N, k) int64
+
+
+def find_neighbours(sources: VectorArrays, targets: VectorArrays) -> tuple[Neighbours, Neighbours]:
+    """Return the nearest targets of each source, and the nearest sources of each target.
+
+    The search is exact up to `MAX_EXACT` vectors a set, and approximate above.
+    """
+    if max(_count(sources), _count(targets)) <= MAX_EXACT:
+        return _search_exactly(sources, targets)
+    return _search_index(sources, targets), _search_index(targets, sources)
+
+
+def check_size(*num_vectors: int) -> None:
+    """Raise InputError if sets of these sizes need an index and the library for it is not installed."""
+    if max(num_vectors) > MAX_EXACT and not importlib.util.find_spec("faiss"):
+        raise InputError(
+            f"{max(num_vectors):,} sentences are more than the {MAX_EXACT:,} that are compared without an index: "
+            "install infoxlm-pipeline[mining] (faiss-cpu), or split the file"
+        )
+
+
+def _count(vectors: VectorArrays) -> int:
+    return sum(len(array) for array in vectors)
+
+
+def _read_blocks(vectors: VectorArrays, size: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield the vectors in blocks of at most `size`, (n, d) float32, with the row of the first one."""
+    first_row = 0
+    for array in vectors:
+        for start in range(0, len(array), size):
+            block = array[start : start + size].astype(np.float32)
+            yield first_row + start, torch.from_numpy(block)
+        first_row += len(array)
+
+
+def _search_exactly(sources: VectorArrays, targets: VectorArrays) -> tuple[Neighbours, Neighbours]:
+    """Compare all sources with all targets; one product of two blocks serves both directions."""
+    source_neighbours = _Nearest(_count(sources), min(MAX_NEIGHBOURS, _count(targets)))
+    target_neighbours = _Nearest(_count(targets), min(MAX_NEIGHBOURS, _count(sources)))
+    with progress("comparing", _count(sources), "sentences") as advance:
+        for first_source, source_block in _read_blocks(sources, BLOCK):
+            for first_target, target_block in _read_blocks(targets, BLOCK):
+                cosines = source_block @ target_block.T  # (sources, targets)
+                source_neighbours.add(first_source, cosines, first_target)
+                target_neighbours.add(first_target, cosines.T.contiguous(), first_source)
+            advance(len(source_block))
+    return source_neighbours.get(), target_neighbours.get()
+
+
+class _Nearest:
+    """Collects the k highest cosines of each of N vectors from blocks of cosines."""
+
+    def __init__(self, num_vectors: int, k: int):
+        self.cosines = torch.full((num_vectors, k), -math.inf)
+        self.rows = torch.zeros((num_vectors, k), dtype=torch.long)
+
+    def add(self, first_row: int, cosines: Tensor, first_candidate: int) -> None:
+        """Add the cosines (n, m) of n vectors, the first of which is `first_row`, to m candidates."""
+        is_of_block = slice(first_row, first_row + len(cosines))
+        num_candidates = min(self.cosines.shape[1], cosines.shape[1])
+        block_cosines, block_rows = cosines.topk(num_candidates, dim=1)
+        all_cosines = torch.cat([self.cosines[is_of_block], block_cosines], dim=1)
+        all_rows = torch.cat([self.rows[is_of_block], block_rows + first_candidate], dim=1)
+        nearest_cosines, positions = all_cosines.topk(self.cosines.shape[1], dim=1)
+        self.cosines[is_of_block] = nearest_cosines
+        self.rows[is_of_block] = all_rows.gather(1, positions)
+
+    def get(self) -> Neighbours:
+        return Neighbours(self.cosines.numpy(), self.rows.numpy())
+
+
+def _search_index(queries: VectorArrays, candidates: VectorArrays) -> Neighbours:
+    """Search the candidates through an index of clusters (cells) with numbers of 8 bits."""
+    import faiss  # an optional dependency, for large files only
+
+    num_candidates = _count(candidates)
+    num_cells = max(1, min(round(16 * math.sqrt(num_candidates)), num_candidates // TRAINING_VECTORS))
+    index = faiss.index_factory(candidates[0].shape[1], f"IVF{num_cells},SQ8", faiss.METRIC_INNER_PRODUCT)
+    index.train(_draw_rows(candidates, num_cells * TRAINING_VECTORS))
+    for _, block in _read_blocks(candidates, BLOCK):
+        index.add(block.numpy())
+    faiss.extract_index_ivf(index).nprobe = PROBED_CELLS
+    cosines = []
+    rows = []
+    with progress("searching", _count(queries), "sentences") as advance:
+        for _, block in _read_blocks(queries, BLOCK):
+            block_cosines, block_rows = index.search(block.numpy(), min(MAX_NEIGHBOURS, num_candidates))
+            cosines.append(block_cosines)
+            rows.append(block_rows)
+            advance(len(block))
+    return Neighbours(np.concatenate(cosines), np.concatenate(rows))
+
+
+def _draw_rows(vectors: VectorArrays, count: int) -> np.ndarray:
+    """Return about `count` vectors at equal distances, (n, d) float32."""
+    step = max(1, _count(vectors) // count)
+    return np.concatenate([array[::step].astype(np.float32) for array in vectors])

@@ -1,0 +1,153 @@
+"""Measure mining on sets in the layout of BUCC 2018.
+
+The sources are divided into two halves by a checksum of their numbers. The threshold has the best F1 on one half, and
+the scores are those of the other half. All sentences are searched together.
+"""
+
+import logging
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from infoxlm_core import manifests
+from infoxlm_core.errors import InputError
+from infoxlm_core.model.huggingface.any_encoder import describe
+from infoxlm_core.tasks import vector_files
+from infoxlm_core.tasks.embedding import Embedder, load_embedder
+from infoxlm_core.tasks.mining import bucc
+from infoxlm_core.tasks.mining.bucc import MiningSet
+from infoxlm_core.tasks.mining.matching import Matches, leave_out, match
+from infoxlm_core.tasks.mining.neighbours import check_size, find_neighbours
+from infoxlm_core.tasks.mining.settings import MiningConfig
+from infoxlm_core.tasks.scores import Scores, mean_over
+
+logger = logging.getLogger(__name__)
+
+
+class Half(NamedTuple):
+    """The matches of one half of the sources, the highest margin first."""
+
+    margins: np.ndarray  # (N,) float32
+    is_gold: np.ndarray  # (N,) bool
+    num_gold: int  # gold pairs of the half, matched or not
+
+
+def read_sets(config: MiningConfig) -> dict[str, MiningSet]:
+    """Read the sets of all languages.
+
+    Raises:
+        InputError: a set is missing, damaged, or too large for what is installed.
+    """
+    sets = {}
+    for language, files in bucc.find_sets(Path(config.data), config.pivot, config.name).items():
+        mining_set = bucc.read_set(files)
+        check_size(len(mining_set.sources.ids), len(mining_set.targets.ids))
+        sets[language] = mining_set
+    return sets
+
+
+def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
+    """Match the sentences of every set with the vectors that users get, and compare the pairs with the gold pairs.
+
+    Writes LANGUAGE.parquet: every match with its margin, the highest first.
+
+    Raises:
+        InputError: the model or a set is missing or not usable.
+    """
+    sets = read_sets(config)
+    embedder = load_embedder(encoder, None, None, config.batch_size, config.max_tokens, config.prefix)
+    scores = {}
+    counts = {}
+    thresholds = {}
+    for language, mining_set in sets.items():
+        matches = _match(mining_set, embedder, output)
+        choosing, measured = divide(mining_set, matches)
+        thresholds[language] = choose_threshold(choosing)
+        scores[language] = score(measured, thresholds[language])
+        counts[language] = measured.num_gold
+        _write_matches(output / f"{language}.parquet", mining_set, matches)
+        logger.info("%s: F1 %.4f at margin %.4f", language, scores[language]["f1"], thresholds[language])
+    return Scores(
+        "mining",
+        scores,
+        mean_over(scores),
+        counts=counts,
+        test_set=manifests.digest({language: _describe_set(mining_set) for language, mining_set in sets.items()}),
+        details={
+            "thresholds": thresholds,
+            "vector": embedder.spec._asdict() | {"prefix": embedder.prefix},
+            "encoder": describe(embedder.model),
+        },
+    )
+
+
+def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
+    """Match all sources of a set with all its targets."""
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output) as folder:
+        vectors = []
+        for sentences in (mining_set.sources, mining_set.targets):
+            vectors.append(vector_files.embed_once(embedder, "", sentences.texts, Path(folder)))
+        forward, backward = find_neighbours([vectors[0]], [vectors[1]])
+    num_sources = len(forward.rows)
+    num_targets = len(backward.rows)
+    forward = leave_out(forward, np.full(num_sources, -1))
+    backward = leave_out(backward, np.full(num_targets, -1))
+    return match(forward, backward, num_sources, num_targets)
+
+
+def divide(mining_set: MiningSet, matches: Matches) -> tuple[Half, Half]:
+    """Divide matches and gold pairs into the half that chooses the threshold and the half that is measured."""
+    half_of_source = np.array([zlib.crc32(source_id.encode()) % 2 for source_id in mining_set.sources.ids])
+    pairs = zip(matches.sources.tolist(), matches.targets.tolist(), strict=True)
+    is_gold = np.array([pair in mining_set.gold for pair in pairs], dtype=bool)
+    halves = []
+    for half in (0, 1):
+        is_in_half = half_of_source[matches.sources] == half
+        num_gold = sum(1 for source, _ in mining_set.gold if half_of_source[source] == half)
+        halves.append(Half(matches.margins[is_in_half], is_gold[is_in_half], num_gold))
+    if not all(half.num_gold for half in halves):
+        raise InputError(f"a set has {len(mining_set.gold)} gold pairs: too few to choose a threshold and measure it")
+    return halves[0], halves[1]
+
+
+def choose_threshold(half: Half) -> float:
+    """Return the lowest margin of the matches with the best F1."""
+    num_matches = np.arange(1, len(half.margins) + 1)
+    f1 = 2 * half.is_gold.cumsum() / (num_matches + half.num_gold)
+    return float(half.margins[f1.argmax()])
+
+
+def score(half: Half, threshold: float) -> dict[str, float]:
+    """Return F1, precision and recall of the matches from a threshold up; the precision of no match is 0."""
+    is_mined = half.margins >= threshold
+    num_right = int(half.is_gold[is_mined].sum())
+    num_mined = int(is_mined.sum())
+    return {
+        "f1": 2 * num_right / (num_mined + half.num_gold),
+        "precision": num_right / max(num_mined, 1),
+        "recall": num_right / half.num_gold,
+    }
+
+
+def _describe_set(mining_set: MiningSet) -> dict[str, Any]:
+    return {"sources": mining_set.sources, "targets": mining_set.targets, "gold": sorted(mining_set.gold)}
+
+
+def _write_matches(path: Path, mining_set: MiningSet, matches: Matches) -> None:
+    sources, targets, gold = mining_set
+    rows = list(zip(matches.sources.tolist(), matches.targets.tolist(), strict=True))
+    columns = {
+        "margin": matches.margins,
+        "source_id": [sources.ids[source] for source, _ in rows],
+        "target_id": [targets.ids[target] for _, target in rows],
+        "source": [sources.texts[source] for source, _ in rows],
+        "target": [targets.texts[target] for _, target in rows],
+        "is_gold": [row in gold for row in rows],
+    }
+    pq.write_table(pa.table(columns), path)

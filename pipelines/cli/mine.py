@@ -1,0 +1,96 @@
+"""The command `infoxlm mine`: find translation pairs in two files of sentences."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infoxlm_core import manifests
+from infoxlm_core.errors import InputError
+from pipelines.cli.app import Store, app, report_errors, split_list
+
+if TYPE_CHECKING:
+    from infoxlm_core.tasks.mining.mine import Mined
+
+
+@app.command()
+def mine(
+    model: Annotated[
+        str, typer.Argument(help="Directory in Hugging Face format, models:/NAME@ALIAS or models:/NAME/VERSION.")
+    ],
+    source: Annotated[Path, typer.Argument(help="File with one sentence per line, such as news.en or en.txt.gz.")],
+    target: Annotated[Path, typer.Argument(help="The same in another language.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File for the pairs: .tsv, .tmx or .parquet.")],
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="Translation pairs (.tsv, .tmx or .parquet) that choose the margin. See below."),
+    ] = None,
+    precision: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="With --calibrate: the share of right pairs to reach.")
+    ] = 0.95,
+    threshold: Annotated[
+        float | None, typer.Option(help="Instead of --calibrate: the lowest margin of a pair; 0 writes all pairs.")
+    ] = None,
+    languages: Annotated[
+        str, typer.Option(help="Languages of the two files, such as en,de. Default: those in their names.")
+    ] = "",
+    prefix: Annotated[
+        str | None, typer.Option(help="Text before every sentence. Default: that of the model's training.")
+    ] = None,
+    store: Store = "runs",
+) -> None:
+    """Mine translation pairs from two files, in which most lines have no translation.
+
+    Each line is in at most one pair. Pairs are ranked by the ratio margin: the cosine of two lines, divided by the mean
+    of the cosines to their nearest neighbours. Duplicate lines are used once, and equal lines are not a pair.
+
+    No threshold of the margin fits all models and texts. Therefore, --calibrate adds known translation pairs to the two
+    files, and chooses the lowest margin with the given precision. The known pairs must be of the same kind of text as
+    the files, and must not be in the training text of the model. 1,000 to 2,000 pairs are enough.
+
+    The command also writes OUTPUT.json: the curves of precision and recall, the histogram of margins, and the numbers
+    of dropped lines. It keeps the vectors of the files in a cache (~/.cache/infoxlm/vectors), so that another call with
+    the same files and model only searches.
+
+    infoxlm mine models:/infoxlm@champion news.en news.de --calibrate memory.tmx --output mined.tmx
+    """
+    with report_errors():
+        from components.adapters.mlflow import model_registry
+        from components.platform import artifacts
+        from components.settings.environment import cache
+        from infoxlm_core.tasks import embedding
+        from infoxlm_core.tasks.mining import files, neighbours
+        from infoxlm_core.tasks.mining import mine as mining
+
+        if (calibrate is None) == (threshold is None):
+            raise InputError("give --calibrate PAIRS to choose the margin, or --threshold, and not both")
+        files.check_output(output)
+        codes = files.check_languages(split_list(languages)) if languages else files.name_languages((source, target))
+        corpus = mining.read((source, target), calibrate, codes)
+        neighbours.check_size(len(corpus.sources.texts), len(corpus.targets.texts))
+        directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+        embedder = embedding.load_embedder(directory, prefix=prefix)
+        model_digest = manifests.digest_files(directory)
+        mined = mining.mine(corpus, embedder, model_digest, cache() / "vectors", precision, threshold)
+        files.write_pairs(output, codes, mining.list_pairs(corpus, mined))
+        report = {
+            "model": model,
+            "files": [str(source), str(target)],
+            "languages": codes,
+            "vector": embedder.spec._asdict() | {"prefix": embedder.prefix},
+            **mining.describe(corpus, mined),
+        }
+        report_path = output.with_name(f"{output.name}.json")
+        manifests.write_atomically(report_path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        typer.echo(summarise(mined))
+        typer.echo(f"wrote {output} and {report_path}")
+
+
+def summarise(mined: "Mined") -> str:
+    """Describe the mined pairs in one line."""
+    summary = f"{mined.num_pairs:,} of {len(mined.matches.margins):,} matches have margin {mined.margin:.4f} or more"
+    if mined.curves is None:
+        return summary
+    chosen = mined.curves.at(mined.margin)
+    return f"{summary}: precision at least {chosen['precision']:.3f}, recall {chosen['recall']:.3f} of planted pairs"
