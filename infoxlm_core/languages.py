@@ -97,7 +97,7 @@ def choose(available: Collection[str], requested: str | Iterable[str], where: st
 
     Args:
         available: the codes in the test set. A language in several variants is represented by the code without a
-            script or region, else by the first one (`zho_Hans`, not `zho_Hant`).
+            script or region, else by the first variant (`zho_Hans`, not `zho_Hant`).
         requested: `all`, a key of GROUPS, or codes in any spelling.
         where: the test set, for the error message.
 

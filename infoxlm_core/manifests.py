@@ -130,7 +130,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` when the context ends without an error.
 
     Readers see either the old or the new content, also after a crash. Several processes may write the file at the same
-    time. The last one to finish wins.
+    time. The process that finishes last wins.
     """
     # `tempfile` would make the file unreadable for other users.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -160,7 +160,7 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
 
     Args:
         partial: the finished directory.
-        final: its new path. If another process has already put a complete directory there, that one stays.
+        final: its new path. If another process has already moved a complete directory there, it is not replaced.
         marker: name of a file that only complete directories contain.
 
     Raises:
@@ -226,12 +226,7 @@ def write(
 
 
 def unlisted_files(directory: Path, files: Collection[str]) -> list[str]:
-    """Return the files of a directory that its manifest does not list and that readers might use.
-
-    Args:
-        directory: the artifact.
-        files: the names that its manifest lists.
-    """
+    """Return the files of an artifact that are not among `files`, those in its manifest, and that readers might use."""
     unlisted = []
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))

@@ -1,4 +1,4 @@
-"""Show the progress of long work: a bar on a terminal, log lines elsewhere."""
+"""Show the progress of long work: a bar on a terminal, otherwise log lines."""
 
 import logging
 import sys

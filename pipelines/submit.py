@@ -296,7 +296,7 @@ def run_to_end(client: Any, host: str, submission: Submission, print_line: Calla
     """Start a run, follow it to its end and print its summary; resubmit it after a temporary failure.
 
     A run is resubmitted up to `submit_again` times, but never after a user has cancelled it. Artifacts are addressed
-    by content, so a resubmitted run resumes where the last one ended.
+    by content, so a resubmitted run resumes where the previous run ended.
 
     Raises:
         InfoXLMError: the errors of `create` and `follow`, and the error that `read_run_error` returns.

@@ -1,8 +1,9 @@
 """The step of the released InfoXLM code, written again on fairseq.
 
 Like the released code, this step pads every batch and runs a forward and a backward pass per objective. Contrast runs
-both encoders to the last layer, though it uses an earlier one, and adds a masked-LM output times zero; it clones the
-queue before each product. The key encoder is updated tensor by tensor; the optimizer is fairseq's Adam.
+both encoders to the last layer, although it uses the output of an earlier layer, and adds a masked-LM output times
+zero; it clones the queue before each product. The key encoder is updated tensor by tensor; the optimizer is fairseq's
+Adam.
 """
 
 import torch

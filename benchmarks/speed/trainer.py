@@ -23,7 +23,7 @@ def make_round(
     """Return a function that takes `steps` optimizer steps and returns their real tokens.
 
     Args:
-        rows: every example, tokenized: `input_ids` and whatever else `collate` needs.
+        rows: every tokenized example: `input_ids` and the other fields that `collate` needs.
         sampling: `random`, or `group_by_length`, which batches similar lengths.
         adamw: options of AdamW beside its learning rate of 1e-5.
     """

@@ -3,7 +3,7 @@
 push      uploads every file with its SHA-256, then the manifest, if there is none yet
 pull      downloads into a temporary folder, which is renamed once every file matches the manifest
 drop      deletes the manifest first, so that no reader sees a partial artifact
-verify    hashes the files only if one of them was touched since the last check
+verify    hashes the files if any of them was touched since the last check
 """
 
 import contextlib
@@ -112,7 +112,7 @@ def pull(uri: str, directory: Path) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 store.download(stored_file.name, path)
         manifests.read(partial, remote_manifest["kind"], producer="the stage that builds it")
-        shutil.rmtree(directory, ignore_errors=True)  # a damaged copy, or one that an interrupted process left
+        shutil.rmtree(directory, ignore_errors=True)  # a damaged or incomplete copy
         manifests.move_into_place(partial, directory, manifests.NAME)
     logger.info("fetched %s", uri)
 
@@ -156,7 +156,7 @@ def _is_stored(store: Store, name: str, size: int, digest: str) -> bool:
 def verify(directory: Path, kind: str) -> dict[str, Any]:
     """Verify an artifact against its manifest, and return the manifest.
 
-    Files are hashed only if one of them was touched since the last `record_verified`.
+    Files are hashed only if any of them was touched since the last `record_verified`.
     """
     state = file_state(directory)
     already_verified = is_verified(directory, state)

@@ -71,15 +71,7 @@ def _fine_tune(
     """Return the model that a trial measures, fine-tuned if its task requires it, and the facts of its training.
 
     The name of the model depends only on what decides its weights, so trials that differ only in their tests share it.
-
-    Args:
-        settings: settings of the task.
-        local_settings: the same settings with local paths for all data.
-        source: source of the encoder.
-        encoder: local directory of the encoder.
-        num_workers: workers of the training.
-        store: directory, or s3://bucket/prefix.
-        run: the tracker's run, which gets the curves.
+    `local_settings` are the settings with local paths for all data, and `encoder` is the local directory of `source`.
     """
     task = task_of(local_settings)
     if not task.trained:
@@ -139,13 +131,7 @@ def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: i
 def _measure_in_process(
     signals: list[int], planned: Mapping[str, Any], store: str, num_workers: int
 ) -> tuple[Measured | None, int]:
-    """Measure a trial in its own process.
-
-    Args:
-        signals: list to which signals to stop are appended as they arrive.
-        planned: the trial, as in `measure`.
-        store: as in `measure`.
-        num_workers: as in `measure`.
+    """Measure a trial in its own process; append the signals to stop that arrive meanwhile to `signals`.
 
     Returns:
         The finished trial, or None if it failed, and the exit code of its process.

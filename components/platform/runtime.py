@@ -205,7 +205,7 @@ def _configure_logging(stage: str) -> None:
 
 
 def _translate(error: BaseException, store: str) -> InfoXLMError:
-    """Translate any error to an InfoXLMError; print the traceback of an unexpected one."""
+    """Translate any error to an InfoXLMError; print the traceback if it is unexpected."""
     if isinstance(error, InfoXLMError):
         return error
     translated = outside.translate_error(error, store)

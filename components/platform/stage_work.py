@@ -55,7 +55,7 @@ def delete_checkpoints(work: Work) -> None:
 
 
 def train(work: Work, run: Path) -> dict[str, Any]:
-    """Train as one of several workers; the first one also builds the artifact and returns the facts of its manifest."""
+    """Train in one of several workers; return the facts of the artifact, which the first worker builds."""
     from components.platform.training_runs import RemoteRun
     from infoxlm_core.training import distributed
 

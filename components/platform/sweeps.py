@@ -16,12 +16,7 @@ from infoxlm_core.tasks.scores import Scores
 
 
 def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[tuple[Trial, Mapping[str, float]]]:
-    """Return the metrics of each trial of an ablation, and end the runs of unfinished trials as failed.
-
-    Args:
-        step: the last step of the ablation.
-        planned: the trials of the ablation.
-    """
+    """Return the metrics of each planned trial of an ablation, and end the runs of unfinished trials as failed."""
     logged = {run.trial.name: run.metrics for run in step.run.trials()}
     results = []
     for values in planned:

@@ -1,4 +1,4 @@
-"""Trackers store the settings, metrics, files and curves of runs. INFOXLM_TRACKER names the one to use.
+"""Trackers store the settings, metrics, files and curves of runs. INFOXLM_TRACKER names the tracker to use.
 
     mlflow      the default: a server, or a file in the store
     none        stores nothing; curves and scores are still in the artifacts. Sweeps do not work with it
@@ -84,7 +84,7 @@ class Run(Protocol):
         """Return the trials of a sweep, oldest first."""
 
     def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
-        """End the run as FINISHED, FAILED or KILLED; `stage` is the one that failed, `message` says why."""
+        """End the run as FINISHED, FAILED or KILLED; `stage` names the stage that failed, `message` says why."""
 
     @property
     def page(self) -> str:

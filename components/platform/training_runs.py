@@ -7,7 +7,8 @@ STORE/runs/pretrained-77b0…/lease.json            the process that may write (
 STORE/begun/PIPELINE.json                         the training that a pipeline started last
 
 A run is named by a digest of everything that decides its result, so a training with other data or settings would
-silently start at step 0 in another run. `choose_run` therefore compares each training with the pipeline's last one.
+silently start at step 0 in another run. `choose_run` therefore compares each training with the pipeline's previous
+training.
 """
 
 import json

@@ -2,10 +2,10 @@
 
     RUN/step=0000000400/   state.safetensors, meta.json, manifest.json (sizes and SHA-256)
     RUN/saved.json         the last saved step: a run that has saved never silently starts over
-    RUN/lock               held by the one process that trains
+    RUN/lock               held by the process that trains
     RUN/stop               a request to save and stop
 
-The newest checkpoint is that of the highest step, whatever the clocks say. Every byte is hashed before it is used.
+The newest checkpoint is the one with the highest step; clocks do not matter. Every byte is hashed before it is used.
 
 Workers without a shared disk use `RemoteCheckpoints`: a checkpoint counts once it is uploaded. It then also contains
 the other files from which a run resumes (`COMPANIONS`).
@@ -63,7 +63,7 @@ def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
 
 
 def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spacing: int = 0) -> list[str]:
-    """Return the names of the checkpoints to delete: all bad ones, and all valid ones but the newest.
+    """Return the names of the checkpoints to delete: all bad checkpoints, and all valid ones except the newest.
 
     Args:
         names: names of all checkpoints.
@@ -235,7 +235,7 @@ class Checkpoints:
             is_last: whether this is the last save of the process, so that its upload must succeed.
 
         Raises:
-            StorageUnavailable: the last upload, or several consecutive ones, failed.
+            StorageUnavailable: the last upload failed, or several consecutive uploads.
             StorageFull: older checkpoints are untouched.
         """
         name = directory_name(checkpoint.step)

@@ -19,7 +19,7 @@ from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync
 from infoxlm_core.model import devices, mixed
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=1)  # how long workers wait while the first one works alone: writing may take hours
+PATIENCE = timedelta(days=1)  # time that workers wait while the first worker works alone: writing may take hours
 CHECKSUM_CHUNK = 2**22  # values that a checksum converts to 64 bits at a time
 
 
@@ -42,7 +42,7 @@ def describe() -> dict[str, object]:
 
 
 def shares(virtual_shards: int) -> list[range]:
-    """Return the contiguous range of virtual shards of each worker; sizes differ by at most 1, larger ones first.
+    """Return the contiguous range of virtual shards of each worker; the first workers may have one shard more.
 
     Raises:
         ConfigError: there are fewer shards than workers.
@@ -109,7 +109,7 @@ def from_first(value: T) -> T:
 def _patient_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001 - the key of the cache
     """Return a group of all workers, on the CPU, with the timeout `PATIENCE`.
 
-    A worker that dies ends the waiting at once; Ray's health checks find one that hangs.
+    If a worker dies, the others stop waiting at once. If a worker hangs, Ray's health checks detect it.
     """
     group = dist.new_group(backend="gloo", timeout=PATIENCE)
     if group is None:

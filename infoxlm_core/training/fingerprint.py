@@ -32,9 +32,9 @@ class Fingerprint:
         """Return the fingerprint of a training in this process.
 
         Args:
-            config: of the stage.
-            version: of the stage, see `manifests.VERSIONS`.
-            inputs: digests by name.
+            config: config of the stage.
+            version: version of the stage, see `manifests.VERSIONS`.
+            inputs: digests of the inputs by name.
         """
         from infoxlm_core.training import distributed  # here, so that comparing fingerprints does not import torch
 

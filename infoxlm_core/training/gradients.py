@@ -15,7 +15,7 @@ from infoxlm_core.model import mixed
 from infoxlm_core.training import distributed
 
 BUCKET_BYTES = 2**25
-"""Size of gradients that are sent together, about one layer of base: small buckets add latency, large ones wait."""
+"""Bytes of gradients that are sent together, about one layer of base: small buckets add latency, large buckets wait."""
 
 
 @contextlib.contextmanager
@@ -70,13 +70,13 @@ def _flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def make_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return parameters in groups of about `BUCKET_BYTES`, the last ones first, as a backward pass reaches them."""
+    """Return parameters in groups of about `BUCKET_BYTES`, in reverse order, as a backward pass reaches them."""
     buckets: list[list[nn.Parameter]] = []
-    room = 0
+    free_bytes = 0  # of the last bucket
     for parameter in reversed(parameters):
-        if not buckets or parameter.nbytes > room:
+        if not buckets or parameter.nbytes > free_bytes:
             buckets.append([])
-            room = BUCKET_BYTES
+            free_bytes = BUCKET_BYTES
         buckets[-1].append(parameter)
-        room -= parameter.nbytes
+        free_bytes -= parameter.nbytes
     return buckets

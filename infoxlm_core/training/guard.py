@@ -29,7 +29,7 @@ from typing import Any
 
 WINDOW = 128  # steps with which a step is compared
 MIN_WINDOW = 64  # with fewer steps in the window, no step is a spike
-DIVERGED = 2.0  # a loss of more than so many times its limit is that of a diverged training
+DIVERGED = 2.0  # a loss of more than this many times its limit means that the training has diverged
 DISTANCE = 100  # steps by which a checkpoint must precede the bad steps to be a rewind target
 
 Skips = list[tuple[int, int]]

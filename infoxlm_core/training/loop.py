@@ -81,7 +81,7 @@ def train(
                 next_batches = prepare_batches(progress.step + 1)
             metrics, is_stopping = train_step(learner, optimizer, config, progress, batches, stop_requested)
 
-            # All workers evaluate, since each may hold a part of the network; the first one writes the curves.
+            # All workers evaluate, because each may hold a part of the network; the first worker writes the curves.
             is_last_step = progress.step == config.steps
             evaluations = observe(progress.step) if observe else {}
             if is_first_worker:

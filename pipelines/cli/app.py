@@ -97,7 +97,7 @@ def interrupt_on_signals() -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Report an exception in one line and exit with its code; log the traceback only of an unexpected one."""
+    """Report an exception in one line and exit with its code; log the traceback only if the exception is unexpected."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
@@ -118,7 +118,7 @@ def report_errors() -> Iterator[None]:
 
 
 def _to_infoxlm_error(error: BaseException) -> InfoXLMError:
-    """Convert any exception to an `InfoXLMError`; log the traceback of an unexpected one."""
+    """Convert any exception to an `InfoXLMError`; log the traceback if the exception is unexpected."""
     if isinstance(error, InfoXLMError):
         return error
     translated = outside.translate_error(error)

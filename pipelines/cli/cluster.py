@@ -76,11 +76,11 @@ def submit(
             iterations=list_iterations(arguments),
         )
         if save:
-            yaml_text = kubeflow.render_for_cluster(cluster_file, pipeline, submission.parameters)
-            save.write_text(yaml_text, encoding="utf-8")
-            typer.echo(
-                f"wrote {save}: upload it to Kubeflow and run it with service account {cluster_file.service_account}"
+            save.write_text(
+                kubeflow.render_for_cluster(cluster_file, pipeline, submission.parameters), encoding="utf-8"
             )
+            account = cluster_file.service_account
+            typer.echo(f"wrote {save}: upload it to Kubeflow and run it with service account {account}")
             return
         if not host:
             raise ConfigError("--host is missing: give the URL of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")

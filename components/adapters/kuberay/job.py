@@ -217,7 +217,7 @@ def _create_or_find(jobs: RayJobs, body: Job, grace: float) -> None:
 
 
 def _count_failure(name: str, failures: int, error: Unavailable) -> int:
-    """Count a call that failed; raise WorkerLost after too many consecutive ones."""
+    """Return the number of consecutive failed calls, this one included; raise WorkerLost after too many."""
     if failures >= _MAX_FAILURES:
         raise WorkerLost(f"rayjob/{name}: {error}: the job was not deleted; run again to follow it") from error
     logger.info("rayjob/%s: %s; retrying", name, error)
@@ -304,7 +304,7 @@ def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
 
 
 def _find_error(jobs: RayJobs, name: str, status: dict[str, Any], outcome: dict[str, Any] | None) -> InfoXLMError:
-    """Return the error of a failed job: that of the operator if it ended the job, else the one that the job stored.
+    """Return the error of a failed job: the operator's if the operator ended the job, else the error that it stored.
 
     A job whose worker or head exceeded its memory limit stores no such error, so the state of its pods is checked.
     """

@@ -127,9 +127,10 @@ def render(
 def _environment(
     cluster: ClusterConfig, step_environment: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
 ) -> list[Manifest]:
-    """Return the variables of the Ray pods, from this process, the step, the config and constants; later ones win.
+    """Return the environment variables of the Ray pods.
 
-    A reference to a field of the step's pod would have another value in another pod, so it is replaced by its value.
+    They come from this process, the step, the config and constants; a later source overrides an earlier one. A
+    reference to a field of the step's pod would have another value in another pod, so it is replaced by its value.
     Secrets stay references, and values that may be secrets are left out.
     """
     variables: dict[str, Manifest] = {}
@@ -169,7 +170,7 @@ def _worker(cluster: ClusterConfig, work: str, variables: list[Manifest], num_wo
     worker = _ray_pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
     worker["spec"]["nodeSelector"] = pool.node_selector
     worker["spec"]["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
-    if 0 < cluster.min_workers < num_workers:  # the other workers continue, so this one must not stop them
+    if 0 < cluster.min_workers < num_workers:  # a lost worker must not ask the others to stop
         del worker["spec"]["containers"][0]["lifecycle"]
     return worker
 

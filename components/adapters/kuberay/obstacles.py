@@ -162,7 +162,7 @@ def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
 
 
 def _messages_since(events: list[Any], start: str) -> list[str]:
-    """Return the messages of events since `start`, oldest first; earlier ones belong to another job of this name."""
+    """Return the messages of events since `start`, oldest first; earlier events are about another job of this name."""
     timed_messages = []
     for event in events:
         # Compare whole seconds, 2026-01-31T12:00:00, because the formats of the time zones differ.

@@ -146,7 +146,7 @@ def check_location(location: str) -> None:
     """Refuse artifacts outside of `artifact_root`, because MLflow lets any user point an experiment or model anywhere.
 
     Raises:
-        InputError: the artifacts are elsewhere, for instance because the store was moved.
+        InputError: the artifacts are in another place, for instance because the store was moved.
     """
     root = artifact_root()
     is_below_root = location == root or location.startswith(root.rstrip("/") + "/")

@@ -89,7 +89,7 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
     same_tag = f"tags.`{RUN_TAG}` = {quote(tags[RUN_TAG])}"
     oldest_first = ["start_time ASC", "run_id ASC"]
     created_id = ""
-    for _ in range(2):  # the second search finds the created run, or the older one of a stage that was faster
+    for _ in range(2):  # the second search finds the created run, or an older run that another stage has just created
         runs = client.search_runs([experiment_id], same_tag, order_by=oldest_first)
         if runs:
             oldest_id = runs[0].info.run_id

@@ -55,18 +55,10 @@ def ensure(server: str, user: str, password: str) -> None:
 
 
 def allow(server: str, user: str, experiment: str, model: str, may: str) -> None:
-    """Grant a user permissions on an experiment and on a registered model; `*` stands for all.
+    """Grant a user the permissions that `PERMISSIONS[may]` names on an experiment and on a model; `*` stands for all.
 
     The administrator creates the model of a user who may register. Otherwise the first training would create it, and
     the user who creates a model has all permissions on it.
-
-    Args:
-        server: URL of MLflow.
-        user: name of the user.
-        experiment: name of the experiment.
-        model: name of the registered model.
-        may: a key of `PERMISSIONS`.
-
     Raises:
         InputError: MLflow refuses, or has no such experiment.
         StorageUnavailable: MLflow does not answer.

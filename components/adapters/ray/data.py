@@ -1,6 +1,6 @@
 """Process chunks of rows on N Ray workers, of this machine or of a whole cluster.
 
-Ray Data runs each chunk as a task, returns results in order, and repeats a task elsewhere if its worker or node dies.
+Ray Data runs each chunk as a task, returns results in order, and repeats a task on another node if its worker dies.
 Chunks and the data that the work needs, such as a model, are passed through Ray's object store: workers need our
 package, but none of our files.
 """

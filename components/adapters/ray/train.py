@@ -29,7 +29,7 @@ _MAX_FAILURES = 3
 _GPU_SECONDS = 1800  # to wait for the GPU of a lost pod; Ray Train waits as long
 _ALL_WORKERS_SECONDS = 300.0  # to wait for all workers, if a training may continue with fewer
 _FEWER_WORKERS_SECONDS = 30.0  # to wait for each smaller number of workers
-_COLLECTIVE_SECONDS = 300  # to sum gradients; workers wait longer while the first one works alone (`distributed`)
+_COLLECTIVE_SECONDS = 300  # to sum gradients; workers wait longer while the first works alone (`distributed.PATIENCE`)
 
 
 def run(

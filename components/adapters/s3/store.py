@@ -52,8 +52,8 @@ class S3Store:
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
         condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
-        # S3 answers 412 if the condition fails, 409 to one of two writers at the same moment, and 404 if the file was
-        # deleted meanwhile.
+        # S3 answers 412 if the condition fails, 409 to one of two simultaneous writers, and 404 if another process has
+        # deleted the file.
         with self._client(name, quick) as client, _ignored_statuses(404, 409, 412):
             return client.put_object(**self._put_request(name, content), **condition)["ETag"]
         # An earlier attempt may have written this content, although its answer was lost.

@@ -18,7 +18,7 @@ from infoxlm_core.model import devices
 from infoxlm_core.training import workers
 
 MAX_RESTARTS = 3
-_TIMEOUT = timedelta(seconds=300)  # for gradients; workers wait longer while the first one works alone
+_TIMEOUT = timedelta(seconds=300)  # to sum gradients; workers wait longer while the first worker works alone
 
 
 def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from infoxlm_core.tasks.task import SPLITS
 logger = logging.getLogger(__name__)
 COLUMNS = ("text", "text_pair", "label", "language", "split")
 TEST_SHARE = 0.1  # share of the rows that becomes the test if no file has a split
-NO_CONSENSUS = "-"  # annotators did not agree (SNLI, MultiNLI); such rows are left out, as is usual
+NO_CONSENSUS = "-"  # label of rows on which annotators did not agree (SNLI, MultiNLI); usually left out
 _LANGUAGE = re.compile("[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}")
 _INFERENCE_LABELS = {name: name for name in ("entailment", "neutral", "contradiction")}
 _INFERENCE_LABELS["contradictory"] = "contradiction"

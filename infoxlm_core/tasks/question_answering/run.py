@@ -73,7 +73,7 @@ def read_training(config: AnsweringConfig, encoder: Path) -> Training:
 
 
 def list_training_languages(config: AnsweringConfig) -> list[str]:
-    """Return the languages of the training text by the names of its files; English first if it is one of them."""
+    """Return the languages of the training text, from the names of its files; English first if it is among them."""
     languages: list[str] = []
     for path in map(Path, config.train):
         training_files = files.list_files([str(path)], "train") if path.is_dir() else [path]
@@ -124,7 +124,7 @@ def answer(config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet
 
 
 def _score(config: AnsweringConfig, question_set: QuestionSet, predictions: Mapping[str, str]) -> dict[str, float]:
-    """Return F1 and exact match; answers are in the paragraphs' language, whatever the questions' is."""
+    """Return F1 and exact match; answers are in the language of the paragraphs, not of the questions."""
     gold_answers = {question.id: question.answers for question in question_set.questions}
     paragraph_language, _ = question_set.languages
     return score(predictions, gold_answers, choose_normaliser(config.normaliser, paragraph_language))

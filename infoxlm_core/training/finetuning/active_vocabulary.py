@@ -47,7 +47,7 @@ def limit(
 
 
 class ActiveVocabulary:
-    """Replaces the (V, d) word embeddings of an encoder by the (U, d) ones of tokens in the training examples."""
+    """Replaces an encoder's (V, d) word embeddings by the (U, d) embeddings of the tokens in the training examples."""
 
     def __init__(self, encoder: Encoder, examples: Examples) -> None:
         self.encoder = encoder
@@ -70,7 +70,7 @@ class ActiveVocabulary:
 
     @contextmanager
     def all_words(self) -> Iterator[None]:
-        """Give the encoder all words, the trained ones included, inside this context."""
+        """Give the encoder the embeddings of all words, with the trained values, inside this context."""
         trained = self.encoder.token_embedding
         self.all_embeddings[torch.from_numpy(self.ids)] = trained.weight.detach()
         self.encoder.token_embedding = nn.Embedding.from_pretrained(self.all_embeddings)

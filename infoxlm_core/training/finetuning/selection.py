@@ -43,7 +43,7 @@ def check(rule: str, source: str, development: Sequence[str]) -> None:
 
 
 def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
-    """Return the step that a rule of `SelectionConfig` chooses for each language; the first one of equal scores.
+    """Return the step that a rule of `SelectionConfig` chooses for each language; of equal scores the earliest step.
 
     Args:
         evaluations: development scores of the run, in the order of steps.
@@ -82,7 +82,7 @@ def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: 
 
 
 def read(tuned: Path) -> dict[str, Any] | None:
-    """Return the content of selection.json; None for a model that was fine-tuned elsewhere."""
+    """Return the content of selection.json; None for a model that another program fine-tuned."""
     path = tuned / FILE
     if not path.is_file():
         return None
