@@ -3,7 +3,8 @@
     reference_vectors.json    {"layer": 8, "pooling": "mean", "sentences": [10 texts], "vectors": [10 rows of d]}
 
 `layer` counts as in `hidden_states`: 0 is the output of the embeddings. `pooling` is cls, or mean of all tokens
-including `<s>` and `</s>`. The numbers are fp32, computed on a CPU, and written so that reading restores the same fp32.
+including `<s>` and `</s>`. The file of a model with a prefix also has `"prefix"`, the text before each sentence. The
+numbers are fp32, computed on a CPU, and written so that reading restores the same fp32.
 The model's manifest lists the file, so digest and signature cover it.
 """
 
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 import torch
 from pydantic import Field
@@ -25,7 +26,7 @@ from typing_extensions import TypedDict
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import plain_transformers
-from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_space
+from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_prefix, served_space
 from infoxlm_core.tasks.embedding import VectorSpec, embed
 
 FILE = "reference_vectors.json"
@@ -49,6 +50,7 @@ class _Content(TypedDict):
     pooling: str
     sentences: list[str]
     vectors: list[list[float]]
+    prefix: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Reference:
     pooling: str
     sentences: tuple[str, ...]
     vectors: Tensor  # (10, d) float32
+    prefix: str = ""  # text before each sentence
 
     @property
     def tolerance(self) -> float:
@@ -92,8 +95,12 @@ def write(directory: Path) -> None:
     model, tokenizer = load_encoder(directory, "cpu")
     layer, pooling = served_space(model)
     spec = VectorSpec(pooling, layer)
-    vectors = embed(model, tokenizer, SENTENCES, [spec], len(SENTENCES), max_tokens=256)[spec]
+    prefix = served_prefix(model)
+    texts = [prefix + sentence for sentence in SENTENCES]
+    vectors = embed(model, tokenizer, texts, [spec], len(SENTENCES), max_tokens=256)[spec]
     content = {"layer": layer, "pooling": pooling, "sentences": SENTENCES, "vectors": vectors.tolist()}
+    if prefix:
+        content["prefix"] = prefix
     manifests.write_atomically(directory / FILE, json.dumps(content, ensure_ascii=False) + "\n")
 
 
@@ -116,7 +123,7 @@ def read(directory: Path) -> Reference:
         vectors = torch.tensor(content["vectors"], dtype=torch.float32)
         if vectors.ndim != 2 or len(vectors) != len(sentences) or not vectors.norm(dim=1).min() > 0:
             raise ValueError(f"{tuple(vectors.shape)} numbers for {len(sentences)} sentences")
-        return Reference(content["layer"], content["pooling"], tuple(sentences), vectors)
+        return Reference(content["layer"], content["pooling"], tuple(sentences), vectors, content.get("prefix", ""))
     except (ValueError, TypeError, RuntimeError) as error:  # rows of different lengths, numbers beyond fp32
         raise DataCorrupt(f"{path} cannot be read ({error}). Copy or export the model again.") from None
 
@@ -159,7 +166,8 @@ def check(directory: Path, name: str, python: str = sys.executable) -> str:
     """
     reference = read(directory)
     request = {"directory": str(directory.resolve()), "layer": reference.layer, "pooling": reference.pooling}
-    result = _compute_in_process(python, request | {"sentences": reference.sentences}, name)
+    texts = [reference.prefix + sentence for sentence in reference.sentences]
+    result = _compute_in_process(python, request | {"sentences": texts}, name)
     if len(result["blocked"]) != len(plain_transformers.BLOCKED_PACKAGES):
         raise InputError(f"{python} could import this project, although it must use transformers alone")
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())

@@ -123,8 +123,8 @@ def served_prefix(model: "Model") -> str:
 
 
 def describe(model: "Model") -> dict[str, Any]:
-    """Return the type, sizes and contrast settings of an encoder."""
-    return {
+    """Return the type, sizes and contrast settings of an encoder, and the prefix of its sentences if it has one."""
+    description = {
         "type": model.config.model_type,
         "layers": model.config.num_hidden_layers,
         "hidden": model.config.hidden_size,
@@ -132,6 +132,9 @@ def describe(model: "Model") -> dict[str, Any]:
         "parameters": model.num_parameters(),
         "contrast": contrast_space(model),
     }
+    if served_prefix(model):
+        description["prefix"] = served_prefix(model)
+    return description
 
 
 def load_projection(directory: Path | str, model: "Model") -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.config import EvaluationConfig
-from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, served_space
+from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, served_prefix, served_space
 from infoxlm_core.tasks.embedding import POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.questions import Questions, digest_question
 from infoxlm_core.tasks.retrieval.nearest import (
@@ -113,7 +113,8 @@ def _embed(
     """Yield each language with the vectors of the pivot's sentences and those of their translations."""
 
     def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
-        return embed(model, tokenizer, texts, specs, config.batch_size, config.max_tokens, language=language)
+        prefixed = _add_prefix(model, texts)
+        return embed(model, tokenizer, prefixed, specs, config.batch_size, config.max_tokens, language=language)
 
     # Most pivot sentences are questions in several languages, so each is embedded once.
     pivot_sentences = list(dict.fromkeys(source for pairs in questions.pairs.values() for source, _ in pairs))
@@ -126,13 +127,20 @@ def _embed(
         yield language, source_vectors, target_vectors
 
 
+def _add_prefix(model: "Model", texts: Sequence[str]) -> list[str]:
+    """Return the texts with the prefix before them that the model was trained with."""
+    prefix = served_prefix(model)
+    return [prefix + text for text in texts]
+
+
 def find_centres(
     model: "Model", tokenizer: Tokenizer, questions: Questions, spec: VectorSpec, config: EvaluationConfig
 ) -> dict[str, Tensor]:
     """Return the mean vector of the training sentences of each language: (d,)."""
     centres = {}
     for language, texts in questions.training_text.items():
-        vectors = embed(model, tokenizer, texts, [spec], config.batch_size, config.max_tokens, language=language)
+        prefixed = _add_prefix(model, texts)
+        vectors = embed(model, tokenizer, prefixed, [spec], config.batch_size, config.max_tokens, language=language)
         centres[language] = vectors[spec].mean(dim=0)
     return centres
 

@@ -12,7 +12,13 @@ from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.huggingface.any_encoder import contrast_space, describe, load_encoder, load_projection
+from infoxlm_core.model.huggingface.any_encoder import (
+    contrast_space,
+    describe,
+    load_encoder,
+    load_projection,
+    served_prefix,
+)
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
@@ -52,11 +58,12 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     if any(spec.pooling == "contrast" for spec in specs):
         projection = load_projection(encoder, model)
 
+    prefix = config.prefix or served_prefix(model)
     num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
     with progress("retrieval", num_sentences, "sentences") as advance:
 
         def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
-            prefixed = [config.prefix + text for text in texts]
+            prefixed = [prefix + text for text in texts]
             return embed(
                 model,
                 tokenizer,

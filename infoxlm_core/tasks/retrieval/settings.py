@@ -26,7 +26,8 @@ class RetrievalConfig(AlignedSetConfig):
     very set by the mean of both directions). The first one gives the main scores."""
 
     prefix: str = ""
-    """Text added before every sentence, for models that were trained with such a prefix (`query: `)."""
+    """Text added before every sentence, for models that were trained with such a prefix (`query: `). If it is empty, a
+    model of this project has the prefix that it was trained with."""
 
     margin: Flag = False
     """Compare by ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of cosine."""

@@ -11,13 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from infoxlm_core.config import TokenizationConfig
+from infoxlm_core.config import EvaluationConfig, TokenizationConfig
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import plain_transformers
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.tasks import reference_vectors
 from infoxlm_core.tasks.embedding import embed_sentences
+from infoxlm_core.tasks.questions import Questions
+from infoxlm_core.tasks.retrieval import held_out
 from tests.toys.corpus import tokenized, write_corpus
 from tests.toys.systems import config_of, export, learner_of
 from tests.toys.text import messages
@@ -67,6 +69,35 @@ def test_an_exported_model_has_ten_vectors_of_its_own_space_which_its_manifest_c
     assert torch.allclose(torch.tensor(said["vectors"]), found, atol=1e-6)
     assert reference_vectors.FILE in json.loads((exported / "manifest.json").read_bytes())["files"]
     assert not (exported.parent / "start" / reference_vectors.FILE).exists()
+
+
+def test_the_prefix_of_the_training_precedes_the_sentences_of_every_later_use(tmp_path):
+    pairs = messages(0)
+    text = {"en": [english for english, _ in pairs], "de": [german for _, german in pairs]}
+    corpus = write_corpus(tmp_path / "corpus", text, {"en-de": pairs})
+    tokenization = TokenizationConfig(vocabulary_size=96, processes=1, prefix="query: ")
+    shards = tokenized(tokenization, corpus, tmp_path / "shards")
+    pretrain(config_of("InfoXLM", optimization={"steps": 2, "warmup_steps": 1}), shards, tmp_path / "out", tmp_path)
+    model, start = tmp_path / "out/encoder", tmp_path / "out/start"
+
+    reference = reference_vectors.read(model)
+    given = embed_sentences(model, [f"query: {text}" for text in reference.sentences], prefix="")
+
+    assert reference.prefix == "query: "
+    assert given.equal(embed_sentences(model, reference.sentences))
+    assert torch.allclose(given, reference.vectors, atol=1e-6)
+    assert reference_vectors.check(model, "mine").startswith("mine is served as it was registered: 10 vectors")
+    texts = [tuple(f"query: {text}" for text in pair) for pair in pairs[:40]]
+    own, written_out = (
+        Questions("en", {}, {"de": questions}, {}, {"de": torch.ones(40, dtype=torch.bool)})
+        for questions in (pairs[:40], texts)
+    )
+    scores = held_out.measure(own, start, EvaluationConfig()).details
+    assert scores["encoder"]["prefix"] == "query: "
+    settings = json.loads((start / "config.json").read_text())
+    del settings["infoxlm"]["prefix"]
+    (start / "config.json").write_text(json.dumps(settings))
+    assert held_out.measure(written_out, start, EvaluationConfig()).details["by_layer"] == scores["by_layer"]
 
 
 def test_a_fresh_process_with_transformers_alone_gives_the_vectors_of_the_export(exported):
