@@ -24,7 +24,9 @@ def mine(
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the pairs: .tsv, .tmx or .parquet.")],
     calibrate: Annotated[
         Path | None,
-        typer.Option(help="Translation pairs (.tsv, .tmx or .parquet) that choose the margin. See below."),
+        typer.Option(
+            help="Translation pairs (.tsv, .tmx, .xliff, .jsonl or .parquet) that choose the margin; see below."
+        ),
     ] = None,
     precision: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="With --calibrate: the share of right pairs to reach.")

@@ -16,7 +16,15 @@ from infoxlm_core.corpora import formats, lines
 from infoxlm_core.errors import InputError
 
 LanguagePair = tuple[str, str]
-PAIR_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".parquet": "parquet"}
+PAIR_FORMATS = {
+    ".tsv": "tsv",
+    ".tmx": "tmx",
+    ".xliff": "xliff",
+    ".xlf": "xliff",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+}
+"""The corpus format of files with these suffixes."""
 _INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TMX_HEADER = """\
 <?xml version="1.0" encoding="UTF-8"?>
@@ -46,7 +54,7 @@ class MinedPair(NamedTuple):
 
 
 def read_distinct(path: Path) -> DistinctLines:
-    """Read the lines of a plain or compressed file; InputError if no line remains."""
+    """Read the lines of a plain or compressed file; InputError if fewer than two remain."""
     number_of_text: dict[str, int] = {}
     dropped: Counter[str] = Counter()
     for number, line, problem in lines.read(path):
@@ -59,8 +67,8 @@ def read_distinct(path: Path) -> DistinctLines:
             dropped["duplicate"] += 1
         else:
             number_of_text[text] = number
-    if not number_of_text:
-        raise InputError(f"{path} has no line of text. Give one sentence a line.")
+    if len(number_of_text) < 2:
+        raise InputError(f"{path} has {len(number_of_text)} distinct lines of text. Give one sentence a line.")
     return DistinctLines(list(number_of_text), list(number_of_text.values()), dict(dropped))
 
 
@@ -86,15 +94,10 @@ def check_languages(codes: Sequence[str]) -> LanguagePair:
     return codes[0], codes[1]
 
 
-def check_format(path: Path) -> None:
-    """Raise InputError if pairs have no format for a file of this name."""
-    if path.suffix not in PAIR_FORMATS:
-        raise InputError(f"{path}: pairs have no format {path.suffix!r}: give a file of {', '.join(PAIR_FORMATS)}")
-
-
 def check_output(path: Path) -> None:
     """Raise InputError if pairs cannot be written to a file of this name."""
-    check_format(path)
+    if path.suffix not in WRITERS:
+        raise InputError(f"{path}: pairs are not written as {path.suffix!r}: give a file of {', '.join(WRITERS)}")
     if not path.parent.is_dir():
         raise InputError(f"{path}: no such folder {path.parent}: create it, or give another path")
 
@@ -105,7 +108,8 @@ def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
     Raises:
         InputError: the file is missing or damaged.
     """
-    check_format(path)
+    if path.suffix not in PAIR_FORMATS:
+        raise InputError(f"{path}: pairs are not read from {path.suffix!r}: give a file of {', '.join(PAIR_FORMATS)}")
     settings = {"name": "calibration", "format": PAIR_FORMATS[path.suffix], "path": str(path), "languages": codes}
     source = CorpusSource.parse(settings)
     pairs: dict[tuple[str, str], None] = {}
@@ -122,13 +126,8 @@ def write_pairs(path: Path, codes: LanguagePair, pairs: Iterable[MinedPair]) -> 
     .tsv: columns margin, line numbers and texts, without a header · .tmx: a unit for each pair with its margin as a
     property · .parquet: the languages are the names of the text columns.
     """
-    writers: dict[str, Callable[[IO[bytes], LanguagePair, Iterable[MinedPair]], None]] = {
-        ".tsv": _write_tsv,
-        ".tmx": _write_tmx,
-        ".parquet": _write_parquet,
-    }
     with manifests.replacing(path) as file:
-        writers[path.suffix](file, codes, pairs)
+        WRITERS[path.suffix](file, codes, pairs)
 
 
 def _write_tsv(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:  # noqa: ARG001
@@ -156,3 +155,11 @@ def _write_parquet(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPa
     columns = list(zip(*pairs, strict=True)) or [()] * len(fields)
     arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, fields, strict=True)]
     pq.write_table(pa.table(arrays, schema=pa.schema(fields)), file, compression="zstd")
+
+
+WRITERS: dict[str, Callable[[IO[bytes], LanguagePair, Iterable[MinedPair]], None]] = {
+    ".tsv": _write_tsv,
+    ".tmx": _write_tmx,
+    ".parquet": _write_parquet,
+}
+"""The writer of files with these suffixes."""

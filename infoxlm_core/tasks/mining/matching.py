@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from infoxlm_core.tasks.mining.neighbours import Neighbours
-from infoxlm_core.tasks.retrieval.nearest import NEIGHBOURS, ratio_margin
+from infoxlm_core.tasks.retrieval.nearest import ratio_margin
 
 
 class Matches(NamedTuple):
@@ -22,16 +22,17 @@ class Matches(NamedTuple):
 
 
 def leave_out(neighbours: Neighbours, partners: np.ndarray) -> Neighbours:
-    """Return the NEIGHBOURS nearest vectors of each vector among all but its partner.
+    """Return the nearest vectors of each vector among all but its partner: one less than `neighbours`.
 
     Args:
-        neighbours: NEIGHBOURS + 1 for each of N vectors, or fewer if the other set is smaller.
+        neighbours: k of each of N vectors; for a vector without partner, the last one is left out.
         partners: (N,) the row of each vector's partner in the other set; -1 for none.
     """
     is_partner = neighbours.rows == partners[:, None]  # (N, k)
-    partners_last = np.argsort(is_partner, axis=1, kind="stable")[:, :NEIGHBOURS]
-    cosines = np.take_along_axis(neighbours.cosines, partners_last, axis=1)
-    rows = np.take_along_axis(neighbours.rows, partners_last, axis=1)
+    partners_last = np.argsort(is_partner, axis=1, kind="stable")
+    columns = partners_last[:, :-1]
+    cosines = np.take_along_axis(neighbours.cosines, columns, axis=1)
+    rows = np.take_along_axis(neighbours.rows, columns, axis=1)
     return Neighbours(cosines, rows)
 
 

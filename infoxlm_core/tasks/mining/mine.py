@@ -87,10 +87,12 @@ def mine(
         threshold: the lowest margin of a pair, if no pairs are planted.
 
     Raises:
-        InputError: no margin reaches the precision.
+        InputError: no margin reaches the precision, or no line can be matched.
     """
     search = _search(corpus, embedder, model_digest, cache)
     matches = calibration.match_lines(search)
+    if not len(matches.margins):
+        raise InputError("no line is next to a line of the other file: give files with more lines")
     curves = None
     if threshold is None:
         curves = calibration.estimate(search, matches)

@@ -48,7 +48,7 @@ def test_pairs_and_a_report_are_written_and_described_in_two_lines(files):
     ("arguments", "reason"),
     [
         (["x.en", "x.de", "-o", "mined.tsv"], "give --calibrate PAIRS to choose the margin, or --threshold"),
-        (["x.en", "x.de", "-o", "mined.csv", "--threshold", "1"], "mined.csv: pairs have no format '.csv'"),
+        (["x.en", "x.de", "-o", "mined.csv", "--threshold", "1"], "mined.csv: pairs are not written as '.csv'"),
         (
             ["x.en", "known.tsv", "-o", "mined.tsv", "--threshold", "1"],
             "known.tsv: its name does not tell its language",
@@ -68,3 +68,18 @@ def test_what_cannot_be_mined_is_refused_in_one_line(files, arguments, reason):
     lines = [line for line in result.stderr.splitlines() if line.startswith("infoxlm: ")]
     assert (result.exit_code, result.stdout, len(lines)) == (2, "", 1) and reason in lines[0]
     assert not [path.name for path in files.iterdir() if "mined" in path.name]
+
+
+def test_mining_is_a_task_of_evaluate(files):
+    for code, name in (("en", "x.en"), ("de", "x.de")):
+        lines = (files / name).read_text().splitlines()
+        (files / f"set/de-en.{code}").parent.mkdir(exist_ok=True)
+        (files / f"set/de-en.{code}").write_text("".join(f"{code}-{row}\t{line}\n" for row, line in enumerate(lines)))
+    (files / "set/de-en.gold").write_text("".join(f"de-{row}\ten-{100 + row}\n" for row in range(100)))
+
+    result = run("evaluate", "--model", "encoder", "--task", "mining", "--data", "set")
+
+    assert result.exit_code == 0, result.stderr
+    for heading in ("mining: F1", "mining: precision", "mining: recall"):
+        table = result.stdout.split(heading)[1].splitlines()
+        assert float(next(line for line in table if line.startswith("| encoder")).split("|")[2]) > 90

@@ -59,6 +59,8 @@ def test_pairs_for_calibration_are_read_from_what_was_mined(tmp_path):
         files.write_pairs(tmp_path / name, ("en", "de"), [*plain, plain[0]])
         assert files.read_pairs(tmp_path / name, ("en", "de")) == [(pair.source, pair.target) for pair in plain]
         assert files.read_pairs(tmp_path / name, ("de", "en")) == [(pair.target, pair.source) for pair in plain]
+    (tmp_path / "pairs.jsonl").write_text('{"translation": {"de": "Text", "en": "text"}}\n')
+    assert files.read_pairs(tmp_path / "pairs.jsonl", ("en", "de")) == [("text", "Text")]
     (tmp_path / "pairs.tsv").write_text("text\tText\n\tone side\n", encoding="utf-8")
     assert files.read_pairs(tmp_path / "pairs.tsv", ("en", "de")) == [("text", "Text")]
 
@@ -96,11 +98,10 @@ def test_input_that_cannot_be_used_is_refused_in_one_line(tmp_path):
     (tmp_path / "empty.en").write_text("\n\n")
 
     for refused, reason in (
-        (lambda: files.read_distinct(tmp_path / "empty.en"), "empty.en has no line of text"),
-        (
-            lambda: files.check_format(Path("mined.xlsx")),
-            r"mined.xlsx: pairs have no format '.xlsx': give a file of .tsv",
-        ),
+        (lambda: files.read_distinct(tmp_path / "empty.en"), "empty.en has 0 distinct lines of text"),
+        (lambda: files.check_output(tmp_path / "mined.xlsx"), r"pairs are not written as '.xlsx': give a file of .tsv"),
+        (lambda: files.check_output(tmp_path / "no/mined.tsv"), "no such folder"),
+        (lambda: files.read_pairs(tmp_path / "pairs.csv", ("en", "de")), "pairs are not read from '.csv'"),
         (lambda: files.check_languages(["en"]), "languages en: give --languages with two"),
         (lambda: files.read_pairs(tmp_path / "no.tmx", ("en", "de")), "no such file"),
     ):

@@ -94,3 +94,13 @@ def test_too_few_pairs_are_refused(texts, tmp_path):
 
     with pytest.raises(InputError, match=r"few.tsv: 99 of 99 pairs are neither .* give at least 100"):
         mine.read((texts[0], texts[1]), tmp_path / "few.tsv", ("en", "de"))
+
+
+def test_small_files_are_mined_and_equal_lines_are_no_pair(encoder, tmp_path):
+    (tmp_path / "x.en").write_text("a1 a2\nb1 b2 b3\n")
+    (tmp_path / "x.de").write_text("b1 b2 b3 b4\na1 a2\n")
+    corpus = mine.read((tmp_path / "x.en", tmp_path / "x.de"), None, ("en", "de"))
+
+    mined = mine.mine(corpus, load_embedder(encoder), "digest", tmp_path / "cache", 0.95, threshold=0)
+
+    assert [(pair.source, pair.target) for pair in mine.list_pairs(corpus, mined)] == [("b1 b2 b3", "b1 b2 b3 b4")]
