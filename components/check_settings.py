@@ -31,6 +31,8 @@ def check_settings(
 ):
     """Apply overrides to the sections of a run, and validate all sections before an expensive step starts.
 
+    Of the model to start from, the tokenizer and config.json are fetched and checked, not the weights.
+
     Each step receives only its section, so that changing one section does not invalidate the cached steps before it.
 
     Args:
@@ -48,9 +50,10 @@ def check_settings(
     Returns:
         The sections with their defaults, and the trials; all settings are references to the store.
     """
-    from components.platform import parameters, tracking
+    from components.platform import parameters, sources, tracking
     from components.platform.stage_run import stage_run
     from infoxlm_core import run_file
+    from infoxlm_core.config import PretrainingConfig
 
     with stage_run("check_settings", store, reports=False) as step:
         sections = {
@@ -68,6 +71,12 @@ def check_settings(
             sections["pretraining"] = trials[0]["pretraining"]
         checked = run_file.override_sections(sections, overrides, num_workers)
         trials = run_file.override_trials(sections, trials, overrides, num_workers)
+        if checked["tokenization"].get("model"):
+            sources.fetch_tokenizer(checked["tokenization"]["model"], step.local_store)
+        for settings in [trial["pretraining"] for trial in trials] or [checked["pretraining"]]:
+            config = PretrainingConfig.parse(settings, "pretraining")
+            if config.model.start:
+                sources.check_start(config, step.local_store)
         for trial in trials:
             for name in trial:
                 if name != "trial":

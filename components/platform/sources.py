@@ -27,7 +27,7 @@ from infoxlm_core.training import fingerprint
 from infoxlm_core.training.finetuning import selection
 
 if TYPE_CHECKING:
-    from infoxlm_core.config import EvaluationConfig, PreparationConfig
+    from infoxlm_core.config import EvaluationConfig, PreparationConfig, PretrainingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,36 @@ def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
     path = fetch_model(source, store, only=tokenizers.ALL_FILES)
     files = tokenizers.find_files(path)
     return str(path), fingerprint.digest_inputs([str(file) for file in files])
+
+
+def check_start(config: "PretrainingConfig", store: Path) -> None:
+    """Check that training can start from `model.start`, without its weights: its files, class and sizes.
+
+    Raises as `fetch_model` and `System.check_start_files`.
+    """
+    from infoxlm_core.model.huggingface import tokenizers
+    from infoxlm_core.systems.table import SYSTEMS
+
+    source = config.model.start or ""
+    directory = fetch_model(source, store, only=tokenizers.ALL_FILES)
+    directories.check_code(directory)
+    file_names = _list_names(source, directory)
+    if file_names is not None:
+        directories.check_file_names(source, file_names)
+    SYSTEMS[config.system].check_start_files(config, directory)
+
+
+def _list_names(source: str, copy: Path) -> list[str] | None:
+    """Return the names of the files of a model, of which `copy` may have only some; None if they are unknown."""
+    if _is_stored(source):
+        files, _ = _list(source.rstrip("/"), deep=False)
+        return list(files)
+    is_on_hub = not Path(source).exists() and storage.scheme(source, ":") != "models"
+    if is_on_hub:
+        from components.adapters.sources import hub
+
+        return hub.list_files(source)
+    return [path.name for path in copy.iterdir()] if copy.is_dir() else []
 
 
 def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:

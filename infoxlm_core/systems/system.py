@@ -37,6 +37,15 @@ class System:
         """Return the function that evaluates the network during training, if the system has one."""
         return None
 
+    def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
+        """Check the model `model.start` by its config.json; the directory may lack its weights.
+
+        Raises:
+            InputError: the model is of another class.
+            ConfigError: the model is too small for the config.
+        """
+        raise NotImplementedError
+
     def plan(self, config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:  # noqa: ARG002
         """Predict the memory and time of a run on some GPUs; InputError if the GPU or the system is not known."""
         raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")

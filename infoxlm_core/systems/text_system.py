@@ -75,11 +75,7 @@ class TextSystem(System):
         if config.model.start:
             directory = Path(config.model.start)
             size = self.size_of(directory, shards)
-            if config.longest > size.positions:
-                raise ConfigError(
-                    f"sequences of {config.longest} tokens exceed the {size.positions} positions of {directory}: "
-                    "lower batches.block_tokens and batches.side_tokens"
-                )
+            self.check_start_files(config, directory)
             model = self.network(size, config.model.dropout)
             self.load_into(model, directory)
         else:
@@ -94,6 +90,14 @@ class TextSystem(System):
             model = self.network(size, config.model.dropout)
             self.first_weights(model, config.seed)
         return model.to(distributed.device())
+
+    def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
+        positions = self._read_config(directory).max_position_embeddings
+        if config.longest > positions:
+            raise ConfigError(
+                f"sequences of {config.longest} tokens exceed the {positions} positions of {directory}: "
+                "lower batches.block_tokens and batches.side_tokens"
+            )
 
     def learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
         return TextLearner(config, model, self.sampler(shards, config), self.losses)

@@ -1,6 +1,7 @@
 """The first step of a run: what the others get, and what happens if a setting is wrong."""
 
 import json
+import shutil
 
 import pytest
 
@@ -49,6 +50,38 @@ def test_a_wrong_setting_ends_the_run_at_once_and_its_reason_is_where_submit_rea
     said = json.loads((tmp_path / "outcome/toy-1/check_settings.json").read_text())
     assert ended.value.code == 2 and said["class"] == "ConfigError"
     assert "evaluation.retrieval_pear: unknown name; known are" in said["message"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "change", "message"),
+    [
+        ({"pretraining.contrast.layer": 3}, {}, "contrast.layer (3) is above the 2 layers of"),
+        ({"pretraining.batches.side_tokens": 90}, {}, "sequences of 183 tokens"),
+        ({}, {"model_type": "gpt2"}, "config.json: model_type is 'gpt2'"),
+        ({"pretraining.system": "bert", "pretraining.objectives": {"tlm": 0, "xlco": 0}}, {}, "not 'bert'"),
+        ({}, None, "has neither tokenizer.json nor sentencepiece.bpe.model"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_refused_before_any_text_is_read(
+    tiny_encoders, tmp_path, monkeypatch, overrides, change, message
+):
+    monkeypatch.setenv("RUN_ID", "toy-1")
+    start = shutil.copytree(tiny_encoders["first"], tmp_path / "start")
+    batches = {"block_tokens": 30, "side_tokens": 30}
+    pretraining = {"model": {"start": str(start)}, "contrast": {"layer": 2}, "batches": batches}
+    _, tokenization, *_ = check_settings.python_func(str(tmp_path), **GIVEN, pretraining=pretraining)
+    assert parameters.resolve(str(tmp_path), tokenization)["model"] == str(start)
+    if change is None:
+        (start / "tokenizer.json").unlink()
+    else:
+        settings = json.loads((start / "config.json").read_text())
+        (start / "config.json").write_text(json.dumps(settings | change))
+
+    with pytest.raises(SystemExit):
+        check_settings.python_func(str(tmp_path), **GIVEN, pretraining=pretraining, overrides=overrides)
+
+    said = json.loads((tmp_path / "outcome/toy-1/check_settings.json").read_text())
+    assert message in said["message"]
 
 
 def test_an_ablation_without_a_tracker_is_refused_before_any_text_is_read(tmp_path, monkeypatch):

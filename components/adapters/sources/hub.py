@@ -1,12 +1,16 @@
 """Download a model from the Hugging Face hub: FacebookAI/xlm-roberta-base, optionally with `@revision`."""
 
+import contextlib
+import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable, one_line
+
+logger = logging.getLogger(__name__)
 
 _HUB = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "README.md"]  # README.md states the licence
@@ -27,19 +31,47 @@ def fetch(source: str, store: Path, only: Sequence[str] = ()) -> Path | None:
     match = _HUB.fullmatch(source)
     if not match:
         return None
-    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
-    name = match["name"]
-    was_offline = constants.HF_HUB_OFFLINE  # usually True: without it, MLflow would download files by itself
-    constants.HF_HUB_OFFLINE = False
-    try:
+    with _online(match["name"]):
         snapshot = snapshot_download(
-            name,
+            match["name"],
             revision=match["revision"],
             cache_dir=store.resolve() / "models" / "hub",
             allow_patterns=list(only) or _FILES,
             endpoint=os.environ.get("HF_ENDPOINT"),
         )
+    for path in Path(snapshot).rglob("*"):  # links to blobs; a large blob is named by its SHA-256
+        blob = path.resolve()
+        if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:
+            blob.unlink()
+            raise DataCorrupt(f"{blob} differs from the hub's file: the copy was removed, run again")
+    return Path(snapshot)
+
+
+def list_files(source: str) -> list[str] | None:
+    """Return the names of all files of a model on the hub, or None if the hub does not answer."""
+    from huggingface_hub import HfApi
+
+    name, _, revision = source.partition("@")
+    try:
+        with _online(name):
+            model = HfApi(os.environ.get("HF_ENDPOINT")).model_info(name, revision=revision or None, timeout=30)
+    except Exception as error:  # errors of the HTTP client have no common base class with those of the hub
+        logger.warning("%s: the hub does not list its files: %s", name, one_line(error))
+        return None
+    return [sibling.rfilename for sibling in model.siblings or ()]
+
+
+@contextlib.contextmanager
+def _online(name: str) -> Iterator[None]:
+    """Let the hub's client use the network, and convert its errors to one-line errors that name the model."""
+    from huggingface_hub import constants, errors
+
+    was_offline = constants.HF_HUB_OFFLINE  # usually True: without it, MLflow would download files by itself
+    constants.HF_HUB_OFFLINE = False
+    try:
+        yield
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         reason = f"no such directory, and no such model on the hub ({one_line(error)})"
         raise InputError(f"{name}: {reason}: check its name") from error
@@ -52,9 +84,3 @@ def fetch(source: str, store: Path, only: Sequence[str] = ()) -> Path | None:
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = was_offline
-    for path in Path(snapshot).rglob("*"):  # links to blobs; a large blob is named by its SHA-256
-        blob = path.resolve()
-        if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:
-            blob.unlink()
-            raise DataCorrupt(f"{blob} differs from the hub's file: the copy was removed, run again")
-    return Path(snapshot)

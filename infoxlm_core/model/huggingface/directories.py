@@ -1,5 +1,6 @@
 """Checks that a model directory, ours or another Hugging Face one, is complete and safe to load."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ from typing_extensions import TypedDict
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 
-_CODE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".py")  # pickles and modules, which can run code
+_CODE_SUFFIXES = (".pt", ".pth", ".pkl", ".py")
+"""Suffixes of pickles and modules, which can run code. Clones of public models often have pickles with the suffix .bin
+beside safetensors, but all our loaders read only safetensors."""
 
 
 @outside.allow_extra_keys
@@ -36,10 +39,33 @@ def check(directory: Path) -> None:
         manifests.read(directory, manifest["kind"], producer="the export or the copy of the model")
 
 
+def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
+    """Raise InputError if the files of a model do not include its config and its weights in safetensors.
+
+    Args:
+        source: directory or name of the model, for the error message.
+        file_names: names of the files directly in it.
+    """
+    has_config = "config.json" in file_names
+    if has_config and any(name.endswith(".safetensors") for name in file_names):
+        return
+    pickles = sorted(name for name in file_names if name.endswith(".bin"))
+    if has_config and pickles:
+        raise InputError(
+            f"{source} has {pickles[0]}, but no *.safetensors, and pickles are not read: convert a local copy with "
+            f"`infoxlm import {pickles[0]} DIRECTORY`"
+        )
+    raise InputError(f"{source} has no config.json with *.safetensors: give the output of pretrain")
+
+
 def check_encoder(directory: Path) -> None:
     """Raise InputError if a directory has no encoder, or has files that could run code when they are loaded."""
-    if not (directory / "config.json").is_file() or not list(directory.glob("*.safetensors")):
-        raise InputError(f"{directory} has no config.json with *.safetensors: give the output of pretrain")
+    check_file_names(directory, [path.name for path in directory.iterdir()] if directory.is_dir() else [])
+    check_code(directory)
+
+
+def check_code(directory: Path) -> None:
+    """Raise InputError if files of a model, whose weights may be missing, could run code when they are loaded."""
     for path in directory.rglob("*"):
         if path.suffix in _CODE_SUFFIXES:
             raise InputError(f"{directory} holds {path.name}, which could run code: keep only safetensors and JSON")

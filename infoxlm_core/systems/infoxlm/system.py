@@ -62,6 +62,9 @@ class InfoXLMSystem(System):
 
         return observe
 
+    def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
+        _check_size(directory, pretrained.size_of(directory), config)
+
     def plan(self, config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:
         return plan(config, vocabulary, gpus, gpu)
 
@@ -76,7 +79,8 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
     start = Path(config.model.start) if config.model.start else None
     if start:
         size = pretrained.size_of(start)
-        _check_start(start, size, config, shards)
+        _check_start(start, size, shards)
+        _check_size(start, size, config)
     else:
         size = EncoderSize.of(config.model, shards.vocabulary_size)
     check_memory(config, size, devices.memory(distributed.device()))
@@ -91,8 +95,8 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
     return model.to(distributed.device())
 
 
-def _check_start(start: Path, size: EncoderSize, config: PretrainingConfig, shards: Shards) -> None:
-    """Raise TokenizerMismatch or ConfigError if a start does not fit the shards or the config; see `build`."""
+def _check_start(start: Path, size: EncoderSize, shards: Shards) -> None:
+    """Raise TokenizerMismatch or ConfigError if a start does not fit the shards; see `build`."""
     if size.vocabulary < shards.vocabulary_size:  # multilingual-e5-small has more rows than its tokenizer has ids
         raise TokenizerMismatch(
             f"{start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
@@ -113,6 +117,10 @@ def _check_start(start: Path, size: EncoderSize, config: PretrainingConfig, shar
             f"{start}/config.json: pad_token_id is {size.first_position - 1}, but the tokenizer pads with {pad}, and "
             "the positions of this model begin after its padding: give the tokenizer that the model was trained with"
         )
+
+
+def _check_size(start: Path, size: EncoderSize, config: PretrainingConfig) -> None:
+    """Raise ConfigError if a start is too small for the config."""
     if config.longest > size.max_tokens:
         raise ConfigError(
             f"sequences of {config.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) exceed "

@@ -1,10 +1,15 @@
 """A model to start from and a data set, wherever they are: a path, S3 (a real server), the hub, the registry."""
 
+import hashlib
+import json
 import shutil
 from contextlib import nullcontext
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
@@ -17,13 +22,13 @@ from components.adapters.sources import hub
 from components.platform import artifacts, sources
 from components.pretrain import pretrain
 from infoxlm_core import manifests
-from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
+from infoxlm_core.errors import ConfigError, DataCorrupt, InputError, StorageUnavailable
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.training import fingerprint
 from tests.components.conftest import open_run, upload
-from tests.servers.processes import free_port
+from tests.servers.processes import answering, free_port
 from tests.toys.pretraining import VOCABULARY, tiny_config
 
 
@@ -42,9 +47,9 @@ def test_a_local_directory_is_used_where_it_is(tiny_encoders, tmp_path):
 def test_nothing_that_could_run_code_is_taken(tiny_encoders, tmp_path):
     directory = tmp_path / "model"
     shutil.copytree(tiny_encoders["first"], directory)
-    (directory / "pytorch_model.bin").write_bytes(b"")
+    (directory / "pytorch_model.pt").write_bytes(b"")
 
-    with pytest.raises(InputError, match=r"holds pytorch_model\.bin, which could run code"):
+    with pytest.raises(InputError, match=r"holds pytorch_model\.pt, which could run code"):
         sources.fetch_model(str(directory), tmp_path)
 
 
@@ -185,6 +190,77 @@ def test_a_model_fetched_before_needs_no_network_and_is_verified(tiny_encoders, 
     with pytest.raises(DataCorrupt, match="differs from the hub's file: the copy was removed"):
         sources.fetch_model("org/model", tmp_path)
     assert not blob.exists()
+
+
+@pytest.mark.slow
+def test_a_start_on_s3_is_checked_without_its_weights(bucket, tiny_encoders, tmp_path):
+    upload(bucket, tiny_encoders["first"], "start")
+    config = tiny_config(model={"start": "s3://models/start"})
+
+    sources.check_start(config, tmp_path)
+
+    assert not list(tmp_path.rglob("*.safetensors"))
+    bucket.Object("start/pytorch_model.bin").put(Body=b"pickle")
+    sources.check_start(config, tmp_path)
+    bucket.Object("start/model.safetensors").delete()
+    with pytest.raises(InputError, match=r"s3://models/start has pytorch_model\.bin, but no \*\.safetensors"):
+        sources.check_start(config, tmp_path)
+
+
+def test_a_start_on_the_hub_that_was_fetched_before_is_checked_without_a_network(tiny_encoders, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    hub_cache(tmp_path, tiny_encoders["first"])
+
+    sources.check_start(tiny_config(model={"start": "org/model"}), tmp_path)
+
+    with pytest.raises(ConfigError, match=r"contrast\.layer \(7\) is above the 2 layers"):
+        sources.check_start(tiny_config(model={"start": "org/model"}, contrast={"layer": 7}), tmp_path)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the hub's API that lists and downloads the files of one model, without authentication."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    downloads: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        path = urlsplit(self.path).path
+        name = path.rpartition("/")[2]
+        if path.startswith("/api/models/org/model/tree/"):
+            entries = [{"type": "file", "path": name, "size": 1, "oid": "0"} for name in self.files]
+            body = json.dumps(entries).encode()
+        elif path.startswith("/api/models/org/model"):
+            siblings = [{"rfilename": name} for name in self.files]
+            body = json.dumps({"id": "org/model", "sha": "a" * 40, "siblings": siblings}).encode()
+        else:
+            body = self.files[name]
+            self.downloads.append(name)
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+def test_a_start_on_the_hub_is_checked_without_its_weights(tiny_encoders, tmp_path, monkeypatch):
+    files = contents(tiny_encoders["first"])
+    monkeypatch.setattr(Hub, "files", files)
+    monkeypatch.setattr(Hub, "downloads", [])
+    config = tiny_config(model={"start": "org/model"})
+    with answering(Hub) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+
+        sources.check_start(config, tmp_path)
+
+        assert {"config.json", "tokenizer.json"} <= set(Hub.downloads) and "model.safetensors" not in Hub.downloads
+        files["pytorch_model.bin"] = files.pop("model.safetensors")
+        with pytest.raises(InputError, match=r"org/model has pytorch_model\.bin, but no \*\.safetensors"):
+            sources.check_start(config, tmp_path)
 
 
 @pytest.mark.parametrize("source", ["nowhere", "./nowhere/at/all", "/nowhere/model", "a/b/c"])

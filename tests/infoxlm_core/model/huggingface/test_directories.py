@@ -21,7 +21,7 @@ def model(tmp_path):
     ("name", "content", "said"),
     [
         ("deep/code.py", "print()", r"holds code\.py, which could run code"),
-        ("pytorch_model.bin", "", r"holds pytorch_model\.bin, which could run code"),
+        ("pytorch_model.pt", "", r"holds pytorch_model\.pt, which could run code"),
         ("tokenizer_config.json", json.dumps({"auto_map": {}}), "requires custom code"),
         ("config.json", "{", "cannot be read"),
         ("model.safetensors.index.json", "{}", "weight_map: Field required"),
@@ -37,9 +37,14 @@ def test_what_could_run_code_or_cannot_be_read_is_refused(model, name, content, 
         directories.check(model)
 
 
-def test_a_directory_without_weights_is_no_encoder(model):
+def test_a_pickle_beside_safetensors_is_accepted_and_one_without_them_is_to_be_imported(model):
+    (model / "pytorch_model.bin").write_bytes(b"pickle")
+    directories.check(model)
     (model / "model.safetensors").unlink()
 
+    with pytest.raises(InputError, match=r"pytorch_model\.bin, but no \*\.safetensors.*`infoxlm import pytorch_model"):
+        directories.check(model)
+    (model / "pytorch_model.bin").unlink()
     with pytest.raises(InputError, match=r"has no config\.json with \*\.safetensors"):
         directories.check(model)
 
