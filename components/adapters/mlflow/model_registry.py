@@ -6,6 +6,7 @@ the registry is byte for byte the trained one. `model_versions` lists the other 
 
 import atexit
 import importlib.metadata
+import logging
 import math
 import shutil
 import tempfile
@@ -23,6 +24,8 @@ from infoxlm_core.results import evidence
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,7 @@ def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
         shutil.rmtree(files / model_versions.MODEL)
         shutil.copytree(encoder_dir, files / model_versions.MODEL)
         signing.sign(files / model_versions.MODEL, files / signing.FILE)
+        _write_export(encoder_dir, files)
         (files / model_versions.EVALUATION).mkdir()
         for name in ("scores.json", evidence.FILE):
             if (evaluation / name).exists():
@@ -160,6 +164,20 @@ def _try_model(encoder_dir: Path) -> tuple[Any, str, Any]:
     return extract_features, sentence, token_vectors[0]
 
 
+def _write_export(encoder_dir: Path, files: Path) -> None:
+    """Write the encoder for sentence-transformers among the files of a version, if it has such a form."""
+    from infoxlm_core.stages.export import SENTENCE_TRANSFORMERS, ExportSettings, export  # takes seconds
+
+    directory = files / model_versions.EXPORT
+    try:
+        export(encoder_dir, "encoder", ExportSettings([SENTENCE_TRANSFORMERS]), directory)
+    except InputError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        logger.warning("the version has no folder %s: %s", model_versions.EXPORT, error)
+    else:
+        signing.sign(directory, files / model_versions.EXPORT_SIGNATURE)
+
+
 def load_encoder(source: str | Path, store: Path) -> Path:
     """Return a local Hugging Face directory for a directory, `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
 
@@ -175,12 +193,13 @@ def load_encoder(source: str | Path, store: Path) -> Path:
     client = connection.connect_existing(store)
     version = model_versions.find(client, str(source))
     with translate_errors(str(source)):
-        target = None  # files on this machine are read without a copy
-        if not client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
+        if client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
+            files = model_versions.download(client, version, "", None)  # without a copy
+        else:
             # The caller reads the files until this process ends.
-            target = Path(tempfile.mkdtemp(prefix="infoxlm-"))
-            atexit.register(shutil.rmtree, target, ignore_errors=True)
-        files = model_versions.download(client, version, "", target)
+            files = Path(tempfile.mkdtemp(prefix="infoxlm-"))
+            atexit.register(shutil.rmtree, files, ignore_errors=True)
+            model_versions.download_encoder(client, version, files)
     model_versions.check(files, version)
     return files / model_versions.MODEL
 

@@ -5,7 +5,9 @@ A version has these files:
 model/                    the encoder's Hugging Face directory, byte for byte, with its manifest
 evaluation/scores.json    all scores
 evaluation/items.parquet  the answer to each question
+sentence-transformers/    the encoder up to the layer of its vector, as `infoxlm export` writes it
 signature.json            signature of model/, if a key was set
+sentence-transformers.signature.json    the same of sentence-transformers/
 model_card.md, MLmodel    for people, and for MLflow
 """
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 EVALUATION = "evaluation"
+EXPORT = "sentence-transformers"
+EXPORT_SIGNATURE = f"{EXPORT}.{signing.FILE}"
 CARD = "model_card.md"
 MADE_AS = "made_as"
 """Tag: kind and key of the artifact from which the version was created. A version with this tag has our manifest."""
@@ -170,6 +174,17 @@ def download(client: "MlflowClient", version: "ModelVersion", path: str, target:
     return Path(mlflow.artifacts.download_artifacts(artifact_uri=artifact_uri, dst_path=target_folder))
 
 
+def download_encoder(client: "MlflowClient", version: "ModelVersion", target: Path) -> None:
+    """Download the folder of a version's encoder and its signature, without the form for sentence-transformers."""
+    import mlflow
+
+    location = client.get_model_version_download_uri(version.name, version.version)
+    connection.check_location(location)
+    names = {Path(entry.path).name for entry in mlflow.artifacts.list_artifacts(artifact_uri=location)}
+    for name in sorted(names & {MODEL, signing.FILE}):
+        download(client, version, name, target)
+
+
 def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: bool = False) -> evidence.Outcomes | None:
     """Return whether a version's answer to each question is right; None if it was registered without its answers.
 
@@ -225,3 +240,6 @@ def check(files: Path, version: "ModelVersion") -> None:
                 f"{name} contains {digest[:19]}…, but was registered as {registered[:19]}…: use another version"
             )
     directories.check_encoder(model)
+    if (files / EXPORT).is_dir():
+        signing.verify(files / EXPORT, files / EXPORT_SIGNATURE, f"{EXPORT} of {name}")
+        manifests.read(files / EXPORT, "export", producer="the registration of another version")

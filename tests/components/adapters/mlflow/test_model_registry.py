@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import subprocess
@@ -5,11 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from components.adapters.mlflow import connection, model_registry, promotion, runs
 from components.adapters.mlflow.model_registry import Registration
 from components.platform import artifacts
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import DataCorrupt, InputError
+from infoxlm_core.tasks.embedding import embed_sentences
 from tests.components.conftest import two_processes
 from tests.toys.evaluation import evaluated
 
@@ -174,6 +177,7 @@ def test_a_fresh_process_gets_the_champion_from_the_server_with_the_vectors_of_t
     numpy.testing.assert_allclose(loaded, original, atol=1e-5)
     assert numpy.abs(original[0] - original[1]).max() > 1e-3
     copy = model_registry.load_encoder("models:/fetched/1", tmp_path)
+    assert not (copy.parent / "sentence-transformers").exists()  # it would double the download
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
         path.name: path.read_bytes() for path in encoder.iterdir()
     }
@@ -209,6 +213,33 @@ def test_an_encoder_without_a_language_model_head_is_registered_with_its_token_v
     (token_vectors,) = pipeline("Save")
     assert type(pipeline.model).__name__ == "XLMRobertaModel"
     assert len(token_vectors[0]) == model.config.hidden_size
+
+
+def test_a_version_brings_its_form_for_sentence_transformers_and_a_change_of_it_is_seen(store, tiny_encoders):
+    register(store, tiny_encoders["first"], "sha256:1", 0.5)
+
+    model = model_registry.load_encoder("models:/tiny@champion", store)
+    exported = model.parent / "sentence-transformers"
+    texts = ["save the file", "close it"]
+    vectors = embed_sentences(exported, texts)
+    torch.testing.assert_close(vectors, embed_sentences(model, texts))
+    assert len(json.loads((exported / "modules.json").read_bytes())) == 2
+    assert "<s>" in (exported / "tokenizer.json").read_text()
+    (exported / "1_Pooling/config.json").write_text("{}")
+    with pytest.raises(DataCorrupt, match=r"1_Pooling/config.json"):
+        model_registry.load_encoder("models:/tiny@champion", store)
+
+
+def test_an_encoder_that_has_no_such_form_is_registered_without_it(store, tiny_encoders, tmp_path, caplog):
+    encoder = shutil.copytree(tiny_encoders["first"], tmp_path / "encoder")
+    config = json.loads((encoder / "config.json").read_bytes())
+    config["infoxlm"] = {"layer": 1, "pooling": "median"}
+    (encoder / "config.json").write_text(json.dumps(config))
+
+    assert register(store, encoder, "sha256:1", 0.5).version == 1
+
+    assert "the version has no folder sentence-transformers: " in caplog.text and "is median" in caplog.text
+    assert not (model_registry.load_encoder("models:/tiny/1", store).parent / "sentence-transformers").exists()
 
 
 def _register_at(uri: str, store: Path, encoder: Path) -> Registration:
