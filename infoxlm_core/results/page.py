@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from infoxlm_core import manifests
+from infoxlm_core.model.huggingface.origin import describe_origin
 from infoxlm_core.results import figures, published, statistics, tables, task_tables
 from infoxlm_core.results.summary import Summary, TaskSummary
 from infoxlm_core.results.tables import PageTable
@@ -212,7 +213,15 @@ def _load_templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": tables.percent, "count": tables.count, "short": tables.short}
-    functions = (tables.show, tables.show_interval, tables.list_sources, tables.to_markdown, list_first, isinstance)
+    functions = (
+        tables.show,
+        tables.show_interval,
+        tables.list_sources,
+        tables.to_markdown,
+        list_first,
+        describe_origin,
+        isinstance,
+    )
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals["str"] = str
     return environment

@@ -15,6 +15,7 @@ import pandas as pd
 from infoxlm_core import languages, outside
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
+from infoxlm_core.model.huggingface import origin
 from infoxlm_core.results import before_after, evidence, report
 from infoxlm_core.results.summary import summarise_evaluation
 from infoxlm_core.tasks import TASKS, unreserved
@@ -133,6 +134,7 @@ def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path | None, 
     """Return what scores.json says of a model; a classifier without an encoder has only its scores."""
     description: dict[str, Any] = {
         "encoder": {},
+        "origin": origin.read(encoder) if encoder else {},
         "tasks": {task: task_scores.to_dict() for task, task_scores in scores_by_task.items()},
         "curves": {},
     }

@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from huggingface_hub import ModelCard
-
-from infoxlm_core import outside
+from infoxlm_core import manifests
 from infoxlm_core.corpora import cleaning, lines
 from infoxlm_core.errors import InputError
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model.export import onnx, sentence_encoder, sentence_transformers, vocabulary
 from infoxlm_core.model.export.sentence_encoder import Run, SentenceEncoder
 from infoxlm_core.model.export.vocabulary import TrimmedTokenizer
-from infoxlm_core.model.huggingface import any_encoder, pretrained
+from infoxlm_core.model.huggingface import any_encoder, origin, pretrained
 from infoxlm_core.results import page
 from infoxlm_core.tasks import export_measurements, reference_vectors
 from infoxlm_core.tasks.export_measurements import Format, Measurement
@@ -76,8 +73,6 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
     reference_vectors.write(output)
     if SENTENCE_TRANSFORMERS not in settings.formats:
         (output / FILES[SENTENCE_TRANSFORMERS]).unlink()
-    metadata = _read_metadata(source)
-    base_models = metadata.get("base_model") or []
     card = page.render(
         "export_card.md",
         name=name,
@@ -91,10 +86,10 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
         text_count=len(texts),
         languages=sorted(sets),
         padding=sentence_encoder.load_tokenizer(output).padding,
-        licence=metadata.get("license"),
-        base_models=[base_models] if isinstance(base_models, str) else base_models,
+        origin=origin.read(source),
     )
     page.write_files(output, {"README.md": card})
+    manifests.write(output, "export", inputs={"encoder": pretrained.digest_of(source)})
     return measurements
 
 
@@ -199,18 +194,3 @@ def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output
         weights = sorted(path.parent.glob(f"{path.name}*"))  # a large ONNX file has its weights beside it
         formats.append(Format(format_name, weights, run, is_exact=format_name != INT8))
     return formats
-
-
-def _read_metadata(source: Path) -> dict[str, Any]:
-    """Return the metadata of a model's card, such as its licence; empty if it has no card.
-
-    A registered version has its card beside the folder of the model.
-    """
-    paths = [source / "README.md"]
-    if source.name == "model":
-        paths.append(source.parent / "model_card.md")
-    for path in paths:
-        if path.is_file():
-            text = outside.read_text(path, outside.MAX_JSON)
-            return ModelCard(text, ignore_metadata_errors=True).data.to_dict()
-    return {}

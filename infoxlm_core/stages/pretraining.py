@@ -10,7 +10,7 @@ from torch import Tensor
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
-from infoxlm_core.model.huggingface import pretrained
+from infoxlm_core.model.huggingface import origin, pretrained
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.tasks import reference_vectors, unreserved
 from infoxlm_core.training import distributed, loop
@@ -77,7 +77,11 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
     system.export(model, config, shards, output / "encoder")
     export_curves(run, output / "encoder")
     reference_vectors.write(output / "encoder")
-    facts = {"steps": config.optimization.steps}
+    facts: dict[str, Any] = {"steps": config.optimization.steps}
+    if config.model.start:
+        published_start = origin.read(Path(config.model.start))
+        if published_start:
+            facts[origin.FACT] = published_start
     manifests.write(output / "encoder", "encoder", facts | _reservation_facts(config, shards), lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)
 

@@ -40,6 +40,8 @@ def write(encoder: SentenceEncoder, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     ids = torch.full((2, 4), 5)  # sizes 0 and 1 would be taken as constants
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):  # they log every step, and that torchvision is not installed
+        logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names of axes that two inputs share
         program: Any = torch.onnx.export(

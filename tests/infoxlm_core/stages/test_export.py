@@ -22,9 +22,10 @@ PIVOT = ["Save the file.", "Open the window, please."]
 
 @pytest.fixture
 def source(tmp_path):
-    """An encoder of ours beside the card of its registered version."""
-    (tmp_path / "model_card.md").write_text("---\nlicense: mit\nbase_model: intfloat/e5\n---\n# e5\n")
-    return save_encoder(tmp_path / "model", "infoxlm")
+    """An encoder of ours, in the cache of the hub with its card."""
+    directory = save_encoder(tmp_path / "models--ours--mine" / "model", "infoxlm")
+    (directory / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    return directory
 
 
 @pytest.fixture
@@ -53,8 +54,8 @@ def test_every_format_is_measured_and_the_card_says_so(source, data, tmp_path):
     assert torch_format.megabytes < original.megabytes and int8.megabytes < 0.6 * onnx_format.megabytes
     assert original.retrieval == torch_format.retrieval == onnx_format.retrieval
     metadata, body = read_card(output)
-    assert metadata["license"] == "mit" and metadata["base_model"] == ["intfloat/e5"]
-    assert "de, fr" in body and "The licence of the model that this one was made from is mit." in body
+    assert (metadata["license"], metadata["base_model"]) == ("mit", "ours/mine")
+    assert "de, fr" in body and "It was made from ours/mine, whose licence is mit." in body
     rows = re.findall(r"^\| (\S+) \|.*\|$", body, re.MULTILINE)
     assert rows == ["format", "original", *ALL]
     widths = {line.count("|") for line in body.splitlines() if line.startswith("|")}

@@ -22,6 +22,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
+from infoxlm_core import manifests
 from infoxlm_core.data.layouts import number_positions
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import Vocabulary
@@ -88,6 +89,7 @@ def wordpiece_shards(tmp_path_factory) -> Path:
 def test_a_public_encoder_trains_and_is_exported_in_its_class(name, tiny_shards, wordpiece_shards, tmp_path):
     shards_path = wordpiece_shards if name in WORDPIECE_STARTS else tiny_shards
     theirs = save(STARTS[name](), tmp_path / "start")
+    (tmp_path / "start/README.md").write_text("---\nlicense: mit\n---\n# A public encoder\n")
     has_head = type(theirs).__name__.endswith("ForMaskedLM")
     config = tiny_config(
         model={"start": str(tmp_path / "start")},
@@ -112,6 +114,7 @@ def test_a_public_encoder_trains_and_is_exported_in_its_class(name, tiny_shards,
 
     # Before the first step the export is the start, with its class and settings; after a step it is another model.
     pretrain(config, shards_path, tmp_path / "out", tmp_path / "run")
+    assert manifests.load(tmp_path / "out/encoder")["facts"]["origin"] == {"licence": "mit"}
     first, last = reload(tmp_path / "out/start"), reload(tmp_path / "out/encoder")
     assert type(first) is type(last) is type(theirs)
     settings = {"infoxlm": first.config.infoxlm, "_name_or_path": first.config._name_or_path}

@@ -1,0 +1,28 @@
+import json
+
+from infoxlm_core import manifests
+from infoxlm_core.model.huggingface import origin
+
+
+def test_a_model_of_the_hub_has_its_name_and_the_licence_of_its_card(tmp_path):
+    snapshot = tmp_path / "models--intfloat--multilingual-e5-small" / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    assert origin.describe_origin(origin.read(snapshot)).endswith(
+        "is not recorded: find it out before you share this model."
+    )
+    (snapshot / "README.md").write_text("---\nlicense: mit\nlanguage: [de]\n---\n# Multilingual E5\n")
+
+    found = origin.read(snapshot)
+
+    assert found == {"base_model": "intfloat/multilingual-e5-small", "licence": "mit"}
+    assert origin.describe_origin(found) == "It was made from intfloat/multilingual-e5-small, whose licence is mit."
+
+
+def test_what_was_trained_from_it_keeps_its_origin(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    facts = {"steps": 3, origin.FACT: {"base_model": "a/b", "licence": "mit"}}
+    manifests.write(tmp_path, "encoder", facts)
+
+    assert origin.read(tmp_path) == {"base_model": "a/b", "licence": "mit"}
+    manifests.write(tmp_path, "encoder", {"steps": 3})
+    assert origin.describe_origin(origin.read(tmp_path)) == ""
