@@ -210,17 +210,21 @@ def load_embedder(
         InputError: there is no model, or it has no such layer or pooling.
     """
     model, tokenizer = load_encoder(directory)
-    served_layer, served_pooling = served_space(model)
-    layer = served_layer if layer is None else layer
-    pooling = served_pooling if pooling is None else pooling
+    if layer is None or pooling is None:
+        served = served_space(model)
+        layer = served.layer if layer is None else layer
+        pooling = served.pooling if pooling is None else pooling
     last_layer = model.config.num_hidden_layers
     if not 0 <= layer <= last_layer:
         raise InputError(f"{directory}: layer {layer} is not one of its layers: give 0 to {last_layer}")
     if pooling not in ALL_POOLINGS:
         raise InputError(f"{directory}: pooling {pooling!r:.100} is not known: give {', '.join(ALL_POOLINGS)}")
     projection = load_projection(directory, model) if pooling == "contrast" else None
-    if projection is not None and layer != served_layer:
-        raise InputError(f"{directory}: its contrast vectors are of layer {served_layer}, not {layer}: leave layer out")
+    contrast = contrast_space(model)
+    if projection is not None and contrast is not None and layer != contrast.layer:
+        raise InputError(
+            f"{directory}: its contrast vectors are of layer {contrast.layer}, not {layer}: leave layer out"
+        )
     drop_layers(model, layer)
     prefix = served_prefix(model) if prefix is None else prefix
     return Embedder(model, tokenizer, VectorSpec(pooling, layer), prefix, batch_size, max_tokens, projection)

@@ -35,8 +35,9 @@ def evaluate(
     vector: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only tatoeba and pairs: POOLING@LAYER. POOLING is mean, mean_no_special, cls or contrast; LAYER is a "
-            "number, last, contrast or best. Repeatable. Default: mean@best and cls@last."
+            help="Only tatoeba and pairs: POOLING@LAYER, or served (the vector that users get). POOLING is mean, "
+            "mean_no_special, cls or contrast; LAYER is a number, last, contrast or best. Repeatable. Default: "
+            "mean@best, cls@last and served."
         ),
     ] = None,
     prefix: Annotated[

@@ -75,7 +75,11 @@ def embed(
         int | None, typer.Option(help="Layer to pool. Default: the contrast layer, or the last layer without contrast.")
     ] = None,
     pooling: Annotated[
-        str | None, typer.Option(help="mean, mean_no_special, cls or contrast. Default: that of the contrast, or mean.")
+        str | None,
+        typer.Option(
+            help="mean, mean_no_special, cls or contrast. Default: that of the contrast or of sentence-transformers' "
+            "files, else mean."
+        ),
     ] = None,
     vectors: Annotated[
         bool, typer.Option("--vectors", help="Print one JSON vector per line instead of similarities.")

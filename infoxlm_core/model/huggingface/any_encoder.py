@@ -1,14 +1,19 @@
 """Loads any Hugging Face encoder from its directory, with the contrast settings that its config records."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
 from torch import Tensor
+from transformers import PretrainedConfig
+from typing_extensions import TypedDict
 
+from infoxlm_core import outside
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import devices, padded
 from infoxlm_core.model.huggingface import pretrained, stored_weights, tokenizers
@@ -17,6 +22,18 @@ from infoxlm_core.model.huggingface.pretrained import PROJECTION
 if TYPE_CHECKING:  # importing its models takes three seconds, so only processes that load a model do it
     from transformers import PreTrainedModel as Model
     from transformers import PreTrainedTokenizerBase as Tokenizer
+
+logger = logging.getLogger(__name__)
+MODULES = "modules.json"  # of sentence-transformers
+_POOLING_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "cls": "cls", "mean": "mean"}
+
+
+@outside.allow_extra_keys
+class _Module(TypedDict):
+    """An entry of modules.json."""
+
+    type: str
+    path: str
 
 
 def has_language_model_head(directory: Path) -> bool:
@@ -102,18 +119,74 @@ def _silence_transformers() -> Iterator[None]:
             transformers.logging.enable_progress_bar()
 
 
-def contrast_space(model: "Model") -> tuple[int, str] | None:
+class Space(NamedTuple):
+    """Which vectors represent sentences."""
+
+    layer: int  # counts as in `hidden_states`: 0 is the output of the embeddings
+    pooling: str
+
+
+def contrast_space(model: "Model") -> Space | None:
     """Return the layer and pooling at which the model was trained by contrast; None if its config does not say."""
-    contrast = getattr(model.config, "infoxlm", None)
-    return (contrast["layer"], contrast["pooling"]) if contrast else None
+    return _contrast_space(model.config)
 
 
-def served_space(model: "Model") -> tuple[int, str]:
+def _contrast_space(config: PretrainedConfig) -> Space | None:
+    contrast = getattr(config, "infoxlm", None)
+    return Space(contrast["layer"], contrast["pooling"]) if contrast else None
+
+
+def served_space(model: "Model | Path | str") -> Space:
     """Return the layer and pooling of the vectors that users get.
 
-    They are those of the contrast. For a model without contrast they are the last layer and the mean of all tokens.
+    They are those of the contrast. For a model of sentence-transformers they are the last layer and its own pooling,
+    and for other models the last layer and the mean of all tokens.
+
+    Args:
+        model: a loaded model, or its directory.
+
+    Raises:
+        InputError: the model of sentence-transformers has a pooling other than `cls` and `mean`.
     """
-    return contrast_space(model) or (model.config.num_hidden_layers, "mean")
+    if isinstance(model, Path | str):
+        directory = Path(model)
+        config = padded.read_config(directory)
+    else:
+        directory = Path(str(model.name_or_path))
+        config = model.config
+    space = _contrast_space(config)
+    if space is not None:
+        return space
+    pooling = "mean"
+    if (directory / MODULES).is_file():
+        pooling = _read_pooling(directory)
+    return Space(config.num_hidden_layers, pooling)
+
+
+def _read_pooling(directory: Path) -> str:
+    """Return the pooling of a model of sentence-transformers: `cls` or `mean`."""
+    pooling = "mean"
+    for module in outside.read_json(directory / MODULES, list[_Module], "copy the model again"):
+        kind = module["type"].rpartition(".")[2]
+        if kind == "Dense":
+            _warn_of_dense(directory)
+        if kind == "Pooling":
+            path = directory / Path(module["path"]).name / "config.json"
+            settings = outside.read_json(path, dict[str, Any], "copy the model again")
+            active_modes = settings.get("pooling_mode")  # since version 6; before, each mode had a key
+            if active_modes is None:
+                active_modes = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
+            mode = active_modes[0] if isinstance(active_modes, list) and len(active_modes) == 1 else active_modes
+            pooling = _POOLING_MODES.get(str(mode), "")
+            if not pooling:
+                raise InputError(f"{path}: its pooling is {mode!r:.100}, not cls or mean: give a layer and a pooling")
+    return pooling
+
+
+@cache
+def _warn_of_dense(directory: Path) -> None:
+    """Log once for each model that its last module is left out."""
+    logger.warning("%s: vectors are taken before its module Dense, which is not used", directory)
 
 
 def served_prefix(model: "Model") -> str:

@@ -75,5 +75,9 @@ def check_code(directory: Path) -> None:
             if Path(file_name).name != file_name:  # transformers would follow a path out of the folder
                 raise InputError(f"{path}: {file_name!r:.200} is not in this folder: export the model again")
     for path in directory.glob("*config.json"):
-        if "auto_map" in outside.read_json(path, dict[str, Any], "export the model again"):
-            raise InputError(f"{path} requires custom code (auto_map): export the model with a built-in class")
+        config = outside.read_json(path, dict[str, Any], "export the model again")
+        if "auto_map" in config:
+            remedy = "export the model with a built-in class"
+            if config.get("model_type") == "new":  # Alibaba-NLP/gte-multilingual-base
+                remedy = "give alibaba-nlp-community/gte-multilingual-base, the same weights for a built-in class"
+            raise InputError(f"{path} requires custom code (auto_map): {remedy}")

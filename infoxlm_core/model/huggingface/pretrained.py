@@ -308,7 +308,9 @@ def size_of(directory: Path) -> EncoderSize:
     config = read_config(directory)
     obstacle = find_obstacle(config)
     if obstacle:
-        raise InputError(f"{path}: {obstacle}: give a model that XLM-R's encoder can compute")
+        raise InputError(
+            f"{path}: {obstacle}: start from another model; infoxlm evaluate and infoxlm embed can use this one"
+        )
     if config["model_type"] == "distilbert":
         config = {_DISTILBERT_KEYS.get(key, key): value for key, value in config.items()} | {"type_vocab_size": 0}
     outside.validate(config, ModelSizes, path, "give a complete model")

@@ -18,6 +18,7 @@ from infoxlm_core.model.huggingface.any_encoder import (
     load_encoder,
     load_projection,
     served_prefix,
+    served_space,
 )
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorSpec, embed
@@ -118,25 +119,27 @@ def _list_specs(
 
 
 def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]:
-    """Return the vector that `POOLING@LAYER` names; for `best` those of all layers, the lowest first.
+    """Return the vector that `served` or `POOLING@LAYER` names; for `best` those of all layers, the lowest first.
 
     Raises:
         InputError: the model does not have the layer, or was not contrasted.
     """
+    if vector == "served":
+        space = served_space(model)
+        return [VectorSpec(space.pooling, space.layer)]
     pooling, _, layer_name = vector.partition("@")
     last_layer = model.config.num_hidden_layers
     layers = range(last_layer + 1)
     layer_of_name = {"last": last_layer}
     if "contrast" in (pooling, layer_name):
-        space = contrast_space(model)
-        if space is None:
+        contrast = contrast_space(model)
+        if contrast is None:
             raise InputError(
                 f"{encoder}: config.json names no contrast layer (field infoxlm). Remove {vector} from vectors."
             )
-        contrast_layer, _ = space
-        layer_of_name["contrast"] = contrast_layer
+        layer_of_name["contrast"] = contrast.layer
         if pooling == "contrast":  # the projection was trained for this layer only
-            layers = range(contrast_layer, contrast_layer + 1)
+            layers = range(contrast.layer, contrast.layer + 1)
     if layer_name == "best":
         return [VectorSpec(pooling, layer) for layer in layers]
     layer = layer_of_name[layer_name] if layer_name in layer_of_name else int(layer_name)

@@ -7,7 +7,7 @@ from pydantic import Field
 from infoxlm_core.config.base import Flag, PositiveInt, Whole
 from infoxlm_core.config.tasks import AlignedSetConfig
 
-Vector = Annotated[str, Field(pattern=r"^(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best)$")]
+Vector = Annotated[str, Field(pattern=r"^(served|(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best))$")]
 
 FEWEST_UNSHARED = 50
 """A language with fewer pairs that share no token has no score of them: in the mean over languages, a few pairs would
@@ -20,10 +20,11 @@ class RetrievalConfig(AlignedSetConfig):
     task: Literal["retrieval"] = "retrieval"
     """The kind of task."""
 
-    vectors: Annotated[tuple[Vector, ...], Field(min_length=1)] = ("mean@best", "cls@last")
-    """POOLING@LAYER. Pooling: mean (of all tokens), mean_no_special, cls, contrast (projected, as in pre-training).
-    Layer: a number as in Hugging Face's hidden_states, last, contrast (that of pre-training) or best (chosen on this
-    very set by the mean of both directions). The first one gives the main scores."""
+    vectors: Annotated[tuple[Vector, ...], Field(min_length=1)] = ("mean@best", "cls@last", "served")
+    """POOLING@LAYER, or served: the vector that users get by default. Pooling: mean (of all tokens), mean_no_special,
+    cls, contrast (projected, as in pre-training). Layer: a number as in Hugging Face's hidden_states, last, contrast
+    (that of pre-training) or best (chosen on this very set by the mean of both directions). The first one gives the
+    main scores."""
 
     prefix: str = ""
     """Text added before every sentence, for models that were trained with such a prefix (`query: `). If it is empty, a

@@ -23,6 +23,7 @@ def model(tmp_path):
         ("deep/code.py", "print()", r"holds code\.py, which could run code"),
         ("pytorch_model.pt", "", r"holds pytorch_model\.pt, which could run code"),
         ("tokenizer_config.json", json.dumps({"auto_map": {}}), "requires custom code"),
+        ("config.json", '{"model_type": "new", "auto_map": {}}', "alibaba-nlp-community/gte-multilingual-base"),
         ("config.json", "{", "cannot be read"),
         ("model.safetensors.index.json", "{}", "weight_map: Field required"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "../other.safetensors"}}', "is not in this folder"),
