@@ -53,7 +53,7 @@ from tests.toys.questions import write_squad
 GOLDEN = {  # kind of artifact -> its version, and the digest of what is made on the inputs below
     "corpus": (3, "sha256:0d53cbf852823b2e4650ee39362a3c1814a526115e7299f57bec0deb0d0bf7a5"),
     "shards": (2, "sha256:4de7c67322a991d0d21282a0aa8bde8478921ca18a482253e5a8fb514b039430"),
-    "pretrained": (1, "sha256:7072099abe55354841d8ed53897ce4570d72c3cdba2009214da84f097b9536b9"),
+    "pretrained": (1, "sha256:82b1b8f5eb90049e216587efe3038f11d9e4210cca9ab27a25d152a0576be0a2"),
     "merged": (1, "sha256:e74314076cec8078d733575250a6655e04ad46d60e03a9706e915e51e997b0f1"),
     "classifier": (1, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
     "tuned": (1, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
