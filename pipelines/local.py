@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from components.platform.stage import IMAGE
 from components.settings import environment
 from infoxlm_core import errors, manifests, outside
 from infoxlm_core.run_file import RunConfig
+from infoxlm_core.training import workers
 
 logger = logging.getLogger(__name__)
 
@@ -134,15 +134,10 @@ def _interruptible_loops() -> Iterator[None]:
         raise KeyboardInterrupt
 
     os.environ["PATH"] = path
-    signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # a run under `nohup` must continue
-        signals.append(signal.SIGHUP)
-    previous_handlers = {number: signal.signal(number, stop) for number in signals}
     try:
-        yield
+        with workers.handling_signals(stop):
+            yield
     finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
         os.environ["PATH"] = path
 
 

@@ -16,7 +16,7 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import Preempted, WorkerLost
 from infoxlm_core.results import trials
 from infoxlm_core.tasks import task_of
-from infoxlm_core.training import fingerprint
+from infoxlm_core.training import fingerprint, workers
 
 logger = logging.getLogger(__name__)
 
@@ -145,19 +145,17 @@ def _measure_in_process(
         if child.pid:
             child.terminate()
 
-    handlers = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     measured: Measured | None = None
-    try:
-        child.start()
-        sender.close()
-        if signals:
-            child.terminate()
-        with contextlib.suppress(EOFError):  # the process ended without a result
-            measured = receiver.recv()
-    finally:
-        child.join()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with workers.handling_signals(pass_on):
+        try:
+            child.start()
+            sender.close()
+            if signals:
+                child.terminate()
+            with contextlib.suppress(EOFError):  # the process ended without a result
+                measured = receiver.recv()
+        finally:
+            child.join()
     exit_code = child.exitcode or 0
     if measured is None and exit_code < 0:  # killed by a signal, so it could not report its failure
         try:

@@ -50,22 +50,26 @@ def figures(outcome: dict[str, Any]) -> dict[str, Any]:
     return outcome["figures"]
 
 
-@contextlib.contextmanager
-def stopping_on_signals(run: Path) -> Iterator[None]:
+def stopping_on_signals(run: Path) -> contextlib.AbstractContextManager[None]:
     """Let SIGTERM, SIGINT and SIGHUP create RUN/stop: the training saves and stops after its next step."""
+    return handling_signals(lambda *_: (run / "stop").touch())
 
-    def request_stop(*_: object) -> None:
-        (run / "stop").touch()
 
-    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
+@contextlib.contextmanager
+def handling_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Call a handler on SIGTERM, SIGINT and SIGHUP inside the block. A SIGHUP that `nohup` ignores stays ignored.
+
+    Does nothing outside of the main thread, where Python allows no signal handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     handled = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under `nohup`, the training must continue
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         handled.append(signal.SIGHUP)
-    previous_handlers = {number: signal.signal(number, request_stop) for number in handled}
+    previous_handlers = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+        for number, previous_handler in previous_handlers.items():
+            signal.signal(number, previous_handler)

@@ -32,6 +32,7 @@ from infoxlm_core.errors import (
     WorkerLost,
     shorten,
 )
+from infoxlm_core.training import workers
 
 logger = logging.getLogger(__name__)
 
@@ -420,26 +421,12 @@ def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
     return None
 
 
-@contextlib.contextmanager
-def _raising_on_signals() -> Iterator[None]:
-    """Raise _StopRequested in the main thread on SIGTERM or Ctrl-C; ignore further signals.
-
-    Does nothing in another thread, where Python allows no signal handlers.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def _raising_on_signals() -> contextlib.AbstractContextManager[None]:
+    """Raise _StopRequested in the main thread on SIGTERM or Ctrl-C; ignore further signals."""
 
     def stop(*_: object) -> None:
-        for signal_number in previous_handlers:  # Kubernetes and Argo may each send a signal
-            signal.signal(signal_number, signal.SIG_IGN)
+        for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signal_number, signal.SIG_IGN)  # Kubernetes and Argo may each send a signal
         raise _StopRequested
 
-    previous_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        for signal_number in previous_handlers:
-            signal.signal(signal_number, stop)
-        yield
-    finally:
-        for signal_number, handler in previous_handlers.items():
-            signal.signal(signal_number, handler)
+    return workers.handling_signals(stop)
