@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
 from tests.helpers.curves import losses, state_of
@@ -39,6 +40,9 @@ def test_a_run_continues_from_a_given_model_and_refuses_one_of_another_tokenizer
     assert manifests.load(start)["facts"] == {"steps": 6, "reserved": ["ab", "cd"]}
     in_neither = {"steps": 6, "reserved": ["cd"], "other_corpora": [facts["corpus"]]}
     assert manifests.load(tmp_path / "b/encoder")["facts"] == in_neither
+    for name in ("start", "encoder"):  # by which an evaluation knows that the start existed before
+        assert manifests.load(tmp_path / "b" / name)["inputs"]["model.start"] == pretrained.digest_of(start)
+        assert "model.start" not in manifests.load(tmp_path / "a" / name)["inputs"]
     manifests.write(start, "encoder", {"steps": 0})  # as one that nobody has trained
     pretrain(tiny_config(model={"start": str(start)}), shards, tmp_path / "c", tmp_path / "run c")
     assert manifests.load(tmp_path / "c/encoder")["facts"] == {"steps": 6, "reserved": ["cd", "ef"]}
