@@ -49,7 +49,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
     # Both calls raise ConfigError for an unknown name, before the first step starts.
     launchers.local_launcher()
     tracking.tracker()
-    store = str(store).rstrip("/")
+    store = str(store).rstrip("/")  # so that STORE/KIND/KEY has no empty part
     local_store = artifacts.local_directory(store).resolve()
     local_store.mkdir(parents=True, exist_ok=True)
     if not is_remote(store):
@@ -80,10 +80,10 @@ def _set_step_environment(run_id: str, name: str) -> None:
         DRIVER: str(os.getpid()),
         "RUN_ID": run_id,
         "RUN_NAME": name,
-        "PYTHONUNBUFFERED": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONUNBUFFERED": "1",  # log lines appear at once
+        "OMP_WAIT_POLICY": "PASSIVE",  # idle threads must not occupy cores that other processes need
         "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: allocating the gradient of the embeddings is 5 times faster
-        "TOKENIZERS_PARALLELISM": "false",
+        "TOKENIZERS_PARALLELISM": "false",  # its threads would deadlock in forked processes
     }
     for variable, value in environment.ALLOCATOR.items():
         os.environ.setdefault(variable, value)

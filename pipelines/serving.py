@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     """Answers each request in a thread, and computes one request at a time."""
 
-    daemon_threads = False  # answer the waiting requests before stopping
+    daemon_threads = False  # the process waits for the threads, so that all requests are answered before it ends
 
     def __init__(self, address: tuple[str, int], name: str, embed: Embed) -> None:
         self.name = name

@@ -73,6 +73,7 @@ def configure(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
         kubernetes.use_config_map_as_env(task, ENVIRONMENT, variables, optional=True)
         _use_secret(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         _use_secret(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+        # The user of the image, by number, because Kubernetes cannot verify that a user name is not root.
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
         # Argo retries only within `backoff_max_duration` of the first attempt; the default is an hour.
         task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{MAX_RUN_SECONDS}s")

@@ -39,7 +39,7 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
             checked = PretrainingConfig.parse(resolve_last_layer(merged), "pretraining")
         except ConfigError as error:
             raise ConfigError(f"{path}: variant {name}: {error}") from None
-        settings = checked.model_copy(update={"seed": 0}).model_dump_json()
+        settings = checked.model_copy(update={"seed": 0}).model_dump_json()  # each trial gets its own seed below
         if settings in variant_by_settings:
             twin = variant_by_settings[settings]
             raise ConfigError(f"{path}: variants {twin} and {name} are the same with this config: choose one (--only)")

@@ -34,7 +34,7 @@ class Uploaded:
 
 def version_name(pipeline: str, text: str) -> str:
     """Return the name of a version, which has the pipeline, the release and a digest of the content."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]  # 48 bits tell the few versions of a pipeline apart
     return f"{NAMES[pipeline]}-{importlib.metadata.version('infoxlm-pipeline')}-{digest}"
 
 

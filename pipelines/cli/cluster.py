@@ -64,7 +64,7 @@ def submit(
         arguments = prepare(pipeline, config, cluster_file, set_ or [], variants, split_list(only), seeds)
         from pipelines import submit as kubeflow
 
-        # The other pipelines start from the file of a run, too, so their default name also has the pipeline.
+        # The other pipelines also read the file of a run, so the name of the pipeline distinguishes their runs.
         default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
         submission = kubeflow.Submission(
             pipeline=pipeline,
