@@ -37,9 +37,10 @@ def run(
 
         local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem, launcher)
         typer.echo(local.read_summary(store))
-        typer.echo(
-            f"the model   infoxlm embed --store {store} models:/{checked.registration.name}@champion 'a sentence'"
-        )
+        registration = checked.registration
+        # There may be no champion if even the first version has to be better than its start.
+        alias = "candidate" if registration.against == "start" else "champion"
+        typer.echo(f"the model   infoxlm embed --store {store} models:/{registration.name}@{alias} 'a sentence'")
 
 
 @app.command()
