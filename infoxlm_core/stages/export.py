@@ -58,7 +58,7 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
         InputError: a format is unknown or needs a package that is not installed, or the model cannot be exported.
         DataCorrupt: a format in fp32 gives other vectors than the model.
     """
-    _check(settings, output)
+    check(settings, output)
     sets: dict[str, AlignedSentences] = {}
     if settings.data:
         sets = read_aligned(settings.data, settings.pivot, _other_languages(settings) or "all")
@@ -93,11 +93,14 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
     return measurements
 
 
-def _check(settings: ExportSettings, output: Path) -> None:
-    """Raise InputError if a format is unknown or cannot be written, or the output has files."""
+def check(settings: ExportSettings, output: Path) -> None:
+    """Raise InputError if a format is unknown or cannot be written, or the output has files.
+
+    A command that trains before it exports calls this function first.
+    """
     for format_name in settings.formats:
         if format_name not in FILES:
-            raise InputError(f"{format_name!r:.100} is no format: give some of {', '.join(FILES)}")
+            raise InputError(f"{format_name!r:.100} is not a format: give some of {', '.join(FILES)}")
     if {ONNX, INT8} & set(settings.formats):
         onnx.check_installed()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):

@@ -59,16 +59,17 @@ def adapt(
     command is interrupted, run it again to resume.
     """
     with report_errors():
-        from components.platform import artifacts, sources
-        from infoxlm_core.stages import export
-        from pipelines import adaptation, local
-        from pipelines.infoxlm import infoxlm
-
         codes = split_list(languages)
         if len(codes) < 2:
             raise InputError(f"--languages {languages!r}: give at least two language codes, such as en,de")
-        if output.exists():
-            raise InputError(f"{output} exists: give another directory with --output, or remove it")
+        from components.platform import artifacts, sources
+        from infoxlm_core.stages import export
+
+        settings = export.ExportSettings(split_list(to))
+        export.check(settings, output)
+        from pipelines import adaptation, local
+        from pipelines.infoxlm import infoxlm
+
         local_store = artifacts.local_directory(store)
         guard_folder = guard or str(config.parent / "guard")
         if not guard:
@@ -80,6 +81,5 @@ def adapt(
         summary = local.read_summary(store)
         typer.echo(summary)
         model = adaptation.find_champion(summary, local_store)
-        settings = export.ExportSettings(split_list(to))
         export.export(sources.fetch_model(model, local_store), model, settings, output)
         typer.echo(f"exported    {output}: load it with SentenceTransformer({str(output)!r})")

@@ -109,7 +109,7 @@ def test_a_format_with_other_vectors_is_not_delivered(source, tmp_path, monkeypa
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(source, tmp_path):
     output = tmp_path / "out"
-    with pytest.raises(InputError, match=r"'gguf' is no format: give some of sentence-transformers, onnx, onnx-int8"):
+    with pytest.raises(InputError, match="'gguf' is not a format: give some of sentence-tr"):
         export(source, "mine", ExportSettings(["gguf"]), output)
     assert not output.exists()
     with pytest.raises(InputError, match=r"model exists: give a new directory"):

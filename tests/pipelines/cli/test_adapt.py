@@ -77,13 +77,16 @@ def test_the_export_has_the_class_of_the_start_and_the_vectors_of_the_registered
     np.testing.assert_allclose(exported, vectors, rtol=0, atol=1e-5)
 
 
-def test_one_language_and_an_existing_output_are_refused_before_anything_is_read(tmp_path):
-    arguments = ["adapt", "start", "--pairs", "memory.tmx", "--store", str(tmp_path / "store")]
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--languages", "en"], "--languages 'en': give at least two language codes"),
+        (["--languages", "en,de", "--to", "tensorflow"], "'tensorflow' is not a format"),
+        (["--languages", "en,de", "--output", str(Path(__file__).parent)], "exists: give a new directory"),
+    ],
+)
+def test_an_option_that_would_fail_after_the_training_is_refused_before_it(options, problem, tmp_path):
+    result = CliRunner().invoke(app, ["adapt", "s", "--pairs", "p.tmx", "--store", str(tmp_path / "store"), *options])
 
-    one_language = CliRunner().invoke(app, [*arguments, "--languages", "en"])
-    existing_output = CliRunner().invoke(app, [*arguments, "--languages", "en,de", "--output", str(tmp_path)])
-
-    assert (one_language.exit_code, existing_output.exit_code) == (2, 2)
-    assert "--languages 'en': give at least two language codes" in one_language.stderr
-    assert f"{tmp_path} exists: give another directory with --output" in existing_output.stderr
+    assert (result.exit_code, problem in result.stderr) == (2, True), result.stderr
     assert not (tmp_path / "store").exists()

@@ -31,5 +31,5 @@ def test_an_unknown_format_and_a_missing_package_are_one_line(tmp_path, monkeypa
     monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda _: None)
     missing = run(source, "--output", str(tmp_path / "out"), "--to", "onnx")
 
-    for result, words in ((unknown, "'gguf' is no format"), (missing, "onnx is not installed: pip install")):
+    for result, words in ((unknown, "'gguf' is not a format"), (missing, "onnx is not installed: pip install")):
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and words in result.stderr
