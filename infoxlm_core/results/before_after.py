@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
@@ -12,8 +12,10 @@ from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.statistics import INTERVAL, Statistic
 from infoxlm_core.results.tables import SENTENCE, Column, Line, PageTable, count
-from infoxlm_core.tasks.questions import Questions
 from infoxlm_core.tasks.task import Fact
+
+if TYPE_CHECKING:
+    from infoxlm_core.tasks.questions import Questions  # imports torch
 
 MAX_EXAMPLES = 18
 """Fixed pairs, and broken pairs, that a page lists."""
@@ -118,7 +120,7 @@ def _compare_answers(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any
     }
 
 
-def find_examples(questions: Questions, start: pd.DataFrame, encoder: pd.DataFrame) -> Examples:
+def find_examples(questions: "Questions", start: pd.DataFrame, encoder: pd.DataFrame) -> Examples:
     """Return questions to show, spread over all languages; the tables are those of `held_out.tabulate`."""
     before = start[start["place"] == "served"].reset_index()
     after = encoder[encoder["place"] == "served"].reset_index()
@@ -142,7 +144,7 @@ def find_examples(questions: Questions, start: pd.DataFrame, encoder: pd.DataFra
     )
 
 
-def _draw_examples(questions: Questions, answers: pd.DataFrame, limit: int) -> list[Example]:
+def _draw_examples(questions: "Questions", answers: pd.DataFrame, limit: int) -> list[Example]:
     """Return the first answers of each language in turn, at most `limit`."""
     turn = answers.groupby("language").cumcount()
     spread_answers = answers.assign(turn=turn).sort_values("turn", kind="stable").head(limit)
