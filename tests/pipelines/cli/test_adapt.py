@@ -1,6 +1,11 @@
-"""`infoxlm adapt` on a toy: the encoder learns the translations, and the result is exported."""
+"""`infoxlm adapt` on toy translations and real servers: the result is better, registered, exported and served."""
 
+import json
+import os
 import re
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,27 +15,47 @@ from typer.testing import CliRunner
 
 from infoxlm_core.tasks import embedding
 from pipelines.cli import app
-from tests.helpers.commands import infoxlm
+from tests.servers import s3
 from tests.toys.models import save_tokenizer
 from tests.toys.text import messages, write_catalogs
+
+STORE = "s3://infoxlm/adapted"
 
 
 def save_start(directory: Path) -> Path:
     """Write a BERT with random weights that knows all words of the toy messages."""
     words = {word for language in (0, 1) for pair in messages(language) for text in pair for word in text.split()}
-    tokenizer = save_tokenizer(directory, sorted(words))
+    tokenizer = save_tokenizer(directory, sorted({*words, "query:"}))
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=256, pad_token_id=1, **sizes)
     BertModel(config).save_pretrained(directory)
     return directory
 
 
+@dataclass(frozen=True)
+class Adaptation:
+    """A finished adaptation on servers."""
+
+    folder: Path
+    environment: dict[str, str]
+    summary: str
+
+    def run(self, *arguments: str) -> str:
+        """Run the command `infoxlm` on the same servers and return what it prints."""
+        command = [str(Path(sys.executable).with_name("infoxlm")), *arguments, "--store", STORE]
+        done = subprocess.run(
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=500
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory) -> Path:
-    """Return the folder of a finished adaptation, with the output of the command in `stdout`."""
+def adapted(tmp_path_factory, locked_server, s3_server) -> Adaptation:
+    """Adapt a toy encoder to toy translations on S3 and on an MLflow server with accounts."""
     folder = tmp_path_factory.mktemp("adapt")
     start = save_start(folder / "start")
-    catalogs = write_catalogs(folder / "text", {"memory": 1000, "general": 200})
+    catalogs = write_catalogs(folder / "text", {"memory": 1000})
     guard = folder / "guard"
     guard.mkdir()
     for number, language in enumerate(("de", "fr")):
@@ -38,43 +63,48 @@ def adapted(tmp_path_factory) -> Path:
         (guard / f"general.en-{language}.en").write_text("\n".join(english for english, _ in general))
         (guard / f"general.en-{language}.{language}").write_text("\n".join(translation for _, translation in general))
     arguments = ["--pairs", str(catalogs / "memory"), "--languages", "en,de,fr", "--guard", str(guard)]
-    arguments += ["--config", str(folder / "adapt.yaml"), "--output", str(folder / "adapted")]
-    arguments += ["--store", str(folder / "store")]
+    arguments += ["--prefix", "query: ", "--set", "preparation.held_out_share=0.1"]
     # A start with random weights must learn more than a public encoder.
     for override in ("model.frozen=none", "optimization.learning_rate=0.003", "optimization.steps=150"):
         arguments += ["--set", f"pretraining.{override}"]
-    arguments += ["--set", "preparation.held_out_share=0.1"]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "AWS_"))}
+    servers = locked_server.environment() | s3.environment(s3_server, "canary")
+    cache = {"INFOXLM_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    adaptation = Adaptation(folder, inherited | servers | cache, "")
 
-    done = infoxlm("adapt", str(start), *arguments)
-
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (folder / "stdout").write_text(done.stdout)
-    return folder
+    return replace(adaptation, summary=adaptation.run("adapt", str(start), *arguments))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_adapted_encoder_is_better_than_its_start_and_champion(adapted):
-    summary = (adapted / "stdout").read_text()
+    scores = re.search(r"^retrieval/served +([0-9.]+) +start +([0-9.]+)$", adapted.summary, re.MULTILINE)
 
-    scores = re.search(r"^retrieval/served +([0-9.]+) +start +([0-9.]+)$", summary, re.MULTILINE)
-    assert scores is not None, summary
+    assert scores is not None, adapted.summary
     assert float(scores[1]) > float(scores[2]) + 0.2
-    assert re.search(r"^version +models:/adapted/1 is candidate and champion: ", summary, re.MULTILINE)
-    assert not re.search(r"classification/", summary)
+    assert re.search(r"^version +models:/adapted/1 is candidate and champion: ", adapted.summary, re.MULTILINE)
+    assert "classification/" not in adapted.summary
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_export_has_the_class_of_the_start_and_the_vectors_of_the_registered_model(adapted):
+def test_the_export_has_the_class_of_the_start_and_the_vectors_of_the_champion(adapted):
     texts = [english for english, _ in messages(0)[:5]]
 
-    exported = embedding.embed_sentences(adapted / "adapted", texts)
-    registered = infoxlm("embed", "--vectors", "--store", str(adapted / "store"), "models:/adapted@champion", *texts)
+    exported = embedding.embed_sentences(adapted.folder / "adapted", texts)
+    printed = adapted.run("embed", "--vectors", "models:/adapted@champion", *texts)
 
-    vectors = np.array([line.strip("[]").split(", ") for line in registered.stdout.splitlines()], float)
-    assert BertModel.from_pretrained(adapted / "adapted").config.num_hidden_layers == 2
+    vectors = np.array([json.loads(line) for line in printed.splitlines()])
+    assert BertModel.from_pretrained(adapted.folder / "adapted").config.num_hidden_layers == 2
     np.testing.assert_allclose(exported, vectors, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_champion_computes_its_reference_vectors_with_transformers_alone(adapted):
+    printed = adapted.run("serve-check", "models:/adapted@champion")
+
+    assert "models:/adapted@champion is served as it was registered: 10 vectors, mean of layer 2" in printed
 
 
 @pytest.mark.parametrize(
