@@ -10,7 +10,7 @@ from torch import Tensor
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
-from infoxlm_core.model.huggingface import origin, pretrained
+from infoxlm_core.model.huggingface import any_encoder, origin, pretrained
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.tasks import reference_vectors, unreserved
 from infoxlm_core.training import distributed, loop
@@ -73,6 +73,8 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
     system = SYSTEMS[config.system]
     model = system.build(config, shards)
     system.export(model, config, shards, output / "start")
+    if config.model.start and config.system == "infoxlm":
+        any_encoder.keep_served_space(Path(config.model.start), output / "start")
     model.load_state_dict(weights)
     system.export(model, config, shards, output / "encoder")
     export_curves(run, output / "encoder")

@@ -1,5 +1,6 @@
 """Loads any Hugging Face encoder from its directory, with the contrast settings that its config records."""
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,6 +188,26 @@ def _read_pooling(directory: Path) -> str:
 def _warn_of_dense(directory: Path) -> None:
     """Log once for each model that its last module is left out."""
     logger.warning("%s: vectors are taken before its module Dense, which is not used", directory)
+
+
+def keep_served_space(start: Path, directory: Path) -> None:
+    """Let the export of a start before its first step be served with the vectors of the start, if its files name them.
+
+    Otherwise it would be measured at the layer and pooling of the training, which may be worse for it.
+    """
+    if not pretrained.read_config(start).get("infoxlm") and not (start / MODULES).is_file():
+        return
+    try:
+        space = served_space(start)
+    except InputError as error:
+        logger.warning("the start is measured with the layer and pooling of its training: %s", error)
+        return
+    path = directory / "config.json"
+    config = outside.read_json(path, dict[str, Any], "export the model again")
+    config["infoxlm"] |= space._asdict()
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    if not (start / PROJECTION).is_file():  # the projection is random
+        (directory / PROJECTION).unlink(missing_ok=True)
 
 
 def served_prefix(model: "Model") -> str:

@@ -10,69 +10,62 @@ import torch
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_space
 from infoxlm_core.tasks.embedding import embed_sentences
+from tests.toys.exports import write_modules
 from tests.toys.models import TEXTS, save_model
 
-OLD_MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")
+
+def set_pooling(directory: Path, **settings: str | bool | list[str]) -> None:
+    """Replace the settings of the module Pooling."""
+    (directory / "1_Pooling/config.json").write_text(json.dumps(settings))
 
 
-def write_modules(directory: Path, pooling: dict, *kinds: str) -> None:
-    """Write the files that make a directory one of sentence-transformers."""
-    folders = [("", "Transformer"), ("1_Pooling", "Pooling")] + [(f"2_{kind}", kind) for kind in kinds]
-    modules = [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for number, (path, kind) in enumerate(folders)
-    ]
-    (directory / "modules.json").write_text(json.dumps(modules))
-    (directory / "1_Pooling").mkdir(exist_ok=True)
-    (directory / "1_Pooling/config.json").write_text(json.dumps(pooling))
-
-
-def old_settings(active: str) -> dict:
-    """Return the settings of pooling as versions before 6 write them."""
-    modes = {f"pooling_mode_{mode}": mode == active for mode in OLD_MODES}
-    return {"word_embedding_dimension": 32, **modes, "include_prompt": True}
+@pytest.fixture
+def directory(tmp_path) -> Path:
+    """A model of sentence-transformers, with the mean of all tokens."""
+    save_model(tmp_path, infoxlm=None)
+    write_modules(tmp_path, pooling="mean", prefix="")
+    return tmp_path
 
 
 @pytest.mark.parametrize(
     ("settings", "pooling"),
     [
-        (old_settings("cls_token"), "cls"),
-        (old_settings("mean_tokens"), "mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "include_prompt": True}, "mean"),
         ({"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}, "cls"),  # since version 6
     ],
 )
-def test_a_model_of_sentence_transformers_is_served_with_its_own_pooling(settings, pooling, tmp_path):
-    save_model(tmp_path, infoxlm=None)
-    write_modules(tmp_path, settings)
+def test_a_model_of_sentence_transformers_is_served_with_its_own_pooling(settings, pooling, directory):
+    set_pooling(directory, **settings)
 
-    assert served_space(tmp_path) == served_space(load_encoder(tmp_path, "cpu")[0]) == (2, pooling)
-    assert torch.equal(embed_sentences(tmp_path, TEXTS), embed_sentences(tmp_path, TEXTS, 2, pooling))
+    assert served_space(directory) == served_space(load_encoder(directory, "cpu")[0]) == (2, pooling)
+    assert torch.equal(embed_sentences(directory, TEXTS), embed_sentences(directory, TEXTS, 2, pooling))
 
 
 def test_our_models_are_served_at_their_contrast_layer_and_others_with_the_mean_of_the_last(tmp_path):
     ours = save_model(tmp_path / "ours", infoxlm={"layer": 1, "pooling": "cls", "normalise": False})
-    write_modules(ours, old_settings("mean_tokens"))  # as an export has them too
+    write_modules(ours, pooling="mean", prefix="")
     plain = save_model(tmp_path / "plain", infoxlm=None)
 
     assert served_space(ours) == (1, "cls")
     assert served_space(plain) == (2, "mean")
 
 
-def test_a_dense_module_is_not_used_and_logged_once(tmp_path, caplog):
-    save_model(tmp_path, infoxlm=None)
-    write_modules(tmp_path, old_settings("cls_token"), "Dense", "Normalize")
+def test_a_dense_module_is_not_used_and_logged_once(directory, caplog):
+    modules = json.loads((directory / "modules.json").read_text())
+    dense = {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    (directory / "modules.json").write_text(json.dumps([*modules, dense]))
 
     with caplog.at_level(logging.WARNING):
-        assert served_space(tmp_path) == served_space(str(tmp_path)) == (2, "cls")
+        assert served_space(directory) == served_space(str(directory)) == (2, "mean")
 
     assert caplog.text.count("vectors are taken before its module Dense, which is not used") == 1
 
 
-@pytest.mark.parametrize("settings", [old_settings("max_tokens"), {"pooling_mode": ["cls", "mean"]}])
-def test_another_pooling_is_refused_unless_the_user_names_one(settings, tmp_path):
-    save_model(tmp_path, infoxlm=None)
-    write_modules(tmp_path, settings)
+@pytest.mark.parametrize("settings", [{"pooling_mode_max_tokens": True}, {"pooling_mode": ["cls", "mean"]}])
+def test_another_pooling_is_refused_unless_the_user_names_one(settings, directory):
+    set_pooling(directory, **settings)
 
     with pytest.raises(InputError, match=r"1_Pooling/config\.json: its pooling is .*, not cls or mean"):
-        embed_sentences(tmp_path, TEXTS)
-    assert len(embed_sentences(tmp_path, TEXTS, 2, "mean")) == len(TEXTS)
+        embed_sentences(directory, TEXTS)
+    assert len(embed_sentences(directory, TEXTS, 2, "mean")) == len(TEXTS)

@@ -27,8 +27,10 @@ from infoxlm_core.data.layouts import number_positions
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import ConfigError, InputError
+from infoxlm_core.model.huggingface.any_encoder import served_space
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm.system import build
+from tests.toys.exports import write_modules
 from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
 
 WORDPIECE = Vocabulary(begin=3, end=2, pad=0, unk=1, mask=63, special_ids=(0, 1, 2, 3, 63), size=VOCABULARY)
@@ -139,6 +141,24 @@ def test_a_start_without_head_gets_a_new_one_for_mlm(tiny_shards, tmp_path, capl
 
     assert "start has no masked-LM head: MLM and TLM train a new one with random weights" in caplog.text
     assert isinstance(reload(tmp_path / "out/encoder"), BertForMaskedLM)
+
+
+def test_before_its_first_step_a_start_is_served_with_its_own_vectors(tiny_shards, tmp_path):
+    save(xlmr(XLMRobertaModel), tmp_path / "start")
+    write_modules(tmp_path / "start", pooling="cls", prefix="")
+    config = tiny_config(
+        model={"start": str(tmp_path / "start")},
+        objectives=CONTRAST_ALONE,
+        contrast={"layer": 1, "pooling": "mean"},
+        optimization={"steps": 1, "warmup_steps": 0},
+    )
+
+    pretrain(config, tiny_shards, tmp_path / "out", tmp_path / "run")
+
+    assert served_space(tmp_path / "out/start") == (2, "cls")
+    assert not (tmp_path / "out/start/projection.safetensors").exists()
+    assert served_space(tmp_path / "out/encoder") == (1, "mean")
+    assert (tmp_path / "out/encoder/projection.safetensors").exists()
 
 
 @pytest.mark.parametrize(
