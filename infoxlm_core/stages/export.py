@@ -1,5 +1,6 @@
 """Stage export: an encoder -> a directory for other libraries, and what each of its formats costs and loses."""
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -59,6 +60,16 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
         DataCorrupt: a format in fp32 gives other vectors than the model.
     """
     check(settings, output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
+        partial_output = Path(folder, output.name)
+        measurements = _export(source, name, settings, partial_output)
+        manifests.move_into_place(partial_output, output)
+    return measurements
+
+
+def _export(source: Path, name: str, settings: ExportSettings, output: Path) -> list[Measurement]:
+    """Write and measure an export; see `export`."""
     sets: dict[str, AlignedSentences] = {}
     if settings.data:
         sets = read_aligned(settings.data, settings.pivot, _other_languages(settings) or "all")

@@ -89,7 +89,7 @@ def measure(
         embed = partial(sentence_encoder.embed, file_format.run, tokenizer)
         vectors = F.normalize(embed(prefixed), dim=1)
         if file_format.is_exact:
-            compare(expected, vectors, f"{output} as {file_format.name}")
+            compare(expected, vectors, f"the format {file_format.name}")
         measurement = Measurement(
             file_format.name,
             _megabytes(file_format.weights),

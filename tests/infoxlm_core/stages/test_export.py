@@ -63,6 +63,7 @@ def test_every_format_is_measured_and_the_card_says_so(source, data, tmp_path):
     reference = reference_vectors.read(output)
     vectors = load_embedder(source)(reference.sentences)
     assert torch.allclose(reference.vectors, vectors, atol=1e-5)
+    assert "computed by torch" in reference_vectors.check(output, "the export")  # by transformers alone
     session_code = re.findall(r"```python\n(.*?)```", body, re.DOTALL)
     assert len(session_code) == 2
     for code in session_code:
@@ -103,8 +104,9 @@ def test_a_format_with_other_vectors_is_not_delivered(source, tmp_path, monkeypa
     right = sentence_encoder.SentenceEncoder.run
     monkeypatch.setattr(sentence_encoder.SentenceEncoder, "run", lambda *batch: right(*batch) + 0.01)
 
-    with pytest.raises(DataCorrupt, match=r"out as sentence-transformers gives other vectors"):
-        export(source, "mine", ExportSettings(ALL[:1]), tmp_path / "out")
+    with pytest.raises(DataCorrupt, match=r"the format sentence-transformers gives other vectors"):
+        export(source, "mine", ExportSettings(ALL[:1]), tmp_path / "folder/out")
+    assert not list((tmp_path / "folder").iterdir())
 
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(source, tmp_path):
