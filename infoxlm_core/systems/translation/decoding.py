@@ -95,7 +95,10 @@ class Validation:
         pairs = _read_held_out(corpus, first, second)
         if not pairs or not {first, second} <= set(all_languages):
             raise InputError(f"{corpus}/held_out has no pairs of {first} and {second}: choose other languages")
-        processor = sentencepiece.SentencePieceProcessor(str(shards.directory / "tokenizer" / tokenizers.MODEL))
+        model_file = shards.directory / "tokenizer" / tokenizers.MODEL
+        if not model_file.is_file():
+            raise InputError(f"{model_file}: no such file: set tokenization.model to a SentencePiece model")
+        processor = sentencepiece.SentencePieceProcessor(str(model_file))
         first_texts = [first_text for first_text, _ in pairs]
         second_texts = [second_text for _, second_text in pairs]
         first_ids = encode(processor, first_texts)

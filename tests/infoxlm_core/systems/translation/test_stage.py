@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -385,6 +386,9 @@ def test_unsupervised_translation_runs_and_keeps_its_best(toy, tmp_path):
     assert facts["scores"][BLEU] == figures["valid/best_bleu"] and "tok:13a" in facts["sacrebleu_signatures"]["de"]
     validation = stage.Validation.read(tiny(**STAGE), open_shards(shards), corpus)
     assert [validation.decode(ids) for ids in validation.ids[1]] == validation.texts[1]
+    without_model = replace(open_shards(shards), directory=tmp_path)
+    with pytest.raises(InputError, match=r"no such file: set tokenization\.model to a SentencePiece model"):
+        stage.Validation.read(tiny(**STAGE), without_model, corpus)
     with pytest.raises(InputError, match="held_out has no pairs of en and de"):
         stage.train(tiny(**STAGE), shards, tmp_path, tmp_path / "no", tmp_path / "no run")
 
