@@ -84,7 +84,7 @@ class TranslationConfig(StageConfig):
 
     def result_fields(self) -> dict[str, Any]:
         values = super().result_fields()
-        for name in ("recompute", "compiled", "precision"):
+        for name in ("recompute", "compiled", "precision", "frozen"):
             del values["model"][name]  # `sharded` has no effect here, but the records of earlier runs contain it
         return values
 
@@ -98,6 +98,8 @@ class TranslationConfig(StageConfig):
             )
         if self.model.start is not None:
             raise ValueError("model.start is not used here: set encoder.model and decoder.model")
+        if self.model.frozen != "none":
+            raise ValueError(f"model.frozen ({self.model.frozen}) is not used here: remove it")
         if self.model.precision != "auto":
             raise ValueError("model.precision must be auto here (bf16 on GPUs, fp32 on CPUs)")
         longest = generated_tokens(self.side_tokens + 2, 1.5, 10)
