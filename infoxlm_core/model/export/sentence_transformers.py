@@ -60,7 +60,10 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
 
 
 def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> None:
-    """Write config.json and model.safetensors, under the class and the names that the model came with."""
+    """Write config.json and model.safetensors, under the class and the names that the model came with.
+
+    config.json names the vector under `infoxlm`, as in our own models, so that `infoxlm embed` computes the same one.
+    """
     module = encoder.encoder
     weights = {name: value.contiguous() for name, value in module.state_dict().items()}
     save_file(weights, directory / pretrained.WEIGHTS, metadata={"format": "pt"})
@@ -75,8 +78,10 @@ def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> N
         if name == "vocab_size" or name.endswith("_token_id"):  # a trimmed tokenizer has other ids
             changes[name] = getattr(module.config, name)
     config.pop("torch_dtype", None)  # the former name of dtype
-    if config.get("infoxlm"):
-        changes["infoxlm"] = {**config["infoxlm"], "layer": encoder.settings.layer}
+    settings = encoder.settings
+    changes["infoxlm"] = {"layer": settings.layer, "pooling": settings.pooling, "normalise": settings.normalise}
+    if settings.prefix:
+        changes["infoxlm"]["prefix"] = settings.prefix
     write_json(directory / "config.json", config | changes)
 
 
