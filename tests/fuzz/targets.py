@@ -350,8 +350,7 @@ def _trained(folder: Path) -> list[bytes]:
 
 def _given(folder: Path, content: bytes) -> Any:
     (folder / "x.model").write_bytes(content)
-    config = TokenizationConfig(vocabulary_size=60, processes=1, model=str(folder / "x.model"))
-    given = tokenization._read_model(config)
+    given = tokenization._read_model(folder / "x.model")
     directory = folder / "tokenizer"
     directory.mkdir(exist_ok=True)
     tokenizers.write_fast(given, directory)
