@@ -80,7 +80,7 @@ def _export(source: Path, name: str, settings: ExportSettings, output: Path) -> 
     sentence_transformers.write(encoder, source, output, trimmed.content if trimmed else content)
     texts = _choose_texts(settings, sets, trimmed, prefix)
     formats = _write_formats(encoder, settings.formats, output)
-    measurements = export_measurements.measure(source, encoder.settings, output, formats, texts, sets)
+    measurements = export_measurements.measure(source, encoder, output, formats, texts, sets)
     reference_vectors.write(output)
     if SENTENCE_TRANSFORMERS not in settings.formats:
         (output / FILES[SENTENCE_TRANSFORMERS]).unlink()

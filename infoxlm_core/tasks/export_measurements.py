@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from infoxlm_core.model.export import sentence_encoder
-from infoxlm_core.model.export.sentence_encoder import Run, VectorSettings
+from infoxlm_core.model.export.sentence_encoder import Run, SentenceEncoder
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.tasks.embedding import load_embedder
 from infoxlm_core.tasks.reference_vectors import Reference, compare
@@ -45,7 +45,7 @@ class Measurement:
     format: str
     megabytes: float
     speed: float
-    """Sentences per second, as a multiple of the original model's in PyTorch."""
+    """Sentences per second, as a multiple of PyTorch's in the same batches."""
     difference: float
     """Largest difference of two numbers in vectors of length 1."""
     cosine: float
@@ -56,7 +56,7 @@ class Measurement:
 
 def measure(
     source: Path,
-    settings: VectorSettings,
+    encoder: SentenceEncoder,
     output: Path,
     formats: Sequence[Format],
     texts: Sequence[str],
@@ -66,7 +66,7 @@ def measure(
 
     Args:
         source: directory of the original model.
-        settings: how both compute vectors.
+        encoder: what the formats were written from; its speed in PyTorch, in the same batches, is that of the original.
         output: directory of the export, with its tokenizer.
         formats: the formats.
         texts: compare vectors and speed on these.
@@ -75,16 +75,17 @@ def measure(
     Raises:
         DataCorrupt: a format in fp32 gives other vectors than the original model.
     """
+    settings = encoder.settings
     max_tokens = sentence_encoder.max_tokens_of(source)
     embed_original = load_embedder(source, settings.layer, settings.pooling, max_tokens=max_tokens, prefix="")
     prefixed = [settings.prefix + text for text in texts]
     vectors = F.normalize(embed_original(prefixed), dim=1)  # (N, d)
     expected = Reference(settings.layer, settings.pooling, tuple(texts), vectors)
-    seconds = _time(embed_original, prefixed)
     retrieval = _measure_retrieval(embed_original, sets, settings.prefix)
     original_weights = pretrained.find_weight_files(source)
     measurements = [Measurement(ORIGINAL, _megabytes(original_weights), 1.0, 0.0, 1.0, retrieval)]
     tokenizer = sentence_encoder.load_tokenizer(output)
+    seconds = _time(partial(sentence_encoder.embed, encoder.run, tokenizer), prefixed)
     for file_format in formats:
         embed = partial(sentence_encoder.embed, file_format.run, tokenizer)
         vectors = F.normalize(embed(prefixed), dim=1)
