@@ -125,6 +125,16 @@ def load(directory: Path) -> dict[str, Any]:
     return outside.read_json(directory / NAME, Manifest, "build or copy the artifact again", DataCorrupt)
 
 
+def load_if_ours(directory: Path) -> dict[str, Any] | None:
+    """Return the manifest of an artifact; None if there is none, or if another program wrote a file of this name."""
+    path = directory / NAME
+    if not path.is_file():
+        return None
+    content = outside.read_json(path, Any, "build or copy the artifact again", DataCorrupt)
+    is_ours = isinstance(content, dict) and Manifest.__required_keys__ <= content.keys()
+    return load(directory) if is_ours else None
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` when the context ends without an error.

@@ -65,7 +65,7 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
 
 
 def _read_manifest(directory: Path) -> dict[str, Any]:
-    return manifests.load(directory) if (directory / manifests.NAME).is_file() else {}
+    return manifests.load_if_ours(directory) or {}
 
 
 def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Path, output: Path) -> dict[str, Any]:

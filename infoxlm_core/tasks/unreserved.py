@@ -16,10 +16,8 @@ logger = logging.getLogger(__name__)
 
 def trained_by_us(encoder: Path) -> dict[str, Any] | None:
     """Return the manifest of an encoder that was pre-trained here; None for any other model."""
-    if not (encoder / manifests.NAME).is_file():
-        return None
-    manifest = manifests.load(encoder)
-    if manifest["kind"] != "encoder" or not manifest["facts"].get("steps"):
+    manifest = manifests.load_if_ours(encoder)
+    if manifest is None or manifest["kind"] != "encoder" or not manifest["facts"].get("steps"):
         return None
     inputs = manifest.get("inputs")
     return manifest | {"inputs": inputs if isinstance(inputs, Mapping) else {}}

@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from infoxlm_core import manifests, outside
-from infoxlm_core.errors import DataCorrupt, InputError
+from infoxlm_core.errors import InputError
 
 _CODE_SUFFIXES = (".pt", ".pth", ".pkl", ".py")
 """Suffixes of pickles and modules, which can run code. Clones of public models often have pickles with the suffix .bin
@@ -29,13 +29,8 @@ def check(directory: Path) -> None:
         DataCorrupt: a file differs from the manifest.
     """
     check_encoder(directory)
-    manifest_path = directory / manifests.NAME
-    if not manifest_path.is_file():
-        return
-    manifest = outside.read_json(manifest_path, Any, "export or copy the model again", DataCorrupt)
-    # Other tools write files of this name too, but without all of our keys.
-    is_ours = isinstance(manifest, dict) and manifests.Manifest.__required_keys__ <= manifest.keys()
-    if is_ours:
+    manifest = manifests.load_if_ours(directory)
+    if manifest:
         manifests.read(directory, manifest["kind"], producer="the export or the copy of the model")
 
 

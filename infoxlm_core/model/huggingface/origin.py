@@ -1,13 +1,15 @@
 """Which published model a model was made from, and under which licence it was published."""
 
+import logging
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import ModelCard
 from typing_extensions import TypedDict
 
 from infoxlm_core import manifests, outside
+from infoxlm_core.errors import one_line
 
+logger = logging.getLogger(__name__)
 FACT = "origin"
 """Name among the facts in the manifest of an encoder that was trained from a published model."""
 _CARD = "README.md"
@@ -26,18 +28,30 @@ class Origin(TypedDict, total=False):
 
 def read(directory: Path) -> Origin:
     """Read the origin of a model from its manifest if we trained it, else from its card; empty if nothing is known."""
-    if (directory / manifests.NAME).is_file():
-        return Origin(**manifests.load(directory).get("facts", {}).get(FACT, {}))
+    manifest = manifests.load_if_ours(directory)
+    if manifest:
+        return Origin(**manifest.get("facts", {}).get(FACT, {}))
     origin = Origin()
     for folder in directory.parts:
         if folder.startswith(_HUB_FOLDER):
             origin["base_model"] = folder.removeprefix(_HUB_FOLDER).replace("--", "/", 1)
-    if (directory / _CARD).is_file():
-        text = outside.read_text(directory / _CARD, outside.MAX_JSON)
-        metadata: dict[str, Any] = ModelCard(text, ignore_metadata_errors=True).data.to_dict()
-        if isinstance(metadata.get("license"), str):
-            origin["licence"] = metadata["license"]
+    licence = _read_licence(directory / _CARD)
+    if licence:
+        origin["licence"] = licence
     return origin
+
+
+def _read_licence(card: Path) -> str:
+    """Return the licence that a model card names; empty if there is no card, or its metadata cannot be read."""
+    if not card.is_file():
+        return ""
+    try:
+        text = outside.read_text(card, outside.MAX_JSON)
+        licence = ModelCard(text, ignore_metadata_errors=True).data.to_dict().get("license")
+    except Exception as error:  # a card may contain anything, and is read at the end of a long training
+        logger.warning("%s: its metadata cannot be read: %s", card, one_line(error))
+        return ""
+    return licence if isinstance(licence, str) else ""
 
 
 def describe_origin(origin: Origin) -> str:

@@ -1,5 +1,7 @@
 import json
 
+import pytest
+
 from infoxlm_core import manifests
 from infoxlm_core.model.huggingface import origin
 
@@ -26,3 +28,12 @@ def test_what_was_trained_from_it_keeps_its_origin(tmp_path):
     assert origin.read(tmp_path) == {"base_model": "a/b", "licence": "mit"}
     manifests.write(tmp_path, "encoder", {"steps": 3})
     assert origin.describe_origin(origin.read(tmp_path)) == ""
+
+
+@pytest.mark.parametrize("card", [b"---\nlicense: [mit\n---\n", b"---\n- mit\n---\n", b"# Modell f\xfcr alle\n"])
+def test_a_damaged_card_or_a_manifest_of_another_program_tells_nothing(card, tmp_path, caplog):
+    (tmp_path / "README.md").write_bytes(card)
+    (tmp_path / manifests.NAME).write_text('{"name": "mine", "version": "1.0"}')
+
+    assert origin.read(tmp_path) == {}
+    assert "README.md: its metadata cannot be read" in caplog.text
