@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import any_encoder, pretrained
+from infoxlm_core.model.huggingface.any_encoder import MODULES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as Model
 
-MODULES = "modules.json"
-PROMPTS = "config_sentence_transformers.json"
 DEFAULT_PROMPT = "query"
 POOLINGS = ("cls", "mean")
 BATCH = 32
@@ -121,12 +120,7 @@ def read_settings(directory: Path, model: "Model") -> VectorSettings:
     elif (directory / MODULES).is_file():
         modules = outside.read_json(directory / MODULES, list[dict[str, Any]], "copy the model again")
         normalise = any(str(module.get("type")).endswith(".Normalize") for module in modules)
-        stored = _read_optional(directory / PROMPTS)
-        stored_prompts = stored.get("prompts") or {}
-        prompts = {name: text for name, text in stored_prompts.items() if isinstance(text, str)}
-        default_prompt = stored.get("default_prompt_name")
-        if default_prompt is not None and default_prompt not in prompts:
-            raise InputError(f"{directory / PROMPTS}: no prompt {default_prompt!r:.100}: copy the model again")
+        prompts, default_prompt = any_encoder.read_prompts(directory)
     return VectorSettings(layer, pooling, normalise, prompts, default_prompt)
 
 

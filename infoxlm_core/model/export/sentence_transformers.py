@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.export import sentence_encoder
-from infoxlm_core.model.export.sentence_encoder import MODULES, PROMPTS, SentenceEncoder, write_json
+from infoxlm_core.model.export.sentence_encoder import SentenceEncoder, write_json
 from infoxlm_core.model.huggingface import pretrained, tokenizers
+from infoxlm_core.model.huggingface.any_encoder import MODULES, PROMPTS
 
 _MODULE_TYPES = "sentence_transformers.models"
 _TOKENS = ("bos", "cls", "eos", "sep", "pad", "unk", "mask")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # importing its models takes three seconds, so only processes
 
 logger = logging.getLogger(__name__)
 MODULES = "modules.json"  # of sentence-transformers
+PROMPTS = "config_sentence_transformers.json"
 _POOLING_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "cls": "cls", "mean": "mean"}
 
 
@@ -211,9 +212,33 @@ def keep_served_space(start: Path, directory: Path) -> None:
 
 
 def served_prefix(model: "Model") -> str:
-    """Return the text that was before every sentence when the model was trained, and that users' sentences need too."""
-    settings = getattr(model.config, "infoxlm", None) or {}
-    return settings.get("prefix", "")
+    """Return the text that users' sentences need before them.
+
+    It is the prefix of the training, or the default prompt of a model of sentence-transformers.
+    """
+    settings = getattr(model.config, "infoxlm", None)
+    if settings:
+        return settings.get("prefix", "")
+    prompts, default_prompt = read_prompts(Path(str(model.name_or_path)))
+    return prompts[default_prompt] if default_prompt else ""
+
+
+def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
+    """Return the prompts of a model of sentence-transformers by name, and the name of the default one if there is one.
+
+    Raises:
+        InputError: there is no prompt of the default name.
+    """
+    path = directory / PROMPTS
+    if not (directory / MODULES).is_file() or not path.is_file():
+        return {}, None
+    settings = outside.read_json(path, dict[str, Any], "copy the model again")
+    stored_prompts = settings.get("prompts") or {}
+    prompts = {name: text for name, text in stored_prompts.items() if isinstance(text, str)}
+    default_prompt = settings.get("default_prompt_name")
+    if default_prompt is not None and default_prompt not in prompts:
+        raise InputError(f"{path}: no prompt {default_prompt!r:.100}: copy the model again")
+    return prompts, default_prompt
 
 
 def describe(model: "Model") -> dict[str, Any]:

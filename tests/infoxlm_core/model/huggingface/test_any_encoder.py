@@ -69,3 +69,10 @@ def test_another_pooling_is_refused_unless_the_user_names_one(settings, director
     with pytest.raises(InputError, match=r"1_Pooling/config\.json: its pooling is .*, not cls or mean"):
         embed_sentences(directory, TEXTS)
     assert len(embed_sentences(directory, TEXTS, 2, "mean")) == len(TEXTS)
+
+
+def test_the_default_prompt_of_sentence_transformers_is_before_every_sentence(directory):
+    write_modules(directory, pooling="mean", prefix="query: ")
+
+    prefixed = [f"query: {text}" for text in TEXTS]
+    assert torch.equal(embed_sentences(directory, TEXTS), embed_sentences(directory, prefixed, prefix=""))
