@@ -139,6 +139,8 @@ def _trim(encoder: SentenceEncoder, content: str, settings: ExportSettings) -> T
         chosen_ids = vocabulary.pieces_of_scripts(content, sorted(scripts))
     else:
         return None
+    # Prompts stay usable, also those of another script than the text, such as "query: " before Russian text.
+    chosen_ids |= vocabulary.pieces_of_text(content, encoder.settings.prompts.values())
     pad_id = encoder.encoder.config.pad_token_id or 0
     trimmed = TrimmedTokenizer(content, chosen_ids, pad_id)
     vocabulary.trim(encoder, trimmed)

@@ -33,7 +33,7 @@ class TrimmedTokenizer:
             chosen_ids: ids of the pieces to keep.
             pad_id: the padding id of the model. Models like RoBERTa count positions from it, so it does not change.
         """
-        self.original = Tokenizer.from_str(content)
+        self.original = _load(content)
         kept_ids = {*chosen_ids, *range(pad_id + 1)}
         settings = json.loads(content)
         kept_ids |= _required_ids(settings)
@@ -41,12 +41,20 @@ class TrimmedTokenizer:
         ranks = {original_id: rank for rank, original_id in enumerate(self.ids)}
         _renumber(settings, ranks)
         self.content = json.dumps(settings, ensure_ascii=False)
-        self.tokenizer = Tokenizer.from_str(self.content)
+        self.tokenizer = _load(self.content)
 
     def splits_as_before(self, text: str) -> bool:
         """Return whether a text has the same pieces as with the original tokenizer."""
         ids = self.tokenizer.encode(text).ids
         return [self.ids[rank] for rank in ids] == self.original.encode(text).ids
+
+
+def _load(content: str) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json without truncation and padding, which some published files contain."""
+    tokenizer = Tokenizer.from_str(content)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
@@ -56,7 +64,7 @@ def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
         content: a tokenizer.json.
         lines: the text.
     """
-    tokenizer = Tokenizer.from_str(content)
+    tokenizer = _load(content)
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     unknown_word = vocabulary.get(tokenizer.model.unk_token) if isinstance(tokenizer.model, WordPiece) else None
     ids: set[int] = set()

@@ -118,3 +118,23 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(source, t
         export(source, "mine", ExportSettings(ALL[:1]), source)
     with pytest.raises(InputError, match=r"no text to measure the export on: give text, or aligned sentences"):
         export(source, "mine", ExportSettings(ALL[:1], languages=["th"]), output)
+
+
+def test_an_encoder_for_russian_still_reads_its_latin_prefix(tmp_path):
+    source = save_encoder(tmp_path / "e5", "e5")
+    content = json.loads((source / "tokenizer.json").read_text())
+    content |= {
+        "truncation": {"max_length": 4, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
+        "padding": {"strategy": {"Fixed": 16}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1,
+                    "pad_type_id": 0, "pad_token": "<pad>"},
+    }  # fmt: skip
+    (source / "tokenizer.json").write_text(json.dumps(content))  # as sentence-transformers saves it
+    settings = ExportSettings(ALL[:1], languages=["ru"])
+
+    *_, trimmed = export(source, "e5", settings, tmp_path / "out")
+
+    assert trimmed.cosine > 0.9999
+    sentence = "Файл не найден"
+    expected, vector = load_embedder(source)([sentence]), load_embedder(tmp_path / "out")([sentence])
+    assert torch.allclose(vector, expected, atol=1e-5)
+    assert torch.equal(expected, load_embedder(source, prefix="")([f"query: {sentence}"]))
