@@ -27,10 +27,10 @@ def promotion(
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
         store: directory or s3://bucket/prefix that receives the error message if the step fails.
-        gate: maps metrics to least gains; the confidence interval of the gain must lie above the least gain.
+        gate: smallest gain that each metric needs. The lower end of the gain's confidence interval must lie above it.
         to: another registered model of the same server, to which the version is copied first.
         by_hand: reason for promoting without the gate.
-        image: container image of the step; on a cluster by digest.
+        image: container image of the step; on a cluster, name it by its digest.
     """
     promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
     promoted.set_caching_options(False)

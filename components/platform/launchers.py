@@ -187,13 +187,14 @@ def _run_with_workers(
         with workers.stopping_on_signals(folder):
             train(stage_work.train, work.num_workers, run=folder, work=work)
         return
-    processes = work.num_workers or work.config.get("processes", 1)
+    process_count = work.num_workers or work.config.get("processes", 1)
+    run_stage = stage_work.TEXT_STAGES[work.stage]
+    with parallel_map as map_chunks:
 
-    def build(output: Path) -> dict[str, Any]:
-        with costs.measured(work.store, work.kind, work.name, processes, costs.CPU):
-            return stage_work.TEXT_STAGES[work.stage](work, over_chunks, output)
+        def build(output: Path) -> dict[str, Any]:
+            with costs.measured(work.store, work.kind, work.name, process_count, costs.CPU):
+                return run_stage(work, map_chunks, output)
 
-    with parallel_map as over_chunks:
         artifacts.get_or_build(work.store, work.kind, work.name, build)
 
 

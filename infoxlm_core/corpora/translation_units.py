@@ -51,7 +51,8 @@ def read(path: Path, file_format: str) -> Iterator[Unit]:
         for unit in read_units(path):
             number += 1
             yield unit
-    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:  # encoding, nesting
+    # An unknown encoding raises LookupError, and a segment that is nested too deeply raises ValueError.
+    except (ParseError, DefusedXmlException, LookupError, ValueError) as error:
         name = file_format.upper()
         raise InputError(f"{path}: no valid {name} after unit {number} ({error}): export it again") from None
 

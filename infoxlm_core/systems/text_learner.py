@@ -89,7 +89,10 @@ class TextLearner(Learner):
         warn_if_bf16_is_slow(config.model, self.device)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
-        """Return this worker's micro-batches. None mixes virtual shards, so dropout does not depend on the workers."""
+        """Return this worker's micro-batches.
+
+        A micro-batch has samples of one virtual shard only, so that dropout does not depend on the number of workers.
+        """
         size = self.module.encoder.size
         batches = []
         for shard in distributed.my_share(self.config.batches.virtual_shards):

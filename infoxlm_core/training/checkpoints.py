@@ -308,12 +308,13 @@ class Checkpoints:
 
         Raises:
             NoValidCheckpoint: there were checkpoints, and none is valid.
-            ConfigMismatch: it was saved with other data or settings.
+            ConfigMismatch: the checkpoint was saved with other data or settings.
         """
         candidates = self._candidates()
         checkpoint, problems = self._load_first_valid(candidates)
         if checkpoint is not None:
-            # Newer checkpoints are damaged or were never uploaded. `save` deletes them after the next valid one exists.
+            # A checkpoint after the loaded one is damaged, or was never uploaded. `save` deletes it after the next
+            # valid checkpoint exists.
             all_checkpoints = candidates + list_checkpoints(self.directory)
             self._bad = {path.name for step, path in all_checkpoints if step > checkpoint.step}
             if self.remote:

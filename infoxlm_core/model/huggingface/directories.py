@@ -60,7 +60,10 @@ def check_encoder(directory: Path) -> None:
 
 
 def check_code(directory: Path) -> None:
-    """Raise InputError if files of a model, whose weights may be missing, could run code when they are loaded."""
+    """Raise InputError if a model's folder has a file that runs code when transformers loads it.
+
+    The folder needs no weights, so that a model can be checked before its weights are downloaded.
+    """
     for path in directory.rglob("*"):
         if path.suffix in _CODE_SUFFIXES:
             raise InputError(f"{directory} holds {path.name}, which could run code: keep only safetensors and JSON")
