@@ -18,7 +18,7 @@ from infoxlm_core import manifests, run_file
 from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.corpora import cleaning, formats
 from infoxlm_core.corpora.lines import COMPRESSED, Row
-from infoxlm_core.errors import ConfigError, InputError, NotPromoted
+from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, NotPromoted
 from infoxlm_core.model import devices
 from infoxlm_core.model.export import sentence_encoder
 from infoxlm_core.model.huggingface import any_encoder
@@ -34,6 +34,10 @@ FEWEST_STEPS = 50
 CPU_BATCH_SIZE = 64  # pairs per step
 GPU_BATCH_SIZE = 512
 WARMUP_SHARE = 0.1
+HELD_OUT_SHARE = 0.05
+LARGEST_HELD_OUT_SHARE = 0.25
+HELD_OUT_MESSAGES = 100
+"""Fewest held-out messages; the gate needs 50, and cleaning drops some."""
 GUARD_PAIRS = 500
 """Pairs of each language in the default guard set. The gate tolerates a loss of half a point, which is two pairs."""
 GUARD_CORPUS = CorpusSource(
@@ -78,7 +82,7 @@ def plan(
     """
     pivot = languages[0]
     corpora = [describe_corpus(path, languages) for path in pairs]
-    preparation = {"languages": list(languages), "pivot": pivot, "corpora": corpora}
+    preparation: dict[str, Any] = {"languages": list(languages), "pivot": pivot, "corpora": corpora}
     directory = sources.fetch_model(start, store)
     model, _ = any_encoder.load_encoder(directory, "cpu")
     vector = sentence_encoder.read_settings(directory, model)
@@ -87,6 +91,8 @@ def plan(
     pair_count = count_pairs(PreparationConfig.parse(preparation), store, limit)
     steps = choose_steps(pair_count, batch_size)
     logger.info("%d translation pairs: %d steps of %d pairs", pair_count, steps["steps"], batch_size)
+    message_count = pair_count // (len(languages) - 1)
+    preparation["held_out_share"] = choose_held_out_share(message_count)
     changes: dict[str, Any] = {f"preparation.{name}": value for name, value in preparation.items()}
     changes |= {f"pretraining.optimization.{name}": value for name, value in steps.items()}
     changes["pretraining.batches.global_batch_size"] = batch_size
@@ -188,6 +194,19 @@ def choose_steps(pair_count: int, batch_size: int) -> dict[str, int]:
     steps = math.ceil(PASSES * pair_count / batch_size)
     steps = min(max(steps, FEWEST_STEPS), MAX_STEPS)
     return {"steps": steps, "warmup_steps": round(WARMUP_SHARE * steps)}
+
+
+def choose_held_out_share(message_count: int) -> float:
+    """Return the share of messages to hold out, so that the gate has enough questions.
+
+    Raises:
+        CorpusTooSmall: there are too few messages to train on some and to measure on others.
+    """
+    share = max(HELD_OUT_SHARE, HELD_OUT_MESSAGES / max(message_count, 1))
+    if share > LARGEST_HELD_OUT_SHARE:
+        fewest = math.ceil(HELD_OUT_MESSAGES / LARGEST_HELD_OUT_SHARE)
+        raise CorpusTooSmall(f"the translations have about {message_count} messages: give at least {fewest}")
+    return round(share, 3)
 
 
 def write_config(path: Path, template: Path, changes: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:

@@ -40,8 +40,12 @@ def adapt(
         typer.Option(help="Text before every sentence, such as 'query: '. Default: the default prompt of the encoder."),
     ] = None,
     config: Annotated[
-        Path, typer.Option(help="YAML file to write. If it exists with the same settings, the run continues.")
-    ] = Path("adapt.yaml"),
+        Path,
+        typer.Option(
+            help="YAML file to write; its name is also the name of the registered model. If the file exists with the "
+            "same settings, the run continues."
+        ),
+    ] = Path("adapted.yaml"),
     output: Annotated[Path, typer.Option(help="Directory for the exported encoder.")] = Path("adapted"),
     to: Annotated[
         str, typer.Option(help="Formats of the export: sentence-transformers, onnx, onnx-int8.")
@@ -71,10 +75,11 @@ def adapt(
         from pipelines.infoxlm import infoxlm
 
         local_store = artifacts.local_directory(store)
-        guard_folder = guard or str(config.parent / "guard")
+        guard_folder = guard or str(config.parent / f"guard-{'-'.join(codes)}")
         if not guard:
             adaptation.write_default_guard(Path(guard_folder), codes, local_store)
         changes = adaptation.plan(start, pairs, codes, guard_folder, prefix, local_store)
+        changes["registration.name"] = config.stem  # other translations are other questions for the gate
         checked = adaptation.write_config(config, CONFIGS / "adapt.yaml", changes, set_ or ())
         typer.echo(f"settings    {config}")
         local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem)

@@ -5,7 +5,7 @@ import pytest
 from components.adapters.mlflow.model_registry import Registration
 from infoxlm_core import run_file
 from infoxlm_core.config import CorpusSource, PreparationConfig
-from infoxlm_core.errors import ConfigError, InputError, NotPromoted
+from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, NotPromoted
 from infoxlm_core.tasks.retrieval import files
 from pipelines import adaptation
 from pipelines.cli.app import CONFIGS
@@ -50,6 +50,12 @@ def test_steps_are_two_passes_over_the_pairs_within_limits(tmp_path):
     assert adaptation.choose_steps(6400, 64) == {"steps": 200, "warmup_steps": 20}
     assert adaptation.choose_steps(10, 64)["steps"] == adaptation.FEWEST_STEPS
     assert adaptation.choose_steps(10**9, 64)["steps"] == adaptation.MAX_STEPS
+
+
+def test_a_small_memory_holds_out_a_larger_share_so_that_the_gate_can_decide():
+    assert [adaptation.choose_held_out_share(count) for count in (10_000, 2_000, 1_000, 400)] == [0.05, 0.05, 0.1, 0.25]
+    with pytest.raises(CorpusTooSmall, match="about 399 messages: give at least 400"):
+        adaptation.choose_held_out_share(399)
 
 
 def test_the_default_guard_is_a_set_of_aligned_messages(tmp_path, monkeypatch):
