@@ -63,7 +63,8 @@ def adapted(tmp_path_factory, locked_server, s3_server) -> Adaptation:
         (guard / f"general.en-{language}.en").write_text("\n".join(english for english, _ in general))
         (guard / f"general.en-{language}.{language}").write_text("\n".join(translation for _, translation in general))
     arguments = ["--pairs", str(catalogs / "memory"), "--languages", "en,de,fr", "--guard", str(guard)]
-    arguments += ["--prefix", "query: ", "--set", "preparation.held_out_share=0.1"]
+    # Other tests of this server let only the administrator change the models that our configs name, such as `adapted`.
+    arguments += ["--config", "toy-memory.yaml", "--prefix", "query: ", "--set", "preparation.held_out_share=0.1"]
     # A start with random weights must learn more than a public encoder.
     for override in ("model.frozen=none", "optimization.learning_rate=0.003", "optimization.steps=150"):
         arguments += ["--set", f"pretraining.{override}"]
@@ -82,7 +83,7 @@ def test_an_adapted_encoder_is_better_than_its_start_and_champion(adapted):
 
     assert scores is not None, adapted.summary
     assert float(scores[1]) > float(scores[2]) + 0.2
-    assert re.search(r"^version +models:/adapted/1 is candidate and champion: ", adapted.summary, re.MULTILINE)
+    assert re.search(r"^version +models:/toy-memory/1 is candidate and champion: ", adapted.summary, re.MULTILINE)
     assert "classification/" not in adapted.summary
 
 
@@ -92,7 +93,7 @@ def test_the_export_has_the_class_of_the_start_and_the_vectors_of_the_champion(a
     texts = [english for english, _ in messages(0)[:5]]
 
     exported = embedding.embed_sentences(adapted.folder / "adapted", texts)
-    printed = adapted.run("embed", "--vectors", "models:/adapted@champion", *texts)
+    printed = adapted.run("embed", "--vectors", "models:/toy-memory@champion", *texts)
 
     vectors = np.array([json.loads(line) for line in printed.splitlines()])
     assert BertModel.from_pretrained(adapted.folder / "adapted").config.num_hidden_layers == 2
@@ -102,9 +103,9 @@ def test_the_export_has_the_class_of_the_start_and_the_vectors_of_the_champion(a
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_champion_computes_its_reference_vectors_with_transformers_alone(adapted):
-    printed = adapted.run("serve-check", "models:/adapted@champion")
+    printed = adapted.run("serve-check", "models:/toy-memory@champion")
 
-    assert "models:/adapted@champion is served as it was registered: 10 vectors, mean of layer 2" in printed
+    assert "models:/toy-memory@champion is served as it was registered: 10 vectors, mean of layer 2" in printed
 
 
 @pytest.mark.parametrize(
