@@ -2,15 +2,18 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
-from tests.helpers.commands import infoxlm, only, runs_of
+from tests.helpers.commands import environment, infoxlm, only, runs_of
 from tests.toys.run import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -140,6 +143,31 @@ def test_the_champion_embeds_two_sentences_in_a_fresh_process(finished):
     assert result.returncode == 0, result.stderr
     similarities = [float(line.split()[0]) for line in result.stdout.splitlines()]
     assert similarities[0] == 1.0 and similarities[1] > similarities[2] + 0.2
+
+
+def test_the_commands_of_the_tutorial_work_on_a_finished_run(finished, tmp_path):
+    """Commands that train, prepare a shell, use the network or start a server are left out."""
+    tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    commands = "".join(re.findall(r"```bash\n(.*?)```", tutorial, re.DOTALL)).splitlines()
+    left_out = ("infoxlm run", "export PATH", "mkdir", "pip download", "mlflow ui")
+    (tmp_path / "sentences.txt").write_text("Save your changes\nSupprimer le compte\n", encoding="utf-8")
+    variables = environment()
+    variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"
+
+    output = []
+    for command in commands:
+        if not command.startswith(left_out):
+            command = command.replace("models:/mine", "models:/toy")
+            command = command.replace("store runs", f"store {finished}")
+            command = command.replace("runs/mlflow.db", f"{finished}/mlflow.db")
+            done = subprocess.run(command, shell=True, cwd=tmp_path, env=variables, capture_output=True, text=True)
+            assert done.returncode == 0, f"{command}\n{done.stderr[-3000:]}"
+            output.append(done.stdout)
+
+    assert len(output) == 5
+    assert "models:/toy@champion is version 1" in output[0] and output[1].strip().startswith("1.0000  Save")
+    assert (tmp_path / "sentence-encoder/modules.json").exists()
+    assert len(np.load(tmp_path / "vectors.npy")) == 2
 
 
 @pytest.mark.item("F14")

@@ -1,4 +1,4 @@
-"""The settings and the Python code of the tutorial work. `tests/test_documents.py` checks its commands."""
+"""The settings and the Python code of the tutorial work. `test_pipeline.py` runs its commands."""
 
 import re
 import zipfile
