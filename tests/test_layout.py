@@ -45,6 +45,7 @@ ELSEWHERE = {
 }
 """Module -> the test file that covers it, if that is the file of a stage, protocol or command that uses it."""
 SCENARIOS = {
+    "infoxlm_core/stages/test_golden_rows.py",
     "infoxlm_core/stages/test_versions.py",
     "infoxlm_core/systems/test_named_runs.py",
     "infoxlm_core/systems/test_ranking.py",
