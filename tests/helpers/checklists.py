@@ -49,9 +49,9 @@ def rows_of(page: str) -> dict[str, Row]:
     cells_of_item = {}
     for line in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) == 5 and re.fullmatch(rf"({prefixes})\d+", cells[1]):
-            item, expected, proof = cells[1:4]
-            cells_of_item[item] = (expected, proof)
+        if len(cells) in (5, 6) and re.fullmatch(rf"({prefixes})\d+", cells[1]):
+            item, *expected, proof = cells[1:-1]  # a fault and its result are two cells
+            cells_of_item[item] = (": ".join(expected), proof)
     rows = {}
     for item, (expected, proof) in cells_of_item.items():
         test_names = re.findall(r"`(test_\w+)`", proof)
