@@ -17,7 +17,7 @@ def merge(
     merged: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Merge an encoder with its start at the largest weight that the guard accepts; without weights, pass it on.
+    """Merge an encoder with its start at the largest weight that the guard accepts. Without weights, pass it on.
 
     Args:
         config: an `EvaluationConfig` as a mapping; `merge` lists the weights.

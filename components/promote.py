@@ -17,7 +17,7 @@ def promote(
     by_hand: str = "",
     image: str = "",
 ) -> None:
-    """Promote a registered model to champion if it is better on the same test items; else raise NotPromoted.
+    """Promote a registered model to champion if it is better on the same test items. Raise NotPromoted otherwise.
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.

@@ -23,7 +23,7 @@ class InfoXLMError(Exception):
 
 
 def from_name(name: str, message: str) -> InfoXLMError:
-    """Return the error that another process reported; the base class if the name is unknown."""
+    """Return the error that another process reported, or the base class if the name is unknown."""
     error_class = globals().get(name)
     if isinstance(error_class, type) and issubclass(error_class, InfoXLMError):
         return error_class(message)
@@ -42,7 +42,7 @@ def one_line(error: BaseException) -> str:
 
 
 def last_cause(error: BaseException) -> BaseException:
-    """Return the error at the end of a chain of causes; the error itself if it has no cause."""
+    """Return the error at the end of a chain of causes, or the error itself if it has no cause."""
     causes = [error]
     while True:
         last = causes[-1]

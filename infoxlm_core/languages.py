@@ -37,7 +37,7 @@ _TWO_LETTERS = dict(pair.split(":") for pair in _THREE_LETTER_CODES.split())
 
 
 def two_letters(code: str) -> str:
-    """Return `de` for `deu`, `deu_Latn` and `de`; a language without a known two-letter code keeps its code."""
+    """Return `de` for `deu`, `deu_Latn` and `de`. A language without a known two-letter code keeps its code."""
     language = re.split("[-_]", code)[0]
     return _TWO_LETTERS.get(language, language)
 

@@ -121,12 +121,12 @@ def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
 
 
 def load(directory: Path) -> dict[str, Any]:
-    """Return the manifest of an artifact without comparing the files; DataCorrupt if it is not valid."""
+    """Return the manifest of an artifact without comparing the files. Raise DataCorrupt if it is not valid."""
     return outside.read_json(directory / NAME, Manifest, "build or copy the artifact again", DataCorrupt)
 
 
 def load_if_ours(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of an artifact; None if there is none, or if another program wrote a file of this name."""
+    """Return the manifest of an artifact, or None if there is none, or if another program wrote a file of this name."""
     path = directory / NAME
     if not path.is_file():
         return None

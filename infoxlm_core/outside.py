@@ -45,7 +45,7 @@ _REMEDIES = {
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error reports a full disk; libraries quote the system's message in errors of other classes."""
+    """Return whether an error reports a full disk. Libraries quote the system's message in errors of other classes."""
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return True
     messages = ("No space left", "Disk quota exceeded", "os error 28", "os error 122", "database or disk is full")
@@ -101,7 +101,7 @@ def check_readable(path: Path) -> Path:
 
 
 def list_tree(folder: Path) -> list[Path]:
-    """Return the sorted paths of all files and folders below a folder; links to folders are not followed.
+    """Return the sorted paths of all files and folders below a folder. Links to folders are not followed.
 
     `Path.rglob` skips folders without read permission. Training text or test sets would be missing unnoticed.
 
@@ -123,7 +123,7 @@ def list_tree(folder: Path) -> list[Path]:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """Return the content of a file; InputError if it has more than `limit` bytes or cannot be read."""
+    """Return the content of a file. Raise InputError if it has more than `limit` bytes or cannot be read."""
     try:
         size = check_readable(path).stat().st_size
         if size > limit:
@@ -136,7 +136,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """Return the content of a UTF-8 file without its byte order mark; EncodingError if it is not UTF-8."""
+    """Return the content of a UTF-8 file without its byte order mark. Raise EncodingError if it is not UTF-8."""
     return decode(read_bytes(path, limit), str(path))
 
 
@@ -190,7 +190,7 @@ def _describe(failure: ValidationError) -> str:
 
 
 def read_json(path: Path, kind: Any, remedy: str, error: type[InfoXLMError] = InputError, limit: int = MAX_JSON) -> Any:
-    """Read and validate a JSON file. A missing or unreadable file raises `error`, too; see `parse_json`."""
+    """Read and validate a JSON file. A missing or unreadable file raises `error`, too. See `parse_json`."""
     try:
         if not path.exists():
             raise error(f"{path}: no such file: {remedy}")

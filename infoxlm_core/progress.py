@@ -21,7 +21,7 @@ def time_left(seconds: float, done: int, total: int) -> str:
 
 @contextmanager
 def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show the progress of work; the context is a function to call with the number of newly finished units."""
+    """Show the progress of work. The context is a function to call with the number of newly finished units."""
     if sys.stderr.isatty():
         columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:

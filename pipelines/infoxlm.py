@@ -38,7 +38,7 @@ def infoxlm(
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Check the settings; prepare, tokenize, pre-train, merge with the start, fine-tune, evaluate, register.
+    """Check the settings, prepare, tokenize, pre-train, merge with the start, fine-tune, evaluate and register.
 
     Args:
         preparation: a `PreparationConfig`: corpora, cleaning, held-out text.

@@ -99,7 +99,7 @@ def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
 
 
 def read_summary(store: str | Path) -> str:
-    """Return the printable results of the last run in a store; empty if its last step has not run."""
+    """Return the printable results of the last run in a store, or an empty text if its last step has not run."""
     store = str(store).rstrip("/")
     local_store = artifacts.local_directory(store)
     if not (local_store / "run.json").is_file():
@@ -157,7 +157,7 @@ _BEFORE_JSON = -1
 
 
 class QuietOutput(io.TextIOBase):
-    """Standard output that shows the lines of our stages, and hides those of KFP and Ray; the log file has all.
+    """Standard output that shows the lines of our stages, and hides those of KFP and Ray. The log file has all.
 
     The steps of a loop write at the same time, each from its own thread.
     """

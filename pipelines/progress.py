@@ -135,7 +135,7 @@ class Progress:
         return [f"{steps}: a pod is still pending after {minutes} min: {_PENDING_ADVICE}"]
 
     def _find_label(self, children: Sequence[str]) -> str:
-        """Return the label of the step whose executor node or first attempt is a child; empty if there is none."""
+        """Return the label of the step whose executor node or first attempt is a child, or "" if there is none."""
         if children and not self._label_of_attempt:
             workflow = children[0].rpartition("-")[0]
             for step in find_steps(self._spec, workflow, self._iterations):

@@ -22,7 +22,7 @@ def promotion(
     to: str = "",
     by_hand: str = "",
 ) -> None:
-    """Promote a model to champion if it is better; otherwise fail and report the gains.
+    """Promote a model to champion if it is better. Otherwise fail and report the gains.
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.

@@ -31,7 +31,7 @@ MAX_SENTENCES = 1024
 
 
 class RequestError(Exception):
-    """The request cannot be answered; the client gets this status and message."""
+    """The request cannot be answered. The client gets this status and message."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)

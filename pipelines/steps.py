@@ -88,7 +88,7 @@ def give_registry_access(*tasks: dsl.PipelineTask) -> None:
 
 
 def request_default_resources(*tasks: dsl.PipelineTask) -> None:
-    """Request the default CPU and memory for steps that process data; other steps get the namespace's defaults."""
+    """Request the default CPU and memory for steps that process data. Other steps get the namespace's defaults."""
     for task in tasks:
         _request_cpu_and_memory(task, Steps())
 

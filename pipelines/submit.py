@@ -154,7 +154,7 @@ def connect(host: str, namespace: str = "") -> Any:
 
 
 def _check_health(host: str, answer: bytes) -> Any:
-    """Parse the health answer; raise InputError unless the server is a recent enough Kubeflow Pipelines."""
+    """Parse the health answer. Raise InputError unless the server is a recent enough Kubeflow Pipelines."""
     import kfp_server_api as api
 
     try:
@@ -175,7 +175,7 @@ def _check_health(host: str, answer: bytes) -> Any:
 
 @contextlib.contextmanager
 def translate_errors(host: str) -> Iterator[None]:
-    """Convert exceptions of the client to one-line errors of this project; suppress the client's output.
+    """Convert exceptions of the client to one-line errors of this project. Suppress the client's output.
 
     Raises:
         StorageUnavailable: the server does not answer, or answers with status 5xx.
@@ -228,7 +228,7 @@ def create(client: Any, host: str, submission: Submission) -> str:
 
 
 def follow(client: Any, host: str, run_id: str, progress: Progress, print_line: Callable[[str], None]) -> str:
-    """Wait until a run has ended and return its state; print the progress with the time since the start.
+    """Wait until a run has ended and return its state. Print the progress with the time since the start.
 
     Args:
         client: result of `connect`.
@@ -264,7 +264,7 @@ def follow(client: Any, host: str, run_id: str, progress: Progress, print_line: 
 
 
 def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], None]) -> Any:
-    """Request a run from the server; while the server does not answer, repeat the request for up to an hour.
+    """Request a run from the server. Repeat the request for up to an hour while the server does not answer.
 
     Raises:
         StorageUnavailable, InputError: as `follow` does.
@@ -293,7 +293,7 @@ def _state_of(run: Any) -> str:
 
 
 def run_to_end(client: Any, host: str, submission: Submission, print_line: Callable[[str], None]) -> None:
-    """Start a run, follow it to its end and print its summary; resubmit it after a temporary failure.
+    """Start a run, follow it to its end and print its summary. Resubmit it after a temporary failure.
 
     A run is resubmitted up to `submit_again` times, but never after a user has cancelled it. Artifacts are addressed
     by content, so a resubmitted run resumes where the previous run ended.
@@ -324,7 +324,7 @@ def run_to_end(client: Any, host: str, submission: Submission, print_line: Calla
 
 
 def _print_summary(store: str, run_id: str, print_line: Callable[[str], None]) -> None:
-    """Print the summary that the last step of a run wrote to the store; print a note if the store does not answer."""
+    """Print the summary that the last step of a run wrote to the store. Print a note if the store does not answer."""
     from components.platform import runtime
 
     try:
@@ -378,7 +378,7 @@ def _service_account_advice(error: Any) -> str:
 
 
 def _to_one_line(error: Any) -> str:
-    """Return at most 200 characters of an error on one line; of a JSON answer only its message."""
+    """Return at most 200 characters of an error on one line. Of a JSON answer, return only the message."""
     text = error.decode(errors="replace") if isinstance(error, bytes) else str(error)
     with contextlib.suppress(ValueError, AttributeError):  # the text is not JSON, or not an object
         text = json.loads(text).get("message", text)

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    """Run the checks and measurements that the options select; return 1 if a check failed."""
+    """Run the checks and measurements that the options select. Return 1 if a check failed."""
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--cpu", action="store_true", help="run the checks on a small model on the CPU; save nothing")
     parser.add_argument("--full", action="store_true", help="measure base and large instead of base: twice as long")
@@ -82,7 +82,7 @@ def write_row(row: Row, path: Path | None = None) -> None:
 
 
 def check(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield the rows of one check; an error becomes the last row."""
+    """Yield the rows of one check. An error becomes the last row."""
     from benchmarks.gpu import checks
 
     try:

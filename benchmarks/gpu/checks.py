@@ -215,7 +215,7 @@ def fewer_gpus_than_workers(small: bool) -> Iterator[Row]:
 
 
 def count_workers(run: Path) -> dict[str, Any]:
-    """Return the number of workers, summed over the network that gradients use; runs in each worker."""
+    """Return the number of workers, summed over the network that gradients use. This runs in each worker."""
     return {"workers": int(distributed.sum_over_workers(torch.ones((), device=distributed.device())))}
 
 
@@ -228,7 +228,7 @@ def several_workers(small: bool) -> Iterator[Row]:
 
 
 def waiting(small: bool) -> Iterator[Row]:
-    """Count the lines of ours that wait for the GPU in three steps; only the end of a step may wait."""
+    """Count the lines of ours that wait for the GPU in three steps. Only the end of a step may wait."""
     learner, _, _ = one_step(small=False)
     batch = inputs.batch("ragged", inputs.VOCABULARIES["32k"], 1, ("mlm", "tlm", "xlco"))
     learner.take_step(batch)

@@ -148,7 +148,7 @@ def hugging_face(full: bool) -> Iterator[Row]:
 
 
 def forward_backward(name: str, shape: str, variant: str) -> Row:
-    """Measure forward and backward of one variant; the first call includes compilation."""
+    """Measure forward and backward of one variant. The first call includes compilation."""
     learner = make_learner(name, "MLM")
     batch = make_batch("MLM", shape, divisor=8)
     if variant == "ours":

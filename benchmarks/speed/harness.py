@@ -53,7 +53,7 @@ class Case:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def ratios(self, peer: str) -> list[float]:
-        """Return CPU seconds per unit of a peer divided by ours, for each round; for memory, our peak by the peer's."""
+        """Return CPU seconds per unit of a peer divided by ours, for each round. For memory, divide our peak."""
         if self.peak:
             return [self.peak[OURS] / self.peak[peer]]
         pairs = zip(self.seconds_per_unit(peer), self.seconds_per_unit(OURS), strict=True)
@@ -122,7 +122,7 @@ def differences(loss: float, gradient: Mapping[str, Tensor], peer_loss: float, p
 
 
 def require_equal(name: str, peer: str, relative: Mapping[str, float]) -> dict[str, float]:
-    """Return the differences; raise `Unequal` if one is larger than rounding explains."""
+    """Return the differences. Raise `Unequal` if one is larger than rounding explains."""
     for quantity, limit in LIMITS.items():
         if not relative[quantity] <= limit:
             raise Unequal(f"{name}: {quantity} differs from {peer} by {relative[quantity]:.2e}, allowed {limit:.0e}.")

@@ -17,7 +17,7 @@ def run(quick: bool) -> list[Case]:
 
 def compare(shape: str, vocabulary: str, rounds: int, size: dict | None = None, queue: int = QUEUE,
             count: int | None = None) -> Case:  # fmt: skip
-    """Require one loss and one gradient over all objectives, then time whole steps; with `rounds` 0 only the former."""
+    """Require one loss and one gradient over all objectives, then time whole steps. With `rounds` 0, time nothing."""
     words = inputs.VOCABULARIES.get(vocabulary) or int(vocabulary)
     layers = (size or {}).get("layers", 6)
     # Weights with noise give long vectors; the temperature brings their products back to a few units.

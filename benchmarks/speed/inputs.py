@@ -21,14 +21,14 @@ NOISE = 0.05
 
 
 def config(size: dict, **changes) -> PretrainingConfig:
-    """Return the config of the small encoder of all CPU benchmarks, without dropout; `size` overrides its fields."""
+    """Return the config of the small encoder of all CPU benchmarks, without dropout. `size` overrides its fields."""
     model = {"layers": 6, "hidden": 384, "ffn": 1536, "heads": 6, "max_tokens": 512, "dropout": 0.0} | size
     values = {"model": model, "contrast": {"layer": max(1, model["layers"] * 2 // 3)}, "seed": SEED}
     return PretrainingConfig.parse(values | changes)
 
 
 def lengths(shape: str, rng: np.random.Generator, sequences: int | None = None, sentences: int = 1) -> np.ndarray:
-    """Draw lengths. ragged: 16 sequences of sentences of exp(N(3.45, 0.7²)) tokens, 6 … 128; full: 8 blocks of 128."""
+    """Draw lengths: 16 sequences of exp(N(3.45, 0.7²)) tokens from 6 to 128 (`ragged`), or 8 blocks of 128 (`full`)."""
     if shape == "full":
         return np.full(sequences or 8, 128)
     drawn = np.exp(rng.normal(3.45, 0.7, (sentences, sequences or 16)))
@@ -61,7 +61,7 @@ def batch(shape: str, vocabulary: int, number: int, objectives: tuple[str, ...] 
 
 
 def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generator) -> PackedBatch:
-    """Return a micro-batch of random pieces; `counts` has the lengths of `mlm`, `tlm`, `query` and `key` sequences."""
+    """Return a micro-batch of random pieces. `counts` has the lengths of `mlm`, `tlm`, `query` and `key` sequences."""
 
     def draw_sequences(name: str) -> Sequences:
         return sequences(counts[name], vocabulary, rng) if name in counts else NOTHING

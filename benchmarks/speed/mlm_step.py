@@ -18,7 +18,7 @@ def run(quick: bool) -> list[Case]:
 
 
 def compare(shape: str, vocabulary: str, rounds: int, size: dict | None = None, count: int | None = None) -> Case:
-    """Require one loss and one gradient of all variants, then time them; with `rounds` 0 only the former."""
+    """Require one loss and one gradient of all variants, then time them. With `rounds` 0, time nothing."""
     words = inputs.VOCABULARIES.get(vocabulary) or int(vocabulary)
     config = inputs.config(size or {}, objectives={"tlm": 0, "xlco": 0})
     model = ours.make_model(config, words)

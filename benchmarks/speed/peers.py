@@ -56,7 +56,7 @@ def weights_of(model: InfoXLM) -> dict[str, Tensor]:
 
 
 def gradients_of(model: InfoXLM) -> dict[str, Tensor]:
-    """Return our gradients under Hugging Face's names; the projection keeps its own name."""
+    """Return our gradients under Hugging Face's names. The projection keeps its own name."""
     gradients = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -142,7 +142,7 @@ class Fairseq:
 
 
 def fairseq_mlm(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean masked-LM loss as fairseq's criterion computes it; targets are -100 where none is predicted."""
+    """Return the mean masked-LM loss as fairseq's criterion computes it. Targets are -100 where none is predicted."""
     masked = targets != -100
     logits = model(ids, masked_tokens=masked)[0]
     log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32)

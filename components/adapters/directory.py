@@ -12,7 +12,7 @@ from infoxlm_core import locks, manifests
 
 
 class Directory:
-    """A storage in a directory; see `Store`. Errors of the file system are raised as OSError.
+    """A storage in a directory. See `Store`. Errors of the file system are raised as OSError.
 
     Each write creates a new file, so inode and modification time serve as the version.
     """
@@ -89,5 +89,5 @@ class Directory:
 
 
 def _version(status: os.stat_result) -> str:
-    """Return the inode and the time of a file as its version; the inode alone may be that of a deleted file."""
+    """Return the inode and the time of a file as its version. The inode alone may be that of a deleted file."""
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}"

@@ -44,7 +44,7 @@ class State(TypedDict):
 
 
 def read(url: str) -> tuple[dict[str, Any], str | None]:
-    """Return the state of a lease and its version; a missing lease is free and has no version.
+    """Return the state of a lease and its version. A missing lease is free and has no version.
 
     Raises:
         DataCorrupt: the file is malformed.
@@ -151,7 +151,7 @@ class Lease:
         return self._write(quick=False)
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
-        """Write the next beat, unless another process has changed the file; return whether it was written."""
+        """Write the next beat, unless another process has changed the file. Return whether it was written."""
         with self._lock:
             self.beat += 1
             state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}

@@ -47,10 +47,10 @@ class Store(Protocol):
     """Directory of the files on this machine; None for a remote storage, whose files must be copied to be used."""
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
-        """Return the content and version of a small file; None if it does not exist."""
+        """Return the content and version of a small file, or None if it does not exist."""
 
     def put(self, name: str, content: str | bytes) -> None:
-        """Write a small file; replace an existing one."""
+        """Write a small file. Replace an existing one."""
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
         """Write a small file only if it still has this version, or, for None, only if it does not exist.
@@ -60,16 +60,16 @@ class Store(Protocol):
         """
 
     def delete(self, *names: str) -> None:
-        """Delete files; a missing file is no error."""
+        """Delete files. A missing file is no error."""
 
     def entries(self, deep: bool = True) -> list[Entry]:
-        """Return all files below the URI; with `deep=False` only those directly below it."""
+        """Return all files below the URI. With `deep=False`, return only those directly below it."""
 
     def folders(self) -> list[str]:
         """Return the names of the folders directly below the URI, sorted."""
 
     def head(self, name: str = "") -> Entry | None:
-        """Return the entry of a file, by default the file at the URI itself; None if it does not exist."""
+        """Return the entry of a file, by default the file at the URI itself, or None if it does not exist."""
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
         """Upload a large file with its digest."""
@@ -78,11 +78,11 @@ class Store(Protocol):
         """Download a file to a local path."""
 
     def sweep(self) -> int:
-        """Remove unfinished uploads and return their number; only for the holder of a lease on the URI."""
+        """Remove unfinished uploads and return their number. Only the holder of a lease on the URI may call it."""
 
 
 def scheme(uri: str | Path, separator: str = "://") -> str:
-    """Return the scheme of a URI; "" for a path. Sources such as `pypi:package==1.0` have the separator ":"."""
+    """Return the scheme of a URI, or "" for a path. Sources such as `pypi:package==1.0` have the separator ":"."""
     before, has_separator, _ = str(uri).partition(separator)
     return before if has_separator and _SCHEME.fullmatch(before) else ""
 

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def manifest(uri: str) -> dict[str, Any] | None:
-    """Return the manifest of a stored artifact; None if the artifact does not exist.
+    """Return the manifest of a stored artifact, or None if the artifact does not exist.
 
     Raises:
         DataCorrupt: the manifest is malformed.
@@ -44,7 +44,7 @@ def manifest_exists(uri: str) -> bool:
 
 
 def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: None, replace: bool = False) -> None:
-    """Upload an artifact; a repeated call sends only the files that are missing.
+    """Upload an artifact. A repeated call sends only the files that are missing.
 
     The caller holds a lease on the URI, because unfinished uploads below it are removed.
 
@@ -192,7 +192,7 @@ def is_verified(directory: Path, state: str) -> bool:
 
 
 def record_verified(directory: Path, state: str) -> None:
-    """Record that the whole directory was verified in this state; do nothing in a read-only store."""
+    """Record that the whole directory was verified in this state. Do nothing in a read-only store."""
     with contextlib.suppress(OSError):
         marker_of(directory).parent.mkdir(exist_ok=True)
         manifests.write_atomically(marker_of(directory), state)

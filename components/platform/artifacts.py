@@ -80,7 +80,7 @@ def local_directory(store: str) -> Path:
 
 
 def url_of(location: Path) -> str:
-    """Return the URI of a path in the local copy of a remote store; for any other path, the path itself."""
+    """Return the URI of a path in the local copy of a remote store. Return any other path unchanged."""
     for root in location.parents:
         uri_file = root / _COPY_OF
         if uri_file.is_file():
@@ -100,7 +100,7 @@ def write(store: str, name: str, content: str) -> None:
 
 
 def read(store: str, name: str) -> bytes | None:
-    """Read a small file of the store; return None if there is none."""
+    """Read a small file of the store. Return None if there is none."""
     stored = storage.open(store).get(name)
     if stored is None:
         return None
@@ -158,7 +158,7 @@ def exists(store: str, kind: str, name: str) -> bool:
 
 
 def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
-    """Return the artifact `kind/name`; build it first if it does not exist. An interrupted build leaves no artifact.
+    """Return the artifact `kind/name`. Build it first if it does not exist. An interrupted build leaves no artifact.
 
     Args:
         store: directory, or s3://bucket/prefix.
@@ -213,7 +213,7 @@ def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]
 
 @contextlib.contextmanager
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
-    """Let one process at a time build a costly artifact; the others wait and then reuse it."""
+    """Let one process at a time build a costly artifact. The others wait and then reuse it."""
     with _locked(local_directory(store) / kind / f".{name}.lock"):
         if not storage.is_remote(store):
             yield
@@ -224,7 +224,7 @@ def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file against other processes of this machine; log a line before waiting for it."""
+    """Hold a lock file against other processes of this machine. Log a line before waiting for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = locks.acquire(path, timeout=0)
@@ -273,7 +273,7 @@ def read_pointer(artifact: Any) -> tuple[str, str]:
 
 
 def resolve(artifact: Any) -> tuple[Path, str]:
-    """Download the artifact that a KFP input points to, if needed; return its local directory and its digest."""
+    """Download the artifact that a KFP input points to, if needed. Return its local directory and its digest."""
     location, digest = read_pointer(artifact)
     return locate(location), digest
 
@@ -303,7 +303,7 @@ def locate(location: str, hashed: bool = True) -> Path:
 
 
 def _fetch(location: str) -> tuple[Path, Path]:
-    """Download an artifact, if needed; return its local directory, and the local path that the location names in it."""
+    """Download an artifact, if needed. Return its local directory, and the local path that the location names in it."""
     directory = storage.open(location).directory
     if directory:
         return directory, directory

@@ -85,6 +85,6 @@ def sum_up(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _folder(kind: str, name: str) -> str:
-    """Return the folder of this pipeline run's attempts; a worker without RUN_ID uses `by-hand`."""
+    """Return the folder of this pipeline run's attempts. A worker without RUN_ID uses `by-hand`."""
     run = re.sub(r"[^\w.-]+", "-", os.environ.get("RUN_ID") or "by-hand")
     return f"cost/{run}/{kind}/{name}"

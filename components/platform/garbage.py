@@ -48,7 +48,7 @@ class Item:
 
 
 def survey(store: str) -> list[Item]:
-    """Return all items of a store, sorted by name; this reads all manifests, metadata of checkpoints, and notes."""
+    """Return all items of a store, sorted by name. This reads all manifests, metadata of checkpoints, and notes."""
     opened_store = storage.open(store)
     files_by_item: dict[str, list[Entry]] = defaultdict(list)
     for stored_file in opened_store.entries():
@@ -128,7 +128,7 @@ def find_deletable(
 
 
 def delete(store: str, item: Item) -> None:
-    """Delete an item, manifest first, so that no reader sees a partial artifact; then delete its local copy."""
+    """Delete an item, manifest first, so that no reader sees a partial artifact. Then delete its local copy."""
     opened_store = storage.open(store)
     manifest, *other_files = item.files
     opened_store.delete(manifest)

@@ -29,7 +29,7 @@ _ENDING_SECONDS = 60.0  # to wait for a training that has saved to end this proc
 
 
 def main(url: str) -> None:
-    """Do the work that a file of the store describes; if it fails, exit with the code of the error."""
+    """Do the work that a file of the store describes. If it fails, exit with the code of the error."""
     store, _, file = url.rpartition("/work/")
     name = file.removesuffix(".json")
     with runtime.report_failure(store, "job", job=name):
@@ -42,13 +42,13 @@ def main(url: str) -> None:
 
 
 def leave(url: str, seconds: float) -> None:
-    """Ask the training to save and stop, because this pod is being stopped; wait until it has released its lease."""
+    """Ask the training to save and stop, because this pod is being stopped. Wait until it has released its lease."""
     work = _read(url)
     lease_url = f"{work.store}/runs/{work.run}/lease.json"
     deadline = time.monotonic() + seconds
 
     def is_training() -> bool:
-        """Return whether this job holds the lease of the run; False if it prepares text or has already saved."""
+        """Return whether this job holds the lease of the run, or False if it prepares text or has already saved."""
         return bool(work.run) and lease.read(lease_url)[0]["holder"] == work.job
 
     if is_training():

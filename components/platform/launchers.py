@@ -47,7 +47,7 @@ class Launcher(Protocol):
     """
 
     def __call__(self, work: Work, cluster: dict[str, Any], step_environment: Environment, /) -> None:
-        """Run `work`; return when its artifact is stored.
+        """Run `work`. Return when its artifact is stored.
 
         Args:
             work: the artifact to build, and how.
@@ -61,7 +61,7 @@ class Launcher(Protocol):
 
 
 def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
-    """Return the local directory of the artifact; build it first if it does not exist. Arguments: see `Launcher`."""
+    """Return the local directory of the artifact. Build it first if it does not exist. Arguments: see `Launcher`."""
     existing = artifacts.lookup(work.store, work.kind, work.name)
     if existing:
         return existing
@@ -205,7 +205,7 @@ def heartbeat_path(job: str) -> str:
 
 @contextlib.contextmanager
 def _heartbeat(store: str, job: str) -> Iterator[None]:
-    """Write a heartbeat once a minute while this step follows its job; without it, the job ends itself (`job`)."""
+    """Write a heartbeat once a minute while this step follows its job. Without it, the job ends itself (`job`)."""
     finished = threading.Event()
     step_id = uuid.uuid4().hex
 

@@ -101,7 +101,7 @@ def _fine_tune(
 
 
 def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:
-    """Measure trials; return the finished ones by name.
+    """Measure trials. Return the finished ones by name.
 
     Each of several trials runs in its own process, so that its memory and GPUs are released. If a trial fails, the
     remaining trials run nevertheless, and then this process exits with the code of the last failure. A signal to stop
@@ -131,7 +131,7 @@ def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: i
 def _measure_in_process(
     signals: list[int], planned: Mapping[str, Any], store: str, num_workers: int
 ) -> tuple[Measured | None, int]:
-    """Measure a trial in its own process; append the signals to stop that arrive meanwhile to `signals`.
+    """Measure a trial in its own process. Append the signals to stop that arrive meanwhile to `signals`.
 
     Returns:
         The finished trial, or None if it failed, and the exit code of its process.

@@ -43,7 +43,7 @@ def fit(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_reference(store: str, value: Any) -> Any:
-    """Write a mapping or a list into the store; return a reference of the same type.
+    """Write a mapping or a list into the store. Return a reference of the same type.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -55,7 +55,7 @@ def write_reference(store: str, value: Any) -> Any:
 
 
 def resolve(store: str, value: Any) -> Any:
-    """Return the content of a reference made by `write_reference`; return any other value unchanged.
+    """Return the content of a reference made by `write_reference`. Return any other value unchanged.
 
     Raises:
         InputError: the content is not in the store.

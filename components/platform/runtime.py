@@ -51,7 +51,7 @@ class Ending(NamedTuple):
 
 @contextlib.contextmanager
 def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = None, job: str = "") -> Iterator[None]:
-    """Run the body of a stage; turn an exception into one line, an exit code and an outcome in the store.
+    """Run the body of a stage. Turn an exception into one line, an exit code and an outcome in the store.
 
     Args:
         store: directory, or s3://bucket/prefix.
@@ -91,7 +91,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
 
 
 def pipeline_run() -> str:
-    """Return the id of this pipeline run, from RUN_ID; `by-hand` outside of a pipeline.
+    """Return the id of this pipeline run, from RUN_ID, or `by-hand` outside of a pipeline.
 
     Raises:
         InputError: this Kubeflow is too old to set RUN_ID in its pods.
@@ -109,7 +109,7 @@ def outcome_path(name: str, run: str = "") -> str:
 
 
 def parse_outcome(content: bytes | None, path: str) -> dict[str, Any] | None:
-    """Return the outcome that a stage wrote; None if it is missing or malformed."""
+    """Return the outcome that a stage wrote, or None if it is missing or malformed."""
     try:
         return outside.parse_json(content, Outcome, path, "read the log instead") if content else None
     except InputError as error:
@@ -159,7 +159,7 @@ def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
 
 
 def _is_cancelled() -> bool:
-    """Return whether the workflow of this step was terminated; False outside of a workflow."""
+    """Return whether the workflow of this step was terminated. Return False outside of a workflow."""
     if not os.environ.get("KFP_POD_NAME"):
         return False
     from components.adapters.kuberay import api
@@ -179,7 +179,7 @@ def write_summary(store: str, text: str) -> None:
 
 
 def read_summary(store: str, run: str) -> str:
-    """Return the results of a pipeline run for people; empty if the run has not written them.
+    """Return the results of a pipeline run for people, or an empty text if the run has not written them.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -205,7 +205,7 @@ def _configure_logging(stage: str) -> None:
 
 
 def _translate(error: BaseException, store: str) -> InfoXLMError:
-    """Translate any error to an InfoXLMError; print the traceback if it is unexpected."""
+    """Translate any error to an InfoXLMError. Print the traceback if it is unexpected."""
     if isinstance(error, InfoXLMError):
         return error
     translated = outside.translate_error(error, store)

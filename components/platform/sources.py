@@ -69,7 +69,7 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
 
 
 def _fetch_published_model(source: str, store: Path, only: Sequence[str]) -> Path | None:
-    """Fetch a model from the registry or the hub; return None if the source cannot be the name of either."""
+    """Fetch a model from the registry or the hub. Return None if the source cannot be the name of either."""
     if storage.scheme(source, ":") == "models":
         from components.adapters.mlflow.source import fetch
 
@@ -109,7 +109,7 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
 
 
 def _list_names(source: str, copy: Path) -> list[str] | None:
-    """Return the names of the files of a model, of which `copy` may have only some; None if they are unknown."""
+    """Return the names of the files of a model, of which `copy` may have only some, or None if they are unknown."""
     if _is_stored(source):
         files, _ = _list(source.rstrip("/"), deep=False)
         return list(files)
@@ -122,7 +122,7 @@ def _list_names(source: str, copy: Path) -> list[str] | None:
 
 
 def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
-    """Return the local path of a data file or folder; copies go to `store/data`.
+    """Return the local path of a data file or folder. Copies go to `store/data`.
 
     Files of a storage whose names, sizes and versions have not changed are not downloaded again.
 
@@ -151,12 +151,12 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
 
 
 def localise(settings: Any, store: Path) -> Any:
-    """Fetch all data of a task and return its settings with local paths; raises as `fetch_data` does."""
+    """Fetch all data of a task and return its settings with local paths. Raises as `fetch_data` does."""
     return task_of(settings).localise(settings, lambda source: str(fetch_data(source, store)))
 
 
 def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":
-    """Fetch all corpora and test sets and return the config with local paths; raises as `fetch_data` does."""
+    """Fetch all corpora and test sets and return the config with local paths. Raises as `fetch_data` does."""
 
     def fetch(path: str, sha256: str | None = None) -> str:
         return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
@@ -177,7 +177,7 @@ def digest_training_data(settings: Any, store: Path) -> list[str]:
 
 
 def localise_guard(config: "EvaluationConfig", store: Path) -> "tuple[EvaluationConfig, EvaluationConfig, list[str]]":
-    """Fetch the guard set of an evaluation, if it has one; raises as `fetch_data` does.
+    """Fetch the guard set of an evaluation, if it has one. Raises as `fetch_data` does.
 
     Returns:
         The config with the local path of the set, the config without a path for artifact keys, and the set's digest.
@@ -192,7 +192,7 @@ def localise_guard(config: "EvaluationConfig", store: Path) -> "tuple[Evaluation
 
 
 def states(sources: Iterable[str]) -> list[str]:
-    """Return a digest of the names, sizes and versions of each source in a storage; this downloads nothing.
+    """Return a digest of the names, sizes and versions of each source in a storage. This downloads nothing.
 
     Raises:
         InputError: there is no such bucket or prefix.
@@ -288,7 +288,7 @@ def _is_intact(copy: Path) -> bool:
 
 
 def _download(source: str, files: Files, is_file: bool, copy: Path, subfolder: str) -> None:
-    """Download files into a new folder; it replaces an existing, damaged copy.
+    """Download files into a new folder. It replaces an existing, damaged copy.
 
     Raises:
         DataCorrupt: a file does not have the size that the storage lists, or the digest in our manifest.

@@ -35,7 +35,7 @@ class StageRun:
 
     @functools.cached_property
     def run(self) -> tracking.Run:
-        """The tracker's run, which all stages of a pipeline run share; opened at the first access."""
+        """The tracker's run, which all stages of a pipeline run share. It is opened at the first access."""
         return tracking.open_run(self.store, self.trial, self.tracker)
 
     def make(
@@ -50,7 +50,7 @@ class StageRun:
         checkpoints: str = "",
         follow: bool = False,
     ) -> Path:
-        """Return the local directory of the artifact `kind/key`; a launcher builds it if it does not exist.
+        """Return the local directory of the artifact `kind/key`. A launcher builds it if it does not exist.
 
         Args:
             kind: kind of the artifact.
@@ -82,7 +82,7 @@ class StageRun:
         return parameters.resolve(self.store, parameter)
 
     def publish(self, output: Any, directory: Path, metrics: Any = None) -> dict[str, float]:
-        """Make a KFP output point to an artifact; log the numbers of its manifest as KFP metrics and return them."""
+        """Make a KFP output point to an artifact. Log the numbers of its manifest as KFP metrics and return them."""
         artifacts.publish(output, directory)
         return artifacts.log_facts(directory, metrics) if metrics else {}
 
@@ -127,7 +127,7 @@ def stage_run(
     reports: bool = True,
     last: bool = False,
 ) -> Iterator[StageRun]:
-    """Run a component's body; a failure becomes one line, an exit code and an outcome in the store.
+    """Run a component's body. A failure becomes one line, an exit code and an outcome in the store.
 
     The first line of the log is the address of the tracker's run, if a server shows it.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """Description of the artifact to build; all fields can be written as JSON."""
+    """Description of the artifact to build. All fields can be written as JSON."""
 
     stage: str
     """prepare_corpus, tokenize_corpus, pretrain or finetune."""
@@ -55,7 +55,7 @@ def delete_checkpoints(work: Work) -> None:
 
 
 def train(work: Work, run: Path) -> dict[str, Any]:
-    """Train in one of several workers; return the facts of the artifact, which the first worker builds."""
+    """Train in one of several workers. Return the facts of the artifact, which the first worker builds."""
     from components.platform.training_runs import RemoteRun
     from infoxlm_core.training import distributed
 

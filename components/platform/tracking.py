@@ -57,7 +57,7 @@ class Run(Protocol):
         """The readable name."""
 
     def log_params(self, config: Mapping[str, Any]) -> None:
-        """Log nested settings; raises ConfigMismatch if the run has other values."""
+        """Log nested settings. Raises ConfigMismatch if the run has other values."""
 
     def log_metrics(self, metrics: Mapping[str, float]) -> None:
         """Log results."""
@@ -69,10 +69,10 @@ class Run(Protocol):
         """Copy a file, or all files below a directory, into a folder of the run."""
 
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None:
-        """Log the corpora that the run reads; `source` is their location."""
+        """Log the corpora that the run reads. `source` is their location."""
 
     def annotate(self, text: str) -> None:
-        """Set the description, in Markdown; a link to `artifact:FOLDER/FILE` leads to a file of the run."""
+        """Set the description, in Markdown. A link to `artifact:FOLDER/FILE` leads to a file of the run."""
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
         """Log those points of a `metrics.jsonl` that the tracker did not receive during the training."""
@@ -84,18 +84,18 @@ class Run(Protocol):
         """Return the trials of a sweep, oldest first."""
 
     def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
-        """End the run as FINISHED, FAILED or KILLED; `stage` names the stage that failed, `message` says why."""
+        """End the run as FINISHED, FAILED or KILLED. `stage` names the stage that failed, `message` says why."""
 
     @property
     def page(self) -> str:
-        """The URL of the run's page; empty without a server."""
+        """The URL of the run's page, or an empty text without a server."""
 
     def describe(self) -> str:
-        """Return how to open the run's page, as lines for the console; empty if the tracker has no pages."""
+        """Return how to open the run's page, as lines for the console, or "" if the tracker has no pages."""
 
 
 class RunTracker(Protocol):
-    """Opens and finds runs; may be a module."""
+    """Opens and finds runs. A module can implement this protocol."""
 
     def open_run(self, key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> Run:
         """Find or open the run of a pipeline run, or of a trial nested in it, from any process.
@@ -118,7 +118,7 @@ class RunTracker(Protocol):
         """Raise ConfigError if the tracker does not store trials, which sweeps read back."""
 
     def find_ablation(self, ablation: str, local_store: Path) -> Run:
-        """Return the run of an ablation by `latest`, an id or a name (then the newest); InputError if there is none."""
+        """Return the run of an ablation by `latest`, an id or a name. Raise InputError if there is none."""
 
 
 class Untracked:
@@ -174,7 +174,7 @@ TRACKERS: dict[str, Callable[[], RunTracker]] = {"mlflow": _mlflow, "none": Untr
 
 
 def tracker(name: str = "") -> RunTracker:
-    """Return a tracker by name; default: INFOXLM_TRACKER, else MLflow.
+    """Return a tracker by name. The default is INFOXLM_TRACKER, and MLflow without it.
 
     Raises:
         ConfigError: there is no such tracker.

@@ -98,7 +98,7 @@ def choose_run(
 
 
 def _report_unfinished(store: str, previous: StartedTraining, current: StartedTraining) -> None:
-    """Log that the previous training is not continued; raise ConfigMismatch if this pipeline run started it."""
+    """Log that the previous training is not continued. Raise ConfigMismatch if this pipeline run started it."""
     changes = fingerprint.differences(previous["fingerprint"], current["fingerprint"])
     unfinished_run = f"{store}/runs/{previous['run']}"
     if previous["pipeline_run"] == current["pipeline_run"]:
@@ -146,7 +146,7 @@ class RemoteRun:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lease of the run; remove uploads and checkpoints that dead processes left incomplete."""
+        """Hold the lease of the run. Remove uploads and checkpoints that dead processes left incomplete."""
         with Lease(f"{self.url}/lease.json", self.holder, meanwhile=self._check_for_stop) as self._lease:
             self._store.sweep()
             self.forget_request()  # the request was meant for an earlier process
@@ -180,7 +180,7 @@ class RemoteRun:
                 artifact_files.drop(f"{self.url}/{outdated_name}")
 
     def drop(self, name: str) -> None:
-        """Delete a checkpoint; raises Fenced if another process has taken the run over."""
+        """Delete a checkpoint. Raises Fenced if another process has taken the run over."""
         self._held_lease().renew()
         artifact_files.drop(f"{self.url}/{name}")
 

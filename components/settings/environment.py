@@ -82,7 +82,7 @@ def is_login_for_other_server(variable: str, environment: Mapping[str, str]) -> 
 
 
 def apply_prefixed_variables(environment: MutableMapping[str, str]) -> None:
-    """Rename our prefixed variables unless Kubeflow has set them; never pass our login to another server."""
+    """Rename our prefixed variables unless Kubeflow has set them. Never pass our login to another server."""
     for variable, registry_variable in REGISTRY_VARIABLES.items():
         registry_value = environment.get(registry_variable)
         if registry_value and not is_login_for_other_server(variable, environment):

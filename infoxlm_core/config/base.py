@@ -50,7 +50,7 @@ def _language(code: str) -> str:
 
 
 def whole_or(*words: str) -> BeforeValidator:
-    """Return a validator of a field that is a number of layers or one of these words; its error is one line."""
+    """Return a validator of a field that is a number of layers or one of these words. Its error is one line."""
     layer_count = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])
 
     def validate(value: Any) -> Any:

@@ -17,7 +17,7 @@ _BOUND_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "len
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a YAML file; its name is dotted, as in `--set`."""
+    """One setting of a YAML file. Its name is dotted, as in `--set`."""
 
     name: str
     type: str

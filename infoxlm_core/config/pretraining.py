@@ -267,7 +267,7 @@ class BatchesConfig(StageConfig):
 
 
 class ProbeConfig(StageConfig):
-    """Retrieval among a few held-out pairs during training; it does not change the result."""
+    """Retrieval among a few held-out pairs during training. It does not change the result."""
 
     every: NonNegativeInt = 1_000
     """Optimizer steps from one probe to the next; 0: no probes."""

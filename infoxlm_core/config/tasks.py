@@ -26,7 +26,7 @@ _MEAN_METRIC = re.compile(rf"(classification|guard)/(mean|{_LANGUAGE_CODE})")
 
 
 def _check_metric(name: str) -> str:
-    """Return the name of a metric unchanged; ValueError if no outcome of each question is recorded for it."""
+    """Return the name of a metric unchanged. Raise ValueError if no outcome of each question is recorded for it."""
     if not (_RETRIEVAL_METRIC.fullmatch(name) or _MEAN_METRIC.fullmatch(name)):
         raise ValueError(
             f"{name!r:.100} is not a metric that is recorded by question: give retrieval/served (the vectors that "

@@ -80,7 +80,7 @@ def _group_by_domain(members: Members, languages: set[str]) -> dict[tuple[str, s
 def _read_english(
     variants: dict[str, str], pivot: str, members: Members, path: Path
 ) -> dict[tuple[str | None, str], str]:
-    """Return the English text of messages with symbolic ids, by context and id; regional variants are not used."""
+    """Return the English text of messages with symbolic ids, by context and id. Regional variants are not used."""
     catalog = _choose_catalog(variants, pivot, members, path)
     if catalog.rank > 1:
         return {}
@@ -92,7 +92,7 @@ def _read_english(
 
 
 def _choose_catalog(variants: dict[str, str], language: str, members: Members, path: Path) -> _Catalog:
-    """Return the catalog of a language's best locale; of several, the one with most translations.
+    """Return the catalog of a language's best locale. If it has several, return the one with most translations.
 
     Args:
         variants: locale -> name of its catalog.
@@ -131,7 +131,7 @@ def _list_folder(path: Path) -> Members:
 
 
 def _list_archive(path: Path) -> Members:
-    """Return name and reader of the catalogs in a wheel or zip; InputError if it is damaged or too large."""
+    """Return name and reader of the catalogs in a wheel or zip. Raise InputError if it is damaged or too large."""
     try:
         archive = zipfile.ZipFile(outside.check_readable(path))
     except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
@@ -158,7 +158,7 @@ def _split_name(name: str) -> tuple[str, str, str]:
 
 
 def _rank_locale(locale: str, language: str) -> int:
-    """Return the rank of a locale, 0 for the best; NEVER excludes it. Language `zh` means simplified characters."""
+    """Return the rank of a locale, 0 for the best. NEVER excludes it. Language `zh` means simplified characters."""
     variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
     if language == "zh":
         return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
@@ -166,7 +166,7 @@ def _rank_locale(locale: str, language: str) -> int:
 
 
 def _read_messages(name: str, members: Members, path: Path) -> list[polib.POEntry]:
-    """Return the messages of one catalog; `msgstr` of a plural message is its form for n = 1."""
+    """Return the messages of one catalog. `msgstr` of a plural message is its form for n = 1."""
     content = _read_member(name, members, path)
     try:
         binary = content + b"\0"  # polib opens the file if the content is a path; no path has a zero byte
@@ -189,7 +189,7 @@ def _read_messages(name: str, members: Members, path: Path) -> list[polib.POEntr
 
 
 def _check_strings(content: bytes) -> None:
-    """Raise ValueError or struct.error if a .mo ends within its strings; polib would silently truncate them."""
+    """Raise ValueError or struct.error if a .mo ends within its strings, because polib would silently truncate them."""
     is_big_endian = content[:4] == b"\x95\x04\x12\xde"
     byte_order = ">" if is_big_endian else "<"
     # The header has the number of strings, and where the tables of the ids and of their translations start.

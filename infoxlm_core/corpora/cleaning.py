@@ -66,7 +66,7 @@ def near_key(text: str) -> str:
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message occurs in every language
 def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
-    """Return the reason to drop a normalised text, or None; only the run's `languages` are distinguished."""
+    """Return the reason to drop a normalised text, or None. Only the run's `languages` are distinguished."""
     if not text:
         return "empty"
     if len(text) < rules.min_characters:
@@ -98,7 +98,7 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
 def reason_to_drop_row(
     texts: Sequence[str], languages: Sequence[str], all_languages: tuple[str, ...], rules: CleaningConfig
 ) -> str | None:
-    """Return the reason to drop a sentence or pair of normalised texts, or None; one bad side drops the pair."""
+    """Return the reason to drop a sentence or pair of normalised texts, or None. One bad side drops the pair."""
     for text, language in zip(texts, languages, strict=True):
         reason = reason_to_drop(text, language, all_languages, rules)
         if reason:
@@ -109,7 +109,7 @@ def reason_to_drop_row(
 
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:
-    """Return whether a text is clearly in another of the languages; False if `language` cannot be identified."""
+    """Return whether a text is clearly in another of the languages, or False if `language` cannot be identified."""
     identifier = _identifier(languages)
     if language not in identifier.labels:
         return False

@@ -37,7 +37,7 @@ _REMEDY = "give a test set as JSON, Parquet, CSV or lines of text"
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return the file itself, or all visible files below a folder; InputError if there is none."""
+    """Return the file itself, or all visible files below a folder. Raise InputError if there is none."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder: check preparation.evaluation_sets")
     if not path.is_dir():
@@ -58,7 +58,7 @@ def digest(file: Path) -> str:
 
 
 def read(file: Path) -> Iterator[str]:
-    """Yield every text of a file and the sentences of each; InputError if the file cannot be read."""
+    """Yield every text of a file and the sentences of each. Raise InputError if the file cannot be read."""
     try:
         for text in _read_texts(outside.check_readable(file)):
             yield text
@@ -70,7 +70,7 @@ def read(file: Path) -> Iterator[str]:
 
 
 def _read_texts(file: Path) -> Iterator[str]:
-    """Yield every text of a file; its suffix tells the format."""
+    """Yield every text of a file. Its suffix tells the format."""
     is_compressed = file.suffix in lines.COMPRESSED
     uncompressed_name = file.with_suffix("") if is_compressed else file
     suffix = uncompressed_name.suffix.lower()
@@ -99,7 +99,7 @@ def _read_texts(file: Path) -> Iterator[str]:
 
 
 def _read_columns(file: Path) -> Iterator[str]:
-    """Yield the texts in all columns of a table; InputError if no column has text."""
+    """Yield the texts in all columns of a table. Raise InputError if no column has text."""
     text_columns = []
     nested_columns = []  # lists and records may contain texts
     column_types = {field.name: field.type for field in pq.read_schema(file)}

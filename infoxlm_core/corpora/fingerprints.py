@@ -33,7 +33,7 @@ class Keys(NamedTuple):
 
 
 def keys(texts: Sequence[str], overlap: int = 0) -> Keys:
-    """Return the keys of a row; runs have `overlap` words, and there are none if it is 0."""
+    """Return the keys of a row. Its runs have `overlap` words. There are none if `overlap` is 0."""
     equal, near, exact = zip(*map(_digest_text, texts), strict=True)
     run_digests = [digest for text in texts for digest in runs(text, overlap)]
     return Keys(equal, near, exact, run_digests)
@@ -50,7 +50,7 @@ def _digest_text(text: str) -> tuple[int, int, int]:
 
 
 def runs(text: str, length: int) -> list[int]:
-    """Return the digests of every run of `length` words; none if it is 0.
+    """Return the digests of every run of `length` words. There are none if `length` is 0.
 
     Case, punctuation and spaces are ignored. Texts that share a long run quote the same source. In scripts without
     spaces, a Han character counts as a word, and three signs of any other script count as a word.

@@ -58,7 +58,7 @@ def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequ
 
 
 def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> list[str]:
-    """Return the languages to read; raise an error if the corpus cannot be read."""
+    """Return the languages to read. Raise an error if the corpus cannot be read."""
     for path in paths:
         if source.format != "gettext" and not path.is_file():
             problem = "not a file" if path.exists() else "no such file"
@@ -88,7 +88,7 @@ def _read_gettext(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _read_tsv(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the rows of a file whose columns are separated by tabs; quotation marks are part of the text."""
+    """Yield the rows of a file whose columns are separated by tabs. Quotation marks are part of the text."""
     path = corpus.paths[0]
     languages = corpus.source.languages
     columns_of_languages = corpus.source.columns or range(len(languages))
@@ -142,7 +142,7 @@ def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
-    """Yield the rows; raise ParallelMismatch where the lengths of the two sides are not correlated.
+    """Yield the rows. Raise ParallelMismatch where the lengths of the two sides are not correlated.
 
     A shift by one line leaves every length ratio plausible, but the correlation of lengths falls to about 0, and is
     higher with the lines that belong together. A long window detects sides that hardly correspond, a short window
@@ -167,7 +167,7 @@ def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
 
 
 def _check_blocks(pairs: list[Lengths], size: int, file: str) -> None:
-    """Check short windows that overlap by half; the last one is complete."""
+    """Check short windows that overlap by half. The last one is complete."""
     last = max(0, len(pairs) - size)
     for start in [*range(0, last, size // 2), last]:
         block = pairs[start : start + size]
@@ -213,7 +213,7 @@ def _log_lengths(pairs: list[Lengths]) -> np.ndarray:
 
 
 def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
-    """Return the correlation of (N,) and (N,); None if the lengths hardly vary, which proves nothing."""
+    """Return the correlation of (N,) and (N,), or None if the lengths hardly vary, which proves nothing."""
     source_deviation = source.std()
     target_deviation = target.std()
     if min(source_deviation, target_deviation) < MIN_DEVIATION:

@@ -13,7 +13,7 @@ _BIN = 0.01  # width of a bin: the ratios in it differ by 1 %
 
 
 def log_ratio(texts: Sequence[str]) -> float:
-    """Return the natural logarithm of the target's UTF-8 bytes divided by the source's; neither side may be empty."""
+    """Return the natural logarithm of the target's UTF-8 bytes divided by the source's. Neither side may be empty."""
     source, target = texts
     return math.log(len(target.encode()) / len(source.encode()))
 

@@ -61,7 +61,7 @@ def _decompress(packed: Any, path: Path) -> Any:
 
 
 def unpack(path: Path) -> IO[bytes]:
-    """Open a file and decompress it as its suffix says; InputError for a decompression bomb."""
+    """Open a file and decompress it as its suffix says. Raise InputError for a decompression bomb."""
     try:
         if path.suffix in COMPRESSED:
             # A bomb is usually detected in its first part, before a line of it is used.

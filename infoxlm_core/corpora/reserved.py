@@ -37,7 +37,7 @@ class Reserved:
     owners: dict[int, str | None] = field(default_factory=dict)  # near key -> its corpus; None if several contain it
 
     def add_row(self, texts: Sequence[str], keys: Keys, corpus: str, config: PreparationConfig) -> None:
-        """Add a clean row if it is held out; otherwise collect it as a candidate for the labelled test set."""
+        """Add a clean row if it is held out. Otherwise collect it as a candidate for the labelled test set."""
         if corpus in config.held_out or is_held_out_message(keys, config):
             self.held_out.update(keys.equal, keys.near)
             self.runs.update(keys.runs)
@@ -87,7 +87,7 @@ def _draw(*values: str) -> float:
 
 
 def check_leaks(output: Path, reserved: Reserved, parallel_map: ParallelMap = in_process) -> None:
-    """Read the written corpora again; raise EvaluationLeak if training text contains reserved text."""
+    """Read the written corpora again. Raise EvaluationLeak if training text contains reserved text."""
     mark = functools.partial(row_chunks.mark, overlap=reserved.overlap if reserved.runs else 0)
     for marked in parallel_map(mark, _read_training_rows(output)):
         for path, number, texts, split, *keys in rows_of(marked):

@@ -45,7 +45,7 @@ class CleanedRow(NamedTuple):
 
     @property
     def language_pair(self) -> str:
-        """Return the languages as in file names: "en-de"; "de" for a sentence."""
+        """Return the languages as in file names: "en-de" for a pair, "de" for a sentence."""
         return "-".join(self.languages)
 
     def split_sides(self) -> list["CleanedRow"]:
@@ -108,7 +108,7 @@ class RowWriter:
         return self.reserved.reason(row.keys)
 
     def write_unless_duplicate(self, row: CleanedRow) -> bool:
-        """Write a row, or count it as a duplicate of a written row; return whether it was written."""
+        """Write a row, or count it as a duplicate of a written row. Return whether it was written."""
         folder = f"{row.kind}/{row.language_pair}"
         near_digest = cleaning.digest(folder, *map(str, row.keys.near))
         text_digest = cleaning.digest(*map(str, row.keys.exact))

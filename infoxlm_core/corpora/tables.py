@@ -37,7 +37,7 @@ def reading(path: Path, remedy: str, error: type[InfoXLMError] = InputError) -> 
 
 
 def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table that the pipeline wrote; DataCorrupt if it cannot be read."""
+    """Yield the rows of a table that the pipeline wrote. Raise DataCorrupt if it cannot be read."""
     with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(ROW_GROUP):
             yield from rows_of(batch)
@@ -84,7 +84,7 @@ def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of rows of a table that the pipeline wrote; DataCorrupt if it cannot be read."""
+    """Return the number of rows of a table that the pipeline wrote. Raise DataCorrupt if it cannot be read."""
     with reading(path, "prepare the text again", DataCorrupt):
         return pq.read_metadata(path).num_rows
 
@@ -167,7 +167,7 @@ def of_rows(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
 
 
 class Tables:
-    """Writes Parquet files below a folder row by row; a file without rows is not created."""
+    """Writes Parquet files below a folder row by row. A file without rows is not created."""
 
     def __init__(self, folder: Path, *schemas: pa.Schema):
         self.folder = folder

@@ -87,7 +87,7 @@ def _read_xliff(path: Path) -> Iterator[Unit]:
 
 
 def _iterate(path: Path, names: Sequence[str]) -> Iterator[tuple[Element, list[Element]]]:
-    """Yield each complete element of these names with its ancestors, from the root; then free its memory."""
+    """Yield each complete element of these names with its ancestors, from the root. Then free its memory."""
     ancestors: list[Element] = []
     with lines.unpack(path) as file:
         for event, element in iterparse(file, events=("start", "end")):

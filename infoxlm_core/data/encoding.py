@@ -116,6 +116,6 @@ def _make_column(rows: Sequence[np.ndarray]) -> pa.Array:
 
 
 def sentence_id(text: str) -> int:
-    """Return a 64-bit hash of a pair's pivot side; pairs with the same hash translate the same sentence."""
+    """Return a 64-bit hash of a pair's pivot side. Pairs with the same hash translate the same sentence."""
     comparable_text = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return int.from_bytes(hashlib.blake2b(comparable_text.encode(), digest_size=8).digest(), "little")

@@ -34,7 +34,7 @@ class Examples:
         return self.lengths.cumsum() - self.lengths
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "Examples":
-        """Return the examples at `rows`, in that order, as int64; rows may repeat."""
+        """Return the examples at `rows`, in that order, as int64. Rows may repeat."""
         rows = np.asarray(rows, np.int64)
         lengths = self.lengths[rows]
         new_starts = lengths.cumsum() - lengths
@@ -46,7 +46,7 @@ class Examples:
 def encode(
     tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None, max_tokens: int = 512
 ) -> Examples:
-    """Tokenise texts or pairs with special tokens; the longer side of a long pair is truncated first."""
+    """Tokenise texts or pairs with special tokens. The longer side of a long pair is truncated first."""
     batches = []
     for start in range(0, len(texts), CHUNK):
         selected = slice(start, start + CHUNK)
@@ -64,7 +64,7 @@ def encode(
 
 
 def from_lists(ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]] | None = None) -> Examples:
-    """Return examples from the token ids and segments that a tokenizer returns; all segments are 0 without `types`."""
+    """Return examples from the token ids and segments that a tokenizer returns. All segments are 0 without `types`."""
     flat_ids = _flatten(ids, np.int32)
     flat_types = np.zeros(len(flat_ids), np.int8) if types is None else _flatten(types, np.int8)
     lengths = np.array([len(example_ids) for example_ids in ids], np.int64)

@@ -16,7 +16,7 @@ from infoxlm_core.errors import InputError
 
 
 def draw_positions(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw counts[i] tokens of the i-th sequence without replacement; return their indices in ascending order.
+    """Draw counts[i] tokens of the i-th sequence without replacement. Return their indices in ascending order.
 
     A draw that hits a chosen token is repeated, so every position is equally likely, and the amount of random numbers
     depends on the number of chosen tokens, not on that of all tokens. If more than half of a sequence is to be chosen,
@@ -123,7 +123,7 @@ def _choose_words(
     rng: np.random.Generator,
     starts_word: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the ascending indices of all tokens of the words to predict; a special token counts as a word."""
+    """Return the ascending indices of all tokens of the words to predict. A special token counts as a word."""
     if starts_word is None:
         raise InputError("whole-word masking needs the tokenizer to know where words start: tokenize again")
     is_special = vocabulary.are_delimiters(flat)

@@ -88,7 +88,7 @@ class StepSampler:
     def mask(
         self, sequences: Sequences, rng: np.random.Generator, config: ObjectivesConfig | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the masked ids (T,) and the indices of the tokens to predict; `config` replaces that of the run."""
+        """Return the masked ids (T,) and the indices of the tokens to predict. `config` replaces that of the run."""
         objectives = config or self.config.objectives
         return masking.mask(sequences.flat, sequences.lengths, self.vocabulary, objectives, rng, self.starts_word)
 
@@ -97,7 +97,7 @@ class Sampler(StepSampler):
     """Draws the samples of every step from shards."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
-        """Join sentences to blocks and count samples; raise CorpusTooSmall if an objective has no text."""
+        """Join sentences to blocks and count samples. Raise CorpusTooSmall if an objective has no text."""
         super().__init__(shards, config)
         languages = sorted(shards.mono)
         language_pairs = sorted(shards.pairs)
@@ -182,7 +182,7 @@ class Sampler(StepSampler):
         return dict(zip(self.pair_names, draws.tolist(), strict=True))
 
     def log_draws(self, steps: int) -> None:
-        """Log which pairs are drawn most and least often; warn about corpora whose pairs are drawn too often."""
+        """Log which pairs are drawn most and least often. Warn about corpora whose pairs are drawn too often."""
         draws = {name: count for name, count in self.draws_of_a_pair(steps).items() if count}
         if not draws:
             return
@@ -204,7 +204,7 @@ class Sampler(StepSampler):
         return Masked(sequences, masked_ids, target_indices, groups)
 
     def _corrupt(self, views: Views, rng: np.random.Generator) -> Views:
-        """Return views whose queries and keys are masked independently; the masked tokens are not predicted."""
+        """Return views whose queries and keys are masked independently. The masked tokens are not predicted."""
         config = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
         query_ids, _ = self.mask(views.queries, rng, config)
         key_ids, _ = self.mask(views.keys, rng, config)
@@ -215,7 +215,7 @@ class Sampler(StepSampler):
         )
 
     def _draw_mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
-        """Draw the MLM samples of a virtual shard; return them and their groups."""
+        """Draw the MLM samples of a virtual shard. Return them and their groups."""
         tables, rows = self.block_sampler.draw(self.per_shard, rng)
         begin = np.array([self.vocabulary.begin], np.uint32)
         token_ids: list[np.ndarray] = []
@@ -236,7 +236,7 @@ class Sampler(StepSampler):
         return source, target
 
     def _draw_tlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
-        """Draw the TLM samples of a virtual shard, in random order of the sides; return them and their groups."""
+        """Draw the TLM samples of a virtual shard, in random order of the sides. Return them and their groups."""
         tables, rows = self.pair_sampler.draw(self.per_shard, rng)
         source, target = self._read_sides(tables, rows)
         is_swapped = rng.random(self.per_shard) < 0.5

@@ -22,13 +22,13 @@ def generator(*key: object) -> np.random.Generator:
 
 
 def probabilities(sizes: np.ndarray, alpha: float) -> np.ndarray:
-    """Return probabilities proportional to n^alpha; that of a language without samples is 0."""
+    """Return probabilities proportional to n^alpha. That of a language without samples is 0."""
     weights = np.where(sizes > 0, np.power(np.maximum(sizes, 1).astype(float), alpha), 0.0)
     return weights / max(weights.sum(), np.finfo(float).tiny)  # avoids dividing by 0 if there are no samples at all
 
 
 class TableSampler:
-    """Draws samples from tables; a table is one corpus of one language (pair).
+    """Draws samples from tables. A table is one corpus of one language (pair).
 
     A table is drawn with the probability of its language times its share of the language's samples, then a row of it
     uniformly. This equals drawing a language first, then any of its samples.
@@ -46,7 +46,7 @@ class TableSampler:
         self.shares = self.sizes * sample_probabilities.repeat(corpora_per_language)  # (tables,)
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw samples; return their table numbers (count,) and rows within the tables (count,)."""
+        """Draw samples. Return their table numbers (count,) and rows within the tables (count,)."""
         tables = pick(self.shares, rng.random(count))
         return tables, self._draw_rows(tables, rng)
 
@@ -88,7 +88,7 @@ class TableSampler:
         return partner_chances
 
     def _shares_outside(self, corpus: str, corpus_names: np.ndarray) -> np.ndarray:
-        """Return the shares of the tables of other corpora, (tables,); those of all tables if there is no other."""
+        """Return the shares of the tables of other corpora, (tables,), or those of all tables if there is no other."""
         other_shares = self.shares * (corpus_names != corpus)
         return other_shares if other_shares.any() else self.shares
 

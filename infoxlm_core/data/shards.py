@@ -53,7 +53,7 @@ class TableWriter:
             self.largest_id = max(self.largest_id, int(flat.max()))
 
     def close(self) -> dict[str, int]:
-        """Finish the table; return the numbers of rows and tokens, and the largest id."""
+        """Finish the table. Return the numbers of rows and tokens, and the largest id."""
         self.file.close()
         offsets = np.concatenate(self.lengths).cumsum()  # (N + 1,)
         write_array(Path(f"{self.path}.offsets"), offsets.astype(OFFSETS))
@@ -61,7 +61,7 @@ class TableWriter:
 
 
 def write_table(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, int]:
-    """Write chunks of (flat token ids, lengths) as one table; return its sizes as `TableWriter.close`."""
+    """Write chunks of (flat token ids, lengths) as one table. Return its sizes as `TableWriter.close`."""
     table = TableWriter(path)
     for flat, lengths in chunks:
         table.add(flat, lengths)
@@ -77,7 +77,7 @@ class Table:
 
     @classmethod
     def open(cls, path: Path, verified: bool = False) -> "Table":
-        """Map a table into memory; check that its offsets ascend, unless its digests were `verified`."""
+        """Map a table into memory. Check that its offsets ascend, unless its digests were `verified`."""
         tokens = _map(Path(f"{path}.tokens"), TOKENS)
         offsets = _map(Path(f"{path}.offsets"), OFFSETS)
         if not len(offsets) or offsets[0] != 0 or int(offsets[-1]) != len(tokens):
@@ -94,7 +94,7 @@ class Table:
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Map an array into memory; DataCorrupt if its file is missing or truncated."""
+    """Map an array into memory. Raise DataCorrupt if its file is missing or truncated."""
     if not path.is_file():
         raise DataCorrupt(f"{path} is missing: {REMEDY}")
     if path.stat().st_size % dtype.itemsize:
@@ -134,7 +134,7 @@ def make_blocks(table: Table, max_tokens: int, rows_per_segment: int = 8192) -> 
     offsets = table.offsets
 
     def next_block_starts(rows: np.ndarray) -> np.ndarray:
-        """Return the rows after the blocks that start at `rows`; a sentence that is too long is a block."""
+        """Return the rows after the blocks that start at `rows`. A sentence that is too long is a block."""
         return np.maximum(np.searchsorted(offsets, offsets[rows] + max_tokens, side="right") - 1, rows + 1)
 
     segment_count = min(_MAX_SEGMENTS, math.ceil(len(table) / rows_per_segment))
@@ -208,7 +208,7 @@ class Shards:
 
 
 def read_manifest(directory: Path, hashed: bool = True) -> dict[str, Any]:
-    """Return the manifest of shards after comparing sizes and, with `hashed`, digests; raises like `open_shards`."""
+    """Return the manifest of shards after comparing sizes and, with `hashed`, digests. Raises like `open_shards`."""
     return manifests.read(directory, "shards", producer="tokenize_corpus", should_hash=lambda _: hashed)
 
 
@@ -250,5 +250,5 @@ def open_shards(directory: Path, hashed: bool = True) -> Shards:
 
 
 def end_to_end(arrays: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
-    """Concatenate arrays as int64; the result is empty if there are none."""
+    """Concatenate arrays as int64. The result is empty if there are none."""
     return np.concatenate(arrays).astype(np.int64) if arrays else np.empty(0, np.int64)

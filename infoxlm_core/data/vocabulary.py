@@ -39,14 +39,14 @@ class Vocabulary:
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the vocabulary that the manifest of shards records; see `as_facts`."""
+        """Return the vocabulary that the manifest of shards records. See `as_facts`."""
         if "vocabulary" not in facts:
             return cls.xlm_r(facts["vocabulary_size"])
         vocabulary = cls(**facts["vocabulary"])
         return dataclasses.replace(vocabulary, special_ids=tuple(vocabulary.special_ids))
 
     def as_facts(self) -> dict[str, Any]:
-        """Return the facts for the manifest of shards; XLM-R's layout needs only its size, as in older shards."""
+        """Return the facts for the manifest of shards. XLM-R's layout needs only its size, as in older shards."""
         facts: dict[str, Any] = {"vocabulary_size": self.size}
         if not self.is_xlm_r:
             facts["vocabulary"] = dataclasses.asdict(self)

@@ -50,7 +50,7 @@ def cumulative_lengths(lengths: tuple[int, ...], device: torch.device) -> Tensor
 
 @cache
 def choose_flash(device: torch.device) -> str:
-    """Activate FlashAttention 3 if GPU and package allow it, else PyTorch's version 2; log and return the version.
+    """Activate FlashAttention 3 if GPU and package allow it, else PyTorch's version 2. Log and return the version.
 
     Version 3 hangs in the backward pass of a sequence without a query: see `give_each_a_row`. Returns "" on CPUs.
     """
@@ -118,7 +118,7 @@ def _attend_by_sequence(
     query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float,
     causal: bool,
 ) -> Tensor:  # fmt: skip
-    """Compute one sequence after another; sequences without queries are skipped."""
+    """Compute one sequence after another. Sequences without queries are skipped."""
     query_lengths = query_packing.cu_seqlens.diff().tolist()
     key_lengths = key_packing.cu_seqlens.diff().tolist()
     # Transpose before the split: views of hundreds of short sequences cost more than their attention.

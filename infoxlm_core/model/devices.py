@@ -13,14 +13,14 @@ from infoxlm_core.errors import InputError
 
 
 def choose() -> torch.device:
-    """Return the current GPU, or the CPU if there is none; InputError if torch cannot use the machine's GPUs."""
+    """Return the current GPU, or the CPU if there is none. Raise InputError if torch cannot use the machine's GPUs."""
     if count_gpus():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs; InputError if the machine has GPUs and a CUDA build of torch cannot use them."""
+    """Return the number of GPUs. Raise InputError if the machine has GPUs and a CUDA build of torch cannot use them."""
     if torch.cuda.is_available():
         return torch.cuda.device_count()
     if torch.backends.cuda.is_built() and _machine_has_gpus():
@@ -34,7 +34,7 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def memory(device: torch.device) -> float:
-    """Return the memory of a device in bytes; for the CPU, the memory of the machine."""
+    """Return the memory of a device in bytes. For the CPU, return the memory of the machine."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     page_size = os.sysconf("SC_PAGE_SIZE")
@@ -50,7 +50,7 @@ def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def why_no_gpu() -> str:
-    """Return why torch cannot use a GPU, with the remedy; an empty string if it can."""
+    """Return why torch cannot use a GPU, with the remedy, or an empty string if it can."""
     if torch.cuda.is_available():
         return ""
     try:

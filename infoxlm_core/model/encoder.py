@@ -106,7 +106,7 @@ class Layer(nn.Module):
         query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Compute the first half of the layer: attention within each sequence; see `forward`."""
+        """Compute the first half of the layer: attention within each sequence. See `forward`."""
         key = self.key(hidden)  # (T, d)
         value = self.value(hidden)  # (T, d)
         if query_rows is not None:
@@ -132,12 +132,12 @@ def compiled(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Ten
 
 @cache
 def compiler_for(device: torch.device, dropout: float) -> str:
-    """Return the compiler of layers on a device; "" on CPUs, and on GPUs where compiling fails."""
+    """Return the compiler of layers on a device, or "" on CPUs and on GPUs where compiling fails."""
     return "inductor" if device.type == "cuda" and can_compile("inductor", device, dropout) else ""
 
 
 def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
-    """Return whether a small layer in bf16 can be compiled and trained on a device; log the reason if not."""
+    """Return whether a small layer in bf16 can be compiled and trained on a device. Log the reason if not."""
     size = EncoderSize(vocabulary=8, layers=1, hidden=64, ffn=128, heads=1)
     try:
         with torch.random.fork_rng():
@@ -255,7 +255,7 @@ class Encoder(nn.Module):
 
 
 def initialise(module: nn.Module, seed: int) -> None:
-    """Initialise as BERT does: weights N(0, 0.02²), biases 0, LayerNorm 1 and 0; a pure function of the seed."""
+    """Initialise as BERT does, by the seed alone: weights N(0, 0.02²), biases 0, LayerNorm 1 and 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):

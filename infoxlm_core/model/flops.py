@@ -44,7 +44,7 @@ def must_do_flops(
     contrast_layer: int = 0,
     queue: int = 0,
 ) -> float:
-    """Return the necessary FLOPs of an optimizer step; a multiply-add counts 2, backward twice the forward.
+    """Return the necessary FLOPs of an optimizer step. A multiply-add counts 2, backward twice the forward.
 
     Padding, unmasked rows in the head, contrast views above their layer, recomputation, embeddings, optimizer, key
     encoder's updates and queue prefill do not count, so that waste does not look like speed.
@@ -80,10 +80,10 @@ def _encoder_flops(size: EncoderSize, lengths: Sequence[int], layers: int) -> fl
 
 
 def kind(gpu: str) -> str:
-    """Return our name of a GPU for its driver's name; an unknown name is returned unchanged."""
+    """Return our name of a GPU for its driver's name. An unknown name is returned unchanged."""
     return _DEVICES.get(gpu, gpu)
 
 
 def peak(gpu: str) -> float | None:
-    """Return the peak FLOP/s of a GPU by our name or its driver's name; None if unknown."""
+    """Return the peak FLOP/s of a GPU by our name or its driver's name, or None if unknown."""
     return PEAKS.get(kind(gpu))

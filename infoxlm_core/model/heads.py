@@ -35,7 +35,7 @@ class MaskedLMHead(nn.Module):
         return F.linear(self.states(hidden), embedding, self.bias)
 
     def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scaled loss to differentiate and the losses (N,); see `linear_cross_entropy`."""
+        """Return the scaled loss to differentiate and the losses (N,). See `linear_cross_entropy`."""
         states = self.states(hidden)
         return linear_cross_entropy(states, embedding, self.bias, targets, scale, compiler=self.compiler)
 
@@ -76,7 +76,7 @@ class InfoXLM(nn.Module):
 
     @classmethod
     def of(cls, config: PretrainingConfig, size: EncoderSize) -> Self:
-        """Return the network of a run, with uninitialised weights; it has a masked-LM head if MLM or TLM is on."""
+        """Return the network of a run, with uninitialised weights. It has a masked-LM head if MLM or TLM is on."""
         contrast = config.contrast
         model = cls(
             size,

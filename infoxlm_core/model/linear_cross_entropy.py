@@ -169,7 +169,7 @@ def _process_half_precision(
 def _process_full_precision(
     chunk: _Chunk, rows: slice, weight: Tensor, bias: Tensor, gradients: _Gradients | None
 ) -> Tensor:
-    """Return the losses (R,) of a chunk, and add to the gradients if they are needed; overwrites the logits."""
+    """Return the losses (R,) of a chunk, and add to the gradients if they are needed. Overwrite the logits."""
     states = chunk.states
     targets = chunk.targets
     logits = chunk.logits.add_(bias)  # (R, V)
@@ -247,7 +247,7 @@ def _split_logsumexp_by_block(logits: Tensor, bias: Tensor, targets: Tensor) -> 
 
 
 def _logit_gradients_by_block(logits: Tensor, bias: Tensor, *inputs_by_row: Tensor) -> Tensor:
-    """Call `logit_gradients` for some rows at a time; the rows of the result are aligned, as torch.cat's are not."""
+    """Call `logit_gradients` for some rows at a time. The rows of the result are aligned, as torch.cat's are not."""
     row_count, vocab_size = logits.shape
     states = inputs_by_row[-1]
     gradients = states.new_empty(row_count, _aligned(vocab_size))[:, :vocab_size]

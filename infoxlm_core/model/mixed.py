@@ -48,7 +48,7 @@ class Linear(nn.Linear):
         return output
 
     def refresh(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Return the pairs (copy, weight) to update so that the copies have type `dtype`; none if they are current."""
+        """Return the pairs (copy, weight) to update so that the copies have type `dtype`."""
         if is_shard(self.weight):
             self.weight_copy = None
             self.bias_copy = None

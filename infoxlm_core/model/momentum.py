@@ -26,7 +26,7 @@ class KeyEncoder(nn.Module):
         self.follow(0.0)
 
     def pair_with(self, model: InfoXLM) -> None:
-        """Pair each parameter with the model's parameter of the same name; repeat it after sharding replaces them."""
+        """Pair each parameter with the model's parameter of the same name. Repeat it after sharding replaces them."""
         query_parameters = dict(model.named_parameters())
         self._key_parameters: list[Tensor] = []
         self._query_parameters: list[Tensor] = []
@@ -42,7 +42,7 @@ class KeyEncoder(nn.Module):
 
     @torch.no_grad()
     def follow(self, momentum: float) -> None:
-        """Set key <- momentum * key + (1 - momentum) * query once per optimizer step; momentum 0 copies the query."""
+        """Set key <- momentum * key + (1 - momentum) * query once per optimizer step. Momentum 0 copies the query."""
         if momentum == 0.0:
             for key, query in zip(self._key_parameters, self._query_parameters, strict=True):
                 key.copy_(query)  # sharded tensors have no _foreach_copy_
@@ -62,7 +62,7 @@ class Queue:
         self.pointer = torch.zeros((), dtype=torch.long, device="cpu")  # the row that the next key replaces
 
     def push(self, keys: Tensor, sentence_ids: Tensor, step: int) -> None:
-        """Replace the oldest rows by keys (B, d) with sentence ids (B, 2); if B > K the last K keys stay."""
+        """Replace the oldest rows by keys (B, d) with sentence ids (B, 2). If B > K the last K keys stay."""
         size = len(self.rows)
         skipped_count = max(0, len(keys) - size)
         keys = keys[skipped_count:]

@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Return bf16 and fp16 values as fp32; fp32 and fp64 stay."""
+    """Return bf16 and fp16 values as fp32. Values in fp32 and fp64 stay unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the summed cross-entropy of (N, C) logits and (N,) targets; 0 if N is 0.
+    """Return the summed cross-entropy of (N, C) logits and (N,) targets, or 0 if N is 0.
 
     It is the loss of MLM and TLM at the masked positions (InfoXLM, equations 3 and 4), of CLM at all positions but the
     last (Lample and Conneau 2019, section 3.2), and of NSP (Devlin et al. 2019, section 3.1).
@@ -73,7 +73,7 @@ def xlco_losses(logits: Tensor, margin: float = 0.0) -> Tensor:
 
 
 def xlco_hits(logits: Tensor) -> Tensor:
-    """Return how many queries are nearest to their translation among 1 + K candidates; chance is B / (1 + K)."""
+    """Return how many queries are nearest to their translation among 1 + K candidates. Chance is B / (1 + K)."""
     best_negative = logits[:, 1:].amax(dim=1)  # (B,)
     return (logits[:, 0] > best_negative).sum()
 
@@ -95,7 +95,7 @@ def share_a_sentence(query_ids: Tensor, key_ids: Tensor) -> Tensor:
 
 
 def have_equal_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """Return whether query and key have the same set of sentences, (B, K) bool; arguments as in `share_a_sentence`."""
+    """Return whether query and key have the same set of sentences, (B, K) bool. Arguments: see `share_a_sentence`."""
     query_ids = query_ids.sort(dim=1).values[:, None]  # (B, 1, 2)
     key_ids = key_ids.sort(dim=1).values[None]  # (1, K, 2)
     has_equal_first = query_ids[..., 0] == key_ids[..., 0]  # (B, K)

@@ -59,7 +59,7 @@ class Padded(nn.Module):
         lengths: Sequence[int],
         dropout_masks: Tensor | None = None,  # noqa: ARG002 - the signature of all task models
     ) -> Tensor:
-        """Return (N, outputs) logits of N packed sequences, or (T, outputs) for token heads; ids and types are (T,).
+        """Return (N, outputs) logits of N packed sequences, or (T, outputs) for token heads. Ids and types are (T,).
 
         For a model with language embeddings, types are numbers of languages; see `set_languages`.
         """
@@ -82,14 +82,14 @@ class Padded(nn.Module):
 
 
 def languages_of(config: PretrainedConfig) -> dict[str, int]:
-    """Return the number of each language's embedding; empty if the model has none, as all models except XLM."""
+    """Return the number of each language's embedding. Only models of type XLM have any."""
     if getattr(config, "n_langs", 1) < 2 or not getattr(config, "use_lang_emb", False):
         return {}
     return dict(getattr(config, "lang2id", None) or {})
 
 
 def number_language(config: PretrainedConfig, language: str) -> int | None:
-    """Return the number of a language's embedding; None if the model has no language embeddings.
+    """Return the number of a language's embedding, or None if the model has no language embeddings.
 
     Raises:
         InputError: the model has language embeddings, but not of this language.
@@ -123,7 +123,7 @@ def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
 
 
 def read_config(directory: Path) -> PretrainedConfig:
-    """Return the config of any model; InputError if it is missing, damaged, or of a type unknown to Transformers."""
+    """Return the config of any model. Raise InputError if it is missing, damaged, or of an unknown type."""
     pretrained.read_config(directory)  # raises InputError for impossible sizes
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)

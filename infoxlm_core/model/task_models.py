@@ -127,7 +127,7 @@ class TokenModel(Packed):
         lengths: Sequence[int],
         dropout_masks: Tensor | None = None,  # noqa: ARG002 - the signature of all task models
     ) -> Tensor:
-        """Return the logits (T, outputs) of packed sequences; ids and types are (T,)."""
+        """Return the logits (T, outputs) of packed sequences. Ids and types are (T,)."""
         hidden = self.run_encoder(ids, types, lengths, only_first_tokens=False)  # (T, d)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)
@@ -182,7 +182,7 @@ def create(
 
 
 def load(directory: Path, head: Head) -> TaskModel:
-    """Load a fine-tuned model in evaluation mode, on a GPU if available; InputError if it does not have this head."""
+    """Load a fine-tuned model for evaluation, on a GPU if available. Raise InputError if it lacks this head."""
     config = padded.read_config(directory)
     module: TaskModel
     if pretrained.runs_packed(pretrained.read_config(directory)):

@@ -108,12 +108,12 @@ class _ScoresFile(TypedDict):
 
 
 def read_scores(evaluation: Path) -> dict[str, Any]:
-    """Return the content of scores.json; InputError if it is malformed."""
+    """Return the content of scores.json. Raise InputError if it is malformed."""
     return outside.read_json(evaluation / "scores.json", _ScoresFile, "evaluate again")
 
 
 def read(path: Path, model: str) -> pd.DataFrame:
-    """Return the outcomes of one model; InputError if the file is malformed."""
+    """Return the outcomes of one model. Raise InputError if the file is malformed."""
     table = tables.read_frame(path, COLUMNS, "evaluate again")
     return table[table["model"] == model]
 

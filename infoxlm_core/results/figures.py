@@ -54,7 +54,7 @@ class Curve(NamedTuple):
 
 
 def render(drawings: Mapping[str, Draw]) -> dict[str, dict[str, bytes]]:
-    """Draw every figure that has data; return name -> `png` and `svg` -> bytes, which are equal for equal figures."""
+    """Draw every figure that has data. Return name -> `png` and `svg` -> bytes, which are equal for equal figures."""
     images = {}
     with matplotlib.rc_context(_STYLE):
         for name, draw in drawings.items():
@@ -73,7 +73,7 @@ def _save(figure: Figure, kind: str) -> bytes:
 
 
 def assign_colours(models: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each model; the first one, the model under test, always has the same colour."""
+    """Return a colour for each model. The first one, the model under test, always has the same colour."""
     return dict(zip(models, itertools.cycle(_COLOURS), strict=False))
 
 
@@ -237,7 +237,7 @@ def _draw_points(title: str, task: TaskSummary, colours: Mapping[str, str]) -> F
 
 
 def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | None:
-    """Draw losses, contrast accuracy and held-out retrieval by optimizer step; None without losses.
+    """Draw losses, contrast accuracy and held-out retrieval by optimizer step. Return None without losses.
 
     Args:
         curves: metric -> points (step, value).
@@ -267,7 +267,7 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
 
 
 def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
-    """Draw the accuracies of held-out pairs and guard by weight of a merge; a line marks the chosen weight."""
+    """Draw the accuracies of held-out pairs and guard by weight of a merge. A line marks the chosen weight."""
     figure, (axes,) = _start(5.6, 3.4, ["Accuracy by weight of the merge"])
     weights = [point["weight"] for point in curve]
     for name, label, colour in (("held_out", "held-out pairs", MODEL), ("guard", "guard", REFERENCE)):

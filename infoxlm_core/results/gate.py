@@ -102,7 +102,7 @@ def _list_scores(contender: Contender, gate: Mapping[str, float]) -> str:
 
 
 def _score_questions(contender: Contender, outcomes: Outcomes, metric: str) -> pd.Series:
-    """Return the score of every question; InputError, which names the contender, if it has none for the metric."""
+    """Return the score of every question. Raise InputError if the contender has none for the metric."""
     try:
         return outcomes.score_questions(metric)
     except InputError as error:

@@ -27,7 +27,7 @@ MAX_NAMES = 12
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a page; empty fields are left out."""
+    """One part of a page. Empty fields are left out."""
 
     title: str
     text: str = ""
@@ -187,7 +187,7 @@ def _show_task(name: str, task: TaskSummary, metric_tables: Sequence[PageTable])
 
 
 def write_files(output: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files into a directory; `files` maps a relative path to the content."""
+    """Write files into a directory. `files` maps a relative path to the content."""
     for name, content in files.items():
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         manifests.write_atomically(output / name, content)

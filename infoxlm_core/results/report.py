@@ -49,7 +49,7 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary, first: Sequ
 
 
 def describe_encoder(encoder: Mapping[str, Any]) -> str:
-    """Return the type and sizes of an encoder as text; empty if they are unknown."""
+    """Return the type and sizes of an encoder as text, or "" if they are unknown."""
     if not encoder:
         return ""
     size = f"{encoder['layers']} layers × {encoder['hidden']}, {encoder['vocabulary']:,} tokens"

@@ -28,7 +28,7 @@ class Statistic:
 
 
 def over_seeds(values: Mapping[int, float | None], comparisons: int = 1) -> Statistic:
-    """Return the mean, deviation and interval (Student's t) of values by seed; only finite values count.
+    """Return the mean, deviation and interval (Student's t) of values by seed. Only finite values count.
 
     Args:
         values: value of each seed.

@@ -61,7 +61,7 @@ class SuiteConfig(StageConfig):
         return values
 
     def choose(self, tasks: Sequence[str]) -> Self:
-        """Return the config with only the named tasks, in its own order; with all if no task is named."""
+        """Return the config with only the named tasks, in its own order, or with all tasks if none is named."""
         for name in tasks:
             if name not in self.tasks:
                 raise ConfigError(f"no task {name!r}; known are {', '.join(self.tasks)}")
@@ -78,7 +78,7 @@ class SuiteConfig(StageConfig):
 
 
 def _index_by_name(key: str, items: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """Return name -> item of a list; ValueError if an item has no name, or that of another item."""
+    """Return name -> item of a list. Raise ValueError if an item has no name, or that of another item."""
     names = []
     for item in items:
         names.append(item.get("name") if isinstance(item, dict) else None)

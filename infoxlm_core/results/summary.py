@@ -64,7 +64,7 @@ class ModelResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSummary:
-    """All models on one task; a model without a finished trial has no row."""
+    """All models on one task. A model without a finished trial has no row."""
 
     kind: str
     description: str
@@ -182,7 +182,7 @@ def summarise_metrics(
 
 
 def _select_headlines(requested: Sequence[str], logged_metrics: set[str]) -> tuple[str, ...]:
-    """Return the requested metrics, by default those headlines that were logged; InputError if one was not logged."""
+    """Return the requested metrics, by default the logged headlines. Raise InputError if one was not logged."""
     for name in requested:
         if name not in logged_metrics:
             available = ", ".join(sorted(logged_metrics)) or "none"
@@ -263,7 +263,7 @@ def summarise_evaluation(
 def _join_tasks(
     title: str, models: Mapping[str, str], tasks: Mapping[str, TaskSummary], unfinished: tuple[str, ...]
 ) -> Summary:
-    """Return the summary of several tasks; its headlines are the main metrics of each task."""
+    """Return the summary of several tasks. Its headlines are the main metrics of each task."""
     headlines: dict[str, None] = {}  # an ordered set
     metrics: dict[str, dict[str, Statistic]] = {model: {} for model in models}
     for name, task in tasks.items():
@@ -341,7 +341,7 @@ def _summarise_task(task: Task[Any], results: Mapping[str, ModelResult], finishe
 
 
 def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, Scores]) -> GridPoint:
-    """Average the development scores of a grid point over seeds; they are None if no seed has development sets."""
+    """Average the development scores of a grid point over seeds. They are None if no seed has development sets."""
     means = [scores.dev["mean"] for scores in scores_by_seed.values() if scores.dev]
     selection_scores = [_selection_score(scores) for scores in scores_by_seed.values() if scores.dev]
     return GridPoint(

@@ -92,7 +92,7 @@ def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
 
 
 def show_interval(column: Column, cell: Cell) -> str:
-    """Return the interval of a cell, `39.5 … 40.8`; empty if it has none or the column does not show it."""
+    """Return the interval of a cell, `39.5 … 40.8`, or "" if it has none or the column does not show it."""
     if not column.intervals or not isinstance(cell, Statistic) or cell.interval is None:
         return ""
     low, high = cell.interval
@@ -107,7 +107,7 @@ def _show_in_text(column: Column, cell: Cell, seeds: int) -> str:
 
 
 def list_sources(tables: Iterable[PageTable]) -> list[str]:
-    """Return the distinct sources of the published rows; rows refer to a source by its number in this list."""
+    """Return the distinct sources of the published rows. Rows refer to a source by its number in this list."""
     return list(dict.fromkeys(line.source for table in tables for line in table.published))
 
 
@@ -178,7 +178,7 @@ def to_csv(table: PageTable) -> str:
 
 
 def _to_statistic(cell: Cell) -> Statistic | None:
-    """Return the figure of a cell as a statistic; None for text and for a missing figure."""
+    """Return the figure of a cell as a statistic, or None for text and for a missing figure."""
     if isinstance(cell, Statistic):
         return cell
     return exact(cell) if isinstance(cell, float) else None

@@ -39,12 +39,12 @@ def name_pooling(pooling: str) -> str:
 
 
 def describe_vector(vector: Mapping[str, Any]) -> str:
-    """Return pooling and layer of a vector in words; `vector` has the fields of a `VectorSpec`."""
+    """Return pooling and layer of a vector in words. `vector` has the fields of a `VectorSpec`."""
     return f"{name_pooling(vector['pooling'])}, layer {vector['layer']}"
 
 
 def tabulate(summary: Summary) -> dict[str, list[PageTable]]:
-    """Return the tables of each task by its name; tables of several tasks are under `transfer` and `mixed`."""
+    """Return the tables of each task by its name. Tables of several tasks are under `transfer` and `mixed`."""
     tables = {}
     for name, task in summary.tasks.items():
         if task.models:
@@ -78,7 +78,7 @@ def _headline_column(summary: Summary, metric: str, intervals: bool = False) -> 
 
 
 def tabulate_differences(summary: Summary) -> PageTable | None:
-    """Tabulate the differences of an ablation's variants to the first one; None if no seed is in both."""
+    """Tabulate the differences of an ablation's variants to the first one. Return None if no seed is in both."""
     compared = {model: variant.differences for model, variant in summary.variants.items() if variant.differences}
     if not any(difference.n for differences in compared.values() for difference in differences.values()):
         return None
@@ -91,7 +91,7 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
 
 
 def tabulate_published_ablations(summary: Summary) -> PageTable | None:
-    """Tabulate the paper's results for the same variants; return None if it has none of them."""
+    """Tabulate the paper's results for the same variants. Return None if it has none of them."""
     lines = []
     for variant in summary.variants:
         if variant in published.ablations():
@@ -251,7 +251,7 @@ def _arrange_published(
 
 
 def _mean_of_all(shares: Sequence[float | None]) -> float | None:
-    """Return the mean of shares; None if one is missing."""
+    """Return the mean of shares, or None if one is missing."""
     present = [share for share in shares if share is not None]
     return fmean(present) if len(present) == len(shares) else None
 
@@ -319,7 +319,7 @@ def _tabulate_mixed(summary: Summary) -> list[PageTable]:
 
 
 def tabulate_grid(task: TaskSummary) -> PageTable | None:
-    """Tabulate development scores by grid point; return None if the grid has only one point."""
+    """Tabulate development scores by grid point. Return None if the grid has only one point."""
     first_result = next(iter(task.models.values()), None)
     if first_result is None or len(first_result.grid) == 1:
         return None

@@ -106,7 +106,7 @@ def _collect_outcomes(scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, p
 def _compare_with_start(
     start: pd.DataFrame, tested: pd.DataFrame, questions: Questions, corpus_report: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return what the training changed; the languages of its text are those of the cleaning report."""
+    """Return what the training changed. The languages of its text are those of the cleaning report."""
     trained = {questions.pivot, *questions.pairs}
     for file in (corpus_report or {}).get("files", ()):
         if file["kept"] and not file["kind"].startswith("held_out"):
@@ -131,7 +131,7 @@ def _measure(
 
 
 def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path | None, corpus: Path) -> dict[str, Any]:
-    """Return what scores.json says of a model; a classifier without an encoder has only its scores."""
+    """Return what scores.json says of a model. A classifier without an encoder has only its scores."""
     description: dict[str, Any] = {
         "encoder": {},
         "origin": origin.read(encoder) if encoder else {},
@@ -169,7 +169,7 @@ def _read_corpus_report(corpus: Path) -> dict[str, Any] | None:
 
 
 def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:
-    """Return the scores of all models as metrics; names of the first model's metrics have no prefix."""
+    """Return the scores of all models as metrics. Names of the first model's metrics have no prefix."""
     metrics: dict[str, float] = {}
     for rank, (name, scores_by_task) in enumerate(scores.items()):
         name_in_metrics = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -69,7 +69,7 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
 
 
 def _export(source: Path, name: str, settings: ExportSettings, output: Path) -> list[Measurement]:
-    """Write and measure an export; see `export`."""
+    """Write and measure an export. See `export`."""
     sets: dict[str, AlignedSentences] = {}
     if settings.data:
         sets = read_aligned(settings.data, settings.pivot, _other_languages(settings) or "all")
@@ -124,7 +124,7 @@ def _other_languages(settings: ExportSettings) -> list[str]:
 
 
 def _trim(encoder: SentenceEncoder, content: str, settings: ExportSettings) -> TrimmedTokenizer | None:
-    """Remove the pieces that the text or the languages do not need; None if the settings name neither.
+    """Remove the pieces that the text or the languages do not need. Return None if the settings name neither.
 
     Args:
         encoder: loses the rows of the removed pieces.
@@ -148,7 +148,7 @@ def _trim(encoder: SentenceEncoder, content: str, settings: ExportSettings) -> T
 
 
 def _read_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """Yield the lines of text files; a line that is not UTF-8 is an InputError."""
+    """Yield the lines of text files. A line that is not UTF-8 is an InputError."""
     for path in paths:
         for number, text, problem in lines.read(path):
             if problem:
@@ -181,7 +181,7 @@ def _choose_texts(
 
 
 def _share_of_unchanged(trimmed: TrimmedTokenizer, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:
-    """Return the share of aligned sentences that a trimmed tokenizer splits as before; None without sentences."""
+    """Return the share of aligned sentences that a trimmed tokenizer splits as before, or None without sentences."""
     sentences = [text for pair in sets.values() for column in pair for text in column]
     if not sentences:
         return None

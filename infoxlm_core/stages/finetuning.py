@@ -41,7 +41,7 @@ def finetune(
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Fine-tune an encoder in Hugging Face format on a task; every worker calls this function.
+    """Fine-tune an encoder in Hugging Face format on a task. Every worker calls this function.
 
     Args:
         config: settings of the task.
@@ -109,7 +109,7 @@ def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
 def export(
     learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Write the models that the selection rule chose; afterwards the module holds the weights of the last of them."""
+    """Write the models that the selection rule chose. Afterwards the module holds the weights of the last of them."""
     rule = learner.config.selection.rule
     evaluations = learner.best.evaluations()
     chosen_steps = learner.best.choose(evaluations, learner.steps)

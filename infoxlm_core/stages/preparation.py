@@ -195,7 +195,7 @@ def _kind_of(corpus: str, languages: Sequence[str], config: PreparationConfig) -
 
 
 def _verify_paths(source: CorpusSource) -> list[Path]:
-    """Return the files and folders of a corpus; InputError if one is missing or has an unexpected digest."""
+    """Return the files and folders of a corpus. Raise InputError if one is missing or has an unexpected digest."""
     paths = [Path(path) for path in source.paths]
     for path in paths:
         if not path.exists():
@@ -243,7 +243,7 @@ def _check_files(
 
 
 def _check_corpus(source: CorpusSource, counts: Counter[str]) -> None:
-    """Log the counts of a corpus; raise CorpusTooSmall if none of its rows can be used."""
+    """Log the counts of a corpus. Raise CorpusTooSmall if none of its rows can be used."""
     rows = counts["read"]
     dropped = counts.total() - rows
     if not rows and not source.languages:  # a corpus of many languages may lack those of this run
@@ -321,7 +321,7 @@ def _make_report(counts: RowCounts, output: Path, config: PreparationConfig) -> 
 
 
 def _describe_file(file_key: FileKey, counts: Counter[str]) -> dict[str, Any]:
-    """Return the counts of a file as the report lists them; every row that was read must be kept or dropped."""
+    """Return the counts of a file as the report lists them. Every row that was read must be kept or dropped."""
     dropped = {reason: counts[reason] for reason in sorted(counts) if reason not in ("read", "kept")}
     if counts["read"] != counts["kept"] + sum(dropped.values()):
         raise RuntimeError(f"{file_key}: a row is neither kept nor dropped: report this as a bug")

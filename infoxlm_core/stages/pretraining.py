@@ -28,7 +28,7 @@ def pretrain(
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Pre-train from the newest valid checkpoint in `run`; every worker calls this function.
+    """Pre-train from the newest valid checkpoint in `run`. Every worker calls this function.
 
     Args:
         config: settings of the stage.

@@ -99,7 +99,7 @@ def _list_languages(corpus: Path) -> list[str]:
 
 
 def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> tuple[SerializedTokenizer, str]:
-    """Write the files of the tokenizer to a folder; return the tokenizer, and the name of the file that identifies it.
+    """Write the files of the tokenizer to a folder. Return the tokenizer, and the name of the file that identifies it.
 
     Raises as `tokenize`.
     """
@@ -132,7 +132,7 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
 
 
 def _read_model(path: Path) -> bytes:
-    """Return a SentencePiece model; InputError if the file is none."""
+    """Return a SentencePiece model. Raise InputError if the file is none."""
     try:
         model = outside.check_readable(path).read_bytes()
         tokenizers.vocabulary_size(model)
@@ -144,7 +144,7 @@ def _read_model(path: Path) -> bytes:
 
 
 def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
-    """Draw the sentences that train the vocabulary; the same sentence may occur several times."""
+    """Draw the sentences that train the vocabulary. The same sentence may occur several times."""
     sizes = {}
     for language in _list_languages(corpus):
         rows = sum(count_rows(path) for path in _list_files(corpus, language))
@@ -165,7 +165,7 @@ def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
 
 
 def _count_sentences(sizes: np.ndarray, config: TokenizationConfig) -> np.ndarray:
-    """Return how many sentences of each language train the vocabulary; their shares are proportional to n^alpha.
+    """Return how many sentences of each language train the vocabulary. Their shares are proportional to n^alpha.
 
     A small language repeats each sentence up to `MAX_REPEATS` times. If its share needs more repeats, the total is
     reduced, but to no less than half. A language that is too small even for half the total gets less than its share.
@@ -279,7 +279,7 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
 
 
 def _write(output: Path, name: str, results: Iterable[pa.Table]) -> dict[str, dict[str, int]]:
-    """Write the encoded chunks of one corpus; return the facts of its tables."""
+    """Write the encoded chunks of one corpus. Return the facts of its tables."""
     writers: dict[str, shards.TableWriter] = {}
     sentence_ids = []
     for result in results:

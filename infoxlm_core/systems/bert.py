@@ -158,7 +158,7 @@ class BERTSampler(TextSampler):
         return start, min(start + DOCUMENT_SENTENCES, len(self.tables[table]))
 
     def _draw_other_document(self, table: int, document: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Draw another document of the same language; return its table, and its number in that table."""
+        """Draw another document of the same language. Return its table, and its number in that table."""
         tables = np.flatnonzero(self.language_of_table == self.language_of_table[table])
         counts = self.document_counts[tables]
         # Number all documents of the language, draw a number other than the current one, and find its table.
@@ -213,7 +213,7 @@ def truncate(
 
 
 def _drop_at_ends(tokens: np.ndarray, length: int, rng: np.random.Generator) -> np.ndarray:
-    """Keep `length` tokens; each dropped token is at the front with probability one half."""
+    """Keep `length` tokens. Each dropped token is at the front with probability one half."""
     dropped_at_front = int(rng.binomial(len(tokens) - length, 0.5))
     return tokens[dropped_at_front : dropped_at_front + length]
 

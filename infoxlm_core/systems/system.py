@@ -38,7 +38,7 @@ class System:
         return None
 
     def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
-        """Check the model `model.start` by its config.json; the directory may lack its weights.
+        """Check the model `model.start` by its config.json. The directory may lack its weights.
 
         Raises:
             InputError: the model is of another class.
@@ -47,5 +47,5 @@ class System:
         raise NotImplementedError
 
     def plan(self, config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:  # noqa: ARG002
-        """Predict the memory and time of a run on some GPUs; InputError if the GPU or the system is not known."""
+        """Predict the memory and time of a run on some GPUs. Raise InputError if the GPU or the system is not known."""
         raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")

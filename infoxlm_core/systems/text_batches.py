@@ -57,7 +57,7 @@ class TextBatch:
         }
 
     def to(self, device: torch.device) -> "TextBatch":
-        """Copy the batch to a device; on a GPU every sequence gets a row, which FlashAttention 3 requires."""
+        """Copy the batch to a device. On a GPU every sequence gets a row, which FlashAttention 3 requires."""
         batch = self
         if device.type == "cuda":
             rows, counts, answered = give_each_a_row(self.target_rows, self.target_counts, self.lengths)
@@ -112,12 +112,12 @@ class TextSampler(StepSampler):
         raise NotImplementedError
 
     def kind_of(self, step: int) -> str:  # noqa: ARG002
-        """Return the kind of a step; see `Learner.kind_of`."""
+        """Return the kind of a step. See `Learner.kind_of`."""
         return ""
 
 
 def languages_of(shards: Shards) -> list[str]:
-    """Return all languages of texts and pairs in alphabetical order; the index of a language is its number."""
+    """Return all languages of texts and pairs in alphabetical order. The index of a language is its number."""
     languages = set(shards.mono)
     for pair in shards.pairs:
         languages.update(pair.split("-"))

@@ -106,7 +106,7 @@ class TextLearner(Learner):
         return self.sampler.kind_of(step + skipped)
 
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the scaled loss of a micro-batch, and the unscaled sums of its losses and hits; see `Learner`."""
+        """Return the scaled loss of a micro-batch, and the unscaled sums of its losses and hits. See `Learner`."""
         batch = batch.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):
@@ -125,7 +125,7 @@ class TextLearner(Learner):
         return torch.stack(scaled_losses).sum(), sums
 
     def _token_scale(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:
-        """Return the factor (N,) of each target in the loss; None if the objective is disabled."""
+        """Return the factor (N,) of each target in the loss, or None if the objective is disabled."""
         if batch.objective not in self.weights.by_name:
             return None
         dtype = self.module.encoder.token_embedding.weight.dtype

@@ -39,11 +39,11 @@ class TextSystem(System):
     second_segment: ClassVar[int]  # the token type of a pair's second text
 
     def types(self, languages: Sequence[str]) -> int:
-        """Return the number of token types; 0: there is no type table."""
+        """Return the number of token types, or 0 if there is no type table."""
         raise NotImplementedError
 
     def size_from(self, config: PretrainedConfig) -> dict[str, int]:
-        """Return `ffn` and `types` of an exported model; the other sizes have the same names in all systems."""
+        """Return `ffn` and `types` of an exported model. The other sizes have the same names in all systems."""
         raise NotImplementedError
 
     def hugging_face_config(
@@ -167,7 +167,7 @@ class TextSystem(System):
         return size
 
     def _read_config(self, directory: Path) -> PretrainedConfig:
-        """Read the config.json of an exported model; InputError if it is missing or of another architecture."""
+        """Read the config.json of an exported model. Raise InputError if it is missing or of another architecture."""
         path = directory / "config.json"
         model_type = self.config_class.model_type
         content = outside.read_json(path, dict[str, Any], f"give a directory of system {model_type}")
@@ -190,7 +190,7 @@ class TextSystem(System):
         stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
 
     def load_into(self, model: TextNetwork, directory: Path) -> None:
-        """Copy the weights of an exported directory into a model; InputError if one is missing or has another shape."""
+        """Copy exported weights into a model. Raise InputError if one is missing or has another shape."""
         path = directory / WEIGHTS
         if not path.is_file():
             raise InputError(f"{path} is missing: give the directory of a trained model")

@@ -40,7 +40,7 @@ class XLM(TextNetwork):
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Return the top layer's output at the targets; in a CLM batch no row attends to a later row."""
+        """Return the top layer's output at the targets. In a CLM batch no row attends to a later row."""
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         hidden = self.encoder.run(
             hidden,
@@ -90,7 +90,7 @@ def count_windows(table: Table, window_tokens: int) -> int:
 
 
 def read_windows(table: Table, windows: np.ndarray, window_tokens: int) -> np.ndarray:
-    """Read windows (N,) by their numbers; return their tokens (N, window_tokens).
+    """Read windows (N,) by their numbers. Return their tokens (N, window_tokens).
 
     The stream `</s> s1 </s> s2 </s> …` is padded at the front with `</s>`, so that all windows are full.
     """
@@ -138,7 +138,7 @@ class XLMSampler(TextSampler):
         self.sample_counts = {"mlm": sentence_counts, "tlm": pair_counts, "clm": sentence_counts}
 
     def _select_short_pairs(self, pairs: Pairs) -> ShortPairs:
-        """Select the rows whose sides are both within the limit; like XLM, drop the others."""
+        """Select the rows whose sides are both within the limit. Like XLM, drop the others."""
         source_lengths = np.diff(pairs.source.offsets)
         target_lengths = np.diff(pairs.target.offsets)
         longer_lengths = np.maximum(source_lengths, target_lengths)  # (pairs,)
@@ -206,7 +206,7 @@ class XLMSampler(TextSampler):
     def _draw_pairs(
         self, name: str, is_reversed: bool, rng: np.random.Generator
     ) -> tuple[Sequences, np.ndarray, np.ndarray]:
-        """Draw pairs of a language pair, in the direction of its name or reversed; lay them out."""
+        """Draw pairs of a language pair, in the direction of its name or reversed, and lay them out."""
         corpora = self.pairs[name]
         max_side_tokens = self.config.batches.side_tokens
         pair_counts = [len(pairs.rows) for pairs in corpora]

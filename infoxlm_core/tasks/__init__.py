@@ -17,7 +17,7 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _TASKS}
 
 
 def parse(values: Mapping[str, Any], where: str = "") -> Any:
-    """Return the settings of the task that `values["task"]` names, by default classification; ConfigError if wrong."""
+    """Return the settings of the task `values["task"]`, by default classification. Raise ConfigError if wrong."""
     name = values.get("task", Classification.name)
     if name not in TASKS:
         raise ConfigError(f"{where}.task: {name!r} is not a task; known are {', '.join(TASKS)}")

@@ -102,7 +102,7 @@ def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
-    """Return the mask (B, L) without special tokens; a text of special tokens alone keeps them.
+    """Return the mask (B, L) without special tokens. A text of special tokens alone keeps them.
 
     `<unk>` stands for a word, so it is not special here.
     """
@@ -178,7 +178,7 @@ class Embedder:
     projection: Tensor | None
 
     def __call__(self, texts: Sequence[str], advance: Callable[[int], None] = lambda _: None) -> Tensor:
-        """Return the vectors of N sentences, (N, d) float32 on the CPU; `advance` is that of `embed`."""
+        """Return the vectors of N sentences, (N, d) float32 on the CPU. `advance` is that of `embed`."""
         prefixed = [self.prefix + text for text in texts]
         vectors = embed(
             self.model,
@@ -231,5 +231,5 @@ def load_embedder(
 
 
 def embed_sentences(directory: Path | str, texts: Sequence[str], *args: Any, **options: Any) -> Tensor:
-    """Embed sentences with a model on disk; other arguments, result and errors are those of `load_embedder`."""
+    """Embed sentences with a model on disk. Other arguments, result and errors are those of `load_embedder`."""
     return load_embedder(directory, *args, **options)(texts)

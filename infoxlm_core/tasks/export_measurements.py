@@ -118,7 +118,7 @@ def _time(embed: Embed, texts: Sequence[str]) -> float:
 
 
 def _measure_retrieval(embed: Embed, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:
-    """Return the share of translations that are found, mean over directions and languages; None without sets."""
+    """Return the share of translations that are found, mean over directions and languages, or None without sets."""
     shares = []
     for sources, translations in sets.values():
         source_vectors = embed([prefix + text for text in sources])

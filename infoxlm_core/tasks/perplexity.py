@@ -33,7 +33,7 @@ MASK_RATIO = 0.15
 
 
 class Perplexity(Task[EvaluationConfig]):
-    """Perplexity of filling gaps in held-out sentences; it compares only models that share a tokenizer.
+    """Perplexity of filling gaps in held-out sentences. It compares only models that share a tokenizer.
 
     No suite has this task.
     """
@@ -71,7 +71,7 @@ def measure(
     seed: int,
     language: str | None = None,
 ) -> float:
-    """Return the perplexity of a masked language model on sentences, each masked once; NaN if none has a token.
+    """Return the perplexity of a masked language model on sentences, each masked once, or NaN if none has a token.
 
     `language` is that of the sentences, for models with language embeddings.
     """

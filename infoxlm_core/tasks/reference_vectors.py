@@ -89,7 +89,7 @@ class Difference:
 
 
 def write(directory: Path) -> None:
-    """Write the file beside an exported model; nothing if the model has no tokenizer, as in tests."""
+    """Write the file beside an exported model. Models without tokenizer, as in tests, get none."""
     if not (directory / "tokenizer_config.json").is_file():
         return
     model, tokenizer = load_encoder(directory, "cpu")
@@ -158,7 +158,7 @@ def compare(reference: Reference, vectors: Tensor, name: str, computed: str = ""
 
 
 def check(directory: Path, name: str, python: str = sys.executable) -> str:
-    """Compute the vectors by transformers alone, in a new process of `python`; return a line with the difference.
+    """Compute the vectors by transformers alone, in a new process of `python`. Return a line with the difference.
 
     Raises:
         InputError: the model has no vectors to compare with, or the process cannot load it.
@@ -185,7 +185,7 @@ def check(directory: Path, name: str, python: str = sys.executable) -> str:
 
 
 def _compute_in_process(python: str, request: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Run `plain_transformers.py` with a request and return its answer; InputError if it fails."""
+    """Run `plain_transformers.py` with a request and return its answer. Raise InputError if it fails."""
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     command = [python, "-I", plain_transformers.__file__]  # isolated: no PYTHONPATH, no folder of the script
     try:

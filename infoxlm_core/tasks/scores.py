@@ -15,7 +15,7 @@ ByLanguage = Mapping[str, Mapping[str, float]]  # language -> metric -> share
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one model on one task. Shares are from 0 to 1; every language has the same weight in a mean."""
+    """Scores of one model on one task. Shares are from 0 to 1. Every language has the same weight in a mean."""
 
     task: str
     languages: ByLanguage
@@ -91,7 +91,7 @@ def finite(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the unweighted mean of each metric over the languages that have it; None if no language has it."""
+    """Return the unweighted mean of each metric over the languages that have it, or None if no language has it."""
     means = {}
     for metric in next(iter(languages.values())):
         values = [row[metric] for row in languages.values() if row[metric] is not None]
@@ -100,7 +100,7 @@ def mean_over(languages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
-    """Return the score of the source language minus the mean of the others; lower is better."""
+    """Return the score of the source language minus the mean of the others. Lower is better."""
     return scores[source] - fmean(score for language, score in scores.items() if language != source)
 
 

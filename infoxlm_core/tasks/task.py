@@ -103,7 +103,7 @@ class Task(Generic[Settings]):
         return _clear_fields(settings, self.roles)
 
     def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
-        """Raise ConfigError, which names `where`, for settings that a suite cannot measure; read no data."""
+        """Raise ConfigError, which names `where`, for settings that a suite cannot measure. Read no data."""
 
     def check(self, settings: Settings, chosen: bool) -> None:
         """Read all local sets once, so that a mistake is found before hours of training.
@@ -143,7 +143,7 @@ class Task(Generic[Settings]):
         return encoder_dropout > 0 or (head_dropout > 0 and not is_drawn_by_example)
 
     def read_training(self, settings: Settings, encoder: Path, corpus: Path | None) -> "Training":
-        """Read and tokenise the training text; `corpus` is a prepared corpus for settings that name no data.
+        """Read and tokenise the training text. `corpus` is a prepared corpus for settings that name no data.
 
         Raises:
             InputError: a set is missing or not usable.
@@ -152,11 +152,11 @@ class Task(Generic[Settings]):
         raise NotImplementedError
 
     def list_training_languages(self, settings: Settings) -> list[str]:
-        """Return the languages of the training text, the source first; paths are local."""
+        """Return the languages of the training text, the source first. All paths are local."""
         return self.list_declared_languages(settings)
 
     def list_declared_languages(self, settings: Settings) -> list[str]:
-        """Return the languages of the training text that the settings name; empty if only the data shows them."""
+        """Return the languages of the training text that the settings name, or none if only the data shows them."""
         codes = [languages.two_letters(code) for code in getattr(settings, "train_languages", ())]
         return list(dict.fromkeys(codes))  # without duplicates, in the same order
 
@@ -169,7 +169,7 @@ class Task(Generic[Settings]):
         raise NotImplementedError
 
     def measure_held_out(self, questions: "Questions", model: Path, config: "EvaluationConfig") -> Scores | None:
-        """Measure a model on the held-out text of a prepared corpus; None if the model cannot do the task.
+        """Measure a model on the held-out text of a prepared corpus. Return None if the model cannot do the task.
 
         Only the tasks of the stage `evaluate` implement it.
         """
@@ -226,7 +226,7 @@ def _clear_fields(settings: Settings, fields: Iterable[str]) -> Settings:
 
 
 def load_chosen(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
-    """Load the selected models one after the other; yield the directory, the model and its languages."""
+    """Load the selected models one after the other. Yield the directory, the model and its languages."""
     from infoxlm_core.model import task_models
 
     find_directory = selection.directories(tuned)

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def trained_by_us(encoder: Path) -> dict[str, Any] | None:
-    """Return the manifest of an encoder that was pre-trained here; None for any other model."""
+    """Return the manifest of an encoder that was pre-trained here, or None for any other model."""
     manifest = manifests.load_if_ours(encoder)
     if manifest is None or manifest["kind"] != "encoder" or not manifest["facts"].get("steps"):
         return None

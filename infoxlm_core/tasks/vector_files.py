@@ -36,7 +36,7 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
 
 
 def write(path: Path, embed: Embed, sentences: Iterable[str], count: int, dtype: DTypeLike) -> None:
-    """Embed `count` sentences and write their vectors; memory holds one chunk of sentences and its vectors.
+    """Embed `count` sentences and write their vectors. Memory holds one chunk of sentences and its vectors.
 
     The file gets its name when it is complete. It is written row by row and not as a memory map, because writing to a
     memory map on a full disk kills the process.

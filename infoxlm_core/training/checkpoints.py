@@ -89,7 +89,7 @@ def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spaci
 
 @contextlib.contextmanager
 def deleted_on_failure(partial: Path) -> Iterator[None]:
-    """Delete a partly written file or directory if writing fails; translate errors of the operating system.
+    """Delete a partly written file or directory if writing fails. Translate errors of the operating system.
 
     Raises:
         StorageFull, StorageUnavailable, InputError: see `outside.translate_error`.
@@ -120,19 +120,19 @@ class RemoteCheckpoints(Protocol):
     """Checkpoints of a run, by directory name, in a storage that all machines can reach."""
 
     def held(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which this process is the only writer; raises LeaseHeld if another process is."""
+        """Return a context in which this process is the only writer. Raises LeaseHeld if another process is."""
 
     def names(self) -> list[str]:
         """Return the names of all complete checkpoints."""
 
     def fetch(self, name: str, directory: Path) -> None:
-        """Download a checkpoint; raises DataCorrupt if it is damaged."""
+        """Download a checkpoint. Raises DataCorrupt if it is damaged."""
 
     def send(self, directory: Path, keep: int, bad: Collection[str], spacing: int = 0) -> None:
-        """Upload a checkpoint, then delete those of `select_outdated`; raises Fenced if the lease was lost."""
+        """Upload a checkpoint, then delete those of `select_outdated`. Raises Fenced if the lease was lost."""
 
     def drop(self, name: str) -> None:
-        """Delete a checkpoint; raises Fenced if the lease was lost."""
+        """Delete a checkpoint. Raises Fenced if the lease was lost."""
 
     def has_saved(self) -> bool:
         """Return whether a checkpoint was ever uploaded."""
@@ -186,7 +186,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def locked(self, patience: float = 60.0) -> Iterator[None]:
-        """Lock the run for this process; raise LeaseHeld if another process still holds it after `patience` seconds."""
+        """Lock the run for this process. Raise LeaseHeld if another process still holds it after `patience` seconds."""
         try:
             lock = locks.acquire(self.directory / "lock", timeout=patience, poll_interval=0.5)
         except locks.Timeout:
@@ -216,11 +216,11 @@ class Checkpoints:
             self.remote.forget_request()
 
     def begin_save(self, checkpoint: Checkpoint) -> None:
-        """Start saving in a thread; call `finish_save` before the next one, and keep the tensors until then."""
+        """Start saving in a thread. Call `finish_save` before the next one, and keep the tensors until then."""
         self._pending_save = self._writer.submit(self.save, checkpoint)
 
     def finish_save(self) -> None:
-        """Wait for the save that `begin_save` started; raise what it raised."""
+        """Wait for the save that `begin_save` started. Raise what it raised."""
         self._pending_save.result()
 
     def save_has_failed(self) -> bool:
@@ -256,7 +256,7 @@ class Checkpoints:
         self._delete_outdated(bad)
 
     def _delete_outdated(self, bad: set[str]) -> None:
-        """Delete the local checkpoints that `select_outdated` names; partly deleted checkpoints count as bad."""
+        """Delete the local checkpoints that `select_outdated` names. Partly deleted checkpoints count as bad."""
         names = []
         for _, path in list_checkpoints(self.directory):
             names.append(path.name)
@@ -283,7 +283,7 @@ class Checkpoints:
         shutil.rmtree(directory, ignore_errors=True)
 
     def _upload(self, directory: Path, bad: set[str], is_last: bool) -> bool:
-        """Upload a checkpoint if there is remote storage; return False if that failed.
+        """Upload a checkpoint if there is remote storage. Return False if that failed.
 
         A few failures are tolerated, unless this is the last save of the process.
         """
@@ -304,7 +304,7 @@ class Checkpoints:
         return True
 
     def load_newest(self) -> Checkpoint | None:
-        """Return the newest valid checkpoint, after hashing all its bytes; None if this run never saved one.
+        """Return the newest valid checkpoint, after hashing all its bytes, or None if this run never saved one.
 
         Raises:
             NoValidCheckpoint: there were checkpoints, and none is valid.
@@ -332,7 +332,7 @@ class Checkpoints:
         return None
 
     def rewind(self, step: int) -> Checkpoint | None:
-        """Return the newest valid rewind target for a step and delete all newer checkpoints; None without a target.
+        """Return the newest valid rewind target for a step, if any, and delete all newer checkpoints.
 
         Only multiples of `spacing` are targets: the choice must not depend on where a run was interrupted and saved.
         """
@@ -378,7 +378,7 @@ class Checkpoints:
         return None, problems
 
     def _candidates(self) -> list[tuple[int, Path]]:
-        """Return steps and local directories of all checkpoints, newest first; some may not be downloaded yet."""
+        """Return steps and local directories of all checkpoints, newest first. Some may not be downloaded yet."""
         if self.remote is None:
             return list_checkpoints(self.directory)
         candidates = []
@@ -389,7 +389,7 @@ class Checkpoints:
         return sorted(candidates, reverse=True)
 
     def _verify(self, path: Path) -> None:
-        """Hash a checkpoint; download it first if there is remote storage and the local copy is missing or damaged."""
+        """Hash a checkpoint. Download it first if there is remote storage and the local copy is missing or damaged."""
         try:
             manifests.read(path, "checkpoint", producer="pretrain")
         except InfoXLMError:
@@ -400,7 +400,7 @@ class Checkpoints:
 
 
 def _replace_copy(source: Path, target: Path) -> None:
-    """Replace a target by a copy of a file, or by a folder of links to the files of a folder; no source: delete it."""
+    """Replace a target by a copy of a file, or by a folder of links to its files. Without a source, delete it."""
     if target.is_dir():
         shutil.rmtree(target, ignore_errors=True)
     else:

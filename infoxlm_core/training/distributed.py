@@ -32,7 +32,7 @@ def world_size() -> int:
 
 
 def device() -> torch.device:
-    """Return this worker's device, its GPU or the CPU; InputError if torch cannot use the machine's GPUs."""
+    """Return this worker's device, its GPU or the CPU. Raise InputError if torch cannot use the machine's GPUs."""
     return devices.choose()
 
 
@@ -42,7 +42,7 @@ def describe() -> dict[str, object]:
 
 
 def shares(virtual_shards: int) -> list[range]:
-    """Return the contiguous range of virtual shards of each worker; the first workers may have one shard more.
+    """Return the contiguous range of virtual shards of each worker. The first workers may have one shard more.
 
     Raises:
         ConfigError: there are fewer shards than workers.
@@ -82,7 +82,7 @@ def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def gather_rows(rows: Tensor, counts: Sequence[int] = ()) -> Tensor:
-    """Return the rows (B, …) of all workers in rank order; `counts` has each worker's B if they differ."""
+    """Return the rows (B, …) of all workers in rank order. `counts` has each worker's B if they differ."""
     if world_size() == 1:
         return rows
     padding = max(counts, default=len(rows)) - len(rows)
@@ -148,7 +148,7 @@ def checksum(tensor: Tensor, chunk: int = CHECKSUM_CHUNK) -> Tensor:
 
 
 def on_first(action: Callable[[], T]) -> T | None:
-    """Run an action on the first worker while the others wait; return its result on that worker, None on the others.
+    """Run an action on the first worker while the others wait. Return its result on that worker, None on the others.
 
     An InfoXLMError of the action is raised on all workers.
     """
@@ -178,7 +178,7 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, InfoXLMError | None]:
 
 
 def open_shards(directory: Path) -> Shards:
-    """Open token shards on every worker. One worker of each machine hashes them; all raise what it raises."""
+    """Open token shards on every worker. One worker of each machine hashes them. All raise what it raises."""
     if world_size() == 1:
         return shards.open_shards(directory)
     group = _patient_group(dist.group.WORLD)
@@ -215,7 +215,7 @@ def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 
 
 def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:
-    """Return complete tensors on the first worker's CPU, and nothing on the others; all workers must call this.
+    """Return complete tensors on the first worker's CPU, and nothing on the others. All workers must call this.
 
     Args:
         tensors: tensors by name, which may be shards.
@@ -240,7 +240,7 @@ def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[
 
 
 def _to_pinned(tensor: Tensor) -> Tensor:
-    """Copy a tensor of a GPU into pinned memory without waiting; into plain memory if the host has no pinned memory."""
+    """Copy a tensor of a GPU to the CPU without waiting, if the host has pinned memory."""
     try:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     except RuntimeError:

@@ -45,7 +45,7 @@ class Fingerprint:
         return {"fingerprint": self.compared, "made_by": self.recorded}
 
     def check(self, meta: Mapping[str, Any], run: str, accept_changes: bool = False) -> None:
-        """Compare with the fingerprint that a checkpoint of `run` (its directory) stores; log differences.
+        """Compare with the fingerprint that a checkpoint of `run` (its directory) stores. Log differences.
 
         Raises:
             ConfigMismatch: data or settings differ, and changes are not accepted.
@@ -121,7 +121,7 @@ def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
 
 
 def _digest_directory(directory: Path) -> str:
-    """Return a digest of the names and contents of all files below a directory; of a model only those that are loaded.
+    """Return a digest of the names and contents of all files below a directory, or of the loaded files of a model.
 
     The manifest is excluded, because it records which code wrote the files.
     """

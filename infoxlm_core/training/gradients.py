@@ -61,7 +61,7 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def _flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Return the gradients of parameters end to end; a missing gradient counts as zeros."""
+    """Return the gradients of parameters end to end. A missing gradient counts as zeros."""
     flat_gradients = []
     for parameter in parameters:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -48,7 +48,7 @@ class Guard:
     furthest: int = 0  # the last step before a rewind: steps up to it are repeated
 
     def judge(self, kind: str, loss: float, norm: float, finite: bool) -> str:
-        """Record a step; return the reason why it is bad, or "" if it is good.
+        """Record a step. Return the reason why it is bad, or "" if it is good.
 
         Args:
             kind: see `Learner.kind_of`; only steps of one kind are compared.
@@ -134,7 +134,7 @@ class Guard:
 
 
 def upper_limit(values: Sequence[float], deviations: float) -> float:
-    """Return the mean plus `deviations` standard deviations; `fsum` is exact, so the order does not matter."""
+    """Return the mean plus `deviations` standard deviations. `fsum` is exact, so the order does not matter."""
     mean = math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
     return mean + deviations * math.sqrt(variance)

@@ -93,7 +93,7 @@ def seed_dropout(*key: object) -> None:
 
 
 def half_precision(device: torch.device, precision: str = "auto") -> torch.dtype | None:
-    """Return the type of matrix products: bf16 on GPUs; None (fp32) on CPUs unless `model.precision` names another."""
+    """Return the type of matrix products: bf16 on GPUs, None (fp32) on CPUs, unless `model.precision` names another."""
     return torch.bfloat16 if device.type == "cuda" or precision != "auto" else None
 
 

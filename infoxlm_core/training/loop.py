@@ -38,7 +38,7 @@ def train(
     observe: Callable[[int], dict[str, float]] | None = None,
     guard: GuardConfig = NO_GUARD,
 ) -> dict[str, float]:
-    """Train to the last step, from the newest valid checkpoint if there is one; all workers call this.
+    """Train to the last step, from the newest valid checkpoint if there is one. All workers call this.
 
     Args:
         learner: the model with its data and losses.
@@ -116,7 +116,7 @@ def train(
 
 
 def _wait_for(batches: Future[Sequence[MicroBatch]]) -> tuple[Sequence[MicroBatch], float]:
-    """Wait until batches are prepared; return them and the seconds of waiting."""
+    """Wait until batches are prepared. Return them and the seconds of waiting."""
     start_time = time.monotonic()
     prepared_batches = batches.result()
     return prepared_batches, time.monotonic() - start_time
@@ -133,7 +133,7 @@ class _Run:
     tracker: Tracker
 
     def resume(self) -> dict[str, float]:
-        """Restore the newest checkpoint, if there is one; return the metrics of its step."""
+        """Restore the newest checkpoint, if there is one. Return the metrics of its step."""
         # The first worker chooses the checkpoint, because the others may not see the same disk.
         checkpoint = distributed.on_first(self.checkpoints.load_newest)
         metrics = restore(checkpoint, self.learner, self.optimizer, self.progress)

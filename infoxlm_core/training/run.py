@@ -24,7 +24,7 @@ def run_directory(
     background: bool = False,
     rewinds: bool = False,
 ) -> Iterator[tuple[Checkpoints, Tracker]]:
-    """Open the checkpoints and the tracker of a run; the first worker holds the run's lock inside this context.
+    """Open the checkpoints and the tracker of a run. The first worker holds the run's lock inside this context.
 
     Raises:
         LeaseHeld: another process trains this run.

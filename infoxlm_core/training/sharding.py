@@ -12,7 +12,7 @@ from infoxlm_core.training import distributed
 
 
 def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | None = None) -> None:
-    """Give each of W workers 1/W of every parameter, gradient and moment; do nothing for one worker.
+    """Give each of W workers 1/W of every parameter, gradient and moment. Do nothing for one worker.
 
     Parameters are replaced by others of the same names: create the optimizer afterwards. `module(...)` gathers the
     parameters of a layer while it computes, and those outside of layers (embeddings, heads) from forward to backward.
@@ -43,7 +43,7 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
 
 
 def sum_gradients_in(module: nn.Module, last: bool) -> None:
-    """Let a sharded module sum gradients over workers only in the last backward pass of a step; call it before each."""
+    """Let a sharded module sum gradients over workers only in the last backward pass of a step. Call it before each."""
     if is_sharded(module):
         module.set_requires_gradient_sync(last)
 
@@ -67,7 +67,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the Euclidean norm of all gradients together; of shards, over all workers."""
+    """Return the Euclidean norm of all gradients together. The norm of shards is over all workers."""
     if not any(mixed.is_shard(gradient) for gradient in gradients):
         return nn.utils.get_total_norm(gradients)
     local_gradients: list[Tensor] = []

@@ -42,7 +42,7 @@ def snapshot(
     metrics: Mapping[str, float],
     copy: bool = False,
 ) -> Checkpoint:
-    """Return everything the next step depends on, and the last metrics; all workers must call this.
+    """Return everything the next step depends on, and the last metrics. All workers must call this.
 
     The first worker gets complete tensors, even of a sharded model. With `copy`, later steps do not change them.
     """

@@ -100,7 +100,7 @@ def _backward(
     scales: Mapping[str, float],
     parameters: Sequence[nn.Parameter],
 ) -> dict[str, Tensor]:
-    """Accumulate the gradients of all micro-batches; return the sums of `Learner.losses`, in fp64 on the device.
+    """Accumulate the gradients of all micro-batches. Return the sums of `Learner.losses`, in fp64 on the device.
 
     The last backward pass sums the gradients over all workers in the order of the parameters, so that a resumed run
     adds in the same order.
@@ -125,7 +125,7 @@ def _backward(
 
 
 def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, is_finite: bool) -> bool:
-    """Let the guard judge a step; the first worker logs why a step is bad."""
+    """Let the guard judge a step. The first worker logs why a step is bad."""
     step = progress.step
     guard = progress.guard
     kind = learner.kind_of(step, guard.skipped_positions(step))

@@ -22,22 +22,22 @@ Point = tuple[int, dict[str, float]]
 
 
 class Tracker(Protocol):
-    """Writes the curves of a run: `resume` first, and after a rewind; `close` last."""
+    """Writes the curves of a run. Call `resume` first, and after a rewind, and `close` last."""
 
     def resume(self, step: int) -> None:
-        """Delete all points after `step`; 0: all. Repeated points have `repeated` 1, and `rewinds` counts rewinds."""
+        """Delete all points after `step`. Repeated points have `repeated` 1, and `rewinds` counts rewinds."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Write named values of an optimizer step; return at once."""
+        """Write named values of an optimizer step. Return at once."""
 
     def sync(self) -> None:
-        """Make all points survive a power failure; called before each checkpoint."""
+        """Make all points survive a power failure. The loop calls this before each checkpoint."""
 
     def close(self) -> None: ...
 
 
 class FileTracker:
-    """Appends to a `metrics.jsonl`; points of an earlier process stay until `resume`."""
+    """Appends to a `metrics.jsonl`. Points of an earlier process stay until `resume`."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -90,7 +90,7 @@ def read(path: Path | str) -> list[Point]:
 
 
 def parse(line: bytes, where: str) -> Point:
-    """Parse one line; `where` is the file and the line for the error message."""
+    """Parse one line. `where` is the file and the line for the error message."""
     try:
         values = outside.parse_json(line, dict[str, _Int64 | float], where, "")
         step = values.pop("step", None)

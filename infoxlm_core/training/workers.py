@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 def limit_to_gpus(workers: int, gpus: int) -> int:
-    """Return the number of workers, at most one per GPU; log a warning if there are fewer GPUs than workers."""
+    """Return the number of workers, at most one per GPU. Log a warning if there are fewer GPUs than workers."""
     if gpus < workers:
         logger.warning("%d workers were requested, but there are %d GPUs: training with %d", workers, gpus, gpus)
     return min(workers, gpus)
 
 
 def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Train in a worker; return {"figures": …}, or {"error": class, "message": …} if all workers fail with the error.
+    """Train in a worker. Return {"figures": …}, or {"error": class, "message": …} if all workers fail with the error.
 
     Such an error is returned, because a restart of the workers would not help. If one of several workers has an error
     of the operating system, the error is raised, so that the launcher also stops the others.

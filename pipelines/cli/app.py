@@ -79,7 +79,7 @@ Overrides = Annotated[
 
 
 def split_list(text: str) -> list[str]:
-    """Split a comma-separated list; drop empty items."""
+    """Split a comma-separated list. Drop empty items."""
     items = [item.strip() for item in text.split(",")]
     return [item for item in items if item]
 
@@ -97,7 +97,7 @@ def interrupt_on_signals() -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Report an exception in one line and exit with its code; log the traceback only if the exception is unexpected."""
+    """Report an exception in one line and exit with its code. Log the traceback only if the exception is unexpected."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
@@ -118,7 +118,7 @@ def report_errors() -> Iterator[None]:
 
 
 def _to_infoxlm_error(error: BaseException) -> InfoXLMError:
-    """Convert any exception to an `InfoXLMError`; log the traceback if the exception is unexpected."""
+    """Convert any exception to an `InfoXLMError`. Log the traceback if the exception is unexpected."""
     if isinstance(error, InfoXLMError):
         return error
     translated = outside.translate_error(error)

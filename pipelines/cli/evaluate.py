@@ -88,7 +88,7 @@ def name_of(source: str) -> str:
 
 
 def name_models(model: str, floor: str | None) -> dict[str, str]:
-    """Return the source of each model by name; `floor` is a second model to compare with.
+    """Return the source of each model by name. `floor` is a second model to compare with.
 
     File names on some systems ignore case, so the names must differ in more than case.
     """
@@ -139,7 +139,7 @@ def build_suite(
 
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
-    """Measure every model on a task; print the table of results and write the report.
+    """Measure every model on a task. Print the table of results and write the report.
 
     Args:
         config: the suite that `build_suite` returned.

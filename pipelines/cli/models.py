@@ -42,7 +42,7 @@ def import_(
 
 
 def read_lines(stream: BinaryIO) -> list[str]:
-    """Return the lines of a UTF-8 stream in any locale; an EncodingError names the invalid line and byte."""
+    """Return the lines of a UTF-8 stream in any locale. An EncodingError names the invalid line and byte."""
     text = outside.decode(stream.read(), "standard input")
     if not text:
         return []

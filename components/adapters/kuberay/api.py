@@ -21,7 +21,7 @@ _RAYJOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 
 
 class Unavailable(Exception):
-    """The API server does not answer, or fails; the same call may succeed later."""
+    """The API server does not answer, or fails. The same call may succeed later."""
 
 
 class AlreadyExists(Exception):
@@ -59,7 +59,7 @@ class RayJobs:
         self._core = client.CoreV1Api(api)
 
     def create(self, body: Job) -> None:
-        """Create a job; raise AlreadyExists if a job has its name."""
+        """Create a job. Raise AlreadyExists if a job has its name."""
         body = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
         with self._translated_errors("create"):
             self._custom.create_namespaced_custom_object(**self._rayjobs, body=body, _request_timeout=_TIMEOUT)
@@ -107,7 +107,7 @@ class RayJobs:
         return False
 
     def delete(self, name: str, wait_for_pods: bool = True) -> None:
-        """Delete a job if it exists; with `wait_for_pods`, delete its pods first."""
+        """Delete a job if it exists. With `wait_for_pods`, delete its pods first."""
         from kubernetes import client
 
         # Foreground: the job object exists until its pods have ended, so its absence means that the GPUs are free.
@@ -163,7 +163,7 @@ class RayJobs:
 
     @contextlib.contextmanager
     def _translated_errors(self, verb: str, resource: str = "rayjobs", none_if_missing: bool = False) -> Iterator[None]:
-        """Translate errors of the API; with `none_if_missing`, leave the block if the object does not exist."""
+        """Translate errors of the API. With `none_if_missing`, leave the block if the object does not exist."""
         import urllib3
         from kubernetes.client import ApiException
 

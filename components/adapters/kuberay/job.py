@@ -53,7 +53,7 @@ _DELETE_ATTEMPTS = 3
 
 
 class _StopRequested(BaseException):
-    """Raised in the main thread by a signal; a BaseException, so that handlers of errors do not catch it."""
+    """Raised in the main thread by a signal. It is a BaseException, so that handlers of errors do not catch it."""
 
 
 class _PartlyScheduled(Exception):
@@ -69,7 +69,7 @@ def run(
     ask_to_stop: Callable[[], None],
     read_outcome: Callable[[], dict[str, Any] | None],
 ) -> None:
-    """Run work on the cluster; return when the job has succeeded.
+    """Run work on the cluster. Return when the job has succeeded.
 
     Args:
         name: name of the job, from `manifest.job_name`.
@@ -111,7 +111,7 @@ def run(
 
 
 def _find_owner(jobs: RayJobs) -> Job | None:
-    """Return the workflow of this step, or None; a job without an owner ends by itself when no step follows it."""
+    """Return the workflow of this step, or None. A job without an owner ends by itself when no step follows it."""
     try:
         owner = jobs.workflow()
         if owner:
@@ -125,7 +125,7 @@ def _find_owner(jobs: RayJobs) -> Job | None:
 def _run_once(
     jobs: RayJobs, body: Job, cluster: ClusterConfig, read_outcome: Callable[[], dict[str, Any] | None]
 ) -> InfoXLMError | None:
-    """Create or find the job, follow it to its end, and delete it; return the reason if it has failed.
+    """Create or find the job, follow it to its end, and delete it. Return the reason if it has failed.
 
     If only some pods of the job have a node for too long, the job is deleted and created again later, because two such
     jobs could block each other.
@@ -156,7 +156,7 @@ def _run_once(
 
 
 def has_ended(status: dict[str, Any]) -> bool:
-    """Return whether the job has ended; the operator may still be cleaning up."""
+    """Return whether the job has ended. The operator may still be cleaning up."""
     if status.get("jobStatus") in ("SUCCEEDED", "FAILED", "STOPPED"):
         return True
     return status.get("jobDeploymentStatus") in ("Complete", "Failed", "ValidationFailed")
@@ -179,7 +179,7 @@ def describe(status: dict[str, Any]) -> str:
 
 
 def _create_or_find(jobs: RayJobs, body: Job, grace: float) -> None:
-    """Create the job. Keep an existing job of this name if it runs or has succeeded; delete it if it has failed."""
+    """Create the job. Keep an existing job of this name if it runs or has succeeded. Delete it if it has failed."""
     name = body["metadata"]["name"]
     failures = 0
     start = time.monotonic()
@@ -218,7 +218,7 @@ def _create_or_find(jobs: RayJobs, body: Job, grace: float) -> None:
 
 
 def _count_failure(name: str, failures: int, error: Unavailable) -> int:
-    """Return the number of consecutive failed calls, this one included; raise WorkerLost after too many."""
+    """Return the number of consecutive failed calls, this one included. Raise WorkerLost after too many."""
     if failures >= _MAX_FAILURES:
         raise WorkerLost(f"rayjob/{name}: {error}: the job was not deleted; run again to follow it") from error
     logger.info("rayjob/%s: %s; retrying", name, error)
@@ -229,7 +229,7 @@ def _count_failure(name: str, failures: int, error: Unavailable) -> int:
 
 
 def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog, start_deadline: float) -> dict[str, Any]:
-    """Wait for the end of the job and return its status; enforce the time limits, and log the state regularly."""
+    """Wait for the end of the job and return its status. Enforce the time limits, and log the state regularly."""
     start = time.monotonic()
     run_start = start
     last_report = start
@@ -287,7 +287,7 @@ def _check_start(
 
 
 def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
-    """Yield the job's current state repeatedly; raise WorkerLost if the job is gone or Kubernetes stops answering."""
+    """Yield the job's current state repeatedly. Raise WorkerLost if the job is gone or Kubernetes stops answering."""
     failures = 0
     while True:
         try:
@@ -352,7 +352,7 @@ def _delete_and_raise_unavailable(jobs: RayJobs, job: Job, reason: str) -> NoRet
 
 
 def _delete(jobs: RayJobs, name: str) -> None:
-    """Delete the job to release its GPUs; if that fails, log the command that deletes it."""
+    """Delete the job to release its GPUs. If that fails, log the command that deletes it."""
     for _ in range(_DELETE_ATTEMPTS):
         try:
             jobs.delete(name)
@@ -367,7 +367,7 @@ def _delete(jobs: RayJobs, name: str) -> None:
 
 
 def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None]) -> Preempted:
-    """Ask the training to save, and delete the job; return the error to raise, which says what was done.
+    """Ask the training to save, and delete the job. Return the error to raise, which says what was done.
 
     Both requests are sent at the same time, because Kubeflow kills a step about a second after its signal. The hooks of
     the pods wait up to `grace_seconds` for the training to save, so this process does not wait for it.
@@ -422,7 +422,7 @@ def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
 
 
 def _raising_on_signals() -> contextlib.AbstractContextManager[None]:
-    """Raise _StopRequested in the main thread on SIGTERM or Ctrl-C; ignore further signals."""
+    """Raise _StopRequested in the main thread on SIGTERM or Ctrl-C. Ignore further signals."""
 
     def stop(*_: object) -> None:
         for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -53,7 +53,7 @@ class JobLog:
                 self._closed.wait(_PAUSE / 4)
 
     def _print_newest(self) -> bool:
-        """Print the newest submitter's log until the connection ends; return whether the log is complete."""
+        """Print the newest submitter's log until the connection ends. Return whether the log is complete."""
         pods = self._jobs.submitters(self._name)
         if not pods or pods[-1].status.phase == "Pending":
             return False

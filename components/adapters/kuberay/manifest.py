@@ -41,7 +41,7 @@ _SCRATCH: dict[str, tuple[str, Manifest]] = {"tmp": ("/tmp", {}), "home": (HOME,
 
 
 def job_name(stem: str, store: str, key: str) -> str:
-    """Return the name of a job, a DNS-1035 label of at most 47 characters; the same work always has the same name.
+    """Return the name of a job, a DNS-1035 label of at most 47 characters. The same work always has the same name.
 
     Args:
         stem: readable part of the name.
@@ -201,7 +201,7 @@ def _ray_pod(
 
 
 def _submitter(cluster: ClusterConfig) -> Manifest:
-    """Return the template of the pod that submits the entrypoint and prints its log; the operator adds the command."""
+    """Return the template of the pod that submits the entrypoint and prints its log. The operator adds the command."""
     variables = [{"name": name, "value": (RAY | _CONSTANTS)[name]} for name in _SUBMITTER_VARIABLES]
     spec = _restricted_pod(cluster, "ray-job-submitter", _SUBMITTER, variables, _SCRATCH)
     return {"metadata": {"labels": _labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}

@@ -62,7 +62,7 @@ class ObstacleWatch:
             self._partial_since = current_time
 
     def permanent(self) -> Obstacle | None:
-        """Return the obstacle if two consecutive checks found a permanent one; a single event may be outdated."""
+        """Return the obstacle if two consecutive checks found a permanent one. A single event may be outdated."""
         return self._obstacle if self._consecutive_permanent > 1 else None
 
     def partial(self, seconds: float) -> Obstacle | None:
@@ -100,7 +100,7 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
 
 
 def find_out_of_memory(jobs: RayJobs, name: str) -> str:
-    """Return which container of a job exceeded its memory limit, with the limit and the setting; "" if none did."""
+    """Return which container of a job exceeded its memory limit, with the limit and the setting, or "" if none did."""
     for pod in jobs.pods(name):
         for status in pod.status.container_statuses or []:
             for state in (status.state, status.last_state):
@@ -125,7 +125,7 @@ def _node_type(pod: Any) -> str:
 
 
 def _why_unschedulable(pod: Any) -> str:
-    """Return why the scheduler finds no node for a pod; "" if the pod has a node or was not considered yet."""
+    """Return why the scheduler finds no node for a pod, or "" if the pod has a node or was not considered yet."""
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
             nodes, _, _ = (condition.message or "no node fits").partition(" preemption:")
@@ -162,7 +162,7 @@ def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
 
 
 def _messages_since(events: list[Any], start: str) -> list[str]:
-    """Return the messages of events since `start`, oldest first; earlier events are about another job of this name."""
+    """Return the messages of events since `start`, oldest first. Earlier events are about another job of this name."""
     timed_messages = []
     for event in events:
         # Compare whole seconds, 2026-01-31T12:00:00, because the formats of the time zones differ.

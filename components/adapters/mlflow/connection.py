@@ -172,7 +172,7 @@ def quote(value: str) -> str:
 
 
 def _sqlite_file(uri: str) -> Path | None:
-    """Return the file that a SQLite URI names; None for the URI of a server."""
+    """Return the file that a SQLite URI names, or None for the URI of a server."""
     if not uri.startswith("sqlite://"):
         return None
     path, _, _ = uri.removeprefix("sqlite:///").partition("?")

@@ -65,7 +65,7 @@ def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: st
 
 
 def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function in a process that is connected to another server; return its result, or raise its error."""
+    """Call a function in a process that is connected to another server. Return its result, or raise its error."""
     spawn = multiprocessing.get_context("spawn")  # a forked process would share the connections of this one
     with ProcessPoolExecutor(1, spawn, initializer=_switch_server, initargs=(uri,)) as process:
         return process.submit(function, *arguments).result()
@@ -114,13 +114,13 @@ def _switch_server(uri: str) -> None:
 
 
 def _file_digests(folder: Path) -> dict[str, str]:
-    """Return the digests of the encoder, its evaluation, its signature and its card; MLflow changes other files."""
+    """Return the digests of the encoder, its evaluation, its signature and its card. MLflow changes other files."""
     names = (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD)
     return {name: manifests.digest_files(folder / name) for name in names if (folder / name).exists()}
 
 
 def _finish(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
-    """Keep the oldest version of the digest, tag it with its origin, and make it `candidate`; return it.
+    """Keep the oldest version of the digest, tag it with its origin, and make it `candidate`. Return it.
 
     The alias is set last, so that a candidate always has its tags.
     """

@@ -36,7 +36,7 @@ def ship(path: Path, run_id: str, prefix: str = "") -> None:
 
 
 class MlflowTracker:
-    """A `FileTracker` whose file a daemon thread ships to MLflow in step order; a restart ships what is missing.
+    """A `FileTracker` whose file a daemon thread ships to MLflow in step order. A restart ships what is missing.
 
     Training neither waits for MLflow nor sees its errors: points that are not shipped stay in the file for `ship`.
     Only a rewind waits, because it truncates the file. MLflow keeps the points that are cut off, so the repeated steps
@@ -145,12 +145,12 @@ class _Outbox:
             self._shipped_bytes = min(self._shipped_bytes, self.path.stat().st_size)
 
     def ship(self) -> None:
-        """Ship all complete lines of the file; if MLflow raises, the next call ships them again."""
+        """Ship all complete lines of the file. If MLflow raises, the next call ships them again."""
         with self._lock:
             self._ship()
 
     def _ship(self) -> None:
-        """Ship all complete lines of the file; the caller holds the lock."""
+        """Ship all complete lines of the file. The caller holds the lock."""
         from mlflow import MlflowClient
 
         if self.path.stat().st_size == self._shipped_bytes:

@@ -43,7 +43,7 @@ def translate_errors(
 
 
 def _translate_database_error(error: Exception, subject: str, status: int) -> InfoXLMError | None:
-    """Translate an error of a database that this process opens itself; return None for any other error."""
+    """Translate an error of a database that this process opens itself. Return None for any other error."""
     reason = one_line(error)
     if isinstance(error, ImportError):  # the URI names a kind of database whose driver is not installed
         return InputError(f"{subject}: {error}: install it, or give the address of a server, https://…")
@@ -63,7 +63,7 @@ def _translate_database_error(error: Exception, subject: str, status: int) -> In
 
 
 def _translate_server_error(error: Exception, subject: str, status: int, account: str) -> InfoXLMError | None:
-    """Translate an error answer of the server; return None if the error is not MLflow's (status 0).
+    """Translate an error answer of the server. Return None if the error is not MLflow's (status 0).
 
     MLflow answers 503 while its database is away, and 500 if the request itself fails, which repeating does not help.
     The requests for artifacts are an exception: they fail with 500 while S3 is away.

@@ -100,7 +100,7 @@ def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None
 
 
 def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
-    """Log an encoder to its MLflow run, after testing it on one sentence; return its URI, `models:/m-…`.
+    """Log an encoder to its MLflow run, after testing it on one sentence. Return its URI, `models:/m-…`.
 
     MLflow's own functions are not sufficient: MLflow stores weights and tokenizer in different folders, drops files
     that it does not know, and cannot log a directory with transformers 5.23. So the folder `model` that MLflow writes

@@ -154,7 +154,7 @@ def open_upload(client: "MlflowClient", run_id: str) -> "LoggedModel":
 
 
 def upload(client: "MlflowClient", run_id: str, logged_model: "LoggedModel", files: Path) -> str:
-    """Upload the files of a logged model, and make it an output of its run; return its URI, models:/m-…."""
+    """Upload the files of a logged model, and make it an output of its run. Return its URI, models:/m-…."""
     from mlflow.entities import LoggedModelOutput
 
     client.log_model_artifacts(logged_model.model_id, str(files))
@@ -164,7 +164,7 @@ def upload(client: "MlflowClient", run_id: str, logged_model: "LoggedModel", fil
 
 
 def download(client: "MlflowClient", version: "ModelVersion", path: str, target: Path | None) -> Path:
-    """Download a file or folder of a version, and return its path; without a target, local files are not copied."""
+    """Download a file or folder of a version, and return its path. Without a target, local files are not copied."""
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
@@ -186,7 +186,7 @@ def download_encoder(client: "MlflowClient", version: "ModelVersion", target: Pa
 
 
 def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: bool = False) -> evidence.Outcomes | None:
-    """Return whether a version's answer to each question is right; None if it was registered without its answers.
+    """Return whether a version's answer to each question is right, or None if it was registered without its answers.
 
     With `of_start`, the answers are those of the model that the version's training started from.
     """
@@ -213,7 +213,7 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: boo
 
 @contextmanager
 def fetched(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
-    """Download all files of a version into a temporary directory, and check them; raises as `check` does."""
+    """Download all files of a version into a temporary directory, and check them. Raises as `check` does."""
     with tempfile.TemporaryDirectory(prefix="infoxlm-") as folder:
         files = download(client, version, "", Path(folder))
         check(files, version)

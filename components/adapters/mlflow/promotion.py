@@ -97,20 +97,20 @@ def promote_model(model: str, gate: Mapping[str, float], store: Path, to: str = 
 
 
 def _promote_copy(copied: copies.Copy, gate: Mapping[str, float], by_hand: str) -> tuple[str, int, Verdict]:
-    """Register a copy on the server of this process, and promote it there; return its name, number and verdict."""
+    """Register a copy on the server of this process, and promote it there. Return its name, number and verdict."""
     client = connection.connect(copied.store)
     version = copies.register(client, copied)
     return version.name, int(version.version), promote(client, version, gate, by_hand)
 
 
 def champion_of(client: "MlflowClient", name: str) -> str | None:
-    """Return the number of the champion; None if the model has no champion."""
+    """Return the number of the champion, or None if the model has no champion."""
     number = client.get_registered_model(name).aliases.get(CHAMPION)
     return None if number is None else str(number)  # MLflow returns an int from a database, a str from a server
 
 
 def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float], by_hand: str = "") -> Verdict:
-    """Make a version champion if it passes the gate; record the decision in either case.
+    """Make a version champion if it passes the gate. Record the decision in either case.
 
     Args:
         client: client of the registry.
@@ -165,7 +165,7 @@ def compare(
 
 
 def _as_contender(client: "MlflowClient", version: "ModelVersion") -> Contender:
-    """Return a version in the form that the gate compares; its outcomes are only downloaded if they are needed."""
+    """Return a version in the form that the gate compares. Its outcomes are only downloaded if they are needed."""
     read_outcomes = functools.partial(model_versions.read_outcomes, client, version)
     return Contender(f"version {version.version}", version.tags, read_outcomes)
 
@@ -177,7 +177,7 @@ def _check_files(client: "MlflowClient", version: "ModelVersion") -> None:
 
 
 def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
-    """Make the previous champion the champion again; return its version number.
+    """Make the previous champion the champion again. Return its version number.
 
     A second call changes nothing: a champion set by a rollback stays.
 
@@ -259,7 +259,7 @@ def identify_decider() -> dict[str, str]:
 
 
 def _read_decision(version: "ModelVersion") -> dict[str, Any]:
-    """Return the last decision on a version; empty if there was none."""
+    """Return the last decision on a version, or an empty one if there was none."""
     tag_value = version.tags.get(DECISION, "{}")
     tag_name = f"tag {DECISION} of {version.name} version {version.version}"
     return outside.parse_json(tag_value, Decision, tag_name, "delete the tag, then run again", DataCorrupt)

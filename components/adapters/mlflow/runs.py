@@ -28,7 +28,7 @@ _MAX_TRIALS = 5000  # nested runs that one search returns
 
 
 def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> str:
-    """Find or create the MLflow run of this pipeline run; return its id.
+    """Find or create the MLflow run of this pipeline run. Return its id.
 
     KFP's MLflow plugin opens a run for the pipeline run and a nested run for each task, and sets MLFLOW_RUN_ID to the
     latter. In that case the outermost run is used, and the plugin ends it. Without the plugin, the run of the
@@ -75,7 +75,7 @@ def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
 
 
 def find_outermost(client: "MlflowClient", run_id: str) -> str:
-    """Return the outermost run that contains a run, or the run itself; a task in a loop is three levels deep."""
+    """Return the outermost run that contains a run, or the run itself. A task in a loop is three levels deep."""
     while True:
         parent = client.get_run(run_id).data.tags.get(PARENT)
         if not parent:
@@ -84,7 +84,7 @@ def find_outermost(client: "MlflowClient", run_id: str) -> str:
 
 
 def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
-    """Return the oldest run of an experiment with the same `RUN_TAG`; create it if there is none."""
+    """Return the oldest run of an experiment with the same `RUN_TAG`. Create it if there is none."""
     experiment_id = _find_or_create_experiment(client, experiment)
     same_tag = f"tags.`{RUN_TAG}` = {quote(tags[RUN_TAG])}"
     oldest_first = ["start_time ASC", "run_id ASC"]
@@ -101,7 +101,7 @@ def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dic
 
 
 def source_tags() -> dict[str, str]:
-    """Return MLflow's tags for the commit of the image or of the checkout; empty if it is unknown."""
+    """Return MLflow's tags for the commit of the image or of the checkout, or no tags if it is unknown."""
     root = Path(__file__).parents[3]
     git = shutil.which("git")
     commit = os.environ.get(COMMIT, "")
@@ -114,7 +114,7 @@ def source_tags() -> dict[str, str]:
 
 
 def _find_or_create_experiment(client: "MlflowClient", name: str) -> str:
-    """Return the id of an experiment; create it if it does not exist, with its artifacts below `artifact_root`."""
+    """Return the id of an experiment. Create it if it does not exist, with its artifacts below `artifact_root`."""
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(name)

@@ -9,7 +9,7 @@ from infoxlm_core import manifests
 
 
 def fetch(source: str, store: Path) -> Path:
-    """Copy a registered model to the store and return the copy; other processes may not see the registry's own path.
+    """Copy a registered model to the store and return the copy. Other processes may not see the registry's own path.
 
     A damaged copy is replaced.
     """

@@ -13,7 +13,7 @@ LOCK = 0x696E666F786C6D
 
 
 def upgrade(url: str) -> None:
-    """Upgrade the tables of a database; libpq reads what the URL lacks from the PG* environment variables."""
+    """Upgrade the tables of a database. Libpq reads what the URL lacks from the PG* environment variables."""
     import sqlalchemy
     from mlflow.db import upgrade as upgrade_runs
     from mlflow.server.auth.db.cli import upgrade as upgrade_accounts

@@ -51,7 +51,7 @@ def check_sweeps() -> None:
 
 
 def find_ablation(ablation: str, local_store: Path) -> "MlflowRun":
-    """Return the run of an ablation; see `trial_runs.find_ablation`."""
+    """Return the run of an ablation. See `trial_runs.find_ablation`."""
     run_id, _ = trial_runs.find_ablation(ablation, local_store)
     return MlflowRun(run_id)
 
@@ -128,7 +128,7 @@ class MlflowRun:
             self._client.log_inputs(self.id, inputs)
 
     def annotate(self, text: str) -> None:
-        """Set the description of the run; links to files of the run become links to MLflow's pages."""
+        """Set the description of the run. Links to files of the run become links to MLflow's pages."""
         path, _, query = self._path.partition("?")
         linked = re.sub(rf"\]\({LINK}([^)\s]+)\)", rf"](#/{path}/artifacts/\1?{query})", text)
         with translate_errors(f"description of MLflow run {self.id}"):
@@ -169,7 +169,7 @@ class MlflowRun:
 
     @property
     def page(self) -> str:
-        """The URL of the run's page; empty without a server."""
+        """The URL of the run's page, or an empty text without a server."""
         server = os.environ.get(PAGES) or _server_uri()
         if not server.startswith("http"):
             return ""
@@ -187,7 +187,7 @@ class MlflowRun:
 
     @property
     def _path(self) -> str:
-        """The path of the run's page; the query keeps MLflow 3 from showing the experiment as a chat application."""
+        """The path of the run's page. The query keeps MLflow 3 from showing the experiment as a chat application."""
         with translate_errors(f"MLflow run {self.id}"):
             experiment_id = self._client.get_run(self.id).info.experiment_id
         return f"experiments/{experiment_id}/runs/{self.id}?workflowType=machine_learning"

@@ -41,7 +41,7 @@ class TrialRun(NamedTuple):
 
 
 def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
-    """Find or create the run of a trial, nested in `parent`; open it and return its id.
+    """Find or create the run of a trial, nested in `parent`. Open it and return its id.
 
     Args:
         parent: MLflow run of the pipeline run.

@@ -55,7 +55,7 @@ def ensure(server: str, user: str, password: str) -> None:
 
 
 def allow(server: str, user: str, experiment: str, model: str, may: str) -> None:
-    """Grant a user the permissions that `PERMISSIONS[may]` names on an experiment and on a model; `*` stands for all.
+    """Grant a user the permissions that `PERMISSIONS[may]` names on an experiment and on a model. `*` stands for all.
 
     The administrator creates the model of a user who may register. Otherwise the first training would create it, and
     the user who creates a model has all permissions on it.
@@ -89,7 +89,7 @@ def allow(server: str, user: str, experiment: str, model: str, may: str) -> None
 
 
 def _grant(server: str, user: str, kind: str, resource: str, permission: str) -> None:
-    """Grant a permission on a resource; it replaces the user's previous one."""
+    """Grant a permission on a resource. It replaces the user's previous one."""
     from mlflow.exceptions import MlflowException
 
     client = _client(server)

@@ -32,7 +32,7 @@ _RETRIES = 3
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[ParallelMap | None]:
-    """Yield a `ParallelMap` over `count` Ray workers with one CPU core each; yield None for 0 workers.
+    """Yield a `ParallelMap` over `count` Ray workers with one CPU core each. Yield None for 0 workers.
 
     Uses the Ray instance of this process if there is one, else the cluster that RAY_ADDRESS names, with all its cores,
     else a new instance on this machine.
@@ -84,7 +84,7 @@ def _map_windows(count: int, work: Work, chunks: Iterable[pa.Table]) -> Iterator
 
 
 def _run(count: int, work: Work, window: list[pa.Table]) -> list[pa.Table]:
-    """Process one window of chunks; each row of the Ray data set is a chunk."""
+    """Process one window of chunks. Each row of the Ray data set is a chunk."""
     import ray.data
     from ray.exceptions import RayError, RayTaskError
 
@@ -107,7 +107,7 @@ def _run(count: int, work: Work, window: list[pa.Table]) -> list[pa.Table]:
 
 
 def _apply(row: dict[str, Any], work: Work) -> dict[str, Any]:
-    """Process one chunk in a Ray worker; return an InfoXLMError as a result, because a retry would not help."""
+    """Process one chunk in a Ray worker. Return an InfoXLMError as a result, because a retry would not help."""
     try:
         return {"chunk": _pack(work(_unpack(row["chunk"]))), "error": "", "message": ""}
     except InfoXLMError as error:

@@ -35,7 +35,7 @@ _COLLECTIVE_SECONDS = 300  # to sum gradients; workers wait longer while the fir
 def run(
     train: Callable[..., dict[str, Any]], num_workers: int, run: Path, min_workers: int = 0, **arguments: Any
 ) -> dict[str, Any]:
-    """Call `train(run=run, **arguments)` on every worker; return the result of the first worker.
+    """Call `train(run=run, **arguments)` on every worker. Return the result of the first worker.
 
     A machine with fewer GPUs than workers trains with one worker per GPU. On a cluster, a training waits until a lost
     node is replaced; with `min_workers` it continues with as many workers as fit, but at least `min_workers`.
@@ -118,7 +118,7 @@ def _fit(
 
 
 def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_workers: int, resource: str) -> Any:
-    """Call `fit`; after a failure, call it again with as many workers as the cluster has resources for.
+    """Call `fit`. After a failure, call it again with as many workers as the cluster has resources for.
 
     We do not use Ray Train's elasticity, because it stops a running training without saving a checkpoint first.
     """

@@ -42,7 +42,7 @@ def ensure(url: str) -> None:
 
 
 def _read_rules(client: Any, bucket: str) -> list[dict[str, Any]]:
-    """Return the lifecycle rules of a bucket; an empty list if it has none, which S3 reports as an error."""
+    """Return the lifecycle rules of a bucket, or an empty list if it has none, which S3 reports as an error."""
     from botocore.exceptions import ClientError
 
     try:

@@ -24,7 +24,7 @@ _MAX_DELETED = 1000  # objects that S3 deletes in one request
 
 
 class S3Store:
-    """A storage in a bucket, below a prefix of it, or in one object; see `Store`. Versions are ETags.
+    """A storage in a bucket, below a prefix of it, or in one object. See `Store`. Versions are ETags.
 
     Args:
         uri: s3://bucket/prefix
@@ -128,7 +128,7 @@ class S3Store:
         return len(uploads)
 
     def _key(self, name: str) -> str:
-        """Return the key of a file; without a name, the key that the URI itself names."""
+        """Return the key of a file, or the key that the URI itself names if there is no name."""
         if not name:
             return self._prefix
         return f"{self._prefix}/{name}" if self._prefix else name
@@ -197,7 +197,7 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
 
 @functools.lru_cache(8)
 def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
-    """Return a client for these environment variables; cached, because creating a client takes 0.2 seconds.
+    """Return a client for these environment variables, from a cache: creating a client takes 0.2 seconds.
 
     boto3 reads the variables from the environment; the argument is the key of the cache.
     """
@@ -220,7 +220,7 @@ def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
 
 @contextmanager
 def _ignored_statuses(*statuses: int) -> Iterator[None]:
-    """Leave the block silently if S3 answers with one of these statuses; default: 404, no such object."""
+    """Leave the block silently if S3 answers with one of these statuses, by default 404 (no such object)."""
     from botocore.exceptions import ClientError
 
     try:
@@ -231,7 +231,7 @@ def _ignored_statuses(*statuses: int) -> Iterator[None]:
 
 
 def _status(error: Any) -> int:
-    """Return the HTTP status of an answer; 500 if it has none."""
+    """Return the HTTP status of an answer, or 500 if it has none."""
     return error.response["ResponseMetadata"].get("HTTPStatusCode", 500)
 
 

@@ -22,7 +22,7 @@ _TIMEOUT = timedelta(seconds=300)  # to sum gradients; workers wait longer while
 
 
 def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
-    """Call `train(run=run, **arguments)` on every worker; return the result of the first worker.
+    """Call `train(run=run, **arguments)` on every worker. Return the result of the first worker.
 
     A machine with fewer GPUs than workers trains with one worker per GPU.
 

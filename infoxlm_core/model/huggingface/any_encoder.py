@@ -74,7 +74,7 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
 
 
 def _load_model(directory: Path) -> Any:
-    """Load a model with finite weights in fp32; see `load_encoder` for errors."""
+    """Load a model with finite weights in fp32. See `load_encoder` for errors."""
     auto_class: Any = transformers.AutoModel
     if has_language_model_head(directory):
         auto_class = transformers.AutoModelForMaskedLM
@@ -108,7 +108,7 @@ def _check_forward_pass(model: Any, directory: Path) -> None:
 
 @contextmanager
 def _silence_transformers() -> Iterator[None]:
-    """Suppress progress bars and the table of missing weights; our own errors name the weights that matter."""
+    """Suppress progress bars and the table of missing weights. Our own errors name the weights that matter."""
     verbosity = transformers.logging.get_verbosity()
     had_progress_bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
@@ -129,7 +129,7 @@ class Space(NamedTuple):
 
 
 def contrast_space(model: "Model") -> Space | None:
-    """Return the layer and pooling at which the model was trained by contrast; None if its config does not say."""
+    """Return the layer and pooling at which the model was trained by contrast, or None if its config does not say."""
     return _contrast_space(model.config)
 
 
@@ -275,7 +275,7 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
 
 
 def layers_of(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Return the layers of an encoder without head; None if the model does not name them as BERT or DistilBERT."""
+    """Return the layers of an encoder without head, or None if the model does not name them as BERT or DistilBERT."""
     for name in ("encoder", "transformer"):
         layers = getattr(getattr(encoder, name, None), "layer", None)
         if isinstance(layers, torch.nn.ModuleList):
@@ -284,7 +284,7 @@ def layers_of(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
 
 
 def drop_layers(model: "Model", top: int) -> None:
-    """Remove the layers above layer `top`, to save their time; models that do not name layers as BERT keep all."""
+    """Remove the layers above layer `top`, to save their time. Models that do not name layers as BERT keep all."""
     layers = layers_of(model.base_model)
     if layers is not None:
         num_layers = max(top, 1)  # without a layer, transformers returns no hidden states, not even layer 0

@@ -53,7 +53,7 @@ _NAME_RULES = [  # our name -> fairseq's name
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import; tensor names are those of the checkpoint."""
+    """The result of an import. Tensor names are those of the checkpoint."""
 
     size: EncoderSize
     projection: bool  # whether the checkpoint has the contrast projection

@@ -27,7 +27,7 @@ class Origin(TypedDict, total=False):
 
 
 def read(directory: Path) -> Origin:
-    """Read the origin of a model from its manifest if we trained it, else from its card; empty if nothing is known."""
+    """Read the origin of a model from its manifest if we trained it, else from its card. It may be empty."""
     manifest = manifests.load_if_ours(directory)
     if manifest:
         return Origin(**manifest.get("facts", {}).get(FACT, {}))
@@ -42,7 +42,7 @@ def read(directory: Path) -> Origin:
 
 
 def _read_licence(card: Path) -> str:
-    """Return the licence that a model card names; empty if there is no card, or its metadata cannot be read."""
+    """Return the licence that a model card names, or "" if there is no card, or its metadata cannot be read."""
     if not card.is_file():
         return ""
     try:
@@ -55,7 +55,7 @@ def _read_licence(card: Path) -> str:
 
 
 def describe_origin(origin: Origin) -> str:
-    """Return a sentence about the origin for a model card; empty if nothing is known."""
+    """Return a sentence about the origin for a model card, or "" if nothing is known."""
     if not origin:
         return ""
     name = origin.get("base_model", "a published model")

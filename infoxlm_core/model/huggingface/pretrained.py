@@ -50,7 +50,7 @@ class _ContrastSettings(TypedDict):
 
 @outside.allow_extra_keys
 class ModelDescription(TypedDict):
-    """The keys of config.json that are read for models of every type; all may be missing."""
+    """The keys of config.json that are read for models of every type. All may be missing."""
 
     model_type: NotRequired[str | None]
     architectures: NotRequired[list[str] | None]
@@ -127,7 +127,7 @@ _NOT_FINITE = "contains NaN or infinity: its training failed, so use another mod
 
 
 def hugging_face_name(name: str, first: NameRules = ()) -> str:
-    """Return Hugging Face's name of a parameter; the rules `first` take precedence.
+    """Return Hugging Face's name of a parameter. The rules `first` take precedence.
 
     Example: `encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`.
     """
@@ -135,7 +135,7 @@ def hugging_face_name(name: str, first: NameRules = ()) -> str:
 
 
 def rename(name: str, rules: NameRules) -> str:
-    """Apply the first rule (pattern, replacement) that matches a name; KeyError if none does."""
+    """Apply the first rule (pattern, replacement) that matches a name. Raise KeyError if none does."""
     for pattern, replacement in rules:
         renamed, match_count = re.subn(pattern, replacement, name)
         if match_count:
@@ -251,7 +251,7 @@ def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the content of a Hugging Face config.json; InputError if it is missing, or a size in it is impossible."""
+    """Return the content of config.json. Raise InputError if it is missing or a size in it is impossible."""
     path = directory / "config.json"
     config = outside.read_json(path, ModelDescription, "give a Hugging Face model directory")
     stored_weights.check_counts(config, path)
@@ -264,7 +264,7 @@ def runs_packed(config: Mapping[str, Any]) -> bool:
 
 
 def find_obstacle(config: Mapping[str, Any]) -> str:
-    """Return the setting of a config.json, with its value, that `Encoder` cannot compute; empty if it can."""
+    """Return the setting of a config.json, with its value, that `Encoder` cannot compute, or "" if there is none."""
     if config["model_type"] not in CLASS_PREFIXES:
         return f"model_type is {config['model_type']!r}, not one of {', '.join(CLASS_PREFIXES)}"
     computed_values = {
@@ -281,7 +281,7 @@ def find_obstacle(config: Mapping[str, Any]) -> str:
 
 
 def first_position(config: Mapping[str, Any]) -> int:
-    """Return the position of a sequence's first token; models like RoBERTa start after the position of padding."""
+    """Return the position of a sequence's first token. Models like RoBERTa start after the position of padding."""
     if config["model_type"] in ("bert", "distilbert"):
         return 0
     padding_id = config.get("pad_token_id")
@@ -337,7 +337,7 @@ def size_of(directory: Path) -> EncoderSize:
 
 
 def _has_nonzero_type_row(stored: Mapping[str, stored_weights.StoredWeight]) -> bool:
-    """Return whether a model with a single token type adds anything for it; it is zero in FacebookAI's XLM-R."""
+    """Return whether a model with a single token type adds anything for it. It is zero in FacebookAI's XLM-R."""
     for name, canonical_name in canonical_names(stored).items():
         if canonical_name == TYPE_ROW:
             with safe_open(stored[name].path, "pt") as file:
@@ -357,7 +357,7 @@ def _check_size(size: EncoderSize, stored: Mapping[str, stored_weights.StoredWei
 
 
 def find_weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of a Hugging Face model, one or several; InputError if there are none."""
+    """Return the safetensors files of a Hugging Face model, one or several. Raise InputError if there are none."""
     path = directory / WEIGHTS
     if path.is_file():
         return [path]
@@ -368,7 +368,7 @@ def find_weight_files(directory: Path) -> list[Path]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; InputError if it is missing or damaged."""
+    """Return the tensors of a safetensors file. Raise InputError if it is missing or damaged."""
     try:
         return load_file(outside.check_readable(path))
     except (SafetensorError, OSError) as error:
@@ -376,7 +376,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_projection(path: Path) -> Tensor:
-    """Return the contrast projection in a file; InputError if it is missing or has values that are not finite."""
+    """Return the contrast projection in a file. Raise InputError if it is missing or has values that are not finite."""
     projection = read_tensors(path).get("projection")
     if projection is None:
         raise InputError(f"{path} has no tensor projection: copy it again")

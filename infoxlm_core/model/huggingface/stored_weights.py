@@ -37,7 +37,7 @@ class StoredWeight(NamedTuple):
 
 
 def read_headers(directory: Path) -> dict[str, StoredWeight]:
-    """Return the weights in all safetensors files of a directory, by name; their values are not read.
+    """Return the weights in all safetensors files of a directory, by name. Their values are not read.
 
     Raises:
         InputError: a file is damaged, or its header and its size differ.
@@ -80,7 +80,7 @@ def check_counts(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _limit_of_count(name: str) -> int | None:
-    """Return the largest value of a field of config.json; None if the field counts no Python objects."""
+    """Return the largest value of a field of config.json, or None if the field counts no Python objects."""
     if name == "num_labels":
         return MAX_LABELS
     return MAX_MODULES if name.endswith(_MODULE_COUNTS) else None

@@ -37,7 +37,7 @@ USUAL_NAMES = {
 
 
 def find_files(source: Path) -> list[Path]:
-    """Return the files of a tokenizer; the first is its tokenizer.json or its SentencePiece model.
+    """Return the files of a tokenizer. The first is its tokenizer.json or its SentencePiece model.
 
     A tokenizer.json precedes a SentencePiece model in the same directory, because `transformers` reads it wherever the
     model is used, and the two split some texts differently: XLM-R's pieces, 0.4 % of short messages in 99 languages.
@@ -58,7 +58,7 @@ def find_files(source: Path) -> list[Path]:
 
 
 def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabulary:
-    """Return the special ids of a tokenizer and the number of its ids; InputError if a special token is missing."""
+    """Return the special ids of a tokenizer and the number of its ids. Raise InputError if one is missing."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InputError(f"{source}: its tokenizer {type(tokenizer).__name__} has no tokenizer.json: use another model")
@@ -182,7 +182,7 @@ def load_fast(directory: Path) -> PreTrainedTokenizerFast:
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of any model; InputError if it is missing, damaged, or has ids that the model lacks."""
+    """Load the tokenizer of any model. Raise InputError if it is missing, damaged, or has ids that the model lacks."""
     for path in directory.glob("*.json"):
         outside.check_readable(path)
     with reading(f"{directory}: its tokenizer"):

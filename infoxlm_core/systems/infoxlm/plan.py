@@ -49,7 +49,7 @@ class Plan:
 
 
 class Shape(NamedTuple):
-    """Tokens of the MLM, TLM and view sequences of a step, where all of a kind have equal length; 0: none."""
+    """Tokens of the MLM, TLM and view sequences of a step, where all of a kind have equal length. 0: there are none."""
 
     name: str
     mlm: int
@@ -114,7 +114,7 @@ def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
 
 
 def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRow]:
-    """Return the bytes on each device; the first five rows are exact, the others estimates for long sequences."""
+    """Return the bytes on each device. The first five rows are exact, the others estimates for long sequences."""
     model, keys = build(config, vocabulary)
     size = model.encoder.size
     d = size.hidden

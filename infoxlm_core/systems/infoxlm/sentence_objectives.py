@@ -29,7 +29,7 @@ STATISTICS_ROWS = 4096  # negatives from which mean and spread of the logits are
 
 
 class SentenceObjective(ABC):
-    """A loss on the queries of a micro-batch, with the state that it needs; `objectives.NAME` is its weight."""
+    """A loss on the queries of a micro-batch, with the state that it needs. `objectives.NAME` is its weight."""
 
     name: ClassVar[str]
 
@@ -156,7 +156,7 @@ class XLCO(SentenceObjective):
         return keys
 
     def enqueue(self, step: int, limit: int | None = None) -> None:
-        """Push the new keys of all workers into the queue, in the order of the global batch; at most `limit` keys."""
+        """Push at most `limit` new keys of all workers into the queue, in the order of the global batch."""
         keys = torch.cat([keys for keys, _ in self.new_keys])
         sentence_ids = torch.cat([ids for _, ids in self.new_keys])
         samples_per_shard = self.config.batches.global_batch_size // self.config.batches.virtual_shards

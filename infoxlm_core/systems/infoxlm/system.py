@@ -37,7 +37,7 @@ class InfoXLMSystem(System):
         pretrained.export(model, shards.directory / "tokenizer", directory, start, shards.prefix)
 
     def observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
-        """Return the function that scores the probe every `probe.every` steps; None if there is nothing to score."""
+        """Return the function that scores the probe every `probe.every` steps, or None if there is nothing to score."""
         probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
         model = learner.module
         if not config.probe.every or not probe.pairs:
@@ -96,7 +96,7 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
 
 
 def _check_start(start: Path, size: EncoderSize, shards: Shards) -> None:
-    """Raise TokenizerMismatch or ConfigError if a start does not fit the shards; see `build`."""
+    """Raise TokenizerMismatch or ConfigError if a start does not fit the shards. See `build`."""
     if size.vocabulary < shards.vocabulary_size:  # multilingual-e5-small has more rows than its tokenizer has ids
         raise TokenizerMismatch(
             f"{start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "

@@ -40,7 +40,7 @@ _WITHOUT_LANGUAGE = re.compile(rf"(?:.*[._-])?{_SPLIT}(?:[._-].*)?")  # xnli.dev
 
 
 class LabelledFile(NamedTuple):
-    """A file with the split and the language that its name contains; None if it contains none."""
+    """A file with the split and the language that its name contains, or None if it contains none."""
 
     path: Path
     split: str | None
@@ -48,7 +48,7 @@ class LabelledFile(NamedTuple):
 
 
 def find_labelled_files(path: Path) -> list[LabelledFile]:
-    """Return the file itself, or the files of a folder in one of the layouts above; InputError without such files."""
+    """Return the file itself, or those of a folder in one of the layouts above. Raise InputError if there are none."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. Check the path.")
     if path.is_file():
@@ -74,7 +74,7 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
 
 
 def _parse_name(path: Path) -> LabelledFile:
-    """Return a file with the split and the language in its name; the name of the folder may be the language instead."""
+    """Return a file with the split and the language in its name. The name of the folder may be the language instead."""
     with_language = _WITH_LANGUAGE.fullmatch(path.stem)
     if with_language:
         return LabelledFile(path, SPLITS[with_language["split"]], with_language["language"])
@@ -108,7 +108,7 @@ def read_columns(path: Path, names: Collection[str]) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    """Read the columns of text and numbers; skip lists, and bytes, whose encoding is unknown."""
+    """Read the columns of text and numbers. Skip lists, and bytes, whose encoding is unknown."""
     schema = pq.read_schema(outside.check_readable(path))
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{path}: two columns have the same name. Rename one.")

@@ -17,7 +17,7 @@ REMEDY = "Give the output of finetune."
 
 
 def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
-    """Classify the rows of test.parquet; details have the accuracy of always answering the most frequent label.
+    """Classify the rows of test.parquet. Details have the accuracy of always answering the most frequent label.
 
     Args:
         directory: a fine-tuned classifier.
@@ -44,7 +44,7 @@ def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
 
 
 def read_test_set(directory: Path) -> pd.DataFrame:
-    """Read the test set beside a classifier; InputError if it is missing, empty, or does not fit the classifier."""
+    """Read the test set beside a classifier. Raise InputError if it is missing, empty, or does not fit."""
     path = directory / "test.parquet"
     if not path.is_file():
         raise InputError(f"{path} is missing. {REMEDY}")
@@ -62,7 +62,7 @@ def read_test_set(directory: Path) -> pd.DataFrame:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per question, which tells whether the prediction was right; see `results/evidence.py`."""
+    """Return one row per question, which tells whether the prediction was right. See `results/evidence.py`."""
     text_columns = ["text", "text_pair"] if "text_pair" in rows else ["text"]
     texts = rows[text_columns].fillna("").agg("\t".join, axis=1)
     questions = texts + "\t" + rows["label"] + "\t" + rows["language"]

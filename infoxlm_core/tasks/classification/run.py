@@ -67,7 +67,7 @@ def accuracy_by_language(
 
 
 def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | None) -> Training:
-    """Read and tokenise labelled text; CorpusTooSmall if the training rows have fewer than two labels."""
+    """Read and tokenise labelled text. Raise CorpusTooSmall if the training rows have fewer than two labels."""
     table = read_labelled(config, corpus)
     languages = [two_letters(language) for language in config.train_languages]
     train = table[(table["split"] == "train") & table["language"].isin(languages)]
@@ -103,7 +103,7 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
 
 
 def check_overlap(train: pd.DataFrame, test: pd.DataFrame) -> None:
-    """Log a warning if the text of test rows is in the training rows; InputError if more than half of them are."""
+    """Warn if training rows contain text of test rows. Raise InputError if they contain more than half of it."""
     overlap = _comparable_text(test).isin(set(_comparable_text(train)))
     if not overlap.any():
         return
@@ -153,7 +153,7 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
 
 
 def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.DataFrame:
-    """Drop a few rows whose label the classifier does not have, with a warning; InputError if there are many."""
+    """Drop a few rows whose label the classifier does not have, with a warning. Raise InputError if there are many."""
     is_unknown = ~table["label"].isin(list(labels))
     if is_unknown.any():
         label = table["label"][is_unknown].iloc[0]

@@ -64,7 +64,7 @@ def read_labelled(
 
 
 def draw_split(table: pd.DataFrame) -> np.ndarray:
-    """Return the split of each row, train or test; the test has all translations of a tenth of the rows.
+    """Return the split of each row, train or test. The test has all translations of a tenth of the rows.
 
     Row i of a language must translate row i of every other language. Otherwise the test could contain translations of
     training rows, and its scores would measure memorization.
@@ -86,7 +86,7 @@ def split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def describe_difference(rows: Mapping[str, pd.DataFrame]) -> str | None:
-    """Describe the first sign that row i of a language does not translate row i of the others; None without a sign.
+    """Describe the first sign that row i of a language does not translate row i of the others, if any.
 
     Translations have the same label.
     """
@@ -190,7 +190,7 @@ def _choose_columns(file: LabelledFile, names: Sequence[Any], config: Classifica
 
 
 def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
-    """Drop rows with an empty cell if they are allowed, as in training text of public sets; else refuse them."""
+    """Drop rows with an empty cell if they are allowed, as in training text of public sets. Refuse them otherwise."""
     cells = table.drop(columns="split")  # a row without a split is complete
     is_blank = cells.apply(lambda column: column.str.strip()) == ""
     empty = cells.isna() | is_blank

@@ -63,7 +63,7 @@ def list_files(settings: NamedEntitiesConfig) -> list[TaggedFile]:
 
 
 def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train", "dev", "test")) -> Sets:
-    """Read the sentences of some splits; of the training text only the training languages.
+    """Read the sentences of some splits. Of the training text, read only the training languages.
 
     Raises:
         InputError: a file is missing or not readable, two files have the same split and language, or a line is not a
@@ -113,7 +113,7 @@ def _read_sentences(path: Path) -> Iterator[Sentence]:
 
 
 def _find_language_prefix(word: str) -> str:
-    """Return the prefix such as `en:` of WikiANN's words; empty if the word has none."""
+    """Return the prefix such as `en:` of WikiANN's words, or "" if the word has none."""
     match = _LANGUAGE_PREFIX.match(word)
     if match and is_known(match[0][:2]):
         return match[0]
@@ -121,7 +121,7 @@ def _find_language_prefix(word: str) -> str:
 
 
 def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
-    """Return the tags of the training text; CorpusTooSmall if it has no entity."""
+    """Return the tags of the training text. Raise CorpusTooSmall if it has no entity."""
     labels: set[str] = set()
     for sentences in sets["train"].values():
         for sentence in sentences:

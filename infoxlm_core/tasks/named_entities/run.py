@@ -89,7 +89,7 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path) -> Training:
 
 
 def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
-    """Tag the test sets with a fine-tuned model; write `predictions/LANGUAGE.tsv`."""
+    """Tag the test sets with a fine-tuned model. Write `predictions/LANGUAGE.tsv`."""
     tests = read_tagged(settings, ("test",))["test"]
     if not tests:
         raise InputError(f"{name_data(settings)}: no test sentences. {LAYOUT}")
@@ -117,7 +117,7 @@ def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
 def encode(
     sentences: Sequence[Sentence], directory: Path, max_tokens: int, languages: Sequence[str]
 ) -> tuple[Examples, list[FirstTokens]]:
-    """Tokenise sentences of these languages; also return the first token of each word.
+    """Tokenise sentences of these languages. Also return the first token of each word.
 
     Args:
         sentences: N sentences.
@@ -161,7 +161,7 @@ def encode(
 def tag(
     tagger: TaskModel, sentences: Sequence[Sentence], examples: Examples, first_tokens: Sequence[FirstTokens]
 ) -> list[list[str]]:
-    """Return the most probable tag of each word; O for words without a token."""
+    """Return the most probable tag of each word, or O for words without a token."""
     tags: list[list[str]] = []
     logits_of_sentences = task_models.run(tagger, examples)
     for sentence, logits, positions in zip(sentences, logits_of_sentences, first_tokens, strict=True):

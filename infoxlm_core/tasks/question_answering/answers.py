@@ -57,7 +57,7 @@ def normalise_squad(text: str) -> str:
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Return the F1 of the tokens, as multisets, of two normalised strings; 0 without a common token."""
+    """Return the F1 of the tokens, as multisets, of two normalised strings, or 0 without a common token."""
     predicted_tokens = prediction.split()
     answer_tokens = answer.split()
     num_common = (Counter(predicted_tokens) & Counter(answer_tokens)).total()
@@ -67,7 +67,7 @@ def f1(prediction: str, answer: str) -> float:
 
 
 def choose_normaliser(normaliser: Literal["mlqa", "squad"], language: str) -> Callable[[str], str]:
-    """Return the normaliser of answers in a language; InputError if MLQA has none for it."""
+    """Return the normaliser of answers in a language. Raise InputError if MLQA has none for it."""
     if normaliser == "squad":
         return normalise_squad
     normalise("", language)  # raises the error now, not when the first answer is scored

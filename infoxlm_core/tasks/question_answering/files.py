@@ -79,7 +79,7 @@ class QuestionSet:
 
 
 def read_training(paths: Sequence[str]) -> list[QuestionSet]:
-    """Read training files, without questions whose answer is not at its `answer_start`; ids need not be unique.
+    """Read training files, without questions whose answer is not at its `answer_start`. Ids need not be unique.
 
     Raises:
         InputError: no question remains, or a file is not readable.
@@ -126,7 +126,7 @@ def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
 
 
 def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[LanguagePair, Path]:
-    """Map each language to its file, by file names alone; with `mixed` also each pair of different languages.
+    """Map each language to its file, by file names alone. With `mixed`, also map each pair of different languages.
 
     Raises:
         InputError: two files have the same languages, or no file has the expected ones.
@@ -166,7 +166,7 @@ def list_files(paths: Sequence[str], split: Split) -> list[Path]:
 
 
 def _list_folder(folder: Path, split: Split) -> list[Path]:
-    """List the JSON files of a folder; see `list_files`."""
+    """List the JSON files of a folder. See `list_files`."""
     json_files = sorted(file for file in folder.iterdir() if file.suffix == ".json")
     if not json_files:
         raise InputError(f"{folder}: the folder has no .json file. Give the folder of the {split} files.")
@@ -181,7 +181,7 @@ def _list_folder(folder: Path, split: Split) -> list[Path]:
 
 
 def parse_languages(path: Path) -> LanguagePair:
-    """Return the languages of paragraphs and questions that a file's name contains; SQuAD's own files are English.
+    """Return the languages of paragraphs and questions that a file's name contains. SQuAD's own files are English.
 
     Examples: `test-context-de-question-en.json`, `xquad.de.json`, `tydiqa.goldp.sw.train.json`,
     `tydiqa-goldp-dev-thai.json`, `train-v1.1.json`. The name of a translated set contains two languages
@@ -205,7 +205,7 @@ def parse_languages(path: Path) -> LanguagePair:
 
 
 def read_squad(path: Path) -> QuestionSet:
-    """Read one file; InputError if it is not in SQuAD's format, or a paragraph or an answer is empty."""
+    """Read one file. Raise InputError if it is not in SQuAD's format, or a paragraph or an answer is empty."""
     try:
         content = _File.model_validate_json(outside.check_readable(path).read_bytes().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
@@ -230,7 +230,7 @@ def read_squad(path: Path) -> QuestionSet:
 
 
 def _convert_questions(path: Path, paragraph: _Paragraph, paragraph_index: int) -> Iterator[Question]:
-    """Yield the questions of a paragraph; InputError if one cannot be answered from it."""
+    """Yield the questions of a paragraph. Raise InputError if one cannot be answered from it."""
     for question in paragraph.qas:
         where = f"{path}: question {question.id}"
         if question.is_impossible or not question.answers:

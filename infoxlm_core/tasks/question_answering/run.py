@@ -73,7 +73,7 @@ def read_training(config: AnsweringConfig, encoder: Path) -> Training:
 
 
 def list_training_languages(config: AnsweringConfig) -> list[str]:
-    """Return the languages of the training text, from the names of its files; English first if it is among them."""
+    """Return the languages of the training text, from the names of its files. English is first if it is among them."""
     languages: list[str] = []
     for path in map(Path, config.train):
         training_files = files.list_files([str(path)], "train") if path.is_dir() else [path]
@@ -96,7 +96,7 @@ def _load_tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer
 def _make_windows(
     config: AnsweringConfig, directory: Path, tokenizer: Tokenizer, window_length: int, question_set: QuestionSet
 ) -> Windows:
-    """Return the windows of a set; models with language embeddings read them in the paragraphs' language."""
+    """Return the windows of a set. Models with language embeddings read them in the paragraphs' language."""
     windows = make_windows(
         tokenizer,
         [question.text for question in question_set.questions],
@@ -113,7 +113,7 @@ def _make_windows(
 
 
 def answer(config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet, windows: Windows) -> dict[str, str]:
-    """Return question id -> answer, as it is in the paragraph; empty if no start and end fit together."""
+    """Return question id -> answer, as it is in the paragraph. An answer is empty if no start and end fit together."""
     logits = list(task_models.run(reader, windows.examples))  # (L, 2) of each window
     spans = best_spans(windows, logits, config.n_best, config.answer_tokens)
     answers = {}
@@ -124,14 +124,14 @@ def answer(config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet
 
 
 def _score(config: AnsweringConfig, question_set: QuestionSet, predictions: Mapping[str, str]) -> dict[str, float]:
-    """Return F1 and exact match; answers are in the language of the paragraphs, not of the questions."""
+    """Return F1 and exact match. Answers are in the language of the paragraphs, not of the questions."""
     gold_answers = {question.id: question.answers for question in question_set.questions}
     paragraph_language, _ = question_set.languages
     return score(predictions, gold_answers, choose_normaliser(config.normaliser, paragraph_language))
 
 
 def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
-    """Answer the test sets with a fine-tuned reader; write `predictions/LANGUAGE.json` in SQuAD's official format.
+    """Answer the test sets with a fine-tuned reader. Write `predictions/LANGUAGE.json` in SQuAD's official format.
 
     With `config.mixed` also `predictions/PARAGRAPHS-QUESTIONS.json`, by the model of the paragraphs' language.
     """
@@ -179,7 +179,7 @@ def _write_predictions(folder: Path, predictions: Mapping[LanguagePair, Mapping[
 
 
 def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
-    """Digest paragraphs, questions and answers; names and layout of the files do not matter."""
+    """Digest paragraphs, questions and answers. Names and layout of the files do not matter."""
     digests = {}
     for pair, question_set in sets.items():
         rows = []

@@ -18,7 +18,7 @@ CHUNK = 512  # windows whose starts and ends are combined together
 
 
 def best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, answer_tokens: int) -> np.ndarray:
-    """Return the characters of each question's answer, (Q, 2): start and end (exclusive); (0, 0) for no answer.
+    """Return the characters of each question's answer, (Q, 2): start and end (exclusive), or (0, 0) for no answer.
 
     Args:
         windows: N windows of Q questions.

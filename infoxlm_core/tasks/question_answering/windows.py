@@ -28,7 +28,7 @@ _SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.u
 
 @dataclass(frozen=True)
 class Paragraphs:
-    """Tokens of P paragraphs, end to end; all int64."""
+    """Tokens of P paragraphs, end to end. All arrays are int64."""
 
     ids: np.ndarray  # (T,)
     starts: np.ndarray  # (T,) first character of each token, without spaces at its edges

@@ -83,7 +83,7 @@ def _is_same_language(code: str, language: str) -> bool:
 
 
 def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], AlignedSentences]]:
-    """Find tables, and pairs of files, of the pivot and another language; return a reader for each other language."""
+    """Find tables, and pairs of files, of the pivot and another language. Return a reader for each other language."""
     paths: dict[str, Path] = {}
     readers: dict[str, Callable[[], AlignedSentences]] = {}
     for path in files:
@@ -126,7 +126,7 @@ def _add_path(paths: dict[str, Path], code: str, path: Path) -> None:
 
 
 def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> dict[str, Callable[[], AlignedSentences]]:
-    """Find files of one language each; return a reader for each language but the pivot."""
+    """Find files of one language each. Return a reader for each language but the pivot."""
     paths: dict[str, Path] = {}
     for path in files:
         match = _SINGLE_FILE.fullmatch(path.name)
@@ -177,7 +177,7 @@ def _read_aligned_files(
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Read a file of one sentence per line; an empty or too long line is an InputError."""
+    """Read a file of one sentence per line. An empty or too long line is an InputError."""
     sentences = []
     for line_number, text in enumerate(lines.read_complete(path), 1):
         if not text.strip():
@@ -189,7 +189,7 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _read_table(path: Path, pivot_is_second: bool) -> AlignedSentences:
-    """Read two columns divided by a tab; return the pivot's first."""
+    """Read two columns divided by a tab. Return the pivot's first."""
     rows = [tuple(line.split("\t")) for line in _read_lines(path)]
     for line_number, cells in enumerate(rows, 1):
         if len(cells) != 2 or not all(cell.strip() for cell in cells):
@@ -229,7 +229,7 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
 
 
 def _read_pairs(path: Path) -> Pairs:
-    """Read the pairs of one held-out file; a pair without source or target is an InputError."""
+    """Read the pairs of one held-out file. A pair without source or target is an InputError."""
     try:
         schema = pq.read_schema(outside.check_readable(path))
         has_columns = {"source", "target"} <= set(schema.names)

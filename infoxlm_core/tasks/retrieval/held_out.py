@@ -44,7 +44,7 @@ class VectorScores(NamedTuple):
 
 
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
-    """Retrieve with the vectors of every layer; report the scores of the vector that `infoxlm embed` computes.
+    """Retrieve with the vectors of every layer. Report the scores of the vector that `infoxlm embed` computes.
 
     `details` also has the scores of the vector that is best on these pairs, the mean at every layer, and the scores of
     the served vectors without their language's centre, which is the mean of training sentences (Libovický et al. 2020).
@@ -175,7 +175,7 @@ def score(hits: Hits, subset: Tensor) -> dict[str, Any]:
 
 
 def tabulate(questions: Questions, nearest_by_place: Mapping[str, Mapping[str, NearestRows]]) -> pd.DataFrame:
-    """Return a row for each question, direction and reported vector; `results/evidence.py` reads the table.
+    """Return a row for each question, direction and reported vector. `results/evidence.py` reads the table.
 
     Column `nearest` has the row of the sentence that was retrieved. It is not stored.
 

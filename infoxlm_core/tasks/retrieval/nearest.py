@@ -30,7 +30,7 @@ NEIGHBOURS = 4  # of the ratio margin
 
 
 def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> Tensor:
-    """Return the index of the candidate (M, d) most similar to each query (N, d): (N,); ties go to the lowest index.
+    """Return the index of the candidate (M, d) most similar to each query (N, d): (N,). Ties go to the lowest index.
 
     With `margin`, neighbours are those among all queries and all candidates.
     """
@@ -61,7 +61,7 @@ def find_both(sources: Tensor, targets: Tensor, margin: bool = False) -> tuple[T
 
 
 def ratio_margin(cosines: Values, query_means: Values, candidate_means: Values) -> Values:
-    """Divide cosines by the mean of the mean cosines of query and candidate to their neighbours; shapes broadcast."""
+    """Divide cosines by the mean of the mean cosines of query and candidate to their neighbours. Shapes broadcast."""
     return cosines / (query_means + candidate_means) * 2
 
 
@@ -122,5 +122,5 @@ def mark_hits(nearest: NearestRows) -> dict[str, Tensor]:
 
 
 def accuracy(hits: Tensor) -> float:
-    """Return the share of questions that were answered correctly; `hits` are (N,) bool, N above 0."""
+    """Return the share of questions that were answered correctly. `hits` are (N,) bool, N above 0."""
     return hits.double().mean().item()

@@ -119,7 +119,7 @@ def _list_specs(
 
 
 def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]:
-    """Return the vector that `served` or `POOLING@LAYER` names; for `best` those of all layers, the lowest first.
+    """Return the vector that `served` or `POOLING@LAYER` names, or for `best` those of all layers, lowest first.
 
     Raises:
         InputError: the model does not have the layer, or was not contrasted.
@@ -167,7 +167,7 @@ def _embed(
 
 
 def score_directions(hits: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the accuracy in each direction and their mean; `hits` are (N,) bool by direction."""
+    """Return the accuracy in each direction and their mean. `hits` are (N,) bool by direction."""
     scores = {direction: accuracy(hits[direction]) for direction in DIRECTIONS}
     scores["mean"] = fmean(scores.values())
     return scores

@@ -75,7 +75,7 @@ class Retrieval(Task[RetrievalConfig]):
 
 
 def _name_evaluation_metrics(scores: Scores, direction_names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the means of an evaluation by metric name; `direction_names` are those of the two directions."""
+    """Return the means of an evaluation by metric name. `direction_names` are those of the two directions."""
     details = scores.details
     values: dict[str, Any] = {name: scores.mean[direction] for direction, name in direction_names.items()}
     values["served"] = scores.mean["mean"]
@@ -91,7 +91,7 @@ def _name_evaluation_metrics(scores: Scores, direction_names: Mapping[str, str])
 def _name_suite_metrics(
     details_by_vector: Mapping[str, Mapping[str, Any]], direction_names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the means of every vector of a suite by metric name; the names of the first vector have no prefix."""
+    """Return the means of every vector of a suite by metric name. The names of the first vector have no prefix."""
     values: dict[str, Any] = {}
     for vector_index, (vector, details) in enumerate(details_by_vector.items()):
         prefix = "" if vector_index == 0 else f"{vector.replace('@', '-')}/"

@@ -31,7 +31,7 @@ def figures(scores: DevScores) -> dict[str, float]:
 
 
 class BestCheckpoints:
-    """The best weights of one run by its selection rule; `source` is the language of the training text."""
+    """The best weights of one run by its selection rule. `source` is the language of the training text."""
 
     def __init__(self, run: Path, config: SelectionConfig, source: str) -> None:
         self.run = run
@@ -52,11 +52,11 @@ class BestCheckpoints:
         return evaluations
 
     def choose(self, evaluations: list[DevScores], last: int) -> dict[str, int]:
-        """Return the chosen step of each language; see `selection.choose`."""
+        """Return the chosen step of each language. See `selection.choose`."""
         return choose(evaluations, self.rule, self.source, last)
 
     def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
-        """Save the weights if the last evaluation is among the best; delete weights that are no longer needed.
+        """Save the weights if the last evaluation is among the best. Delete weights that are no longer needed.
 
         Weights that were the best at the time of a checkpoint are kept, because the run may resume there.
 
@@ -94,7 +94,7 @@ class BestCheckpoints:
         manifests.sync_file(path.parent)
 
     def load(self, module: nn.Module, step: int) -> None:
-        """Load the weights of a step into the module; DataCorrupt if they are damaged or do not fit."""
+        """Load the weights of a step into the module. Raise DataCorrupt if they are damaged or do not fit."""
         path = self._path(step)
         remedy = f"restore it, or delete {self.run} to train again"
         digest = outside.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt)

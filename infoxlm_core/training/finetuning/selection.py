@@ -43,7 +43,7 @@ def check(rule: str, source: str, development: Sequence[str]) -> None:
 
 
 def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
-    """Return the step that a rule of `SelectionConfig` chooses for each language; of equal scores the earliest step.
+    """Return the step that a rule of `SelectionConfig` chooses for each language, the earliest of equal ones.
 
     Args:
         evaluations: development scores of the run, in the order of steps.
@@ -82,7 +82,7 @@ def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: 
 
 
 def read(tuned: Path) -> dict[str, Any] | None:
-    """Return the content of selection.json; None for a model that another program fine-tuned."""
+    """Return the content of selection.json, or None for a model that another program fine-tuned."""
     path = tuned / FILE
     if not path.is_file():
         return None
@@ -107,7 +107,7 @@ def directories(tuned: Path) -> Callable[[str], Path]:
 
 
 def development(tuned: Path) -> dict[str, Any] | None:
-    """Return {"languages", "mean"}, the development scores at the chosen steps; None if there are none."""
+    """Return {"languages", "mean"}, the development scores at the chosen steps, or None if there are none."""
     content = read(tuned)
     if not content or not content["looks"]:
         return None
