@@ -29,11 +29,12 @@ def check_settings(
         ("Output", list),  # the trials; KFP's local runner can only loop over an output of this name
     ],
 ):
-    """Apply overrides to the sections of a run, and validate all sections before an expensive step starts.
+    """Apply overrides to the settings of a run, and validate all settings before an expensive step starts.
 
-    Of the model to start from, the tokenizer and config.json are fetched and checked, not the weights.
+    The check includes the tokenizer and config.json of the model to start from, but not its weights.
 
-    Each step receives only its section, so that changing one section does not invalidate the cached steps before it.
+    Each later step receives only its section of the settings, so that a change of one section leaves the cached results
+    of earlier steps valid.
 
     Args:
         store: directory or s3://bucket/prefix that receives the error message if a setting is invalid.
@@ -68,15 +69,19 @@ def check_settings(
         overrides = step.read(overrides)
         if trials:
             tracking.tracker().check_sweeps()
-            sections["pretraining"] = trials[0]["pretraining"]
+            sections["pretraining"] = trials[0]["pretraining"]  # the section itself is empty in an ablation
         checked = run_file.override_sections(sections, overrides, num_workers)
         trials = run_file.override_trials(sections, trials, overrides, num_workers)
+
         if checked["tokenization"].get("model"):
             sources.fetch_tokenizer(checked["tokenization"]["model"], step.local_store)
-        for settings in [trial["pretraining"] for trial in trials] or [checked["pretraining"]]:
-            config = PretrainingConfig.parse(settings, "pretraining")
+        trainings = [trial["pretraining"] for trial in trials] or [checked["pretraining"]]
+        for training in trainings:
+            config = PretrainingConfig.parse(training, "pretraining")
             if config.model.start:
                 sources.check_start(config, step.local_store)
+
+        # References, because the settings of many trials are too large for a parameter of Kubeflow.
         for trial in trials:
             for name in trial:
                 if name != "trial":

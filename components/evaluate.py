@@ -1,5 +1,7 @@
-"""Component: evaluate models on held-out text; write scores, a report and a model card."""
+"""Component: evaluate models on held-out text, and write scores, a report and a model card."""
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl
@@ -38,35 +40,36 @@ def evaluate(
         classifier_of_start: classifier fine-tuned from `start`; give both or neither.
         trial: variant and seed of a trial of an ablation; this step ends its run in the tracker.
     """
-    import re
     import shutil
     from pathlib import Path
 
+    from components.evaluate import name_start, remove_metadata, select_headlines
     from components.platform import artifacts, costs, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results import evidence
     from infoxlm_core.results.report import describe_run
-    from infoxlm_core.results.trials import HEADLINES, Trial
+    from infoxlm_core.results.trials import Trial
 
     with stage_run("evaluate", store, trial) as step:
         checked = EvaluationConfig.parse(step.read(config), "evaluation")
-        model = Trial.parse(trial).name if trial else "InfoXLM"
         text, text_digest = artifacts.read_pointer(corpus)
-        models = {model: (encoder, classifier)}
+        model_name = Trial.parse(trial).name if trial else "InfoXLM"
+        models = {model_name: (encoder, classifier)}
         if start:
-            start_location, _ = artifacts.read_pointer(start)
-            start_manifest = manifests.load(artifacts.locate(start_location, hashed=False))
-            start_name = evidence.PUBLIC_START if "model.start" in start_manifest["inputs"] else evidence.UNTRAINED
-            models[start_name] = (start, classifier_of_start)
-        pointers = {name: [artifacts.read_pointer(artifact) for artifact in pair] for name, pair in models.items()}
+            models[name_start(start)] = (start, classifier_of_start)
+        locations = {}
         digests = []
-        for (_, encoder_digest), (_, classifier_digest) in pointers.values():
+        for name, (encoder_of_model, classifier_of_model) in models.items():
+            encoder_location, encoder_digest = artifacts.read_pointer(encoder_of_model)
+            classifier_location, classifier_digest = artifacts.read_pointer(classifier_of_model)
+            locations[name] = (encoder_location, classifier_location)
             digests += [encoder_digest, classifier_digest]
         local, without_path, guard_digest = sources.localise_guard(checked, step.local_store)
-        key = artifacts.key_of("scores", without_path, text_digest, *pointers, *digests, *guard_digest)
+        key = artifacts.key_of("scores", without_path, text_digest, *models, *digests, *guard_digest)
 
+        # The report of an adaptation shows the hours of all steps before this one.
         is_adapted = evidence.PUBLIC_START in models
         hours_before = costs.sum_up(step.run.read_metrics()) if is_adapted else {}
 
@@ -76,7 +79,7 @@ def evaluate(
 
             encoders = {}
             classifiers = {}
-            for name, ((encoder_location, _), (classifier_location, _)) in pointers.items():
+            for name, (encoder_location, classifier_location) in locations.items():
                 encoders[name] = artifacts.locate(encoder_location)
                 directory = artifacts.locate(classifier_location)
                 if manifests.load(directory)["facts"]["steps"]:  # without labelled text, `finetune` trains nothing
@@ -86,25 +89,49 @@ def evaluate(
                 return evaluate(local, artifacts.locate(text), encoders, classifiers, output, hours_before)
 
         evaluation = artifacts.get_or_build(store, "scores", key, build)
-        step.report_cost(evaluation)
-        hours = costs.sum_up(step.run.read_metrics())
-        step.report(hours)
         shutil.copyfile(evaluation / "report.html", report.path)
         card = (evaluation / "model_card.md").read_text(encoding="utf-8")
-        card_without_metadata = re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL)
-        Path(model_card.path).write_text(card_without_metadata, encoding="utf-8")
+        Path(model_card.path).write_text(remove_metadata(card), encoding="utf-8")
         figures = step.publish(scores, evaluation, metrics)
-        step.report(figures, evaluation=checked)
+
+        step.report_cost(evaluation)
+        hours = costs.sum_up(step.run.read_metrics())
+        step.report(figures | hours, evaluation=checked)
         if not trial:
-            # MLflow groups metrics by the part before the slash, so the main metrics get a group of their own.
-            headlines = {}
-            for name in HEADLINES:
-                if name in figures:
-                    metric = name.replace("/", "_")
-                    headlines[f"headline/{metric}"] = figures[name]
-            step.report(headlines)
+            step.report(select_headlines(figures))
         step.run.log_artifacts(evaluation, "evaluation")
         datasets = step.report_corpus(text)  # again, because Kubeflow may have skipped prepare_corpus
         step.run.annotate(describe_run(evidence.read_scores(evaluation), figures | hours, datasets, "evaluation"))
         if trial:
             step.run.end()
+
+
+def name_start(start: Any) -> str:
+    """Return the name of the model before its training: a public encoder, or an untrained one."""
+    from components.platform import artifacts
+    from infoxlm_core import manifests
+    from infoxlm_core.results import evidence
+
+    location, _ = artifacts.read_pointer(start)
+    inputs = manifests.load(artifacts.locate(location, hashed=False))["inputs"]
+    return evidence.PUBLIC_START if "model.start" in inputs else evidence.UNTRAINED
+
+
+def remove_metadata(card: str) -> str:
+    """Return a model card without the YAML at its start, which only the Hugging Face hub reads."""
+    return re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL)
+
+
+def select_headlines(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the main metrics under names such as `headline/retrieval_served`.
+
+    MLflow groups metrics by the part before the slash, so the main metrics get a group of their own.
+    """
+    from infoxlm_core.results.trials import HEADLINES
+
+    headlines = {}
+    for name in HEADLINES:
+        if name in figures:
+            metric = name.replace("/", "_")
+            headlines[f"headline/{metric}"] = figures[name]
+    return headlines

@@ -83,10 +83,7 @@ def train_step(
     # The curves show the mean over each objective's own targets, even if `weighting: count` trains with another.
     metrics = {f"loss/{name}": totals[name] / counts[name] for name in names_with_targets}
     metrics |= learner.statistics(totals, counts)
-    metrics["learning_rate"] = rate
-    metrics["gradient_norm"] = norm
-    metrics["tokens"] = counts["tokens"]
-    metrics["skipped"] = float(not is_good)
+    metrics |= {"learning_rate": rate, "gradient_norm": norm, "tokens": counts["tokens"], "skipped": float(not is_good)}
     if progress.updates < progress.step:  # a total, since the curves may not have a point of each skipped step
         metrics["skipped_steps"] = float(progress.step - progress.updates)
     if "flops" in counts:
