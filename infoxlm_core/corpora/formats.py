@@ -30,6 +30,19 @@ SHIFTED = 0.15  # a correlation with shifted lines that is higher by this is no 
 MIN_DEVIATION = 0.25  # of the logarithms of lengths; a correlation of texts of about the same length proves nothing
 
 
+FORMATS_OF_TRANSLATIONS = {
+    ".tmx": "tmx",
+    ".xlf": "xliff",
+    ".xliff": "xliff",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".parquet": "parquet",
+    ".whl": "gettext",
+    ".zip": "gettext",
+}
+"""The format of files of translations with these suffixes."""
+
+
 class LocalCorpus(NamedTuple):
     """One corpus on this machine."""
 
@@ -37,6 +50,31 @@ class LocalCorpus(NamedTuple):
     languages: list[str]  # those to read
     pivot: str
     paths: Sequence[Path]  # one for each of `source.paths`
+
+
+def infer_format(path: Path) -> str:
+    """Return the format of a file of translations, which its name tells; a folder contains gettext catalogs.
+
+    Raises:
+        InputError: the name does not tell the format.
+    """
+    suffixes = [suffix for suffix in path.suffixes if suffix not in lines.COMPRESSED]
+    suffix = suffixes[-1].lower() if suffixes else ""
+    if path.is_dir():
+        return "gettext"
+    if suffix not in FORMATS_OF_TRANSLATIONS:
+        raise InputError(
+            f"{path}: its name does not tell the format of its translations: "
+            f"give a file {', '.join(FORMATS_OF_TRANSLATIONS)}, or a folder of gettext catalogs"
+        )
+    return FORMATS_OF_TRANSLATIONS[suffix]
+
+
+def read_pairs(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
+    """Yield the translation pairs of one corpus with text on both sides; arguments and errors are those of `read`."""
+    for row in read(source, languages, pivot, paths):
+        if row.dropped is None and len(row.texts) == 2 and all(text.strip() for text in row.texts):
+            yield row
 
 
 def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:

@@ -16,15 +16,6 @@ from infoxlm_core.corpora import formats, lines
 from infoxlm_core.errors import InputError
 
 LanguagePair = tuple[str, str]
-PAIR_FORMATS = {
-    ".tsv": "tsv",
-    ".tmx": "tmx",
-    ".xliff": "xliff",
-    ".xlf": "xliff",
-    ".jsonl": "jsonl",
-    ".parquet": "parquet",
-}
-"""The corpus format of files with these suffixes."""
 _INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TMX_HEADER = """\
 <?xml version="1.0" encoding="UTF-8"?>
@@ -106,17 +97,18 @@ def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
     """Read the distinct translation pairs of a file; a .tsv file has them in its first two columns.
 
     Raises:
-        InputError: the file is missing or damaged.
+        InputError: the file is missing or damaged, or its name does not tell its format.
     """
-    if path.suffix not in PAIR_FORMATS:
-        raise InputError(f"{path}: pairs are not read from {path.suffix!r}: give a file of {', '.join(PAIR_FORMATS)}")
-    settings = {"name": "calibration", "format": PAIR_FORMATS[path.suffix], "path": str(path), "languages": codes}
-    source = CorpusSource.parse(settings)
-    pairs: dict[tuple[str, str], None] = {}
-    for row in formats.read(source, codes, codes[0], [path]):
-        texts = [text.strip() for text in row.texts]
-        if not row.dropped and len(texts) == 2 and all(texts):
-            pairs[texts[0], texts[1]] = None
+    pair_format = formats.infer_format(path)
+    if pair_format == "gettext":
+        raise InputError(
+            f"{path}: pairs are not read from message catalogs: give a file such as memory.tmx or pairs.tsv"
+        )
+    corpus = CorpusSource.parse({"name": "pairs", "format": pair_format, "path": str(path), "languages": codes})
+    pairs: dict[tuple[str, str], None] = {}  # without values, for the order of its keys
+    for row in formats.read_pairs(corpus, codes, codes[0], [path]):
+        source, target = row.texts
+        pairs[source.strip(), target.strip()] = None
     return list(pairs)
 
 

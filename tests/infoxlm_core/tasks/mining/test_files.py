@@ -101,7 +101,11 @@ def test_input_that_cannot_be_used_is_refused_in_one_line(tmp_path):
         (lambda: files.read_distinct(tmp_path / "empty.en"), "empty.en has 0 distinct lines of text"),
         (lambda: files.check_output(tmp_path / "mined.xlsx"), r"pairs are not written as '.xlsx': give a file of .tsv"),
         (lambda: files.check_output(tmp_path / "no/mined.tsv"), "no such folder"),
-        (lambda: files.read_pairs(tmp_path / "pairs.csv", ("en", "de")), "pairs are not read from '.csv'"),
+        (
+            lambda: files.read_pairs(tmp_path / "pairs.csv", ("en", "de")),
+            "pairs.csv: its name does not tell the format",
+        ),
+        (lambda: files.read_pairs(tmp_path / "po.zip", ("en", "de")), "pairs are not read from message cat"),
         (lambda: files.check_languages(["en"]), "languages en: give --languages with two"),
         (lambda: files.read_pairs(tmp_path / "no.tmx", ("en", "de")), "no such file"),
     ):
