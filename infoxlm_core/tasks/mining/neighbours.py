@@ -6,7 +6,7 @@ Vectors have length 1, so that their product is the cosine, and are read in bloc
 import importlib.util
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from torch import Tensor
 from infoxlm_core.errors import InputError
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks.retrieval.nearest import NEIGHBOURS
+
+if TYPE_CHECKING:
+    import faiss
 
 VectorArrays = Sequence[np.ndarray]  # arrays (N_i, d) whose rows are numbered as if they were one array
 MAX_EXACT = 300_000  # vectors of a set that are compared one by one; 20 minutes of a core for two sets of 384 numbers
@@ -101,25 +104,41 @@ class _Nearest:
 
 
 def _search_index(queries: VectorArrays, candidates: VectorArrays) -> Neighbours:
-    """Search the candidates through an index of clusters (cells) with numbers of 8 bits."""
-    import faiss  # an optional dependency, for large files only
-
-    num_candidates = _count(candidates)
-    num_cells = max(1, min(round(16 * math.sqrt(num_candidates)), num_candidates // TRAINING_VECTORS))
-    index = faiss.index_factory(candidates[0].shape[1], f"IVF{num_cells},SQ8", faiss.METRIC_INNER_PRODUCT)
-    index.train(_draw_rows(candidates, num_cells * TRAINING_VECTORS))
-    for _, block in _read_blocks(candidates, BLOCK):
-        index.add(block.numpy())
-    faiss.extract_index_ivf(index).nprobe = PROBED_CELLS
+    """Return the approximately nearest candidates of each query."""
+    num_neighbours = min(MAX_NEIGHBOURS, _count(candidates))
+    index = _build_index(candidates)
     cosines = []
     rows = []
     with progress("searching", _count(queries), "sentences") as advance:
         for _, block in _read_blocks(queries, BLOCK):
-            block_cosines, block_rows = index.search(block.numpy(), min(MAX_NEIGHBOURS, num_candidates))
+            vectors = block.numpy()
+            index.nprobe = PROBED_CELLS
+            block_cosines, block_rows = index.search(vectors, num_neighbours)
+            is_incomplete = (block_rows < 0).any(axis=1)  # the visited cells have too few vectors
+            if is_incomplete.any():
+                index.nprobe = index.nlist  # all cells
+                complete = index.search(vectors[is_incomplete], num_neighbours)
+                block_cosines[is_incomplete], block_rows[is_incomplete] = complete
             cosines.append(block_cosines)
             rows.append(block_rows)
-            advance(len(block))
+            advance(len(vectors))
     return Neighbours(np.concatenate(cosines), np.concatenate(rows))
+
+
+def _build_index(vectors: VectorArrays) -> "faiss.IndexIVF":
+    """Return an index of clusters (cells) of vectors, whose numbers are stored with 8 bits."""
+    import faiss  # an optional dependency, for large files only
+
+    num_vectors = _count(vectors)
+    num_cells = max(1, min(round(16 * math.sqrt(num_vectors)), num_vectors // TRAINING_VECTORS))
+    size = vectors[0].shape[1]
+    index = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatIP(size), size, num_cells, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
+    )
+    index.train(_draw_rows(vectors, num_cells * TRAINING_VECTORS))
+    for _, block in _read_blocks(vectors, BLOCK):
+        index.add(block.numpy())
+    return index
 
 
 def _draw_rows(vectors: VectorArrays, count: int) -> np.ndarray:

@@ -49,6 +49,19 @@ def test_an_index_finds_almost_all_neighbours(monkeypatch):
     np.testing.assert_allclose(forward.cosines[:, 0], exact.cosines[:, 0], atol=0.1)
 
 
+def test_a_query_whose_visited_cells_have_too_few_vectors_is_searched_in_all_cells(monkeypatch):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(neighbours, "MAX_EXACT", 100)
+    monkeypatch.setattr(neighbours, "TRAINING_VECTORS", 4)  # 125 cells of about 4 vectors
+    monkeypatch.setattr(neighbours, "PROBED_CELLS", 1)
+
+    forward, backward = find_neighbours([units(500, 1)], [units(500, 2)])
+
+    for found in (forward, backward):
+        assert found.rows.min() >= 0 and found.cosines.min() > -1
+        assert all(len(set(rows)) == 5 for rows in found.rows.tolist())
+
+
 def test_a_large_set_without_the_library_of_the_index_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     check_size(300_000, 2)
