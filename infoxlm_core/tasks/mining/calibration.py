@@ -1,10 +1,13 @@
 """Choose a margin by planted pairs: translation pairs that are added to two files before their lines are matched.
 
-Planted pairs tell how many translations are found (recall). They do not tell how many lines without a translation are
-matched with something, for every planted line has a translation. So the lines are matched a second time, while no
-planted line may be matched with its own translation: each planted line is then a line without translation. The share of
-them that is matched anyway, times the number of lines of the file, is the expected number of wrong pairs. It assumes
-that no line of the files has a translation, so the estimated precision is a lower bound.
+All lines are matched twice:
+
+1. As they are. The share of the planted pairs that are matched is the recall.
+2. While no planted line may be matched with its own translation. Planted lines are then lines without a translation,
+   and every match of a planted line is wrong.
+
+The first matching does not tell the precision, because every planted line has a translation and most lines of the files
+have none.
 """
 
 from typing import NamedTuple
@@ -34,7 +37,7 @@ class Search(NamedTuple):
 
     @property
     def num_targets(self) -> int:
-        """Lines of the second file, without planted ones."""
+        """The number of lines of the second file, without planted ones."""
         return len(self.target_twins) - self.num_planted
 
 
@@ -68,24 +71,61 @@ def estimate(search: Search, matches: Matches) -> Curves:
     """Estimate precision and recall of the matches of the files at each of their margins."""
     margins = np.unique(matches.margins)
     num_pairs = _count_from(matches.margins, margins)
-    planted = _match_planted(search, search.source_twins, search.target_twins)
-    is_right = planted.sources - search.num_sources == planted.targets - search.num_targets
-    is_right &= planted.sources >= search.num_sources
-    recall = _count_from(planted.margins[is_right], margins) / search.num_planted
 
-    source_partners = search.source_twins.copy()
-    target_partners = search.target_twins.copy()
-    source_partners[search.num_sources :] = np.arange(search.num_planted) + search.num_targets
-    target_partners[search.num_targets :] = np.arange(search.num_planted) + search.num_sources
-    decoys = _match_planted(search, source_partners, target_partners)
-    matched_sources = _count_from(decoys.margins[decoys.sources >= search.num_sources], margins)
-    matched_targets = _count_from(decoys.margins[decoys.targets >= search.num_targets], margins)
-    # Both files give an estimate of the same number of wrong pairs. One is added because a number may be 0 by chance.
-    wrong_by_sources = search.num_sources * (matched_sources + 1) / search.num_planted
-    wrong_by_targets = search.num_targets * (matched_targets + 1) / search.num_planted
-    num_wrong = (wrong_by_sources + wrong_by_targets) / 2
+    def share(planted_margins: np.ndarray) -> np.ndarray:
+        # One is added to each count, because a count may be 0 by chance.
+        return (_count_from(planted_margins, margins) + 1) / (search.num_planted + 2)
+
+    complete = _match_planted(search, search.source_twins, search.target_twins)
+    source_pairs = complete.sources - search.num_sources  # negative for lines of the file
+    target_pairs = complete.targets - search.num_targets
+    is_right = (source_pairs == target_pairs) & (source_pairs >= 0)
+    recall = _count_from(complete.margins[is_right], margins) / search.num_planted
+
+    deprived = _match_planted(search, *_add_translations(search))
+    wrong_by_sources = bound_wrong_pairs(
+        num_pairs,
+        search.num_sources,
+        share(deprived.margins[deprived.sources >= search.num_sources]),
+        share(complete.margins[~is_right & (source_pairs >= 0)]),
+    )
+    wrong_by_targets = bound_wrong_pairs(
+        num_pairs,
+        search.num_targets,
+        share(deprived.margins[deprived.targets >= search.num_targets]),
+        share(complete.margins[~is_right & (target_pairs >= 0)]),
+    )
+    num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # two estimates of the same number
     precision = np.clip(1 - num_wrong / num_pairs, 0, 1)
     return Curves(margins, num_pairs, precision, recall)
+
+
+def bound_wrong_pairs(
+    num_pairs: np.ndarray, num_lines: int, false_matches: np.ndarray, mismatches: np.ndarray
+) -> np.ndarray:
+    """Return an upper bound of the number of wrong pairs from each margin up, (N,).
+
+    Let T of the `num_lines` lines of a file have a translation in the other file. The wrong pairs are those of lines
+    without a translation and those of lines that are matched with another line than their translation:
+
+        wrong = (num_lines - T) * false_matches + T * mismatches
+
+    T is not known, but it has a lower bound. A line with a translation is in at most one pair, so that
+
+        num_pairs <= T + (num_lines - T) * false_matches
+
+    The inequality is solved for T at every margin, and the largest solution is used. It assumes nothing about the
+    recall. It assumes that lines of the file are matched as often as planted lines if they have no translation.
+
+    Args:
+        num_pairs: (N,) pairs of the files from each margin up.
+        num_lines: lines of one of the files.
+        false_matches: (N,) share of the lines without a translation that are matched, below 1.
+        mismatches: (N,) share of the lines with a translation that are matched with another line.
+    """
+    translated_lines = (num_pairs - num_lines * false_matches) / (1 - false_matches)
+    num_translated = max(float(translated_lines.max()), 0.0)
+    return (num_lines - num_translated) * false_matches + num_translated * mismatches
 
 
 def choose_margin(curves: Curves, precision: float) -> float:
@@ -98,6 +138,16 @@ def choose_margin(curves: Curves, precision: float) -> float:
             f"{best['margin']:.4f}, with {best['pairs']} pairs: lower --precision, or give more pairs to --calibrate"
         )
     return float(curves.margins[is_precise.argmax()])
+
+
+def _add_translations(search: Search) -> tuple[np.ndarray, np.ndarray]:
+    """Return the twins of sources and targets, where the twin of a planted line is its translation."""
+    planted = np.arange(search.num_planted)
+    source_partners = search.source_twins.copy()
+    target_partners = search.target_twins.copy()
+    source_partners[search.num_sources :] = search.num_targets + planted
+    target_partners[search.num_targets :] = search.num_sources + planted
+    return source_partners, target_partners
 
 
 def _match_planted(search: Search, source_partners: np.ndarray, target_partners: np.ndarray) -> Matches:

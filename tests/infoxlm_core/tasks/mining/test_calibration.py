@@ -5,7 +5,7 @@ import pytest
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.mining import calibration
-from infoxlm_core.tasks.mining.calibration import Search, choose_margin, estimate, match_lines
+from infoxlm_core.tasks.mining.calibration import Search, bound_wrong_pairs, choose_margin, estimate, match_lines
 from infoxlm_core.tasks.mining.neighbours import find_neighbours
 
 TRANSLATED, PLANTED = 300, 1000
@@ -46,6 +46,20 @@ def test_the_chosen_margin_has_the_precision_among_pairs_that_are_known(untransl
     # At every margin, the estimate is at most a little above the truth.
     true_precision = np.array([is_right[matches.margins >= margin].mean() for margin in curves.margins])
     assert (curves.precision - true_precision)[curves.num_pairs >= 100].max() < 0.08
+
+
+def test_the_bound_of_wrong_pairs_is_above_the_truth_and_below_that_of_files_without_translations():
+    num_lines, num_translated = 1000, 400
+    recall, mismatches = np.array([0.95, 0.9, 0.6]), np.array([0.03, 0.01, 0.0])
+    false_matches = np.array([0.4, 0.1, 0.01])
+    wrong = (num_lines - num_translated) * false_matches + num_translated * mismatches
+    num_pairs = num_translated * recall + wrong
+
+    bound = bound_wrong_pairs(num_pairs, num_lines, false_matches, mismatches)
+
+    assert (wrong <= bound).all() and (bound < 0.75 * num_lines * false_matches).all()
+    unrelated = bound_wrong_pairs(num_lines * false_matches, num_lines, false_matches, mismatches)
+    assert unrelated == pytest.approx(num_lines * false_matches)
 
 
 def test_pairs_of_planted_lines_alone_would_promise_too_much():
