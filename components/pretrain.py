@@ -56,5 +56,7 @@ def pretrain(
         step.run.log_curves(directory / "encoder" / "metrics.jsonl")
         step.publish(encoder, directory / "encoder")
         step.publish(start, directory / "start")
-        artifacts.log_facts(directory, metrics)
+        facts = artifacts.log_facts(directory, metrics)
+        if "steps" in facts:  # an older version did not record it
+            step.report({"steps": facts["steps"]})
         step.report_cost(directory)

@@ -29,27 +29,36 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
     Raises:
         ConfigError: the file, a name or a variant is invalid; the message names the variant.
     """
+    variants = choose(read(path), only, path)
+    pretraining_by_variant = {name: _apply(config, variant, name, path) for name, variant in variants.items()}
+    _refuse_twins(pretraining_by_variant, path)
     trials: list[dict[str, Any]] = []
-    variant_by_settings: dict[str, str] = {}
-    for name, variant in choose(read(path), only, path).items():
-        overrides = {key: value for key, value in variant.items() if key not in _DESCRIPTIVE}
-        base_settings = config.pretraining.model_dump(mode="json", exclude_none=True)
-        merged = merge(base_settings, overrides)
-        try:
-            checked = PretrainingConfig.parse(resolve_last_layer(merged), "pretraining")
-        except ConfigError as error:
-            raise ConfigError(f"{path}: variant {name}: {error}") from None
-        settings = checked.model_copy(update={"seed": 0}).model_dump_json()  # each trial gets its own seed below
-        if settings in variant_by_settings:
-            twin = variant_by_settings[settings]
-            raise ConfigError(f"{path}: variants {twin} and {name} are the same with this config: choose one (--only)")
-        variant_by_settings[settings] = name
-        # Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
-        pretraining = checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        for seed in seeds:
-            trial = {"variant": name, "seed": seed, "what": variant.get("what", "")}
-            trials.append({"trial": trial, "pretraining": {**pretraining, "seed": seed}})
+    for seed in seeds:  # all variants of a seed before the next seed, so that an interrupted sweep compares them all
+        for name, pretraining in pretraining_by_variant.items():
+            trial = {"variant": name, "seed": seed, "what": variants[name].get("what", "")}
+            # Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
+            settings = pretraining.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+            trials.append({"trial": trial, "pretraining": {**settings, "seed": seed}})
     return trials
+
+
+def _apply(config: RunConfig, variant: Mapping[str, Any], name: str, path: Path) -> PretrainingConfig:
+    """Return the settings of a variant of a run; ConfigError if they are invalid."""
+    overrides = {key: value for key, value in variant.items() if key not in _DESCRIPTIVE}
+    base_settings = config.pretraining.model_dump(mode="json", exclude_none=True)
+    try:
+        return PretrainingConfig.parse(merge(base_settings, overrides), "pretraining")
+    except ConfigError as error:
+        raise ConfigError(f"{path}: variant {name}: {error}") from None
+
+
+def _refuse_twins(pretraining_by_variant: Mapping[str, PretrainingConfig], path: Path) -> None:
+    """Raise ConfigError if two variants have the same settings."""
+    variant_by_settings: dict[str, str] = {}
+    for name, pretraining in pretraining_by_variant.items():
+        twin = variant_by_settings.setdefault(pretraining.model_dump_json(), name)
+        if twin != name:
+            raise ConfigError(f"{path}: variants {twin} and {name} are the same with this config: choose one (--only)")
 
 
 def read_seeds(text: str) -> list[int]:
@@ -106,22 +115,3 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         else:
             merged[key] = override
     return merged
-
-
-def resolve_last_layer(pretraining: dict[str, Any]) -> dict[str, Any]:
-    """Replace `contrast.layer: last` by the number of layers, unless the start is not on this machine."""
-    contrast = pretraining.get("contrast")
-    model = pretraining.get("model")
-    if not isinstance(contrast, Mapping) or not isinstance(model, Mapping):
-        return pretraining  # invalid; parsing the settings reports it
-    if contrast.get("layer") != "last":
-        return pretraining
-    num_layers = model.get("layers")
-    start_model = model.get("start")
-    if start_model and not Path(start_model).is_dir():
-        return pretraining  # its layers are known when it is loaded
-    if start_model:
-        from infoxlm_core.model.huggingface import pretrained
-
-        num_layers = pretrained.size_of(Path(start_model)).layers
-    return pretraining | {"contrast": {**contrast, "layer": num_layers}}

@@ -292,6 +292,10 @@ class PretrainingConfig(StageConfig):
     guard: GuardConfig = GuardConfig()
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     probe: ProbeConfig = ProbeConfig()
+    tokens: NonNegativeInt = 0
+    """Number of tokens of the whole run, over all objectives and both encoders of XLCO, to compare systems at equal
+    cost. `optimization.steps` then follows from the tokens of the first 100 steps. 0: `optimization.steps` decides."""
+
     log_every: PositiveInt = 10
     """Optimizer steps from one point of the logged curves to the next."""
 
@@ -312,6 +316,8 @@ class PretrainingConfig(StageConfig):
             del values["contrast"]["projection"]
         if self.contrast.margin == 0:
             del values["contrast"]["margin"]
+        if not self.tokens:
+            del values["tokens"]
         values["guard"] = self.guard.model_dump(mode="json", exclude_defaults=True)
         if not values["guard"]:
             del values["guard"]
@@ -342,6 +348,8 @@ class PretrainingConfig(StageConfig):
                 f"contrast.start_step ({self.contrast.start_step}) leaves no objective for the steps before it: "
                 "set it to 0"
             )
+        if self.tokens and self.contrast.start_step:
+            raise ValueError("tokens needs steps of equal cost: set tokens or contrast.start_step to 0")
         systems = ObjectivesConfig.systems()
         for name in self.objectives.weights():
             if self.system not in systems[name]:

@@ -21,6 +21,11 @@ from infoxlm_core.results.summary import Summary, TaskSummary
 from infoxlm_core.results.tables import PageTable
 from infoxlm_core.tasks.task import Fact
 
+_COST_TEXT = (
+    "Mean over seeds. Tokens seen are those of all objectives, in the query encoder and in the key encoder. Process "
+    "hours are those of the training processes, also while they wait for a core. They lack attempts that were killed, "
+    "and trainings that an earlier run of the pipeline finished."
+)
 MAX_NAMES = 12
 """Unfinished trials that a page lists by name."""
 
@@ -101,6 +106,9 @@ def lay_out(summary: Summary) -> list[Section]:
     differences = task_tables.tabulate_differences(summary)
     if differences:
         sections.append(_show_differences(summary, differences))
+    costs = task_tables.tabulate_costs(summary)
+    if costs:
+        sections.append(Section("Cost of the pre-training", _COST_TEXT, tables=[costs]))
     ablations = task_tables.tabulate_published_ablations(summary)
     if ablations:
         text = f"Means of five runs on data that differ from ours: compare only the ranking. {published.SOURCE}."

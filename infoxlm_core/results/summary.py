@@ -20,6 +20,8 @@ from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fact, Task
 
 Metrics = Mapping[str, Statistic]
+COSTS = ("steps", "tokens_seen", "cost/cpu_hours/pretrain", "cost/gpu_hours/pretrain")
+"""Metrics of the cost of a pre-training."""
 _TASK_HEADLINES = ("served", "best", "centred", "no_overlap", "mean")  # in the order in which a page shows them
 
 
@@ -32,6 +34,7 @@ class Variant:
     unfinished: tuple[int, ...]
     metrics: Metrics
     differences: Metrics = field(default_factory=dict)  # to the first variant of an ablation
+    costs: Metrics = field(default_factory=dict)  # of the pre-training of an ablation's variant
 
 
 @dataclass(frozen=True)
@@ -163,12 +166,13 @@ def summarise_metrics(
         results_by_variant.setdefault(trial.model, []).append((trial, values))
         logged_metrics.update(values)
     headlines = _select_headlines(metrics, logged_metrics)
+    costs = [name for name in COSTS if name in logged_metrics]
     variants: dict[str, Variant] = {}
     unfinished_trials: list[str] = []
     for model, variant_results in results_by_variant.items():
         reference = next(iter(variants.values()), None)  # the first variant is compared with no other
         comparisons = len(results_by_variant) - 1
-        variants[model] = _summarise_variant(variant_results, headlines, reference, comparisons)
+        variants[model] = _summarise_variant(variant_results, headlines, costs, reference, comparisons)
         unfinished_trials += [trial.name for trial, values in variant_results if not values]
     return Summary(
         title=title,
@@ -195,6 +199,7 @@ def _select_headlines(requested: Sequence[str], logged_metrics: set[str]) -> tup
 def _summarise_variant(
     results: Sequence[tuple[Trial, Mapping[str, float]]],
     headlines: Sequence[str],
+    costs: Sequence[str],
     reference: Variant | None,
     comparisons: int,
 ) -> Variant:
@@ -211,6 +216,7 @@ def _summarise_variant(
         unfinished=tuple(sorted(trial.seed for trial, values in results if not values)),
         metrics=statistics,
         differences=differences,
+        costs=_compute_statistics(values_by_seed, costs) if costs else {},
     )
 
 

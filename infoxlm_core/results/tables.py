@@ -25,6 +25,11 @@ def count(number: float, _: float = 0.0) -> str:
     return f"{number:,.0f}"
 
 
+def hours(number: float, _: float = 0.0) -> str:
+    """Format a number of hours with two decimals."""
+    return f"{number:,.2f}"
+
+
 def short(number: float, _: float = 0.0) -> str:
     """Format a figure such as a perplexity."""
     return f"{number:,.1f}" if number < 1000 else f"{number:,.0f}"

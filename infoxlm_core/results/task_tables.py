@@ -9,7 +9,7 @@ from infoxlm_core import languages
 from infoxlm_core.results import published, statistics, trials
 from infoxlm_core.results.statistics import Statistic, exact, is_share
 from infoxlm_core.results.summary import ModelResult, Summary, TaskSummary
-from infoxlm_core.results.tables import Cell, Column, Line, PageTable, percent, short
+from infoxlm_core.results.tables import Cell, Column, Line, PageTable, count, hours, percent, short
 
 BEST = "best on this set"
 _BEST_NOTE = f"“{BEST}”: the layer was chosen on these same pairs, so its scores are slightly too high"
@@ -24,6 +24,12 @@ _TITLES = {
     "to_pivot": "accuracy, from the other languages",
     "from_pivot": "accuracy, from the pivot language",
     "no_overlap": "accuracy, pairs that share no token",
+}
+_COST_COLUMNS = {
+    "steps": Column("optimizer steps", count),
+    "tokens_seen": Column("tokens seen", count),
+    "cost/cpu_hours/pretrain": Column("process hours on CPUs", hours),
+    "cost/gpu_hours/pretrain": Column("GPU hours", hours),
 }
 _POOLINGS = {"mean": "mean of tokens", "mean_no_special": "mean without special tokens", "cls": "[CLS]"}
 
@@ -88,6 +94,18 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
         cells = tuple(differences[metric] for metric in summary.metrics)
         lines.append(Line(model, cells, seeds=len(summary.variants[model].seeds)))
     return PageTable("differences", "", columns, tuple(lines), head="variant")
+
+
+def tabulate_costs(summary: Summary) -> PageTable | None:
+    """Tabulate what the pre-training of an ablation's variants cost, the mean of their seeds; None if it is unknown."""
+    costs = next(iter(summary.variants.values())).costs
+    if not costs:
+        return None
+    lines = []
+    for model, variant in summary.variants.items():
+        lines.append(Line(model, tuple(variant.costs[name].mean for name in costs)))
+    columns = tuple(_COST_COLUMNS[name] for name in costs)
+    return PageTable("costs", "", columns, tuple(lines), head="variant")
 
 
 def tabulate_published_ablations(summary: Summary) -> PageTable | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
+from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.huggingface import any_encoder, origin, pretrained
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.tasks import reference_vectors, unreserved
@@ -18,6 +19,9 @@ from infoxlm_core.training.checkpoints import RemoteCheckpoints
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.run import export_curves, run_directory
 from infoxlm_core.training.tracker import FileTracker, Tracker
+
+COUNTED_STEPS = 100
+"""Steps whose tokens are counted to choose the number of steps; even, because XLM's objectives alternate."""
 
 
 def pretrain(
@@ -39,10 +43,11 @@ def pretrain(
         remote: the checkpoints where machines share no disk.
 
     Returns:
-        The figures of the last step.
+        The figures of the last step, and the number of steps.
     """
     system = SYSTEMS[config.system]
     shards = distributed.open_shards(shards_path)
+    config = choose_steps(config, shards)
     learner = system.learner(config, system.build(config, shards), shards)
     observe = system.observer(config, learner, shards)
     inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
@@ -58,7 +63,26 @@ def pretrain(
         )
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
         distributed.on_first(functools.partial(_export, config, weights, shards, run, output))
-    return figures
+    return figures | {"steps": config.optimization.steps}
+
+
+def choose_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConfig:
+    """Return the settings with the number of steps that `tokens` is enough for, if it is set.
+
+    Raises:
+        ConfigError: there are no more steps than those of the warm-up.
+    """
+    if not config.tokens:
+        return config
+    tokens_per_step = SYSTEMS[config.system].count_tokens(config, shards, range(COUNTED_STEPS)) / COUNTED_STEPS
+    steps = round(config.tokens / tokens_per_step)
+    optimization = config.optimization
+    if steps <= optimization.warmup_steps:
+        raise ConfigError(
+            f"pretraining.tokens ({config.tokens}) is enough for {steps} steps of {tokens_per_step:.0f} tokens, which "
+            f"must be more than optimization.warmup_steps ({optimization.warmup_steps})"
+        )
+    return config.model_copy(update={"optimization": optimization.model_copy(update={"steps": steps})})
 
 
 def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shards, run: Path, output: Path) -> None:

@@ -29,6 +29,10 @@ class System:
         """Return the learner that the training loop calls: the network with its data and losses."""
         raise NotImplementedError
 
+    def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
+        """Return the number of tokens that all workers together compute in these steps."""
+        raise NotImplementedError
+
     def export(self, model: Any, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
         """Write the network to a directory that a class of Hugging Face loads."""
         raise NotImplementedError

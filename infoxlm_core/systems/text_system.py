@@ -102,6 +102,14 @@ class TextSystem(System):
     def learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
         return TextLearner(config, model, self.sampler(shards, config), self.losses)
 
+    def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
+        sampler = self.sampler(shards, config)
+        token_count = 0
+        for step in steps:
+            for shard in range(config.batches.virtual_shards):
+                token_count += len(sampler.draw(step, shard).inputs.flat)
+        return token_count
+
     def export(self, model: TextNetwork, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
         """Write a directory that `XLMWithLMHeadModel` or `BertForPreTraining` loads, with the shards' tokenizer."""
         size = model.encoder.size

@@ -19,6 +19,7 @@ class Progress:
 
     step: int = 0
     updates: int = 0
+    tokens: float = 0  # of all steps so far
     guard: Guard = field(default_factory=Guard)
 
 
@@ -72,6 +73,7 @@ def restore(
     distributed.copy_from_first(sources, targets)
     progress.step = step
     progress.updates = meta["updates"]
+    progress.tokens = meta["figures"].get("tokens_seen", 0)  # older checkpoints do not have it
     progress.guard = Guard.from_state(progress.guard.deviations, meta["guard"])
     return meta["figures"]
 

@@ -1,4 +1,4 @@
-"""Rows of configs/systems.yaml at toy size, and their learners and exports."""
+"""Rows of the comparison of systems at toy size, and their learners and exports."""
 
 from pathlib import Path
 
@@ -10,9 +10,11 @@ from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_learner import TextLearner
 from tests.toys.pretraining import tiny_config
 
-ROWS = yaml.safe_load((Path(__file__).parents[2] / "configs/systems.yaml").read_text())
+CONFIGS = Path(__file__).parents[2] / "configs"
+COMPARED = yaml.safe_load((CONFIGS / "systems.yaml").read_text())
+PUBLISHED = yaml.safe_load((CONFIGS / "published-systems.yaml").read_text())
+ROWS = COMPARED | PUBLISHED
 TINY = tiny_config(model={"ffn": 64}).model_dump()  # 4 * hidden, as in XLM
-PUBLISHED = [name for name in ROWS if ":" in name]
 SIZES = {
     "model": {"start": None, **{name: TINY["model"][name] for name in ("layers", "hidden", "ffn", "heads",
                                                                        "max_tokens")}},
@@ -41,5 +43,6 @@ def export(learner: TextLearner, shards: Shards, directory: Path) -> None:
 
 def config_of(row: str, **changes) -> PretrainingConfig:
     """Return a row of the comparison on the tiny config; a row with published sizes gets toy sizes."""
-    values = merge(TINY, ROWS[row])
+    settings = {name: value for name, value in ROWS[row].items() if name != "what"}
+    values = merge(TINY, settings)
     return PretrainingConfig.parse(merge(merge(values, SIZES) if row in PUBLISHED else values, changes))

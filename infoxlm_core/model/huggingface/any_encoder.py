@@ -44,6 +44,8 @@ def has_language_model_head(directory: Path) -> bool:
     architectures = config.get("architectures") or []
     if "XLMWithLMHeadModel" in architectures:  # XLM has one class for both of its objectives
         return not config.get("causal")
+    if "BertForPreTraining" in architectures:  # our mBERT, with a head for masked words and one for the next sentence
+        return True
     return any("ForMaskedLM" in architecture for architecture in architectures)
 
 

@@ -259,9 +259,12 @@ def _plan_duration(config: PretrainingConfig, shape: Shape, step_flops: float, g
     """Return the hours of the whole run."""
     mfu = ASSUMED_MFU[config.model.compiled]
     step_seconds = step_flops / (mfu * gpus * flops.PEAKS[gpu])
-    hours = config.optimization.steps * step_seconds / 3600
+    steps = config.optimization.steps
+    if config.tokens:
+        steps = round(config.tokens / step_tokens(config, shape))
+    hours = steps * step_seconds / 3600
     formula = (
-        f"{hours * gpus:,.0f} GPU-hours, {gpus} GPUs: {config.optimization.steps:,} steps of {step_seconds:.3g} s, "
+        f"{hours * gpus:,.0f} GPU-hours, {gpus} GPUs: {steps:,} steps of {step_seconds:.3g} s, "
         f"at an assumed MFU of {mfu}"
     )
     return PlanRow(f"{shape.name} sequences", hours, "h", formula)

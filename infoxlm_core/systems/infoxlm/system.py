@@ -5,6 +5,8 @@ from pathlib import Path
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.batches import micro_batches
+from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
 from infoxlm_core.model import devices
@@ -31,6 +33,16 @@ class InfoXLMSystem(System):
         if distributed.rank() == 0:
             learner.sampler.log_draws(config.optimization.steps)
         return learner
+
+    def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
+        sampler = Sampler(shards, config)
+        all_shards = range(config.batches.virtual_shards)
+        token_count = 0
+        for step in steps:
+            draw = sampler.draw(step, all_shards)
+            for batch in micro_batches(draw, config.batches.micro_batch_size, config.contrast.symmetric):
+                token_count += batch.tokens
+        return token_count
 
     def export(self, model: InfoXLM, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
         start = Path(config.model.start) if config.model.start else None

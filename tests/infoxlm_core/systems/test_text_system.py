@@ -3,21 +3,27 @@
 import json
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from markupsafe import escape
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import Metaspace
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoTokenizer, BertForPreTraining, XLMWithLMHeadModel
 
+from infoxlm_core.config import EvaluationConfig, TokenizationConfig
 from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import Table, open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.model.objectives import cross_entropy
+from infoxlm_core.results import page
+from infoxlm_core.results.summary import summarise_metrics
+from infoxlm_core.results.trials import Trial
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems import text_learner
 from infoxlm_core.systems.bert import DOCUMENT_SENTENCES, BERTSampler, truncate
@@ -25,8 +31,13 @@ from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_batches import languages_of, micro_batches
 from infoxlm_core.systems.text_learner import TextLearner
 from infoxlm_core.systems.xlm import XLMSampler, count_windows, lay_out_pairs, read_windows
+from infoxlm_core.tasks import TASKS
+from infoxlm_core.tasks.perplexity import Perplexity
+from infoxlm_core.tasks.questions import Questions
+from tests.toys.corpus import tokenized, write_corpus
 from tests.toys.pretraining import VOCABULARY, write_shards
-from tests.toys.systems import ROWS, config_of, export, learner_of
+from tests.toys.systems import COMPARED, PUBLISHED, config_of, export, learner_of
+from tests.toys.text import messages
 
 
 def of(*rows: list[int]) -> Sequences:
@@ -363,9 +374,49 @@ def test_micro_batches_change_nothing_but_the_split(tiny_shards, row):
 
 
 @pytest.mark.item("A32")
-@pytest.mark.parametrize("row", ROWS)
-def test_every_system_starts_takes_steps_and_is_exported_by_configuration_only(tiny_shards, tmp_path, row):
+@pytest.mark.parametrize("row", PUBLISHED)
+def test_every_published_system_starts_takes_steps_and_is_exported_by_configuration_only(tiny_shards, tmp_path, row):
     figures = pretrain(config_of(row), tiny_shards, tmp_path / "out", tmp_path / "run")
 
     assert any(name.startswith("loss/") for name in figures)
     assert all((tmp_path / "out" / name / "model.safetensors").is_file() for name in ("encoder", "start"))
+
+
+@pytest.mark.item("A32")
+def test_every_row_of_the_comparison_sees_as_many_tokens_and_reaches_the_page(tmp_path):
+    pairs = messages(0)
+    text = {"en": [english for english, _ in pairs], "de": [german for _, german in pairs]}
+    corpus = write_corpus(tmp_path / "corpus", text, {"en-de": pairs})
+    shards = tokenized(TokenizationConfig(vocabulary_size=96, processes=1), corpus, tmp_path / "shards")
+    sizes = {"model": {"max_tokens": 64}, "batches": {"side_tokens": 28}}
+    results = []
+    for row, settings in COMPARED.items():
+        config = config_of(row, **sizes) if row == "untrained" else config_of(row, **sizes, tokens=4000)
+        figures = pretrain(config, shards, tmp_path / row, tmp_path / "runs" / row)
+        metrics = measured(tmp_path / row / "encoder", pairs[:20])
+        metrics |= {name: figures[name] for name in ("steps", "tokens_seen")}
+        results.append((Trial.parse({"variant": row, "seed": 1, "what": settings["what"]}), metrics))
+    summary = summarise_metrics("systems", results)
+    page.write(tmp_path, "comparison", summary)
+
+    tokens = {row: variant.costs["tokens_seen"].mean for row, variant in summary.variants.items()}
+    del tokens["untrained"]
+    assert all(value == pytest.approx(4000, rel=0.15) for value in tokens.values())  # whole steps
+    perplexity = {row: variant.metrics["perplexity/mean"].mean for row, variant in summary.variants.items()}
+    assert [row for row, value in perplexity.items() if value is None] == ["XLM-CLM"]
+    assert all(variant.metrics["retrieval/served"].mean for variant in summary.variants.values())
+    html = (tmp_path / "comparison.html").read_text()
+    assert "tokens seen" in html and all(escape(settings["what"]) in html for settings in COMPARED.values())
+
+
+def measured(encoder: Path, pairs: list[tuple[str, str]]) -> dict[str, float]:
+    """Return the metrics of an encoder in retrieval and, if it fills gaps, in perplexity."""
+    config = EvaluationConfig()
+    sentences = {"de": [german for _, german in pairs]}
+    questions = Questions("en", {"de": len(pairs)}, {"de": pairs}, sentences, {"de": torch.ones(len(pairs)).bool()})
+    metrics = {}
+    for task in (TASKS["retrieval"], Perplexity()):
+        scores = task.measure_held_out(questions, encoder, config)
+        if scores is not None:
+            metrics |= task.name_metrics(scores, questions, task.name)
+    return metrics

@@ -96,7 +96,7 @@ def test_every_setting_that_decides_the_result_is_refused_and_named_when_it_is_a
 
     record_property("figure", f"{len(refused)} settings refused")
     assert refused == {name for name in all_of_them if not name.startswith(FREE)} and len(refused) >= 40
-    assert PretrainingConfig().result_fields().keys() | {"guard"} == {
+    assert PretrainingConfig().result_fields().keys() | {"guard", "tokens"} == {
         "system", "seed", *(name.partition(".")[0] for name in refused)
     }  # fmt: skip
 
