@@ -40,7 +40,7 @@ def ablations(
     Args:
         preparation: a `PreparationConfig`.
         tokenization: a `TokenizationConfig`.
-        trials: each {"trial": {"variant", "seed", "what"}, "pretraining": a `PretrainingConfig`}.
+        trials: each {"trial": {"variant", "seed", "what", "rank"}, "pretraining": a `PretrainingConfig`}.
         finetuning: a `ClassificationConfig`; each trial replaces the seed by its own.
         evaluation: an `EvaluationConfig`, the same for all trials.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.

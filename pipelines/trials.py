@@ -34,8 +34,8 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
     _refuse_twins(pretraining_by_variant, path)
     trials: list[dict[str, Any]] = []
     for seed in seeds:  # all variants of a seed before the next seed, so that an interrupted sweep compares them all
-        for name, pretraining in pretraining_by_variant.items():
-            trial = {"variant": name, "seed": seed, "what": variants[name].get("what", "")}
+        for rank, (name, pretraining) in enumerate(pretraining_by_variant.items()):
+            trial = {"variant": name, "seed": seed, "what": variants[name].get("what", ""), "rank": rank}
             # Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
             settings = pretraining.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
             trials.append({"trial": trial, "pretraining": {**settings, "seed": seed}})

@@ -145,6 +145,11 @@ def _show_headlines(summary: Summary) -> Section:
                 " All seeds fine-tune the same pre-trained model, so the deviation does not include the variation "
                 "between pre-trainings."
             )
+    if not summary.tasks:
+        text += (
+            " All variants are trained on the same text with the same vocabulary, and measured on the same held-out "
+            "text. A dash: the variant's objectives do not define the metric, or no trial has finished."
+        )
     caption = (
         f"Each point is one seed, the bar is their mean, and the line is the {statistics.INTERVAL} of the mean "
         "(Student's t). Overlapping intervals do not show that two models are equal."

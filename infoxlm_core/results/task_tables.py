@@ -98,14 +98,13 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
 
 def tabulate_costs(summary: Summary) -> PageTable | None:
     """Tabulate what the pre-training of an ablation's variants cost, the mean of their seeds; None if it is unknown."""
-    costs = next(iter(summary.variants.values())).costs
-    if not costs:
-        return None
     lines = []
+    columns: tuple[Column, ...] = ()
     for model, variant in summary.variants.items():
-        lines.append(Line(model, tuple(variant.costs[name].mean for name in costs)))
-    columns = tuple(_COST_COLUMNS[name] for name in costs)
-    return PageTable("costs", "", columns, tuple(lines), head="variant")
+        if variant.costs:
+            columns = tuple(_COST_COLUMNS[name] for name in variant.costs)  # the same for all variants
+            lines.append(Line(model, tuple(cost.mean for cost in variant.costs.values())))
+    return PageTable("costs", "", columns, tuple(lines), head="variant") if lines else None
 
 
 def tabulate_published_ablations(summary: Summary) -> PageTable | None:

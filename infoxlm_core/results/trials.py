@@ -53,14 +53,16 @@ class Trial:
     task: str = ""  # only in a suite: an ablation measures all tasks of its evaluation
     grid: Mapping[str, Any] = field(default_factory=dict)
     what: str = ""  # what a variant changes
+    rank: int = 0  # of a variant in the sweep; the others are compared with the variant of rank 0
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> Self:
-        """Parse a trial from a pipeline parameter: {"variant", "seed", "what"}, or all fields for a suite."""
+        """Parse a trial from a pipeline parameter: {"variant", "seed", "what", "rank"}, or all fields for a suite."""
         seed = int(values["seed"])  # KFP turns 1 into 1.0
         if "variant" in values:
             name = f"{values['variant']} seed {seed}"
-            return cls(name, values["variant"], seed, what=values.get("what", ""))
+            rank = int(values.get("rank", 0))  # trials of older versions have none
+            return cls(name, values["variant"], seed, what=values.get("what", ""), rank=rank)
         grid = {name: _to_int(value) for name, value in values["grid"].items()}
         return cls(values["name"], values["model"], seed, values["task"], grid)
 

@@ -99,7 +99,8 @@ def compare(
         from infoxlm_core.results.summary import summarise_metrics
 
         ablation = tracking.tracker().find_ablation(run, artifacts.local_directory(store))
-        results = [(trial_run.trial, trial_run.metrics) for trial_run in ablation.trials()]
+        trial_runs = sorted(ablation.trials(), key=lambda trial_run: trial_run.trial.rank)
+        results = [(trial_run.trial, trial_run.metrics) for trial_run in trial_runs]
         summary = summarise_metrics(ablation.name, results, split_list(metrics))
         typer.echo(page.to_markdown(summary))
         if output:

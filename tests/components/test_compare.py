@@ -123,6 +123,17 @@ def test_the_command_prints_the_same_table_later_and_writes_it(ablation, tmp_pat
     }  # fmt: skip
 
 
+def test_the_first_variant_of_the_file_is_the_reference_although_another_one_started_earlier(store):
+    for rank, variant in ((1, "second"), (0, "first")):
+        run = tracking.open_run(str(store), {"variant": variant, "seed": 1, "what": "", "rank": rank})
+        MlflowRun(run.id).log_metrics({"retrieval/served": 0.4})
+        run.end()
+
+    result = CliRunner().invoke(app, ["compare", "--store", str(store)])
+
+    assert result.exit_code == 0 and "minus the metric of first with" in result.stdout
+
+
 def test_other_metrics_are_compared_on_request(ablation):
     result = CliRunner().invoke(app, ["compare", "--store", str(ablation), "--metrics", "loss/mlm"])
 

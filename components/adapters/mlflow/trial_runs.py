@@ -1,7 +1,7 @@
 """The trials of a sweep as MLflow runs, nested in the run of their pipeline.
 
-All trials have the tag `seed`. Trials of an ablation have the tags `variant` and `what`; trials of a suite have `point`
-(the trial's name), `model`, `task` and `grid`, and their scores are an artifact of the run.
+All trials have the tag `seed`. Trials of an ablation have the tags `variant`, `what` and `rank`; trials of a suite have
+`point` (the trial's name), `model`, `task` and `grid`, and their scores are an artifact of the run.
 """
 
 import tempfile
@@ -56,7 +56,7 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
         grid = " ".join(f"{field}={value}" for field, value in sorted(trial.grid.items()))
         trial_tags = {"point": trial.name, "model": trial.model, "task": trial.task, "grid": grid}
     else:
-        trial_tags = {"variant": trial.model, "what": trial.what}
+        trial_tags = {"variant": trial.model, "what": trial.what, "rank": str(trial.rank)}
     client = MlflowClient()
     with translate_errors(f"MLflow run of {trial.name}"):
         run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: root(parent)}
@@ -100,10 +100,11 @@ def read(run_id: str) -> list[TrialRun]:
 def _as_trial_run(run: "Run") -> TrialRun:
     """Return the trial that the tags of an MLflow run describe, with its metrics if the run is finished."""
     tags = run.data.tags
-    seed = int(tags["seed"])
-    if "variant" in tags:  # a trial of an ablation
-        trial = Trial.parse({"variant": tags["variant"], "seed": seed, "what": tags.get("what", "")})
+    is_of_ablation = "variant" in tags
+    if is_of_ablation:
+        trial = Trial.parse(tags)
     else:
+        seed = int(tags["seed"])
         trial = Trial(tags["point"], tags["model"], seed, tags["task"])
     metrics = dict(run.data.metrics) if run.info.status == "FINISHED" else {}
     return TrialRun(run.info.run_id, trial, run.info.status, metrics)
