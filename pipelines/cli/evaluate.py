@@ -41,7 +41,11 @@ def evaluate(
         ),
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option(help="Only tatoeba, pairs and mining: text to put before every sentence.")
+        str | None,
+        typer.Option(
+            help="Only tatoeba, pairs and mining: text to put before every sentence; '' for none. Default: the prefix "
+            "that the model was trained with."
+        ),
     ] = None,
     margin: Annotated[
         bool, typer.Option("--margin", help="Only tatoeba and pairs: rank by ratio margin instead of cosine.")

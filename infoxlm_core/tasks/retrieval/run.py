@@ -59,7 +59,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     if any(spec.pooling == "contrast" for spec in specs):
         projection = load_projection(encoder, model)
 
-    prefix = config.prefix or served_prefix(model)
+    prefix = served_prefix(model) if config.prefix is None else config.prefix
     num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
     with progress("retrieval", num_sentences, "sentences") as advance:
 

@@ -1,6 +1,6 @@
 """Settings of retrieval: which aligned sentences are searched, and with which vectors."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -26,9 +26,9 @@ class RetrievalConfig(AlignedSetConfig):
     (that of pre-training) or best (chosen on this very set by the mean of both directions). The first one gives the
     main scores."""
 
-    prefix: str = ""
-    """Text added before every sentence, for models that were trained with such a prefix (`query: `). If it is empty, a
-    model of this project has the prefix that it was trained with."""
+    prefix: str | None = None
+    """Text added before every sentence, such as `query: `; empty: none; null: the prefix that the model was trained
+    with."""
 
     margin: Flag = False
     """Compare by ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of cosine."""
@@ -38,3 +38,12 @@ class RetrievalConfig(AlignedSetConfig):
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 512
     """Largest number of tokens of a sentence, special tokens included; longer sentences are truncated."""
+
+    def result_fields(self) -> dict[str, Any]:
+        fields = super().result_fields()
+        # Earlier versions wrote "" for the prefix of the training, and their trials must be found again.
+        if self.prefix is None:
+            fields["prefix"] = ""
+        elif not self.prefix:
+            fields["prefix"] = None
+        return fields

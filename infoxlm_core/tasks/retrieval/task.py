@@ -49,7 +49,7 @@ class Retrieval(Task[RetrievalConfig]):
         if table != "tatoeba":
             return {}
         description = ", ".join(settings.vectors)
-        if settings.prefix:
+        if settings.prefix is not None:
             description += f", prefix {settings.prefix!r}"
         return {"vectors": description}
 

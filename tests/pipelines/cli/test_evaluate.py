@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from components.platform import sources
 from infoxlm_core.errors import InputError
+from infoxlm_core.results import trials
 from pipelines.cli import app
-from pipelines.cli.evaluate import name_models, name_of
+from pipelines.cli.evaluate import build_suite, name_models, name_of
 from tests.toys.models import save_model
 
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
@@ -73,6 +74,17 @@ def test_options_reach_the_task_and_a_floor_stands_below(encoder, tatoeba, tmp_p
         "prefix": "c9 ", "margin": True, "batch_size": 3,
     }  # fmt: skip
     assert "InfoXLM" not in result.stdout  # pairs of one's own have no published numbers
+
+
+def test_an_empty_prefix_is_a_setting_of_its_own_and_none_keeps_the_key_of_earlier_trials(tatoeba):
+    settings = {}
+    for prefix in (None, "", "query: "):
+        suite = build_suite({"e5": "e5"}, "tatoeba", str(tatoeba), {"prefix": prefix}, [])
+        settings[prefix] = trials.read_settings(trials.dump(suite.tasks["tatoeba"].settings))
+
+    assert {prefix: read.prefix for prefix, read in settings.items()} == {None: None, "": "", "query: ": "query: "}
+    keys = [read.result_fields()["prefix"] for read in settings.values()]
+    assert keys == ["", None, "query: "]
 
 
 def test_held_out_text_of_a_prepared_corpus_gives_retrieval_and_perplexity(encoder, tmp_path):

@@ -109,6 +109,8 @@ def test_contrast_vectors_and_a_prefix_are_used(encoder, toy, tmp_path):
     config_file.write_text(json.dumps(config | {"infoxlm": config["infoxlm"] | {"prefix": "c9 "}}))
     own = run.measure(RetrievalConfig(data=str(toy), vectors=vectors), encoder, tmp_path / "out").to_dict()
     assert own == prefixed | {"encoder": prefixed["encoder"] | {"prefix": "c9 "}}
+    off = run.measure(RetrievalConfig(data=str(toy), vectors=vectors, prefix=""), encoder, tmp_path / "out").to_dict()
+    assert off == plain | {"encoder": own["encoder"]}
     assert plain["vectors"]["contrast@contrast"]["mean"] == plain["vectors"]["mean@contrast"]["mean"]  # W is 1
     assert plain["vectors"]["contrast@contrast"]["layer"] == 1
     assert plain["by_layer"] != prefixed["by_layer"] and plain["test_set"] == prefixed["test_set"]
