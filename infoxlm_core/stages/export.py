@@ -7,6 +7,8 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean
 
+import torch
+
 from infoxlm_core import manifests
 from infoxlm_core.corpora import cleaning, lines
 from infoxlm_core.errors import InputError
@@ -90,11 +92,13 @@ def _export(source: Path, name: str, settings: ExportSettings, output: Path) -> 
         settings=settings,
         vector=encoder.settings,
         config=encoder.encoder.config,
-        max_tokens=sentence_encoder.max_tokens_of(output),
+        max_tokens=any_encoder.served_max_tokens(output),
         kept_share=_share_of_unchanged(trimmed, sets, prefix) if trimmed else None,
         measurements=measurements,
         files=FILES,
         text_count=len(texts),
+        threads=torch.get_num_threads(),
+        pair_count=sum(len(sources) for sources, _ in sets.values()),
         languages=sorted(sets),
         padding=sentence_encoder.load_tokenizer(output).padding,
         origin=origin.read(source),

@@ -23,11 +23,13 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import padded
 from infoxlm_core.model.heads import project
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.huggingface.any_encoder import (
     contrast_space,
     drop_layers,
     load_encoder,
     load_projection,
+    served_max_tokens,
     served_prefix,
     served_space,
 )
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 Features = list[dict[str, list[int]]]
 POOLINGS = ("mean", "cls")  # those of the paper, which every evaluation measures at every layer
 ALL_POOLINGS = (*POOLINGS, "mean_no_special", "contrast")
+TOKENS_PER_TEXT = 256  # a batch of size B has at most B times as many, so that long texts do not fill the memory
 LEAST_FILLED = 0.8  # the shortest text of a batch has at least this share of the longest one's tokens
 CHUNK = 16_384  # texts that are tokenized, and sorted by length, together
 
@@ -51,8 +54,7 @@ class VectorSpec(NamedTuple):
 
 def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Features:
     """Tokenize texts into the model's inputs, truncated to what the model can read."""
-    # RoBERTa counts positions from 2. Leaving two positions unused harms no other model.
-    limit = min(max_tokens, getattr(model.config, "max_position_embeddings", max_tokens + 2) - 2)
+    limit = min(max_tokens, pretrained.max_tokens_of(model.config.to_dict()))
     columns = tokenizer(list(texts), truncation=True, max_length=limit)
     accepted_names = inspect.signature(model.base_model.forward).parameters
     input_names = [name for name in columns if name in accepted_names]  # DistilBERT, for example, has no token types
@@ -79,14 +81,15 @@ def batches(
 
 
 def _group_by_length(features: Features, batch_size: int) -> Iterator[list[int]]:
-    """Yield the indices of each batch."""
+    """Yield the indices of each batch: `batch_size` texts, or fewer long ones."""
     lengths = [len(feature["input_ids"]) for feature in features]
     longest_first = sorted(range(len(features)), key=lambda row: -lengths[row])
     batch: list[int] = []
     for row in longest_first:
         if batch:
-            is_full = len(batch) == batch_size
-            is_too_short = lengths[row] < LEAST_FILLED * lengths[batch[0]]
+            longest = lengths[batch[0]]
+            is_full = len(batch) == batch_size or (len(batch) + 1) * longest > batch_size * TOKENS_PER_TEXT
+            is_too_short = lengths[row] < LEAST_FILLED * longest
             if is_full or is_too_short:
                 yield batch
                 batch = []
@@ -198,13 +201,18 @@ def load_embedder(
     layer: int | None = None,
     pooling: str | None = None,
     batch_size: int = 64,
-    max_tokens: int = 256,
+    max_tokens: int | None = None,
     prefix: str | None = None,
 ) -> Embedder:
     """Load a model on disk as a function from sentences to vectors.
 
-    `layer` and `pooling` are by default those of `served_space`. The vectors are not projected. `prefix` is added
-    before every sentence; by default it is that of `served_prefix`.
+    Args:
+        directory: the model in Hugging Face format.
+        layer: counts as in `hidden_states`; None: that of `served_space`.
+        pooling: one of `ALL_POOLINGS`; None: that of `served_space`. Vectors of the default are not projected.
+        batch_size: sentences per forward pass.
+        max_tokens: longer sentences are truncated; None: `served_max_tokens`, the limit of sentence-transformers.
+        prefix: text before every sentence; None: that of `served_prefix`.
 
     Raises:
         InputError: there is no model, or it has no such layer or pooling.
@@ -227,6 +235,7 @@ def load_embedder(
         )
     drop_layers(model, layer)
     prefix = served_prefix(model) if prefix is None else prefix
+    max_tokens = served_max_tokens(Path(directory)) if max_tokens is None else max_tokens
     return Embedder(model, tokenizer, VectorSpec(pooling, layer), prefix, batch_size, max_tokens, projection)
 
 

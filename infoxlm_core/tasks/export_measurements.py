@@ -44,8 +44,8 @@ class Measurement:
 
     format: str
     megabytes: float
-    speed: float
-    """Sentences per second, as a multiple of PyTorch's in the same batches."""
+    sentences_per_second: float
+    """On the texts that are compared, in batches of `sentence_encoder.BATCH`."""
     difference: float
     """Largest difference of two numbers in vectors of length 1."""
     cosine: float
@@ -66,7 +66,7 @@ def measure(
 
     Args:
         source: directory of the original model.
-        encoder: what the formats were written from; its speed in PyTorch, in the same batches, is that of the original.
+        encoder: what the formats were written from; its speed in PyTorch is reported as that of the original.
         output: directory of the export, with its tokenizer.
         formats: the formats.
         texts: compare vectors and speed on these.
@@ -76,28 +76,32 @@ def measure(
         DataCorrupt: a format in fp32 gives other vectors than the original model.
     """
     settings = encoder.settings
-    max_tokens = sentence_encoder.max_tokens_of(source)
-    embed_original = load_embedder(source, settings.layer, settings.pooling, max_tokens=max_tokens, prefix="")
+    embed_original = load_embedder(source, settings.layer, settings.pooling, prefix="")
     prefixed = [settings.prefix + text for text in texts]
     vectors = F.normalize(embed_original(prefixed), dim=1)  # (N, d)
     expected = Reference(settings.layer, settings.pooling, tuple(texts), vectors)
-    retrieval = _measure_retrieval(embed_original, sets, settings.prefix)
-    original_weights = pretrained.find_weight_files(source)
-    measurements = [Measurement(ORIGINAL, _megabytes(original_weights), 1.0, 0.0, 1.0, retrieval)]
     tokenizer = sentence_encoder.load_tokenizer(output)
-    seconds = _time(partial(sentence_encoder.embed, encoder.run, tokenizer), prefixed)
+    original = Measurement(
+        format=ORIGINAL,
+        megabytes=_megabytes(pretrained.find_weight_files(source)),
+        sentences_per_second=_measure_speed(partial(sentence_encoder.embed, encoder.run, tokenizer), prefixed),
+        difference=0.0,
+        cosine=1.0,
+        retrieval=_measure_retrieval(embed_original, sets, settings.prefix),
+    )
+    measurements = [original]
     for file_format in formats:
         embed = partial(sentence_encoder.embed, file_format.run, tokenizer)
         vectors = F.normalize(embed(prefixed), dim=1)
         if file_format.is_exact:
             compare(expected, vectors, f"the format {file_format.name}")
         measurement = Measurement(
-            file_format.name,
-            _megabytes(file_format.weights),
-            seconds / _time(embed, prefixed),
-            (vectors - expected.vectors).abs().max().item(),
-            F.cosine_similarity(vectors, expected.vectors).min().item(),
-            _measure_retrieval(embed, sets, settings.prefix),
+            format=file_format.name,
+            megabytes=_megabytes(file_format.weights),
+            sentences_per_second=_measure_speed(embed, prefixed),
+            difference=(vectors - expected.vectors).abs().max().item(),
+            cosine=F.cosine_similarity(vectors, expected.vectors).min().item(),
+            retrieval=_measure_retrieval(embed, sets, settings.prefix),
         )
         measurements.append(measurement)
     return measurements
@@ -107,14 +111,14 @@ def _megabytes(paths: Sequence[Path]) -> float:
     return sum(path.stat().st_size for path in paths) / 1e6
 
 
-def _time(embed: Embed, texts: Sequence[str]) -> float:
-    """Return the seconds of the fastest pass over the texts."""
-    passes = []
+def _measure_speed(embed: Embed, texts: Sequence[str]) -> float:
+    """Return the sentences per second of the fastest pass over the texts."""
+    durations = []
     for _ in range(PASSES):
         start = time.perf_counter()
         embed(texts)
-        passes.append(time.perf_counter() - start)
-    return min(passes)
+        durations.append(time.perf_counter() - start)
+    return len(texts) / min(durations)
 
 
 def _measure_retrieval(embed: Embed, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:

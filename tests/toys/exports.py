@@ -1,6 +1,7 @@
 """Write tiny encoders of several classes with tokenizers that are trained on real text, for exports."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -24,6 +25,8 @@ TEXTS = (
     "Le fichier est introuvable.",
     "Закройте окно.",
 )
+MAX_TOKENS = 24
+"""Length to which the toys of sentence-transformers truncate texts; they have more positions."""
 _XLMR_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 _BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -48,7 +51,7 @@ def train_unigram() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def train_wordpiece() -> PreTrainedTokenizerFast:
+def train_wordpiece(texts: Iterable[str] = TEXTS) -> PreTrainedTokenizerFast:
     """Train a tokenizer like multilingual BERT's, whose special tokens are not the first pieces."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
@@ -56,7 +59,7 @@ def train_wordpiece() -> PreTrainedTokenizerFast:
     trainer = trainers.WordPieceTrainer(
         vocab_size=400, special_tokens=["[PAD]", "[unused1]", *_BERT_SPECIAL[1:]], show_progress=False
     )
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     begin, end = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", end), ("[CLS]", begin))
     return PreTrainedTokenizerFast(
@@ -71,29 +74,31 @@ def save_encoder(directory: Path, kind: str) -> Path:
     Args:
         directory: where to write.
         kind: infoxlm: our export, contrasted at layer 2 of 3 · e5: BERT with XLM-R's tokenizer, as
-            multilingual-e5-small · distilbert: DistilBERT with WordPiece, which nobody described.
+            multilingual-e5-small · bge: BERT with WordPiece, whose vector is the first token · distilbert: DistilBERT
+            with WordPiece, without files of sentence-transformers.
     """
     torch.manual_seed(0)
-    tokenizer = train_wordpiece() if kind == "distilbert" else train_unigram()
-    size = len(tokenizer)
+    is_wordpiece = kind in ("bge", "distilbert")
+    tokenizer = train_wordpiece() if is_wordpiece else train_unigram()
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": 0 if is_wordpiece else 1}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
     if kind == "distilbert":
-        config = DistilBertConfig(vocab_size=size, dim=32, n_layers=2, n_heads=2, hidden_dim=64, pad_token_id=0,
-                                  max_position_embeddings=40)  # fmt: skip
-        model = DistilBertModel(config)
+        model = DistilBertModel(
+            DistilBertConfig(**ids, dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=40)
+        )
+    elif kind == "infoxlm":
+        contrast = {"layer": 2, "pooling": "mean", "normalise": False}
+        model = XLMRobertaForMaskedLM(XLMRobertaConfig(**ids, **sizes, max_position_embeddings=42, infoxlm=contrast))
     else:
-        sizes = {"vocab_size": size, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
-                 "intermediate_size": 64, "pad_token_id": 1}  # fmt: skip
-        if kind == "infoxlm":
-            contrast = {"layer": 2, "pooling": "mean", "normalise": False}
-            model = XLMRobertaForMaskedLM(XLMRobertaConfig(**sizes, max_position_embeddings=42, infoxlm=contrast))
-        else:
-            model = BertModel(BertConfig(**sizes, max_position_embeddings=40))
+        model = BertModel(BertConfig(**ids, **sizes, max_position_embeddings=40))
     for parameter in model.parameters():  # far from the tiny initial values, so that differences show
         torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     if kind == "e5":
         write_modules(directory, pooling="mean", prefix="query: ")
+    elif kind == "bge":
+        write_modules(directory, pooling="cls", prefix="")
     return directory
 
 
@@ -107,13 +112,16 @@ def write_modules(directory: Path, pooling: str, prefix: str) -> None:
         modules.append({"idx": number, "name": str(number), "path": path, "type": kind})
     files = {
         "modules.json": modules,
-        "sentence_bert_config.json": {"max_seq_length": 40, "do_lower_case": False},
+        "sentence_bert_config.json": {"max_seq_length": MAX_TOKENS, "do_lower_case": False},
         "1_Pooling/config.json": {
             "word_embedding_dimension": 32,
             "pooling_mode_cls_token": pooling == "cls",
             "pooling_mode_mean_tokens": pooling == "mean",
         },
-        "config_sentence_transformers.json": {"prompts": {"query": prefix}, "default_prompt_name": "query"},
+        "config_sentence_transformers.json": {
+            "prompts": {"query": prefix} if prefix else {},
+            "default_prompt_name": "query" if prefix else None,
+        },
     }
     for name, content in files.items():
         (directory / name).parent.mkdir(exist_ok=True)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.huggingface import any_encoder, pretrained
-from infoxlm_core.model.huggingface.any_encoder import MODULES
+from infoxlm_core.model.huggingface import any_encoder
+from infoxlm_core.model.huggingface.directories import MODULES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as Model
@@ -124,13 +124,6 @@ def read_settings(directory: Path, model: "Model") -> VectorSettings:
     return VectorSettings(layer, pooling, normalise, prompts, default_prompt)
 
 
-def _read_optional(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file; empty if there is no such file."""
-    if not path.is_file():
-        return {}
-    return outside.read_json(path, dict[str, Any], "copy the model again")
-
-
 def embed(run: Run, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
     """Compute the vectors (N, d) of texts, in batches of similar length.
 
@@ -154,18 +147,11 @@ def embed(run: Run, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Load the tokenizer of an exported model with the library `tokenizers` alone; it pads and truncates."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    settings = _read_optional(directory / "tokenizer_config.json")
+    settings = outside.read_json(directory / "tokenizer_config.json", dict[str, Any], "export the model again")
     tokenizer.enable_truncation(settings["model_max_length"])
     pad_token = settings["pad_token"]
     tokenizer.enable_padding(pad_id=tokenizer.token_to_id(pad_token), pad_token=pad_token)
     return tokenizer
-
-
-def max_tokens_of(directory: Path) -> int:
-    """Return the number of tokens of the longest text that a model reads, special tokens included."""
-    positions = pretrained.max_tokens_of(pretrained.read_config(directory))
-    recommended = _read_optional(directory / "sentence_bert_config.json").get("max_seq_length")
-    return min(positions, recommended) if isinstance(recommended, int) else positions
 
 
 def write_json(path: Path, content: Any) -> None:

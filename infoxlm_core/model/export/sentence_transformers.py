@@ -7,8 +7,9 @@
     1_Pooling/config.json                    the pooling
     config_sentence_transformers.json        prompts, which are texts before each sentence
 
-The layout loads in versions 2 to 6 of sentence-transformers and in Hugging Face's text-embeddings-inference. What
-version 6 itself writes loads in neither older versions nor text-embeddings-inference.
+The layout loads in versions 2 to 6 of sentence-transformers, and has every file that Hugging Face's
+text-embeddings-inference reads. What version 6 itself writes loads in neither of older versions and
+text-embeddings-inference.
 """
 
 from pathlib import Path
@@ -18,10 +19,10 @@ from safetensors.torch import save_file
 
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.export import sentence_encoder
 from infoxlm_core.model.export.sentence_encoder import SentenceEncoder, write_json
 from infoxlm_core.model.huggingface import pretrained, tokenizers
-from infoxlm_core.model.huggingface.any_encoder import MODULES, PROMPTS
+from infoxlm_core.model.huggingface.any_encoder import LENGTH, PROMPTS, served_max_tokens
+from infoxlm_core.model.huggingface.directories import MODULES, POOLING
 
 _MODULE_TYPES = "sentence_transformers.models"
 _TOKENS = ("bos", "cls", "eos", "sep", "pad", "unk", "mask")
@@ -30,19 +31,19 @@ _TOKENS = ("bos", "cls", "eos", "sep", "pad", "unk", "mask")
 def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: str) -> None:
     """Write an encoder that was loaded from the Hugging Face directory `source`, with the content of tokenizer.json."""
     directory.mkdir(parents=True, exist_ok=True)
-    max_tokens = sentence_encoder.max_tokens_of(source)
+    max_tokens = served_max_tokens(source)
     _write_encoder(encoder, source, directory)
     (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_tokenizer_settings(source, directory, max_tokens)
     settings = encoder.settings
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+    modules = [("", "Transformer"), (POOLING, "Pooling")]
     if settings.normalise:
         modules.append(("2_Normalize", "Normalize"))  # it has no files, so the folder does not exist
     module_list = []
     for number, (path, name) in enumerate(modules):
         module_list.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
     write_json(directory / MODULES, module_list)
-    write_json(directory / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False})
+    write_json(directory / LENGTH, {"max_seq_length": max_tokens, "do_lower_case": False})
     pooling = {
         "word_embedding_dimension": encoder.encoder.config.hidden_size,
         "pooling_mode_cls_token": settings.pooling == "cls",
@@ -50,7 +51,7 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
     }
-    write_json(directory / "1_Pooling" / "config.json", pooling)
+    write_json(directory / POOLING / "config.json", pooling)
     prompts = {
         "__version__": {"sentence_transformers": "3.0.0"},  # the oldest version with all of these keys
         "prompts": dict(settings.prompts),

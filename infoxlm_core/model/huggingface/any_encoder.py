@@ -18,6 +18,7 @@ from infoxlm_core import outside
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import devices, padded
 from infoxlm_core.model.huggingface import pretrained, stored_weights, tokenizers
+from infoxlm_core.model.huggingface.directories import MODULES
 from infoxlm_core.model.huggingface.pretrained import PROJECTION
 
 if TYPE_CHECKING:  # importing its models takes three seconds, so only processes that load a model do it
@@ -25,8 +26,8 @@ if TYPE_CHECKING:  # importing its models takes three seconds, so only processes
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
 logger = logging.getLogger(__name__)
-MODULES = "modules.json"  # of sentence-transformers
 PROMPTS = "config_sentence_transformers.json"
+LENGTH = "sentence_bert_config.json"
 _POOLING_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "cls": "cls", "mean": "mean"}
 
 
@@ -241,6 +242,20 @@ def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     if default_prompt is not None and default_prompt not in prompts:
         raise InputError(f"{path}: no prompt {default_prompt!r:.100}: copy the model again")
     return prompts, default_prompt
+
+
+def served_max_tokens(directory: Path) -> int:
+    """Return the number of tokens, special tokens included, to which users' sentences are truncated.
+
+    It is `max_seq_length` of a model of sentence-transformers, but at most what the encoder can read.
+    """
+    max_tokens = pretrained.max_tokens_of(pretrained.read_config(directory))
+    path = directory / LENGTH
+    if path.is_file():
+        recommended = outside.read_json(path, dict[str, Any], "copy the model again").get("max_seq_length")
+        if isinstance(recommended, int):
+            max_tokens = min(max_tokens, recommended)
+    return max_tokens
 
 
 def describe(model: "Model") -> dict[str, Any]:

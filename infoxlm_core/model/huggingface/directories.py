@@ -9,6 +9,10 @@ from typing_extensions import TypedDict
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import InputError
 
+MODULES = "modules.json"
+"""Lists the modules of a model of sentence-transformers."""
+POOLING = "1_Pooling"
+"""Folder of the second module, which the vector of a sentence depends on."""
 _CODE_SUFFIXES = (".pt", ".pth", ".pkl", ".py")
 """Suffixes of pickles and modules, which can run code. Clones of public models often have pickles with the suffix .bin
 beside safetensors, but all our loaders read only safetensors."""

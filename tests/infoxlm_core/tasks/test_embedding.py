@@ -45,6 +45,14 @@ def test_vectors_do_not_change_with_padding_or_order(directory, monkeypatch):
         torch.testing.assert_close(together[place].flip(0), alone[place], atol=1e-5, rtol=0)
 
 
+def test_a_batch_has_fewer_texts_if_they_are_long():
+    features = [{"input_ids": [5] * length} for length in (100, 900, 256, 700, 256, 256)]
+
+    batches = list(embedding._group_by_length(features, batch_size=4))
+
+    assert batches == [[1], [3], [2, 4, 5], [0]]  # at most 4 * 256 tokens, and no text much shorter than the longest
+
+
 def test_vectors_of_a_model_that_was_saved_in_half_precision_are_computed_in_fp32(directory, tmp_path):
     model, tokenizer = load_encoder(directory)
     model.bfloat16().save_pretrained(tmp_path / "half")

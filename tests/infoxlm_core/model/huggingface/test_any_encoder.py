@@ -9,8 +9,8 @@ import torch
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_space
-from infoxlm_core.tasks.embedding import embed_sentences
-from tests.toys.exports import write_modules
+from infoxlm_core.tasks.embedding import VectorSpec, embed, embed_sentences
+from tests.toys.exports import MAX_TOKENS, write_modules
 from tests.toys.models import TEXTS, save_model
 
 
@@ -60,6 +60,25 @@ def test_a_dense_module_is_not_used_and_logged_once(directory, caplog):
         assert served_space(directory) == served_space(str(directory)) == (2, "mean")
 
     assert caplog.text.count("vectors are taken before its module Dense, which is not used") == 1
+
+
+def test_texts_are_truncated_to_the_length_of_sentence_transformers_or_else_of_the_positions(directory):
+    long_text = [" ".join(TEXTS * 4)]
+    model, tokenizer = load_encoder(directory, "cpu")
+    spec = VectorSpec("mean", 2)
+    expected = {length: embed(model, tokenizer, long_text, [spec], 1, length)[spec] for length in (MAX_TOKENS, 38)}
+
+    assert not torch.allclose(expected[MAX_TOKENS], expected[38], atol=1e-3)
+    assert torch.equal(embed_sentences(directory, long_text), expected[MAX_TOKENS])
+    (directory / "sentence_bert_config.json").unlink()
+    assert torch.equal(embed_sentences(directory, long_text), expected[38])
+
+
+def test_a_pickle_beside_the_weights_is_not_read(directory):
+    expected = embed_sentences(directory, TEXTS)
+    (directory / "pytorch_model.bin").write_bytes(b"no pickle")
+
+    assert torch.equal(embed_sentences(directory, TEXTS), expected)
 
 
 @pytest.mark.parametrize("settings", [{"pooling_mode_max_tokens": True}, {"pooling_mode": ["cls", "mean"]}])
