@@ -216,15 +216,20 @@ def _is_stored(source: str) -> bool:
 
 
 def _copy_model(source: str, cache: Path, only: Sequence[str]) -> Path:
-    """Copy the files directly below the URI of a model, not its subfolders, which may hold checkpoints."""
+    """Copy the files of a model from its URI and from its known subfolders; others may hold checkpoints."""
     files, is_file = _list(source, deep=False)
-    chosen_files = {name: files[name] for name in only if name in files}
-    if chosen_files:
-        files = chosen_files
-    elif selection.FILE in files and not only:  # a fine-tuned model may have a model for each language
-        for stored_file in storage.open(f"{source}/steps").entries():
+    if only:
+        chosen_files = {name: files[name] for name in only if name in files}
+        return _copy(source, chosen_files or files, is_file, cache)
+    subfolders = []
+    if selection.FILE in files:  # a fine-tuned model may have a model for each language
+        subfolders.append("steps")
+    if directories.MODULES in files:
+        subfolders.append(directories.POOLING)
+    for subfolder in subfolders:
+        for stored_file in storage.open(f"{source}/{subfolder}").entries():
             if not stored_file.name.endswith("/"):
-                files[f"steps/{stored_file.name}"] = stored_file
+                files[f"{subfolder}/{stored_file.name}"] = stored_file
     return _copy(source, files, is_file, cache)
 
 

@@ -26,9 +26,11 @@ from infoxlm_core.errors import ConfigError, DataCorrupt, InputError, StorageUna
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained
+from infoxlm_core.model.huggingface.any_encoder import served_space
 from infoxlm_core.training import fingerprint
 from tests.components.conftest import open_run, upload
 from tests.servers.processes import answering, free_port
+from tests.toys.exports import save_encoder
 from tests.toys.pretraining import VOCABULARY, tiny_config
 
 
@@ -69,6 +71,17 @@ def test_a_model_on_s3_arrives_byte_by_byte_and_once(bucket, tiny_encoders, tmp_
     bucket.objects.filter(Prefix="xlmr/base/").delete()
     upload(bucket, tiny_encoders["second"], "xlmr/base")
     assert contents(sources.fetch_model("s3://models/xlmr/base", tmp_path)) == contents(tiny_encoders["second"])
+
+
+@pytest.mark.slow
+def test_a_model_of_sentence_transformers_on_s3_keeps_the_settings_of_its_vector(bucket, tmp_path):
+    directory = save_encoder(tmp_path / "bge", "bge")
+    upload(bucket, directory, "bge")
+
+    fetched = sources.fetch_model("s3://models/bge", tmp_path / "store")
+
+    assert contents(fetched) == contents(directory)
+    assert served_space(fetched) == (3, "cls")
 
 
 @pytest.mark.slow
