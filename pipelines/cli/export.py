@@ -57,7 +57,7 @@ def export(
             if measured.retrieval is not None and original.retrieval is not None:
                 loss = f", retrieval {measured.retrieval:.2%} ({measured.retrieval - original.retrieval:+.2%})"
             typer.echo(
-                f"{measured.format:22} {measured.megabytes:8.1f} MB, speed x{measured.speed:.2f}, "
+                f"{measured.format:22} {measured.megabytes:8.1f} MB, {measured.sentences_per_second:.0f} sentences/s, "
                 f"lowest cosine {measured.cosine:.6f}{loss}"
             )
         typer.echo(f"wrote {output}: see {output / 'README.md'}")
