@@ -5,29 +5,34 @@ import os
 import re
 import subprocess
 import sys
+import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import BertConfig, BertModel
+import torch
+from transformers import AutoTokenizer, BertConfig, BertModel
 from typer.testing import CliRunner
 
 from infoxlm_core.tasks import embedding
 from pipelines.cli import app
 from tests.servers import s3
-from tests.toys.models import save_tokenizer
+from tests.servers.processes import free_port, serving
+from tests.toys.exports import train_wordpiece
 from tests.toys.text import messages, write_catalogs
 
 STORE = "s3://infoxlm/adapted"
+INFOXLM = str(Path(sys.executable).with_name("infoxlm"))
 
 
 def save_start(directory: Path) -> Path:
-    """Write a BERT with random weights that knows all words of the toy messages."""
-    words = {word for language in (0, 1) for pair in messages(language) for text in pair for word in text.split()}
-    tokenizer = save_tokenizer(directory, sorted({*words, "query:"}))
+    """Write a BERT with random weights, and a WordPiece tokenizer that was trained on the toy messages."""
+    texts = [text for language in (0, 1) for pair in messages(language) for text in pair]
+    tokenizer = train_wordpiece([*texts, *["query:"] * 10])
+    tokenizer.save_pretrained(directory)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=256, pad_token_id=1, **sizes)
+    config = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=256, pad_token_id=0, **sizes)
     BertModel(config).save_pretrained(directory)
     return directory
 
@@ -42,7 +47,7 @@ class Adaptation:
 
     def run(self, *arguments: str) -> str:
         """Run the command `infoxlm` on the same servers and return what it prints."""
-        command = [str(Path(sys.executable).with_name("infoxlm")), *arguments, "--store", STORE]
+        command = [INFOXLM, *arguments, "--store", STORE]
         done = subprocess.run(
             command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=500
         )
@@ -89,15 +94,37 @@ def test_an_adapted_encoder_is_better_than_its_start_and_champion(adapted):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_export_has_the_class_of_the_start_and_the_vectors_of_the_champion(adapted):
+def test_transformers_computes_the_vectors_of_the_champion_from_the_export(adapted):
     texts = [english for english, _ in messages(0)[:5]]
+    directory = adapted.folder / "adapted"
+
+    model, tokenizer = BertModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    batch = tokenizer([f"query: {text}" for text in texts], padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        tokens = model.eval()(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(2)
+    exported = (tokens * mask).sum(dim=1) / mask.sum(dim=1)
+
+    printed = adapted.run("embed", "--vectors", "models:/toy-memory@champion", *texts)
+    vectors = np.array([json.loads(line) for line in printed.splitlines()])
+    assert type(tokenizer.backend_tokenizer.model).__name__ == "WordPiece"
+    np.testing.assert_allclose(exported, vectors, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_champion_is_served_with_the_vectors_of_the_export(adapted, tmp_path):
+    texts = [english for english, _ in messages(0)[:5]]
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/v1/models/infoxlm"
+    command = [INFOXLM, "serve", "models:/toy-memory@champion", "--port", str(port), "--store", STORE]
+    with serving(command, url, tmp_path / "log.txt", adapted.environment):
+        body = json.dumps({"instances": texts}).encode()
+        with urllib.request.urlopen(f"{url}:predict", body, timeout=60) as response:
+            served = json.load(response)["predictions"]
 
     exported = embedding.embed_sentences(adapted.folder / "adapted", texts)
-    printed = adapted.run("embed", "--vectors", "models:/toy-memory@champion", *texts)
-
-    vectors = np.array([json.loads(line) for line in printed.splitlines()])
-    assert BertModel.from_pretrained(adapted.folder / "adapted").config.num_hidden_layers == 2
-    np.testing.assert_allclose(exported, vectors, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(served, exported, rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import torch
@@ -21,9 +22,10 @@ import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-directory, texts = json.load(sys.stdin)
+directory, texts, pad_id, pad_token = json.load(sys.stdin)
 tokenizer = Tokenizer.from_file(f"{directory}/tokenizer.json")
-tokenizer.enable_padding(pad_id=1, pad_token="<pad>")
+tokenizer.enable_truncation(24)
+tokenizer.enable_padding(pad_id=pad_id, pad_token=pad_token)
 encodings = tokenizer.encode_batch(texts)
 ids = np.array([encoding.ids for encoding in encodings])
 mask = np.array([encoding.attention_mask for encoding in encodings])
@@ -34,26 +36,38 @@ print(json.dumps(vectors.tolist()))
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("onnx")
-    source = save_encoder(folder / "source", "e5")
-    encoder = sentence_encoder.load(source)
-    output = folder / "output"
-    sentence_transformers.write(encoder, source, output, sentence_transformers.read_tokenizer(source))
-    onnx.write(encoder, output / "onnx/model.onnx")
-    return source, output, encoder
+def export(tmp_path_factory):
+    """Return a function from a kind of encoder to its source, its export and the loaded encoder."""
+
+    @cache
+    def export_kind(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        source = save_encoder(folder / "source", kind)
+        encoder = sentence_encoder.load(source)
+        output = folder / "output"
+        sentence_transformers.write(encoder, source, output, sentence_transformers.read_tokenizer(source))
+        onnx.write(encoder, output / "onnx/model.onnx")
+        return source, output, encoder
+
+    return export_kind
+
+
+@pytest.fixture(scope="module")
+def exported(export):
+    return export("e5")
 
 
 @pytest.mark.slow
-def test_onnx_runtime_and_tokenizers_alone_give_the_vectors_of_infoxlm_embed(exported):
-    source, output, _ = exported
-    texts = [f"query: {sentence}" for sentence in SENTENCES]
+@pytest.mark.parametrize(("kind", "prefix", "pad"), [("e5", "query: ", (1, "<pad>")), ("bge", "", (0, "[PAD]"))])
+def test_onnx_runtime_and_tokenizers_alone_give_the_vectors_of_infoxlm_embed(export, kind, prefix, pad):
+    source, output, _ = export(kind)
+    texts = [f"{prefix}{sentence}" for sentence in SENTENCES]
     process = subprocess.run(
-        [sys.executable, "-I", "-c", RUN], input=json.dumps([str(output), texts]), capture_output=True, text=True,
-        check=True,
+        [sys.executable, "-I", "-c", RUN], input=json.dumps([str(output), texts, *pad]), capture_output=True,
+        text=True, check=True,
     )  # fmt: skip
 
-    expected = F.normalize(load_embedder(source, pooling="mean", prefix="query: ")(SENTENCES), dim=1)
+    expected = F.normalize(load_embedder(source)(SENTENCES), dim=1)
     assert torch.allclose(torch.tensor(json.loads(process.stdout)), expected, atol=1e-5)
 
 
