@@ -6,11 +6,13 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import TypeAdapter
 from safetensors import safe_open
+from tokenizers import Tokenizer
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.export import sentence_encoder, sentence_transformers
-from infoxlm_core.model.huggingface import pretrained
+from infoxlm_core.model.huggingface import pretrained, stored_weights
 from infoxlm_core.tasks.embedding import load_embedder
 from infoxlm_core.tasks.reference_vectors import SENTENCES
 from tests.toys.exports import MAX_TOKENS, save_encoder
@@ -19,6 +21,15 @@ KINDS = ("infoxlm", "e5", "bge", "distilbert")
 CLASSES = {"infoxlm": "XLMRobertaModel", "e5": "BertModel", "bge": "BertModel", "distilbert": "DistilBertModel"}
 LAYERS = {"infoxlm": 2, "e5": 3, "bge": 3, "distilbert": 2}
 TEXTS = [*SENTENCES, " ".join(SENTENCES)]  # the last one has more tokens than the toy encoders read
+BERT_FIELDS = {
+    "vocab_size": int, "hidden_size": int, "num_hidden_layers": int, "num_attention_heads": int,
+    "intermediate_size": int, "hidden_act": str, "hidden_dropout_prob": float, "max_position_embeddings": int,
+    "type_vocab_size": int, "initializer_range": float, "layer_norm_eps": float, "pad_token_id": int,
+}  # fmt: skip
+DISTILBERT_FIELDS = {
+    "vocab_size": int, "dim": int, "n_layers": int, "n_heads": int, "hidden_dim": int, "activation": str,
+    "max_position_embeddings": int, "pad_token_id": int,
+}  # fmt: skip
 ENCODE = """
 import json, sys, sentence_transformers
 texts, directories = json.load(sys.stdin)
@@ -48,6 +59,53 @@ def embed_original(source):
     """The vectors of `infoxlm embed`, divided by their lengths if the modules of the model say so."""
     vectors = load_embedder(source)(TEXTS)
     return F.normalize(vectors, dim=1) if (source / "modules.json").is_file() else vectors
+
+
+def linear(name, rows, columns):
+    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+
+
+def norm(name, size):
+    return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+
+
+def bert_weights(config):
+    """Names and shapes of the weights that are read for the model types bert and xlm-roberta."""
+    width = config["hidden_size"]
+    weights = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], width),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width),
+    }
+    weights |= norm("embeddings.LayerNorm", width)
+    for number in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{number}"
+        for name in ("self.query", "self.key", "self.value", "output.dense"):
+            weights |= linear(f"{layer}.attention.{name}", width, width)
+        weights |= norm(f"{layer}.attention.output.LayerNorm", width)
+        weights |= linear(f"{layer}.intermediate.dense", config["intermediate_size"], width)
+        weights |= linear(f"{layer}.output.dense", width, config["intermediate_size"])
+        weights |= norm(f"{layer}.output.LayerNorm", width)
+    return weights
+
+
+def distilbert_weights(config):
+    """Names and shapes of the weights that are read for the model type distilbert."""
+    width = config["dim"]
+    weights = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width),
+    }
+    weights |= norm("embeddings.LayerNorm", width)
+    for number in range(config["n_layers"]):
+        layer = f"transformer.layer.{number}"
+        for name in ("q_lin", "k_lin", "v_lin", "out_lin"):
+            weights |= linear(f"{layer}.attention.{name}", width, width)
+        weights |= linear(f"{layer}.ffn.lin1", config["hidden_dim"], width)
+        weights |= linear(f"{layer}.ffn.lin2", width, config["hidden_dim"])
+        weights |= norm(f"{layer}.sa_layer_norm", width)
+        weights |= norm(f"{layer}.output_layer_norm", width)
+    return weights
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,6 +145,41 @@ def test_the_files_of_the_library_name_pooling_length_prompts_and_modules(export
     assert prompts["default_prompt_name"] == ("query" if kind == "e5" else None)
     types = [module["type"].removeprefix("sentence_transformers.models.") for module in read("modules.json")]
     assert types == ["Transformer", "Pooling", "Normalize"][: 3 if has_modules else 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_embeddings_inference_finds_every_file_field_and_weight_that_it_reads(exported, kind):
+    """The server is not run. Names, types and shapes are those of its source, version 1.9.3.
+
+    They are in `ModelConfig`, `PoolConfig`, `STConfig` and `NewSTConfig` of router/src/lib.rs, in `BertConfig`,
+    `DistilBertConfig` and the functions `load` of backends/candle/src/models, and in `ModuleType` of
+    backends/src/lib.rs.
+    """
+    _, output = exported[kind]
+
+    def read(name):
+        return json.loads((output / name).read_bytes())
+
+    config = read("config.json")
+    assert config["model_type"] == {"infoxlm": "xlm-roberta", "distilbert": "distilbert"}.get(kind, "bert")
+    assert config["architectures"] == [CLASSES[kind]]  # a name that ends in Classification would be a classifier
+    for name, field_type in (DISTILBERT_FIELDS if kind == "distilbert" else BERT_FIELDS).items():
+        TypeAdapter(field_type).validate_python(config[name], strict=True)
+    expected_shapes = distilbert_weights(config) if kind == "distilbert" else bert_weights(config)
+    stored = stored_weights.read_headers(output)
+    assert {name: stored[name].shape for name in expected_shapes} == expected_shapes
+
+    position_offset = config["pad_token_id"] + 1 if kind == "infoxlm" else 0
+    max_tokens = read("sentence_bert_config.json")["max_seq_length"]
+    assert 0 < max_tokens <= config["max_position_embeddings"] - position_offset
+    pooling = read("1_Pooling/config.json")
+    assert (pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_tokens"]) == (kind == "bge", kind != "bge")
+    prompts = read("config_sentence_transformers.json")["prompts"]
+    TypeAdapter(dict[str, str]).validate_python(prompts, strict=True)
+    for module in read("modules.json"):
+        library, _, name = module["type"].rpartition(".")
+        assert library == "sentence_transformers.models" and name in ("Transformer", "Pooling", "Normalize")
+    assert Tokenizer.from_file(str(output / "tokenizer.json")).get_vocab_size() == config["vocab_size"]
 
 
 @pytest.mark.slow
