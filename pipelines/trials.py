@@ -9,6 +9,7 @@ import yaml
 
 from infoxlm_core import outside, run_file
 from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.config.base import merge
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.run_file import RunConfig
 
@@ -103,15 +104,3 @@ def choose(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path)
         return variants
     chosen_names = {name_by_alias[alias] for alias in only}
     return {name: variant for name, variant in variants.items() if name in chosen_names}
-
-
-def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge overrides recursively: mappings are merged, other values are replaced."""
-    merged = dict(values)
-    for key, override in overrides.items():
-        value = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(override, Mapping):
-            merged[key] = merge(value, override)
-        else:
-            merged[key] = override
-    return merged

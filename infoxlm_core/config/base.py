@@ -49,6 +49,18 @@ def _language(code: str) -> str:
     return code
 
 
+def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge overrides recursively: mappings are merged, other values are replaced."""
+    merged = dict(values)
+    for key, change in overrides.items():
+        value = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(change, Mapping):
+            merged[key] = merge(value, change)
+        else:
+            merged[key] = change
+    return merged
+
+
 def whole_or(*words: str) -> BeforeValidator:
     """Return a validator of a field that is a number of layers or one of these words. Its error is one line."""
     layer_count = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from infoxlm_core.config.base import (
+    Flag,
     Language,
     Name,
     NonNegativeInt,
@@ -110,6 +111,30 @@ class RecipeConfig(StageConfig):
 
     seed: NonNegativeInt = 1
     """Seed of the head's initial weights, the order of examples and dropout."""
+
+
+class CrossLingualConfig(RecipeConfig):
+    """The settings of tasks whose test sets may mix two languages, or may be machine-translated."""
+
+    mixed: Flag = False
+    """Also test pairs of texts in two languages: premise and hypothesis, or paragraph and question."""
+
+    translated_test: tuple[str, ...] = ()
+    """Files or folders of test sets that were machine-translated into the first training language (translate-test).
+    They name the language of their originals, and replace the test sets of all other languages than the first training
+    language. Only a suite and `evaluate` read them."""
+
+    @model_validator(mode="after")
+    def _translations_have_one_language(self) -> Self:
+        if self.mixed and self.translated_test:
+            raise ValueError("mixed has no effect with translated_test, whose texts have one language: set one of them")
+        return self
+
+    def result_fields(self) -> dict[str, Any]:
+        fields = super().result_fields()
+        if not self.translated_test:  # omitted, so that results of earlier versions are found again
+            del fields["translated_test"]
+        return fields
 
 
 class AlignedSetConfig(StageConfig):

@@ -32,11 +32,15 @@ def describe_rule(selection: Mapping[str, Any] | None, dev_languages: Collection
 
 
 def name_setting(suite_task: SuiteTaskConfig, finished: Iterable[Scores]) -> str:
-    """Return which of the paper's training sets was used: `zero-shot`, `translate-train-all` or `other`."""
+    """Return the paper's name of how a task crosses languages, or `other`.
+
+    zero-shot: trained on English · translate-train-all: trained on all languages of the table · translate-test: trained
+    on English and tested on translations into English.
+    """
     trained_on = set(_list_training_languages(suite_task, finished))
     if trained_on <= {"en"}:
-        return "zero-shot"
-    return "translate-train-all" if trained_on == set(published.tables()["xnli"].columns) else "other"
+        return "translate-test" if getattr(suite_task.settings, "translated_test", ()) else "zero-shot"
+    return "translate-train-all" if trained_on == set(task_of(suite_task.settings).order) else "other"
 
 
 def _list_training_languages(suite_task: SuiteTaskConfig, finished: Iterable[Scores]) -> list[str]:
@@ -63,6 +67,7 @@ def compare_protocol(suite_task: SuiteTaskConfig, counts: Mapping[str, int], fin
             for scores in finished:
                 dev_languages.update(scores.dev["languages"] if scores.dev else ())
         ours |= {
+            "setting": name_setting(suite_task, finished),
             "training languages": ", ".join(_list_training_languages(suite_task, finished)) or "unknown",
             "training": _describe_training(suite_task, finished),
             "learning rates tried": _format_sorted(rates),

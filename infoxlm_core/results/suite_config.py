@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 from pydantic import Field, model_validator
 
 from infoxlm_core.config import StageConfig
-from infoxlm_core.config.base import Name, NonNegativeInt
+from infoxlm_core.config.base import Name, NonNegativeInt, merge
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.tasks import TASKS
 
@@ -20,6 +20,9 @@ else:
 
 class SuiteTaskConfig(StageConfig):
     """One task of a suite, with its seeds and its grid."""
+
+    like: Name | None = None
+    """An earlier task of the suite, from which this one takes everything that it does not set itself."""
 
     settings: Annotated[Settings, Field(discriminator="task")]
     """Settings of the task; their field `task` names its kind."""
@@ -58,6 +61,8 @@ class SuiteConfig(StageConfig):
         if isinstance(values.get("tasks"), list):
             tasks = _index_by_name("tasks", values["tasks"])
             values["tasks"] = {name: _without_name(item) for name, item in tasks.items()}
+        if isinstance(values.get("tasks"), dict):
+            values["tasks"] = _resolve_likes(values["tasks"])
         return values
 
     def choose(self, tasks: Sequence[str]) -> Self:
@@ -75,6 +80,19 @@ class SuiteConfig(StageConfig):
             "models": [{"name": name, "source": source} for name, source in values["models"].items()],
             "tasks": [{"name": name, **task} for name, task in values["tasks"].items()],
         }
+
+
+def _resolve_likes(tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tasks, where those with `like` have all settings of that earlier task; ValueError if it is unknown."""
+    resolved: dict[str, Any] = {}
+    for name, task in tasks.items():
+        resolved[name] = task
+        if isinstance(task, Mapping) and task.get("like"):
+            base = resolved.get(task["like"])
+            if not isinstance(base, Mapping) or task["like"] == name:
+                raise ValueError(f"tasks.{name}.like: no task {task['like']!r} before this one")
+            resolved[name] = merge(base, {**task, "like": None})
+    return resolved
 
 
 def _index_by_name(key: str, items: Sequence[Any]) -> dict[str, dict[str, Any]]:

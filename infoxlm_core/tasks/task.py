@@ -79,7 +79,7 @@ class Task(Generic[Settings]):
             value = getattr(settings, role)
             if isinstance(value, str):
                 paths[role] = [value]
-            else:
+            elif value or role != "translated_test":  # an empty one is omitted, so that earlier results are found again
                 paths[role] = list(value or ())  # None if an optional field is not set
         return paths
 

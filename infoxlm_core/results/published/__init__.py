@@ -19,7 +19,7 @@ class PublishedRow:
 
     model: str
     size: str  # base or large
-    kind: str  # zero-shot or translate-train-all; for Tatoeba the vector
+    kind: str  # zero-shot, translate-train-all or translate-test; for Tatoeba the vector
     source: str
     cells: dict[str, float | None]  # column -> share; None if our copy is not legible there
     mean: float | None = None  # as printed: rounded, and wrong in two rows (see `note`)

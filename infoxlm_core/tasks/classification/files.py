@@ -3,6 +3,7 @@
 XTREME     train-en.tsv  dev-ar.tsv  test-ar.tsv           no header: text, text_pair, label
 XNLI       xnli.dev.tsv  xnli.test.tsv                     language, gold_label, …, sentence1, sentence2, …
 XNLI-MT    multinli.train.fr.tsv                           premise, hypo, label
+           xnli.test.en.tsv                                as XNLI; the language is that of the original
 PAWS-X     fr/translated_train.tsv  fr/dev_2k.tsv          id, sentence1, sentence2, label
 SIB-200    deu_Latn/train.tsv                              index_id, category, text
 """

@@ -22,6 +22,7 @@ from infoxlm_core.tasks.classification.table import (
     list_files,
     normalise_labels,
     read_labelled,
+    read_test,
     split_by_language,
 )
 from infoxlm_core.tasks.scores import Scores, mix
@@ -124,27 +125,24 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
     """Classify the test rows of every language with the model chosen for it, and write `predictions.parquet`.
 
     Raises:
-        InputError: there is no model, no test row with a label of the classifier, or, for `mixed`, the rows of two
-            languages do not translate each other.
+        InputError: there is no model, no test row with a label of the classifier, a translation is missing, or, for
+            `mixed`, the rows of two languages do not translate each other.
     """
     labels = normalise_labels(padded.labels_of(padded.read_config(tuned)), str(tuned))  # classifier's -> data's
-    table = read_labelled(config, None, ("test",))
-    if table.empty:
-        raise InputError(
-            f"{config.data}: no row has the split test. Name a file test-LANGUAGE, or set the split of rows."
-        )
-    test = drop_unknown(table.drop(columns="split"), list(labels.values()), "test")
+    source = two_letters(config.train_languages[0])
+    test = drop_unknown(read_test(config).drop(columns="split"), list(labels.values()), "test")
     rows_by_language = split_by_language(test)
     if config.mixed:
         check_aligned(rows_by_language)
-    test["predicted"] = predict_rows(tuned, test, config.max_tokens).map(labels)
+    texts = test.assign(language=source) if config.translated_test else test
+    test["predicted"] = predict_rows(tuned, texts, config.max_tokens).map(labels)
     output.mkdir(parents=True, exist_ok=True)
     test.to_parquet(output / "predictions.parquet", index=False)
     accuracy = accuracy_by_language(test["predicted"], test["label"], test["language"])
     return Scores.from_languages(
         "classification",
         {language: {"accuracy": share} for language, share in accuracy.items()},
-        two_letters(config.train_languages[0]),
+        source,
         tuned,
         counts={language: len(rows) for language, rows in rows_by_language.items()},
         test_set=manifests.digest({language: rows.to_dict("list") for language, rows in rows_by_language.items()}),
@@ -220,6 +218,8 @@ def check(config: ClassificationConfig, chosen: bool) -> None:
     selection.check(config.selection.rule, source, sorted(dev["language"].unique()))
     if config.mixed:
         check_aligned(split_by_language(test))
+    if config.translated_test:
+        read_test(config)
 
 
 def _read_for_check(config: ClassificationConfig) -> tuple[set[str], pd.DataFrame]:

@@ -4,11 +4,11 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from infoxlm_core.config.base import Flag, Language, Share, Source
-from infoxlm_core.config.tasks import Paths, RecipeConfig
+from infoxlm_core.config.base import Language, Share, Source
+from infoxlm_core.config.tasks import CrossLingualConfig, Paths
 
 
-class ClassificationConfig(RecipeConfig):
+class ClassificationConfig(CrossLingualConfig):
     """Encoder + labelled text -> classifier of sentences or sentence pairs (XNLI, PAWS-X, SIB-200, any table)."""
 
     task: Literal["classification"] = "classification"
@@ -37,9 +37,6 @@ class ClassificationConfig(RecipeConfig):
 
     train_languages: tuple[Language, ...] = ("en",)
     """Languages to train on; every language is tested."""
-
-    mixed: Flag = False
-    """Also test premises of one language with hypotheses of another, every two languages."""
 
     head_dropout: Share = 0.1
     """Dropout probability before the classifier's layers."""

@@ -11,7 +11,7 @@ import pandas as pd
 
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import InputError
-from infoxlm_core.languages import shorten
+from infoxlm_core.languages import shorten, two_letters
 from infoxlm_core.tasks.classification.files import HEADERS, LabelledFile, find_labelled_files, read_columns
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.task import SPLITS
@@ -61,6 +61,43 @@ def read_labelled(
             ) from None
     table["split"] = table["split"].fillna("train")
     return table[table["split"].isin(splits)].reset_index(drop=True)
+
+
+def read_test(config: ClassificationConfig) -> pd.DataFrame:
+    """Read the test rows; with `translated_test`, the translations replace the rows of every language but the source.
+
+    The language of a translated row is that of its original.
+
+    Raises:
+        InputError: as `read_labelled`; or a language has no translations, or not as many as test rows.
+    """
+    test = read_labelled(config, None, ("test",))
+    if test.empty:
+        raise InputError(
+            f"{config.data}: no row has the split test. Name a file test-LANGUAGE, or set the split of rows."
+        )
+    if not config.translated_test:
+        return test
+    source = two_letters(config.train_languages[0])
+    translations = read_labelled(select_translations(config), None, ("test",))
+    originals_by_language = split_by_language(test)
+    translations_by_language = split_by_language(translations[translations["language"] != source])
+    tables = []
+    for language, originals in originals_by_language.items():
+        rows = originals if language == source else translations_by_language.get(language, translations[:0])
+        if len(rows) != len(originals):
+            raise InputError(
+                f"{', '.join(config.translated_test)}: {len(rows)} translated test rows for {language}, but "
+                f"{len(originals)} test rows. Give a translation into {source} of each row, with the language of the "
+                "original."
+            )
+        tables.append(rows)
+    return pd.concat(tables, ignore_index=True)
+
+
+def select_translations(config: ClassificationConfig) -> ClassificationConfig:
+    """Return settings that read the translated test sets instead of the data."""
+    return config.model_copy(update={"data": config.translated_test})
 
 
 def draw_split(table: pd.DataFrame) -> np.ndarray:

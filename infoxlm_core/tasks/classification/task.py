@@ -27,7 +27,8 @@ class Classification(Task[ClassificationConfig]):
     tables: ClassVar[tuple[str, ...]] = ("xnli",)
     presets: ClassVar[Mapping[str, Preset]] = {"xnli": Preset("xnli"), "classification": Preset()}
     head = HEAD
-    only_tested: ClassVar[tuple[str, ...]] = ("mixed",)
+    roles: ClassVar[tuple[str, ...]] = ("data", "translated_test")
+    only_tested: ClassVar[tuple[str, ...]] = ("mixed", "translated_test")
 
     def has_training_text(self, settings: ClassificationConfig, corpus_files: Collection[str]) -> bool:
         # The labels of a prepared corpus are the names of its corpora of pairs, and a classifier needs two labels.
@@ -44,9 +45,12 @@ class Classification(Task[ClassificationConfig]):
         run.check(settings, chosen)
 
     def list_test_files(self, settings: ClassificationConfig) -> list[Path]:
-        from infoxlm_core.tasks.classification.table import list_files
+        from infoxlm_core.tasks.classification.table import list_files, select_translations
 
-        return [file.path for file in list_files(settings, None) if file.split in (None, "test")]
+        files = list_files(settings, None)
+        if settings.translated_test:
+            files += list_files(select_translations(settings), None)
+        return [file.path for file in files if file.split in (None, "test")]
 
     def read_training(self, settings: ClassificationConfig, encoder: Path, corpus: Path | None) -> "Training":
         from infoxlm_core.tasks.classification import run

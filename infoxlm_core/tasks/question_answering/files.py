@@ -172,7 +172,8 @@ def _list_folder(folder: Path, split: Split) -> list[Path]:
         raise InputError(f"{folder}: the folder has no .json file. Give the folder of the {split} files.")
     splits_in_name: dict[Path, set[str]] = {}
     for file in json_files:
-        words = re.split(r"[._-]", file.stem)
+        stem = re.sub("translate-train-(?=train|dev)", "", file.stem)  # MLQA's de_squad-translate-train-dev-v1.1
+        words = re.split(r"[._-]", stem)
         splits_in_name[file] = set(words) & set(SPLITS.values())
     if not any(split in splits for splits in splits_in_name.values()):
         return json_files

@@ -135,15 +135,16 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
 
     With `config.mixed` also `predictions/PARAGRAPHS-QUESTIONS.json`, by the model of the paragraphs' language.
     """
-    sets = files.read_sets(config.test, "test", config.mixed)
-    paragraph_languages = [paragraph_language for paragraph_language, _ in sets]
+    source = list_training_languages(config)[0]
+    sets = _read_test(config, source)
+    paragraph_languages = [question_set.languages[0] for question_set in sets.values()]
     for language in paragraph_languages:
         choose_normaliser(config.normaliser, language)  # raises an error before hours of inference
     predictions: dict[LanguagePair, dict[str, str]] = {}
     for directory, reader, languages in load_chosen(tuned, HEAD, paragraph_languages):
         tokenizer, window_length = _load_tokenizer(config, directory)
         for pair, question_set in sets.items():
-            paragraph_language, _ = pair
+            paragraph_language, _ = question_set.languages
             if paragraph_language in languages:
                 windows = _make_windows(config, directory, tokenizer, window_length, question_set)
                 predictions[pair] = answer(config, reader, question_set, windows)
@@ -159,12 +160,34 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     return Scores.from_languages(
         "question_answering",
         scores_by_language,
-        list_training_languages(config)[0],
+        source,
         tuned,
         counts={language: len(sets[language, language].questions) for language in scores_by_language},
         test_set=_digest(sets),
         mixed=mix(scores_by_pair, "f1") if config.mixed else None,
     )
+
+
+def _read_test(config: AnsweringConfig, source: str) -> dict[LanguagePair, QuestionSet]:
+    """Read the test sets; with `translated_test`, translations replace the sets of every language but the source.
+
+    The language pair of a translated set is that of its original, and its `languages` are the source.
+
+    Raises:
+        InputError: as `files.read_sets`; or a language has no translation.
+    """
+    sets = files.read_sets(config.test, "test", config.mixed)
+    if not config.translated_test:
+        return sets
+    translations = files.read_sets(config.translated_test, "test")
+    for pair in sets:
+        if pair == (source, source):
+            continue
+        if pair not in translations:
+            paths = ", ".join(config.translated_test)
+            raise InputError(f"{paths}: no test set in {pair[0]}. Give the test set of each language, translated.")
+        sets[pair] = replace(translations[pair], languages=(source, source))
+    return sets
 
 
 def _write_predictions(folder: Path, predictions: Mapping[LanguagePair, Mapping[str, str]]) -> None:
@@ -192,9 +215,10 @@ def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
 def check(config: AnsweringConfig) -> None:
     """Check that all files are readable, and that their languages suit the normaliser and the rule of selection."""
     files.read_training(config.train)
-    test_sets = files.read_sets(config.test, "test", config.mixed)
+    source = list_training_languages(config)[0]
+    test_sets = _read_test(config, source)
     dev_sets = files.read_sets(config.dev, "dev") if config.dev else {}
-    for paragraph_language, _ in (*dev_sets, *test_sets):
-        choose_normaliser(config.normaliser, paragraph_language)
+    for question_set in (*dev_sets.values(), *test_sets.values()):
+        choose_normaliser(config.normaliser, question_set.languages[0])
     dev_languages = [paragraph_language for paragraph_language, _ in dev_sets]
-    selection.check(config.selection.rule, list_training_languages(config)[0], dev_languages)
+    selection.check(config.selection.rule, source, dev_languages)

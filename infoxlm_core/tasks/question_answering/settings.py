@@ -4,13 +4,13 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from infoxlm_core.config.base import Flag, PositiveInt
-from infoxlm_core.config.tasks import Paths, RecipeConfig
+from infoxlm_core.config.base import PositiveInt
+from infoxlm_core.config.tasks import CrossLingualConfig, Paths
 
 TRAINED = "train.en.json"  # stands for the training text of a reader that is only measured; names the source language
 
 
-class AnsweringConfig(RecipeConfig):
+class AnsweringConfig(CrossLingualConfig):
     """Encoder + questions about paragraphs, in SQuAD's format -> a reader that marks the answer (MLQA, XQuAD)."""
 
     task: Literal["question_answering"] = "question_answering"
@@ -27,9 +27,6 @@ class AnsweringConfig(RecipeConfig):
 
     normaliser: Literal["mlqa", "squad"] = "squad"
     """How answers are compared: as MLQA does in its seven languages, or as SQuAD does (XQuAD, TyDiQA)."""
-
-    mixed: Flag = False
-    """Also test questions in one language about paragraphs in another, if there are such files."""
 
     max_tokens: PositiveInt = 384
     """Largest number of tokens of a window: question, part of the paragraph, and special tokens."""

@@ -27,8 +27,8 @@ class QuestionAnswering(Task[AnsweringConfig]):
         **dict.fromkeys(("xquad", "tydiqa", "squad", "question-answering"), Preset()),
     }
     head = HEAD
-    roles: ClassVar[tuple[str, ...]] = ("train", "dev", "test")
-    only_tested: ClassVar[tuple[str, ...]] = ("test", "mixed")
+    roles: ClassVar[tuple[str, ...]] = ("train", "dev", "test", "translated_test")
+    only_tested: ClassVar[tuple[str, ...]] = ("test", "mixed", "translated_test")
 
     def build_test_settings(self, data: str) -> dict[str, Any]:
         return {"train": [TRAINED], "test": [data]}
@@ -53,7 +53,10 @@ class QuestionAnswering(Task[AnsweringConfig]):
     def list_test_files(self, settings: AnsweringConfig) -> list[Path]:
         from infoxlm_core.tasks.question_answering import files
 
-        return list(files.find_sets(settings.test, "test", settings.mixed).values())
+        test_files = list(files.find_sets(settings.test, "test", settings.mixed).values())
+        if settings.translated_test:
+            test_files += files.find_sets(settings.translated_test, "test").values()
+        return test_files
 
     def read_training(self, settings: AnsweringConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
         from infoxlm_core.tasks.question_answering import run

@@ -47,6 +47,21 @@ def test_a_grid_changes_one_field_of_a_section_and_leaves_its_neighbours():
     assert [(o.steps, o.warmup_steps, o.learning_rate) for o in found] == [(77, 7, 1e-5), (77, 7, 2e-5)]
 
 
+def test_a_task_like_another_has_its_settings_except_those_that_it_sets():
+    first = {"settings": CLASSIFICATION["settings"] | {"optimization": {"steps": 7777}}, "grid": RATES, "table": "xnli"}
+    second = {"like": "first", "settings": {"optimization": {"warmup_steps": 7}}, "seeds": [4]}
+
+    suite = config(first=first, second=second)
+
+    one, other = suite.tasks["first"], suite.choose(["second"]).tasks["second"]
+    assert (other.grid, other.table, other.seeds) == (one.grid, "xnli", (4,))
+    assert (other.settings.optimization.steps, other.settings.optimization.warmup_steps) == (7777, 7)
+    assert SuiteConfig.parse(suite.listed()) == suite
+    for name in ("second", "third", "later"):
+        with pytest.raises(ConfigError, match=f"tasks.second.like: no task '{name}' before this one"):
+            config(first=first, second=second | {"like": name}, later=first)
+
+
 def test_there_is_no_none_in_a_point_for_kfp_has_no_word_for_it():
     assert "null" not in json.dumps(
         [item.to_dict() for item in trials.plan(config(words=CLASSIFICATION, riddles=ANSWERING, pairs=RETRIEVAL))]

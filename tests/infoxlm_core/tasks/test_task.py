@@ -71,6 +71,16 @@ def test_a_task_finds_its_data_by_role_fetches_them_and_leaves_them_out_of_what_
     assert task.without_data(settings) == task.without_data(settings.model_copy(update={"data": ("c",)}))
     assert task.select_training_inputs(settings)[0] == settings.model_copy(update={"mixed": False})
     assert task.localise(task.settings(), str.upper).data is None
+    assert "translated_test" not in settings.result_fields()  # the keys of earlier results have no such field
+
+
+def test_translations_of_the_test_are_data_that_training_does_not_depend_on():
+    task = TASKS["classification"]
+    settings = task.settings.parse({"data": ["a"], "translated_test": ["b"]})
+
+    assert task.list_data(settings) == {"data": ["a"], "translated_test": ["b"]}
+    assert task.localise(settings, str.upper).translated_test == ("B",)
+    assert task.select_training_inputs(settings) == (task.settings.parse({"data": ["a"]}), {"data": ["a"]})
 
 
 def test_the_task_of_contributing_md_is_learned_and_measured(encoder, tmp_path, monkeypatch):

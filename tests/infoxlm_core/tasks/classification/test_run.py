@@ -133,6 +133,37 @@ def test_mixed_pairs_need_the_same_test_in_every_language(tuned, data, tmp_path)
             run.measure(config(folder, mixed=True), tuned, tmp_path)
 
 
+def test_translate_test_classifies_the_translations_as_text_of_the_source(tuned, data, tmp_path, monkeypatch):
+    german = read(data, "test", "de")
+    lines = ["\t".join((second, first, label)) for first, second, label in german]
+    (tmp_path / "test-de.tsv").write_text("\n".join(lines) + "\n")
+
+    original = run.measure(config(data), tuned, tmp_path / "original")
+    text_languages = []
+    encode_rows = run.encode_rows
+    monkeypatch.setattr(
+        run, "encode_rows", lambda table, *rest: text_languages.extend(table["language"]) or encode_rows(table, *rest)
+    )
+
+    scores = run.measure(config(data, translated_test=[str(tmp_path)]), tuned, tmp_path / "out")
+
+    assert text_languages == ["en"] * 120
+    second, first, _ = map(list, zip(*german, strict=True))
+    _, expected = ask_transformers(selection.directories(tuned)("en"), first, second)
+    predictions = pd.read_parquet(tmp_path / "out/predictions.parquet").groupby("language")["predicted"]
+    assert predictions.get_group("de").tolist() == expected
+    assert scores.languages["en"] == original.languages["en"]
+
+
+def test_translate_test_needs_a_translation_of_each_row(tuned, data, tmp_path):
+    (tmp_path / "test-de.tsv").write_text((data / "test-de.tsv").read_text().partition("\n")[2])
+
+    with pytest.raises(InputError, match="59 translated test rows for de, but 60 test rows"):
+        run.check(config(data, translated_test=[str(tmp_path)]), chosen=False)
+    with pytest.raises(InputError, match="0 translated test rows for de, but 60"):
+        run.measure(config(data, translated_test=[str(data / "test-en.tsv")]), tuned, tmp_path / "out")
+
+
 def test_the_test_set_has_a_digest_of_its_own(tuned, data, tmp_path):
     (tmp_path / "test-en.tsv").write_text((data / "test-en.tsv").read_text())
     (tmp_path / "test-de.tsv").write_text((data / "test-de.tsv").read_text())

@@ -58,6 +58,15 @@ def test_languages_stand_in_the_names_of_the_published_files(name, cell):
     assert files.parse_languages(Path("anywhere") / name) == cell
 
 
+def test_the_folder_of_mlqas_translations_has_training_and_development_files(tmp_path):
+    names = [f"de_squad-translate-train-{split}-v1.1.json" for split in ("train", "dev")]
+    for name in names:
+        write(tmp_path / name, question("a", ("Spree", 20)))
+
+    assert [path.name for path in files.list_files([str(tmp_path)], "train")] == names[:1]
+    assert [path.name for path in files.list_files([str(tmp_path)], "dev")] == names[1:]
+
+
 def test_a_folder_gives_its_json_files_and_of_mlqa_those_of_the_split(tmp_path):
     for split in ("test", "dev"):
         for pair in ("en-question-en", "de-question-de", "de-question-en"):

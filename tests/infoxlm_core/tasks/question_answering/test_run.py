@@ -104,6 +104,21 @@ def test_cells_of_two_languages_are_scored_beside_the_others(encoder, liking, tm
     assert (tmp_path / "out/predictions/de-en.json").is_file()
 
 
+def test_translate_test_compares_answers_in_the_language_of_the_translation(encoder, liking, tmp_path):
+    test = write_mlqa(tmp_path / "mlqa", "en-en", "de-de")
+    rows = [("1", "a b the Spree", "Wo", "the Spree")]
+    write_squad(tmp_path / "translated/translate-test-context-de-question-de.json", rows)
+    config = settings("train.en.json", test, normaliser="mlqa", translated_test=[str(tmp_path / "translated")])
+
+    scores = run.measure(config, encoder, tmp_path / "out")
+
+    assert scores.languages["de"] == {"f1": 1.0, "exact_match": 1.0}  # in English, `the` is an article
+    assert scores.counts == {"de": 1, "en": 2}
+    with pytest.raises(InputError, match="no test set in de"):
+        other = write_mlqa(tmp_path / "other", "en-en")
+        run.measure(settings("train.en.json", test, translated_test=[str(other)]), encoder, tmp_path / "out")
+
+
 def test_mlqa_compares_answers_by_the_language_of_the_paragraph(encoder, liking, tmp_path):
     for cell in ("de-question-de", "de-question-en", "en-question-en", "en-question-de"):
         rows = [("1", "a b die Spree", "Wo", "die Spree")]
