@@ -119,26 +119,27 @@ class StageConfig(BaseModel):
             location = first_error["loc"]
             names = [str(name) for name in (*where.split("."), *location)]
             field = ".".join(name for name in names if name)
-            number_of_others = error.error_count() - 1
-            others = f" (and {number_of_others} more)" if number_of_others else ""
+            further_errors = ""
+            if error.error_count() > 1:
+                further_errors = f" (and {error.error_count() - 1} more)"
             if first_error["type"] == "extra_forbidden":
-                valid_names = ", ".join(sorted(_field_names_at(cls, location[:-1])))
-                raise ConfigError(f"{field}: unknown name; known are {valid_names}{others}") from None
+                valid_names = ", ".join(sorted(_list_fields_at(cls, location[:-1])))
+                raise ConfigError(f"{field}: unknown name; known are {valid_names}{further_errors}") from None
             reason = first_error["msg"].removeprefix("Value error, ")
-            # Our own validators, whose type is value_error, name the value in their messages.
-            value = "" if first_error["type"] == "value_error" else f", not {first_error['input']!r:.120}"
-            raise ConfigError(f"{field or cls.__name__}: {reason}{value}{others}") from None
+            if first_error["type"] != "value_error":  # the messages of our own validators already name the value
+                reason += f", not {first_error['input']!r:.120}"
+            raise ConfigError(f"{field or cls.__name__}: {reason}{further_errors}") from None
 
 
-def _field_names_at(config_class: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Return the field names of the config at a location inside another config.
+def _list_fields_at(config_class: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Return the field names of a config that is part of another config.
 
     Args:
         config_class: class of the outer config.
-        location: as in pydantic's errors: field names, list indices and mapping keys.
+        location: path to the inner config, as in pydantic's errors: field names, list indices and mapping keys.
     """
     for name_or_index in location:
-        field = config_class.model_fields.get(name_or_index) if isinstance(name_or_index, str) else None
+        field = config_class.model_fields.get(str(name_or_index))
         if field is None:  # an index or a key, which selects another instance of the same class
             continue
         # The annotation is the config itself, or a container such as tuple[CorpusSource, ...].

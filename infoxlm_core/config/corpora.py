@@ -206,7 +206,8 @@ class PreparationConfig(StageConfig):
         unknown_names = set(self.held_out) - set(names)
         if unknown_names:
             raise ValueError(f"held_out contains {', '.join(sorted(unknown_names))}, but no corpus has this name")
-        if not set(names) - set(self.held_out):
+        training_names = set(names) - set(self.held_out)
+        if not training_names:
             raise ValueError("held_out contains all corpora: leave at least one for training")
         return self
 

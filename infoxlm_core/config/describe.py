@@ -37,7 +37,9 @@ def settings(kind: type[StageConfig], prefix: str = "", parent: StageConfig | No
         default = field.get_default(call_default_factory=True) if parent is None else getattr(parent, name)
         inner_config, suffix = _find_inner_config(field.annotation)
         if inner_config is None or field.description:
-            default_text = "required" if default is PydanticUndefined else json.dumps(to_jsonable_python(default))
+            default_text = "required"
+            if default is not PydanticUndefined:
+                default_text = json.dumps(to_jsonable_python(default))
             meaning = _join_lines(field.description)
             yield Setting(prefix + name, _describe_type(field), default_text, meaning)
         if inner_config is not None:
@@ -58,10 +60,10 @@ def as_markdown(kinds: Mapping[str, type[StageConfig]]) -> str:
         kinds: heading of each section -> class of the config.
     """
     lines = []
-    for title, kind in kinds.items():
-        lines += [f"## {title}", "", _join_lines(kind.__doc__), ""]
+    for title, config_class in kinds.items():
+        lines += [f"## {title}", "", _join_lines(config_class.__doc__), ""]
         lines += ["| name | value | default | meaning |", "|---|---|---|---|"]
-        for setting in settings(kind):
+        for setting in settings(config_class):
             cells = (f"`{setting.name}`", setting.type, f"`{setting.default}`", setting.meaning)
             row = " | ".join(cell.replace("|", "\\|") for cell in cells)  # a bare | would start another cell
             lines.append(f"| {row} |")
@@ -91,8 +93,9 @@ def _find_inner_config(annotation: Any) -> tuple[type[StageConfig] | None, str]:
 
 def _describe_type(field: FieldInfo) -> str:
     """Describe the values that a field accepts, such as `integer, >= 0`."""
-    annotation = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-    return _describe_annotation(annotation)
+    if not field.metadata:
+        return _describe_annotation(field.annotation)
+    return _describe_annotation(Annotated[field.annotation, *field.metadata])
 
 
 def _describe_annotation(annotation: Any) -> str:

@@ -83,6 +83,7 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
     if not letter_count:
         return "no_letters"
     own_script_count = len(_own_letters(language).findall(words))
+    # Latin letters, as in names and abbreviations, are foreign in no language.
     latin_count = len(_LATIN.findall(words)) if "Latin" not in scripts_of(language) else 0
     foreign_count = letter_count - own_script_count - latin_count
     if own_script_count < _MIN_OWN_SCRIPT * letter_count or foreign_count > _MAX_FOREIGN_SCRIPT * letter_count:
@@ -103,9 +104,9 @@ def reason_to_drop_row(
         reason = reason_to_drop(text, language, all_languages, rules)
         if reason:
             return reason
-    if len(texts) == 1:
-        return None
-    return "untranslated" if texts[0].casefold() == texts[1].casefold() else None
+    if len(texts) == 2 and texts[0].casefold() == texts[1].casefold():
+        return "untranslated"
+    return None
 
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:

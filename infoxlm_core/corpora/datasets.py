@@ -1,6 +1,7 @@
 """The corpora of a prepared text, as a tracker lists the inputs of a run: by name and digest."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,29 +34,32 @@ def list_datasets(files: Mapping[str, Mapping[str, Any]], report: Iterable[Mappi
         files: `files` of its manifest.
         report: `files` of its report.json.
     """
-    digests_of_corpus: dict[str, dict[str, str]] = {}
-    languages: dict[str, set[str]] = {}
-    training: set[str] = set()  # names of corpora with a table that is not held out
-    for path, file_facts in files.items():
+    digests_of_corpus: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    languages: defaultdict[str, set[str]] = defaultdict(set)
+    training_corpora: set[str] = set()  # corpora with a table that is not held out
+    for path, file_entry in files.items():
         match = _TABLE.fullmatch(path)
         if match:
-            digests_of_corpus.setdefault(match["corpus"], {})[path] = file_facts["sha256"]
-            languages.setdefault(match["corpus"], set()).update(match["language"].split("-"))
+            corpus = match["corpus"]
+            digests_of_corpus[corpus][path] = file_entry["sha256"]
+            languages[corpus].update(match["language"].split("-"))
             if not match["kind"].startswith("held_out"):
-                training.add(match["corpus"])
-    lines: dict[str, dict[str, int]] = {}
+                training_corpora.add(corpus)
+    lines = _sum_lines(report)
+    datasets = []
+    for corpus, digests in sorted(digests_of_corpus.items()):
+        digest = manifests.digest(digests).removeprefix("sha256:")
+        is_held_out = corpus not in training_corpora
+        datasets.append(Dataset(corpus, digest, is_held_out, tuple(sorted(languages[corpus])), lines.get(corpus, {})))
+    return datasets
+
+
+def _sum_lines(report: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return the numbers of lines of each corpus, such as {"wiki": {"pairs read": 90, "pairs kept": 80}}."""
+    lines: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for file_counts in report:
-        corpus_counts = lines.setdefault(file_counts["corpus"], {})
-        for count_name in ("read", "kept"):
-            name = f"{file_counts['kind']} {count_name}"
-            corpus_counts[name] = corpus_counts.get(name, 0) + file_counts[count_name]
-    return [
-        Dataset(
-            name=name,
-            digest=manifests.digest(digests).removeprefix("sha256:"),
-            held_out=name not in training,
-            languages=tuple(sorted(languages[name])),
-            lines=lines.get(name, {}),
-        )
-        for name, digests in sorted(digests_of_corpus.items())
-    ]
+        corpus_lines = lines[file_counts["corpus"]]
+        for outcome in ("read", "kept"):
+            name = f"{file_counts['kind']} {outcome}"
+            corpus_lines[name] = corpus_lines.get(name, 0) + file_counts[outcome]
+    return dict(lines)

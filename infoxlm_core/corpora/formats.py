@@ -139,16 +139,22 @@ def _read_tsv(corpus: LocalCorpus) -> Iterator[Row]:
             cells = text.split("\t")
             if reason is None and max(columns) >= len(cells):
                 reason = "missing_column"
-            texts = (text,) if reason else tuple(cells[column] for column in columns)
-            yield Row(row_languages, texts, path.name, number, reason)
+            if reason is None:
+                yield Row(row_languages, tuple(cells[column] for column in columns), path.name, number)
+            else:
+                yield Row(row_languages, (text,), path.name, number, reason)
 
-    return _check_alignment(rows(), path.name) if len(row_languages) == 2 else rows()
+    if len(row_languages) == 2:
+        return _check_alignment(rows(), path.name)
+    return rows()
 
 
 def _order_sides(corpus: LocalCorpus) -> list[int]:
     """Return the indices of the config's languages in the order of a row's sides, the pivot first."""
     languages = corpus.source.languages
-    return sorted(range(len(languages)), key=lambda index: languages[index] != corpus.pivot)  # False sorts first
+    pivot_indices = [index for index, language in enumerate(languages) if language == corpus.pivot]
+    other_indices = [index for index, language in enumerate(languages) if language != corpus.pivot]
+    return pivot_indices + other_indices
 
 
 def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
@@ -187,27 +193,29 @@ def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
     detects a shifted block.
     """
     pairs: list[Lengths] = []
-    short = WINDOW // 10  # rows of a short window in a small file
+    block_size = WINDOW // 10  # rows of a short window in a small file
     for row in rows:
         yield row
         if row.dropped is None and all(row.texts):
             pairs.append((row.line, len(row.texts[0].encode()), len(row.texts[1].encode())))
         if len(pairs) == 2 * WINDOW:
-            short = WINDOW // 5
+            block_size = WINDOW // 5
             _check_window(pairs[:WINDOW], MIN_CORRELATION, file)
-            _check_blocks(pairs[: WINDOW + short], short, file)
+            _check_blocks(pairs[: WINDOW + block_size], block_size, file)
             del pairs[:WINDOW]
     if len(pairs) >= WINDOW // 2:  # in fewer pairs a low correlation is not significant
-        for start in range(0, len(pairs), WINDOW):  # the last window reaches back to be complete
-            last = max(0, min(start, len(pairs) - WINDOW))
-            _check_window(pairs[last : last + WINDOW], MIN_CORRELATION, file)
-    _check_blocks(pairs, WINDOW // 5 if len(pairs) >= WINDOW else short, file)
+        for next_start in range(0, len(pairs), WINDOW):
+            start = max(0, min(next_start, len(pairs) - WINDOW))  # the last window reaches back to be complete
+            _check_window(pairs[start : start + WINDOW], MIN_CORRELATION, file)
+    if len(pairs) >= WINDOW:
+        block_size = WINDOW // 5
+    _check_blocks(pairs, block_size, file)
 
 
 def _check_blocks(pairs: list[Lengths], size: int, file: str) -> None:
-    """Check short windows that overlap by half. The last one is complete."""
-    last = max(0, len(pairs) - size)
-    for start in [*range(0, last, size // 2), last]:
+    """Check windows of `size` pairs that overlap by half. The last window ends with the last pair."""
+    last_start = max(0, len(pairs) - size)
+    for start in [*range(0, last_start, size // 2), last_start]:
         block = pairs[start : start + size]
         if len(block) >= FEWEST:
             _check_window(block, UNRELATED, file)
@@ -235,8 +243,10 @@ def _check_shift(pairs: list[Lengths], file: str) -> None:
         correlation = _correlate(inner_source, target[MAX_SHIFT + shift : end + shift])
         if correlation is not None:
             correlations[shift] = correlation
-    best_shift = max(correlations, key=lambda shift: correlations[shift], default=0)
-    if 0 in correlations and correlations[best_shift] > correlations[0] + SHIFTED:
+    if 0 not in correlations:
+        return
+    best_shift = max(correlations, key=correlations.__getitem__)
+    if correlations[best_shift] > correlations[0] + SHIFTED:
         direction = "further down" if best_shift > 0 else "further up"
         raise ParallelMismatch(
             f"{file}: the sides do not belong together from line {pairs[0][0]} to {pairs[-1][0]}: the correlation of "
@@ -267,8 +277,16 @@ def _read_units(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield a pair for each translation of a unit into one of the languages."""
     path = corpus.paths[0]
     for number, unit in enumerate(translation_units.read(path, corpus.source.format), start=1):
-        rows = [] if unit.dropped else list(_make_pairs(corpus, unit.texts, number))
-        yield from rows or [Row((corpus.pivot, "und"), ("", ""), path.name, number, unit.dropped or "missing_side")]
+        if unit.dropped:
+            yield _make_dropped_row(corpus, number, unit.dropped)
+            continue
+        pairs = list(_make_pairs(corpus, unit.texts, number))
+        yield from pairs or [_make_dropped_row(corpus, number, "missing_side")]
+
+
+def _make_dropped_row(corpus: LocalCorpus, number: int, reason: str) -> Row:
+    """Return a row without text, so that the report counts a unit that gives no pair. `und` is an unknown language."""
+    return Row((corpus.pivot, "und"), ("", ""), corpus.paths[0].name, number, reason)
 
 
 def _make_pairs(corpus: LocalCorpus, texts: Mapping[str, str], number: int) -> Iterator[Row]:
@@ -296,7 +314,7 @@ def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
         rows = list(_make_pairs(corpus, texts, number))
         if not rows:
             rows = [Row((language,), (text,), path.name, number) for language, text in texts.items()]
-        yield from rows or [Row((corpus.pivot, "und"), ("", ""), path.name, number, "missing_side")]
+        yield from rows or [_make_dropped_row(corpus, number, "missing_side")]
 
 
 def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:

@@ -178,7 +178,9 @@ def _draw_gaps(summary: Summary, colours: Mapping[str, str]) -> Figure | None:
         gaps = [task_tables.transfer_gap_of(task, model) for task in tasks.values()]
         if any(gaps):
             bars[model] = gaps
-    return _draw_bars({"Transfer gap (lower is better)": bars}, list(tasks), colours) if bars else None
+    if not bars:
+        return None
+    return _draw_bars({"Transfer gap (lower is better)": bars}, list(tasks), colours)
 
 
 def _draw_bars(
@@ -202,11 +204,9 @@ def _draw_bars(
         width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
         for rank, (model, statistics_of_groups) in enumerate(bars.items()):
             positions = [group - 0.4 + (rank + 0.5) * width for group in range(len(names))]
-            heights = []
-            deviations = []
-            for statistic in statistics_of_groups:
-                heights.append(statistic.mean or 0.0 if statistic else 0.0)
-                deviations.append(statistic.deviation or 0.0 if statistic else 0.0)
+            known_statistics = [statistic or Statistic(0, None) for statistic in statistics_of_groups]
+            heights = [statistic.mean or 0.0 for statistic in known_statistics]
+            deviations = [statistic.deviation or 0.0 for statistic in known_statistics]
             panel.bar(positions, heights, width * 0.92, color=colours[model], label=model)
             if any(deviations):
                 panel.errorbar(
@@ -249,18 +249,20 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
     if not losses:
         return None
     titles = {"xlco/accuracy": "XLCO accuracy", "probe/retrieval": "held-out retrieval"}
-    shares = {title: curves[name] for name, title in titles.items() if curves.get(name)}
+    accuracies = {title: curves[name] for name, title in titles.items() if curves.get(name)}
     panels = {"Training losses": losses}
-    if shares:
-        panels[f"During training: {' and '.join(shares)}"] = shares
-    figure, axes = _start(9.0 if shares else 5.6, 3.4, list(panels), share_y=False)
+    width = 5.6
+    if accuracies:
+        panels[f"During training: {' and '.join(accuracies)}"] = accuracies
+        width = 9.0
+    figure, axes = _start(width, 3.4, list(panels), share_y=False)
     for panel, lines in zip(axes, panels.values(), strict=True):
         for (name, curve), colour in zip(lines.items(), itertools.cycle(_COLOURS), strict=False):
             steps, values = zip(*curve, strict=True)
             panel.plot(steps, values, color=colour, linewidth=1.4, label=name)
         panel.legend()
         panel.set_xlabel("optimizer step")
-    if shares:
+    if accuracies:
         axes[-1].set_ylim(0, 1)
         axes[-1].yaxis.set_major_formatter(PercentFormatter(1))
     return figure

@@ -95,7 +95,7 @@ def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> PageTable:
     note = "“share no token”: no token with a letter or digit is on both sides"
     too_few = [language for language, counts in pairs.items() if counts["no_overlap"] < FEWEST_UNSHARED]
     if too_few:
-        note += f"; fewer than {FEWEST_UNSHARED} such pairs, and so no score of them, have {', '.join(too_few)}"
+        note += f". There is no score of such pairs for {', '.join(too_few)}: fewer than {FEWEST_UNSHARED} pairs"
     return replace(table, notes=(note,))
 
 

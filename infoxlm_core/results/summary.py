@@ -275,15 +275,17 @@ def _join_tasks(
     for name, task in tasks.items():
         for model, result in task.models.items():
             metrics[model] |= result.metrics
-            for headline in (*_TASK_HEADLINES, task.main, "transfer_gap"):
-                if f"{name}/{headline}" in result.metrics:
-                    headlines[f"{name}/{headline}"] = None
+            for metric in (*_TASK_HEADLINES, task.main, "transfer_gap"):
+                headline = f"{name}/{metric}"
+                if headline in result.metrics:
+                    headlines[headline] = None
     missing = Statistic(0, None)
     variants = {}
     for model, location in models.items():
-        model_headlines = {name: metrics[model].get(name, missing) for name in headlines}
+        model_headlines = {headline: metrics[model].get(headline, missing) for headline in headlines}
         variants[model] = Variant(what=location, seeds=(), unfinished=(), metrics=model_headlines)
-    return Summary(title, next(iter(models)), dict(models), tuple(headlines), variants, unfinished, tasks)
+    model_under_test = next(iter(models))
+    return Summary(title, model_under_test, dict(models), tuple(headlines), variants, unfinished, tasks)
 
 
 def _summarise_suite_task(
@@ -348,8 +350,9 @@ def _summarise_task(task: Task[Any], results: Mapping[str, ModelResult], finishe
 
 def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, Scores]) -> GridPoint:
     """Average the development scores of a grid point over seeds. They are None if no seed has development sets."""
-    means = [scores.dev["mean"] for scores in scores_by_seed.values() if scores.dev]
-    selection_scores = [_selection_score(scores) for scores in scores_by_seed.values() if scores.dev]
+    scores_with_dev = [scores for scores in scores_by_seed.values() if scores.dev]
+    means = [scores.dev["mean"] for scores in scores_with_dev if scores.dev]
+    selection_scores = [_selection_score(scores) for scores in scores_with_dev]
     return GridPoint(
         grid=grid,
         dev=fmean(means) if means else None,
@@ -365,11 +368,11 @@ def _selection_score(scores: Scores) -> float:
     zero-shot.
     """
     dev = scores.dev or {}
-    mean: float = dev["mean"]
-    if not scores.selection or scores.selection["rule"] != "source" or not scores.trained_on:
-        return mean
-    source_score: float = dev["languages"].get(scores.trained_on[0], mean)
-    return source_score
+    score: float = dev["mean"]
+    if scores.selection and scores.selection["rule"] == "source" and scores.trained_on:
+        source_language = scores.trained_on[0]
+        score = dev["languages"].get(source_language, score)
+    return score
 
 
 def _collect_scores(
@@ -430,19 +433,27 @@ def _summarise_model(
     languages = {}
     for code in task.sort(first_scores.languages):
         languages[code] = _compute_statistics({seed: scores.languages[code] for seed, scores in scores_by_seed.items()})
+    means = {seed: scores.mean for seed, scores in scores_by_seed.items()}
     gaps = {seed: scores.transfer_gap for seed, scores in scores_by_seed.items() if scores.transfer_gap}
     mixed = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
     mixed_statistics = _compute_statistics(mixed, ("within", "across"))
-    metrics_by_seed = {seed: task.name_metrics(scores, settings, task_name) for seed, scores in scores_by_seed.items()}
-    metric_names = dict.fromkeys(name for metrics in metrics_by_seed.values() for name in metrics)
+    tuned_models = {}
+    chosen_steps = {}
+    metrics_by_seed = {}
+    metric_names: dict[str, None] = {}  # an ordered set
+    for seed, scores in scores_by_seed.items():
+        tuned_models[seed] = scores.training.get("tuned")
+        chosen_steps[seed] = scores.selection.get("chosen", {}) if scores.selection else {}
+        metrics_by_seed[seed] = task.name_metrics(scores, settings, task_name)
+        metric_names |= dict.fromkeys(metrics_by_seed[seed])
     return ModelResult(
         chosen=chosen,
         grid=tuple(grid_points),
         rule=describe_rule(first_scores.selection, grid_dev_languages),
-        tuned={seed: scores.training.get("tuned") for seed, scores in scores_by_seed.items()},
-        steps={seed: (scores.selection or {}).get("chosen", {}) for seed, scores in scores_by_seed.items()},
+        tuned=tuned_models,
+        steps=chosen_steps,
         languages=languages,
-        mean=_compute_statistics({seed: scores.mean for seed, scores in scores_by_seed.items()}),
+        mean=_compute_statistics(means),
         transfer_gap=_compute_statistics(gaps) if gaps else None,
         within=mixed_statistics["within"] if mixed else None,
         across=mixed_statistics["across"] if mixed else None,

@@ -90,7 +90,9 @@ def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
     statistic = cell if isinstance(cell, Statistic) else exact(cell)  # counts are integers
     if statistic is None or statistic.mean is None:
         return "–", ""
-    spread = "" if statistic.deviation is None else f" ± {column.show(statistic.deviation, statistic.mean)}"
+    spread = ""
+    if statistic.deviation is not None:
+        spread = f" ± {column.show(statistic.deviation, statistic.mean)}"
     if statistic.n < seeds:
         spread += f" (n={statistic.n})"
     return column.show(statistic.mean, statistic.mean), spread
@@ -108,12 +110,17 @@ def _show_in_text(column: Column, cell: Cell, seeds: int) -> str:
     """Return a cell with its deviation and its interval, `40.1 ± 0.3 (39.5 … 40.8)`."""
     mean, spread = show(column, cell, seeds)
     interval = show_interval(column, cell)
-    return f"{mean}{spread} ({interval})" if interval else f"{mean}{spread}"
+    if interval:
+        return f"{mean}{spread} ({interval})"
+    return f"{mean}{spread}"
 
 
 def list_sources(tables: Iterable[PageTable]) -> list[str]:
     """Return the distinct sources of the published rows. Rows refer to a source by its number in this list."""
-    return list(dict.fromkeys(line.source for table in tables for line in table.published))
+    sources: dict[str, None] = {}  # an ordered set
+    for table in tables:
+        sources |= dict.fromkeys(line.source for line in table.published)
+    return list(sources)
 
 
 def lay_out(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> list[list[str]]:
@@ -148,8 +155,8 @@ def lay_out(table: PageTable, sources: Sequence[str] = (), published: bool = Tru
 def to_markdown(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> str:
     """Return a table as Markdown, aligned so that it is readable on a console."""
     escape = escape_markdown if table.has_sentences else _escape_bar
-    escaped_rows = [[escape(cell) for cell in row] for row in lay_out(table, sources, published)]
-    return tabulate(escaped_rows[1:], escaped_rows[0], tablefmt="github", disable_numparse=True)
+    heading, *rows = [list(map(escape, row)) for row in lay_out(table, sources, published)]
+    return tabulate(rows, heading, tablefmt="github", disable_numparse=True)
 
 
 def _escape_bar(cell: str) -> str:
@@ -163,6 +170,7 @@ def escape_markdown(text: str) -> str:
 
 def to_csv(table: PageTable) -> str:
     """Return a table as CSV: shares from 0 to 1, and after each metric columns for its deviation and its interval."""
+    missing = Statistic(0, None)
     rows = []
     for line in table.lines:
         whose = "published" if line.source else "ours"
@@ -171,14 +179,15 @@ def to_csv(table: PageTable) -> str:
             if column.role == SENTENCE:
                 row[column.name] = cell
                 continue
-            statistic = _to_statistic(cell)
-            row[column.name] = statistic and statistic.mean
-            row[f"{column.name} deviation"] = statistic and statistic.deviation
+            statistic = _to_statistic(cell) or missing
+            row[column.name] = statistic.mean
+            row[f"{column.name} deviation"] = statistic.deviation
             if column.intervals:
-                interval = statistic.interval if statistic else None
-                row[f"{column.name} low"] = interval[0] if interval else None
-                row[f"{column.name} high"] = interval[1] if interval else None
-        rows.append(row | {"source": line.source})
+                low, high = statistic.interval or (None, None)
+                row[f"{column.name} low"] = low
+                row[f"{column.name} high"] = high
+        row["source"] = line.source
+        rows.append(row)
     return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g")
 
 

@@ -129,15 +129,18 @@ def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
             by_layer[model] = mean_by_layer(result)
     if not by_layer:
         return None
-    depth = max(len(shares) for poolings in by_layer.values() for shares in poolings.values())
+    layer_count = 0  # of the deepest model
+    for poolings in by_layer.values():
+        layer_count = max(layer_count, *(len(shares) for shares in poolings.values()))
     lines = []
     for model, poolings in by_layer.items():
-        best = max(max(shares) for shares in poolings.values())
+        best_share = max(max(shares) for shares in poolings.values())
         for pooling, shares in poolings.items():
-            cells: tuple[Cell, ...] = (*shares, *[""] * (depth - len(shares)))
-            marked = shares.index(best) if best in shares else None
+            padding = [""] * (layer_count - len(shares))
+            cells: tuple[Cell, ...] = (*shares, *padding)
+            marked = shares.index(best_share) if best_share in shares else None
             lines.append(Line(model, cells, name_pooling(pooling), marked=marked))
-    columns = tuple(Column(str(layer)) for layer in range(depth))
+    columns = tuple(Column(str(layer)) for layer in range(layer_count))
     return PageTable(f"{name}-by-layer", f"{name}: by layer, both directions", columns, tuple(lines))
 
 
@@ -167,14 +170,12 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test
     lines = []
     for model, result in task.models.items():
         scores = [result.languages.get(code, {}).get(metric) for code in task.languages]
-        line = Line(
-            model,
-            (result.mean[metric], *scores),
-            detail=describe_vector(result.details["served"]) if "served" in result.details else "",
-            rule=result.rule.strip("–"),  # a task that trains nothing has no rule
-            under_test=model == model_under_test,
-        )
-        lines.append(line)
+        detail = ""
+        if "served" in result.details:  # the vectors that users of the model get
+            detail = describe_vector(result.details["served"])
+        rule = result.rule.strip("–")  # a task that trains nothing has no rule
+        is_under_test = model == model_under_test
+        lines.append(Line(model, (result.mean[metric], *scores), detail, rule, under_test=is_under_test))
     published_name = task.table if task.table in published.tables() else f"{task.table}/{metric}"
     rows, notes = _arrange_published(published_name, task.languages, lambda row: row.kind == task.setting)
     file = name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}"
@@ -212,19 +213,24 @@ def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> It
 def _find_group(code: str) -> str:
     """Return the paper's group of a language."""
     two_letters = languages.two_letters(code)
-    return next((group for group in ("14", "22") if two_letters in languages.GROUPS[group]), "other")
+    for group in ("14", "22"):
+        if two_letters in languages.GROUPS[group]:
+            return group
+    return "other"
 
 
 def _list_vectors(
     models: Mapping[str, ModelResult], codes: Sequence[str], direction: str, model_under_test: str
 ) -> Iterable[Line]:
     """Yield a row for each model, vector by vector, in the order of the paper's tables."""
-    for index in range(len(next(iter(models.values())).details["vectors"])):
+    first_result = next(iter(models.values()))
+    for index in range(len(first_result.details["vectors"])):
         for model, result in models.items():
-            name, vector = list(result.details["vectors"].items())[index]
+            vectors = list(result.details["vectors"].items())
+            name, vector = vectors[index]
             shares = [vector["languages"].get(code, {}).get(direction) for code in codes]
-            measured = [share for share in shares if share is not None]
-            mean = fmean(measured) if measured else None
+            known_shares = [share for share in shares if share is not None]
+            mean = fmean(known_shares) if known_shares else None
             detail = _describe_vector(vector, result.details["encoder"]["layers"])
             if name.endswith("@best"):
                 detail += f", {BEST}"

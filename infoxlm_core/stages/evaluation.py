@@ -52,7 +52,8 @@ def evaluate(
         hours: costs of the run up to this evaluation, such as {"cost/cpu_hours/all": 0.5}, for the report.
 
     Returns:
-        Metrics such as `retrieval/served` (shares from 0 to 1); those of a floor begin with its name.
+        Metrics of the model under test, such as `retrieval/served` (shares from 0 to 1). The metrics of the other
+        models begin with the name of the model.
 
     Raises:
         InputError: there are no held-out pairs, a model is missing, or a test set does not fit its classifier.
@@ -106,12 +107,16 @@ def _collect_outcomes(scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, p
 def _compare_with_start(
     start: pd.DataFrame, tested: pd.DataFrame, questions: Questions, corpus_report: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return what the training changed. The languages of its text are those of the cleaning report."""
-    trained = {questions.pivot, *questions.pairs}
-    for file in (corpus_report or {}).get("files", ()):
-        if file["kept"] and not file["kind"].startswith("held_out"):
-            trained.add(file["language"])
-    trained_languages = {languages.two_letters(code) for code in trained}
+    """Compare the outcomes before and after the training, apart for languages that were not in its text.
+
+    The cleaning report tells which languages were in the text.
+    """
+    codes = {questions.pivot, *questions.pairs}
+    if corpus_report:
+        for file in corpus_report.get("files", ()):
+            if file["kept"] and not file["kind"].startswith("held_out"):
+                codes.add(file["language"])
+    trained_languages = {languages.two_letters(code) for code in codes}
     outcomes_of_start = evidence.Outcomes(start, questions.pivot)
     return before_after.compare(outcomes_of_start, evidence.Outcomes(tested, questions.pivot), trained_languages)
 
@@ -131,23 +136,25 @@ def _measure(
 
 
 def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path | None, corpus: Path) -> dict[str, Any]:
-    """Return what scores.json says of a model. A classifier without an encoder has only its scores."""
+    """Return the entry of a model in scores.json. A classifier without an encoder has only its scores."""
     description: dict[str, Any] = {
         "encoder": {},
-        "origin": origin.read(encoder) if encoder else {},
+        "origin": {},
         "tasks": {task: task_scores.to_dict() for task, task_scores in scores_by_task.items()},
         "curves": {},
     }
-    if encoder:
-        description["encoder"] = dict(scores_by_task["retrieval"].details["encoder"])
-        description["curves"] = read_curves(encoder)
-        manifest = unreserved.trained_by_us(encoder)
-        if manifest and "merge" in manifest["facts"]:
-            description["merge"] = manifest["facts"]["merge"]
-        test_files = sorted((corpus / "held_out").glob("*/*.parquet"))
-        not_reserved = unreserved.find(encoder, test_files, corpus)
-        if not_reserved:
-            description["not_reserved"] = not_reserved
+    if encoder is None:
+        return description
+    description["encoder"] = dict(scores_by_task["retrieval"].details["encoder"])
+    description["origin"] = origin.read(encoder)
+    description["curves"] = read_curves(encoder)
+    manifest = unreserved.trained_by_us(encoder)
+    if manifest and "merge" in manifest["facts"]:
+        description["merge"] = manifest["facts"]["merge"]
+    test_files = sorted((corpus / "held_out").glob("*/*.parquet"))
+    not_reserved = unreserved.find(encoder, test_files, corpus)
+    if not_reserved:
+        description["not_reserved"] = not_reserved
     return description
 
 
@@ -165,7 +172,10 @@ def _count_pairs(questions: Questions) -> dict[str, dict[str, int]]:
 
 def _read_corpus_report(corpus: Path) -> dict[str, Any] | None:
     path = corpus / "report.json"
-    return outside.read_json(path, dict[str, Any], "prepare again") if path.is_file() else None
+    if not path.is_file():
+        return None
+    report_of_cleaning: dict[str, Any] = outside.read_json(path, dict[str, Any], "prepare again")
+    return report_of_cleaning
 
 
 def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:

@@ -94,7 +94,7 @@ def digest_sources(config: PreparationConfig) -> list[str]:
 
 
 def facts(report: dict[str, Any]) -> dict[str, Any]:
-    """Return the counts of a report and the digests of its test sets, for the manifest."""
+    """Return what the manifest records of a report: the numbers of rows, and the digests of the test sets."""
     rows_of_languages = report["languages"]
     corpus_facts: dict[str, Any] = {
         "sentences": sum(rows_of_languages["mono"].values()),
@@ -286,38 +286,44 @@ def _write(
 
 
 def _make_report(counts: RowCounts, output: Path, config: PreparationConfig) -> dict[str, Any]:
-    """Return the numbers of rows read, kept and dropped.
+    """Return the content of report.json: how many rows were read, kept, and dropped for each reason.
 
     Raises:
         CorpusTooSmall: there is nothing to train on, or `held_out_share` holds out nothing.
     """
-    files = []
     totals: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
-    languages: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT, "labelled")}
+    kept_rows: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT, "labelled")}
     for file_key, file_counts in sorted(counts.items()):
-        files.append(_describe_file(file_key, file_counts))
         totals[file_key.kind].update(file_counts)
         if file_counts["kept"]:
-            is_monolingual = "mono" in file_key.kind
-            language_name = file_key.language if is_monolingual else f"{config.pivot}-{file_key.language}"
-            languages[file_key.kind][language_name] += file_counts["kept"]
+            language = file_key.language
+            if "mono" not in file_key.kind:
+                language = f"{config.pivot}-{language}"
+            kept_rows[file_key.kind][language] += file_counts["kept"]
     if (output / "labelled.parquet").is_file():
         for _, _, _, split in read_rows(output / "labelled.parquet"):
-            languages["labelled"][split] += 1
-    if not languages["pairs"].total() + languages["mono"].total():
+            kept_rows["labelled"][split] += 1
+    _check_amount_of_text(totals, kept_rows, config)
+    return {
+        "files": [_describe_file(file_key, file_counts) for file_key, file_counts in sorted(counts.items())],
+        "totals": {kind: dict(sorted(kind_counts.items())) for kind, kind_counts in totals.items()},
+        "languages": {kind: dict(sorted(kind_counts.items())) for kind, kind_counts in kept_rows.items()},
+        "warnings": _warn_of_strict_filters(counts),
+    }
+
+
+def _check_amount_of_text(
+    totals: dict[str, Counter[str]], kept_rows: dict[str, Counter[str]], config: PreparationConfig
+) -> None:
+    """Raise CorpusTooSmall if there is nothing to train on, or `held_out_share` holds out nothing."""
+    if not kept_rows["pairs"].total() + kept_rows["mono"].total():
         reasons = _describe_reasons(totals["pairs"] + totals["mono"]) or "nothing was read"
         raise CorpusTooSmall(f"no training text remains (have=0 need=1; {reasons}): check corpora and cleaning")
-    if config.held_out_share and not languages["held_out"].total():
+    if config.held_out_share and not kept_rows["held_out"].total():
         raise CorpusTooSmall(
             f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs (have=0 "
             "need=1): raise it, or prepare more pairs"
         )
-    return {
-        "files": files,
-        "totals": {kind: dict(sorted(counts.items())) for kind, counts in totals.items()},
-        "languages": {kind: dict(sorted(counts.items())) for kind, counts in languages.items()},
-        "warnings": _warn_of_losses(counts),
-    }
 
 
 def _describe_file(file_key: FileKey, counts: Counter[str]) -> dict[str, Any]:
@@ -328,23 +334,26 @@ def _describe_file(file_key: FileKey, counts: Counter[str]) -> dict[str, Any]:
     return {**file_key._asdict(), "read": counts["read"], "kept": counts["kept"], "dropped": dropped}
 
 
-def _warn_of_losses(counts_of_files: RowCounts) -> list[str]:
+def _warn_of_strict_filters(counts_of_files: RowCounts) -> list[str]:
     """Log and return a line for each filter that drops too large a share of a language's training rows."""
     counts_of_language: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for file_key, file_counts in counts_of_files.items():
         if file_key.kind in TRAINING:
             counts_of_language[file_key.kind, file_key.language].update(file_counts)
-    losses: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    dropped_shares: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for (kind, language), counts in sorted(counts_of_language.items()):
-        for reason in _FILTERS:
-            share = counts[reason] / counts["read"]
-            if counts["read"] >= MIN_ROWS_TO_JUDGE and share > MAX_LOSS:
-                losses[kind, reason].append(f"{share:.1%} of {language}")
+        if counts["read"] < MIN_ROWS_TO_JUDGE:
+            continue
+        for filter_name in _FILTERS:
+            share = counts[filter_name] / counts["read"]
+            if share > MAX_LOSS:
+                dropped_shares[kind, filter_name].append(f"{share:.1%} of {language}")
     warnings = []
-    for (kind, reason), shares in losses.items():
-        warnings.append(
-            f"{kind}: the filter {reason} drops {', '.join(shares)}, more than {MAX_LOSS:.0%}: check its setting and "
-            "the files of these languages"
+    for (kind, filter_name), shares in dropped_shares.items():
+        warning = (
+            f"{kind}: the filter {filter_name} drops {', '.join(shares)}, more than {MAX_LOSS:.0%}: check its setting "
+            "and the files of these languages"
         )
-        logger.warning("%s", warnings[-1])
+        logger.warning("%s", warning)
+        warnings.append(warning)
     return warnings

@@ -108,22 +108,30 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
         published_start = origin.read(Path(config.model.start))
         if published_start:
             facts[origin.FACT] = published_start
-    manifests.write(output / "encoder", "encoder", facts | _reservation_facts(config, shards), lineage)
+    facts |= _list_reserved_text(config, shards)
+    manifests.write(output / "encoder", "encoder", facts, lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)
 
 
-def _reservation_facts(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
-    """Return the facts that tell which test sets are not in the training text.
+def _list_reserved_text(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
+    """Return the entries of the encoder's manifest that tell which test sets are not in its training text.
 
     `reserved` lists the files of test sets that were removed from the text of this training and of its start model.
     `other_corpora` lists other corpora that the start model was trained on: they may contain what this one holds out.
     """
     reserved = set(shards.manifest["facts"].get("reserved", ()))
     other_corpora: set[str] = set()
-    start_manifest = unreserved.trained_by_us(Path(config.model.start)) if config.model.start else None
+    start_manifest = None
+    if config.model.start:
+        start_manifest = unreserved.trained_by_us(Path(config.model.start))
     if start_manifest:
-        reserved &= set(start_manifest["facts"].get("reserved", ()))
-        other_corpora = {start_manifest["inputs"].get("corpus"), *start_manifest["facts"].get("other_corpora", ())}
+        start_facts = start_manifest["facts"]
+        reserved &= set(start_facts.get("reserved", ()))
+        other_corpora = {start_manifest["inputs"].get("corpus"), *start_facts.get("other_corpora", ())}
         other_corpora -= {None, shards.manifest["facts"]["corpus"]}
-    facts = {"reserved": sorted(reserved), "other_corpora": sorted(other_corpora)}
-    return {name: values for name, values in facts.items() if values}
+    entries = {}
+    if reserved:
+        entries["reserved"] = sorted(reserved)
+    if other_corpora:
+        entries["other_corpora"] = sorted(other_corpora)
+    return entries

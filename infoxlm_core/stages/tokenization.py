@@ -49,7 +49,7 @@ def tokenize(
         parallel_map: encodes chunks of sentences; None: in `config.processes` processes. The result is the same.
 
     Returns:
-        The facts of the manifest.
+        What the manifest records: the numbers of sequences and tokens, the tokenizer, and the sizes of all tables.
 
     Raises:
         InputError: `corpus` is not a prepared corpus, or `config.model` is not a tokenizer.
@@ -62,9 +62,9 @@ def tokenize(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, file = _make_tokenizer(config, corpus, folder)
     tables = _encode(corpus, tokenizer, output, parallel_map or in_processes(config.processes))
-    training = [table for name, table in tables.items() if not name.startswith("held_out/")]
-    rows = sum(table["rows"] for table in training)
-    tokens = sum(table["tokens"] for table in training)
+    training_tables = [table for name, table in tables.items() if not name.startswith("held_out/")]
+    rows = sum(table["rows"] for table in training_tables)
+    tokens = sum(table["tokens"] for table in training_tables)
     logger.info("wrote %d sequences (%d tokens) to %s", rows, tokens, output)
     shard_facts: dict[str, Any] = {
         "sequences": rows,
@@ -72,7 +72,8 @@ def tokenize(
         "tokenizer": f"sha256:{manifests.file_sha256(folder / file)}",
         "corpus": manifest["digest"],
         "tables": tables,
-    } | tokenizer.vocabulary.as_facts()
+        **tokenizer.vocabulary.as_facts(),
+    }
     if file != tokenizers.MODEL:
         shard_facts["tokenizer_file"] = file
     if config.prefix:
@@ -111,12 +112,15 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
         special_tokens = fast_tokenizer.all_special_tokens
         file = tokenizers.FAST
     else:
-        model = _read_model(files[0]) if files else _train_model(config, corpus)
+        if files:
+            model = _read_model(files[0])
+            max_different_share = 0.001  # XLM-R's tokenizers rarely differ, if two segmentations have the same score
+        else:
+            model = _train_model(config, corpus)
+            max_different_share = 0.0  # the scores of our models are rounded, so that both tokenizers always agree
         (folder / tokenizers.MODEL).write_bytes(model)
         tokenizers.write_fast(model, folder)
-        # The scores of our models are rounded, so that both tokenizers always agree. With XLM-R's model they rarely
-        # differ, where two segmentations have the same score.
-        _compare_tokenizers(folder, model, corpus, max_different_share=0.001 if config.model else 0.0)
+        _compare_tokenizers(folder, model, corpus, max_different_share)
         vocabulary = Vocabulary.xlm_r(tokenizers.vocabulary_size(model))
         special_tokens = list(SPECIAL_TOKENS)
         file = tokenizers.MODEL
@@ -132,7 +136,7 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
 
 
 def _read_model(path: Path) -> bytes:
-    """Return a SentencePiece model. Raise InputError if the file is none."""
+    """Return a SentencePiece model. Raise InputError if the file has none."""
     try:
         model = outside.check_readable(path).read_bytes()
         tokenizers.vocabulary_size(model)
@@ -211,8 +215,10 @@ def _explain_failure(message: str, config: TokenizationConfig, text: str) -> Cor
             f"{problem} (their characters alone need {need}): raise tokenization.vocabulary_size to {need} or more, or "
             f"lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
         )
+    reason = " ".join(message.split())[-160:]
     largest_size = re.search(r"value <= (\d+)", message)
-    reason = f"at most {int(largest_size[1]) + 2} are possible" if largest_size else " ".join(message.split())[-160:]
+    if largest_size:
+        reason = f"at most {int(largest_size[1]) + 2} are possible"
     return CorpusTooSmall(f"{problem} ({reason}): lower tokenization.vocabulary_size or prepare more text")
 
 
@@ -247,26 +253,33 @@ def _read_without_special_tokens(corpus: Path, language: str) -> Iterator[str]:
 def _encode(
     corpus: Path, tokenizer: SerializedTokenizer, output: Path, parallel_map: ParallelMap
 ) -> dict[str, dict[str, int]]:
-    """Encode every corpus, write its shards, and return the facts of all tables."""
+    """Encode every corpus, write its shards, and return the sizes of all tables by name."""
     files: list[Path] = []
     for kind in ("held_out", "mono", "pairs"):
         files += sorted(corpus.glob(f"{kind}/*/*.parquet"))
     total = sum(count_rows(path) for path in files)
-    all_chunks = ((path, chunk) for path in files for chunk in _chunks(path))
     # The results have no file names, so the chunks are iterated twice: to encode them, and to name their results.
-    local_chunks, sent_chunks = itertools.tee(all_chunks)
-    encoded = parallel_map(functools.partial(encode_chunk, tokenizer=tokenizer), (chunk for _, chunk in sent_chunks))
+    chunks, chunks_to_encode = itertools.tee(_read_chunks(files))
+    encode = functools.partial(encode_chunk, tokenizer=tokenizer)
+    encoded_chunks = parallel_map(encode, (chunk for _, chunk in chunks_to_encode))
     tables: dict[str, dict[str, int]] = {}
     with progress("tokenizing", total, "rows") as advance:
 
-        def results() -> Iterator[tuple[Path, pa.Table]]:
-            for (path, chunk), result in zip(local_chunks, encoded, strict=True):
-                yield path.relative_to(corpus).with_suffix(""), result
+        def name_results() -> Iterator[tuple[str, pa.Table]]:
+            for (path, chunk), encoded_chunk in zip(chunks, encoded_chunks, strict=True):
+                yield str(path.relative_to(corpus).with_suffix("")), encoded_chunk
                 advance(len(chunk))
 
-        for name, group in itertools.groupby(results(), key=lambda item: item[0]):
-            tables |= _write(output, str(name), (result for _, result in group))
+        for name, named_results in itertools.groupby(name_results(), key=lambda named_result: named_result[0]):
+            tables |= _write(output, name, (result for _, result in named_results))
     return tables
+
+
+def _read_chunks(files: Iterable[Path]) -> Iterator[tuple[Path, pa.Table]]:
+    """Yield the chunks of several files, each with the path of its file."""
+    for path in files:
+        for chunk in _chunks(path):
+            yield path, chunk
 
 
 def _chunks(path: Path) -> Iterator[pa.Table]:
@@ -279,7 +292,7 @@ def _chunks(path: Path) -> Iterator[pa.Table]:
 
 
 def _write(output: Path, name: str, results: Iterable[pa.Table]) -> dict[str, dict[str, int]]:
-    """Write the encoded chunks of one corpus. Return the facts of its tables."""
+    """Write the encoded chunks of a corpus. Return the sizes of its tables by name."""
     writers: dict[str, shards.TableWriter] = {}
     sentence_ids = []
     for result in results:

@@ -82,7 +82,7 @@ def render(
     labels = {"app.kubernetes.io/name": "infoxlm"}
     if cluster.queue:
         labels[QUEUE_LABEL] = cluster.queue
-    variables = _environment(cluster, step_environment, environment)
+    variables = _make_environment(cluster, step_environment, environment)
     # When the RayJob is deleted, KubeRay first stops the job, and Ray kills a driver that has not ended by then.
     variables.append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving_seconds(cluster)})
     return {
@@ -95,7 +95,7 @@ def render(
             # A retried submitter finds the running job. A head that replaces a lost one does not know the job, so the
             # job is submitted again. That is harmless: a training holds a lease and continues from its checkpoint.
             "submitterConfig": {"backoffLimit": 10},
-            "submitterPodTemplate": _submitter(cluster),
+            "submitterPodTemplate": _make_submitter_template(cluster),
             "backoffLimit": 0,  # the launcher restarts the job: it knows which errors are transient
             "preRunningDeadlineSeconds": cluster.start_seconds,
             "activeDeadlineSeconds": cluster.start_seconds + cluster.run_seconds,
@@ -107,7 +107,7 @@ def render(
                 "authOptions": {"mode": "token"},
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - the pod's; no training on it
-                    "template": _head(cluster, work, variables),
+                    "template": _make_head_template(cluster, work, variables),
                 },
                 "workerGroupSpecs": [
                     {
@@ -116,7 +116,7 @@ def render(
                         "minReplicas": pod_count,
                         "maxReplicas": pod_count,
                         "rayStartParams": {},
-                        "template": _worker(cluster, work, variables, num_workers, gpus_per_pod),
+                        "template": _make_worker_template(cluster, work, variables, num_workers, gpus_per_pod),
                     }
                 ],
             },
@@ -124,14 +124,14 @@ def render(
     }
 
 
-def _environment(
+def _make_environment(
     cluster: ClusterConfig, step_environment: Sequence[Mapping[str, Any]], environment: Mapping[str, str]
 ) -> list[Manifest]:
     """Return the environment variables of the Ray pods.
 
-    They come from this process, the step, the config and constants; a later source overrides an earlier one. A
-    reference to a field of the step's pod would have another value in another pod, so it is replaced by its value.
-    Secrets stay references, and values that may be secrets are left out.
+    They come from this process, the step, the config and constants. A later source overrides an earlier one. Secrets
+    stay references, and values that may be secrets are left out. A reference to a field of the step's pod is replaced
+    by its value, because it would have another value in another pod.
     """
     variables: dict[str, Manifest] = {}
     for name, value in sorted(environment.items()):
@@ -139,35 +139,43 @@ def _environment(
             variables[name] = {"value": value}
     for variable in step_environment:
         name = unprefixed_name(variable["name"])
-        source = variable.get("valueFrom") or {}
         if name.startswith(_STEP_ONLY):
             continue
         has_prefix = name != variable["name"]
         if has_prefix and (name in variables or is_login_for_other_server(name, environment)):
             continue  # the value that Kubeflow has set under the original name comes first
-        if "fieldRef" in source or "resourceFieldRef" in source:
-            if name in environment:
-                variables[name] = {"value": environment[name]}
-        else:
-            variables[name] = {"valueFrom": source} if source else {"value": variable.get("value", "")}
+        source = variable.get("valueFrom") or {}
+        if not source:
+            variables[name] = {"value": variable.get("value", "")}
+        elif "fieldRef" not in source and "resourceFieldRef" not in source:
+            variables[name] = {"valueFrom": source}
+        elif name in environment:
+            variables[name] = {"value": environment[name]}
     for name, value in {**RAY, **cluster.environment, **_CONSTANTS}.items():
         variables[name] = {"value": value}
     return [{"name": name, **value} for name, value in variables.items()]
 
 
-def _head(cluster: ClusterConfig, work: str, variables: list[Manifest]) -> Manifest:
+def _make_head_template(cluster: ClusterConfig, work: str, variables: list[Manifest]) -> Manifest:
     """Return the pod template of the head, which runs the driver."""
-    head = _ray_pod(cluster, "ray-head", work, _resources(cluster.head_cpu, cluster.head_memory), variables)
+    head = _make_ray_template(
+        cluster, "ray-head", work, _make_resources(cluster.head_cpu, cluster.head_memory), variables
+    )
     head["spec"]["nodeSelector"] = cluster.head_node_selector
     return head
 
 
-def _worker(cluster: ClusterConfig, work: str, variables: list[Manifest], num_workers: int, gpus: int) -> Manifest:
+def _make_worker_template(
+    cluster: ClusterConfig, work: str, variables: list[Manifest], num_workers: int, gpus: int
+) -> Manifest:
     """Return the pod template of the training workers."""
     pool = cluster.pool
-    devices = {pool.accelerator: gpus, **cluster.devices} if gpus else {}
-    resources = _resources(pool.cpu, pool.memory, **{name: str(count) for name, count in devices.items()})
-    worker = _ray_pod(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
+    devices = {}
+    if gpus:
+        device_counts = {pool.accelerator: gpus, **cluster.devices}
+        devices = {name: str(count) for name, count in device_counts.items()}
+    resources = _make_resources(pool.cpu, pool.memory, **devices)
+    worker = _make_ray_template(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
     worker["spec"]["nodeSelector"] = pool.node_selector
     worker["spec"]["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
     if 0 < cluster.min_workers < num_workers:  # a lost worker must not ask the others to stop
@@ -175,7 +183,7 @@ def _worker(cluster: ClusterConfig, work: str, variables: list[Manifest], num_wo
     return worker
 
 
-def _ray_pod(
+def _make_ray_template(
     cluster: ClusterConfig,
     container: str,
     work: str,
@@ -188,7 +196,7 @@ def _ray_pod(
     scratch = {**_SCRATCH, "dev-shm": ("/dev/shm", shared)}  # noqa: S108 - a volume of the pod
     if cluster.disk:
         resources = {kind: {**amounts, "ephemeral-storage": cluster.disk} for kind, amounts in resources.items()}
-    spec = _restricted_pod(cluster, container, resources, variables, scratch)
+    spec = _make_restricted_pod(cluster, container, resources, variables, scratch)
     spec["terminationGracePeriodSeconds"] = cluster.grace_seconds
     save = ["python", "-m", _JOB, "--leave", work, _saving_seconds(cluster)]
     spec["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": save}}}
@@ -196,18 +204,18 @@ def _ray_pod(
         spec["priorityClassName"] = cluster.priority_class
     if cluster.environment_from:
         spec["containers"][0]["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
-    # no app.kubernetes.io/name: KubeRay sets that itself, to select the head
+    # KubeRay itself sets the label app.kubernetes.io/name, to select the head.
     return {"metadata": {"labels": {"app.kubernetes.io/component": "training"}}, "spec": spec}
 
 
-def _submitter(cluster: ClusterConfig) -> Manifest:
+def _make_submitter_template(cluster: ClusterConfig) -> Manifest:
     """Return the template of the pod that submits the entrypoint and prints its log. The operator adds the command."""
     variables = [{"name": name, "value": (RAY | _CONSTANTS)[name]} for name in _SUBMITTER_VARIABLES]
-    spec = _restricted_pod(cluster, "ray-job-submitter", _SUBMITTER, variables, _SCRATCH)
-    return {"metadata": {"labels": _labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}
+    spec = _make_restricted_pod(cluster, "ray-job-submitter", _SUBMITTER, variables, _SCRATCH)
+    return {"metadata": {"labels": _make_labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}
 
 
-def _labels(component: str) -> dict[str, str]:
+def _make_labels(component: str) -> dict[str, str]:
     """Return the labels of our pods."""
     return {
         "app.kubernetes.io/name": "infoxlm",
@@ -216,8 +224,8 @@ def _labels(component: str) -> dict[str, str]:
     }
 
 
-def _resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str, str]]:
-    """Return equal limits and requests."""
+def _make_resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str, str]]:
+    """Return the resources of a container, with requests that are equal to the limits."""
     amounts = {"cpu": cpu, "memory": memory, **devices}
     return {"limits": dict(amounts), "requests": dict(amounts)}
 
@@ -227,7 +235,7 @@ def _saving_seconds(cluster: ClusterConfig) -> str:
     return str(max(cluster.grace_seconds - _RAY_ENDS_WITHIN, 1))
 
 
-def _restricted_pod(
+def _make_restricted_pod(
     cluster: ClusterConfig,
     container: str,
     resources: Manifest,

@@ -34,10 +34,12 @@ class DevScores:
 
 def check(rule: str, source: str, development: Sequence[str]) -> None:
     """Raise InputError if a rule needs a development set that is not among the given languages."""
-    needs_any = rule != "last" and not development
-    needs_source = rule == "source" and source not in development
-    if needs_any or needs_source:
-        requirement = f"a development set in {source}" if rule == "source" else "development sets"
+    requirement = ""
+    if rule == "source" and source not in development:
+        requirement = f"a development set in {source}"
+    elif rule != "last" and not development:
+        requirement = "development sets"
+    if requirement:
         available = ", ".join(development) or "none"
         raise InputError(f"selection.rule {rule} needs {requirement}; available: {available}")
 
@@ -107,7 +109,7 @@ def directories(tuned: Path) -> Callable[[str], Path]:
 
 
 def development(tuned: Path) -> dict[str, Any] | None:
-    """Return {"languages", "mean"}, the development scores at the chosen steps, or None if there are none."""
+    """Return the development scores at the chosen steps, {"languages", "mean"}, or None if there are none."""
     content = read(tuned)
     if not content or not content["looks"]:
         return None
