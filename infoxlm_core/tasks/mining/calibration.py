@@ -15,30 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.mining.matching import Matches, leave_out, match
-from infoxlm_core.tasks.mining.neighbours import Neighbours
+from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
 
 FEWEST_PAIRS = 100  # planted pairs; fewer do not tell 95 % from 90 %
-
-
-class Search(NamedTuple):
-    """The neighbours of the lines of two files, followed by those of the planted lines, pair by pair."""
-
-    forward: Neighbours  # of the lines of the first file
-    backward: Neighbours
-    source_twins: np.ndarray  # (N,) row of the target that has the same text as a source, or -1
-    target_twins: np.ndarray  # (M,) the same for targets
-    num_planted: int
-
-    @property
-    def num_sources(self) -> int:
-        """The number of lines of the first file, without planted ones."""
-        return len(self.source_twins) - self.num_planted
-
-    @property
-    def num_targets(self) -> int:
-        """The number of lines of the second file, without planted ones."""
-        return len(self.target_twins) - self.num_planted
 
 
 class Curves(NamedTuple):
@@ -60,13 +39,6 @@ class Curves(NamedTuple):
         }
 
 
-def match_lines(search: Search) -> Matches:
-    """Match the lines of the files; planted lines count as neighbours only."""
-    forward = leave_out(search.forward, search.source_twins)
-    backward = leave_out(search.backward, search.target_twins)
-    return match(forward, backward, search.num_sources, search.num_targets)
-
-
 def estimate(search: Search, matches: Matches) -> Curves:
     """Estimate precision and recall of the matches of the files at each of their margins."""
     margins = np.unique(matches.margins)
@@ -76,13 +48,13 @@ def estimate(search: Search, matches: Matches) -> Curves:
         # One is added to each count, because a count may be 0 by chance.
         return (_count_from(planted_margins, margins) + 1) / (search.num_planted + 2)
 
-    complete = _match_planted(search, search.source_twins, search.target_twins)
+    complete = match_lines(search._replace(num_planted=0))
     source_pairs = complete.sources - search.num_sources  # negative for lines of the file
     target_pairs = complete.targets - search.num_targets
     is_right = (source_pairs == target_pairs) & (source_pairs >= 0)
     recall = _count_from(complete.margins[is_right], margins) / search.num_planted
 
-    deprived = _match_planted(search, *_add_translations(search))
+    deprived = match_lines(_leave_out_translations(search))
     wrong_by_sources = bound_wrong_pairs(
         num_pairs,
         search.num_sources,
@@ -140,21 +112,14 @@ def choose_margin(curves: Curves, precision: float) -> float:
     return float(curves.margins[is_precise.argmax()])
 
 
-def _add_translations(search: Search) -> tuple[np.ndarray, np.ndarray]:
-    """Return the twins of sources and targets, where the twin of a planted line is its translation."""
+def _leave_out_translations(search: Search) -> Search:
+    """Return the search with planted lines as lines of the files that are not matched with their translations."""
     planted = np.arange(search.num_planted)
-    source_partners = search.source_twins.copy()
-    target_partners = search.target_twins.copy()
-    source_partners[search.num_sources :] = search.num_targets + planted
-    target_partners[search.num_targets :] = search.num_sources + planted
-    return source_partners, target_partners
-
-
-def _match_planted(search: Search, source_partners: np.ndarray, target_partners: np.ndarray) -> Matches:
-    """Match all lines and planted lines, but none with its partner."""
-    forward = leave_out(search.forward, source_partners)
-    backward = leave_out(search.backward, target_partners)
-    return match(forward, backward, len(source_partners), len(target_partners))
+    source_twins = search.source_twins.copy()
+    target_twins = search.target_twins.copy()
+    source_twins[search.num_sources :] = search.num_targets + planted
+    target_twins[search.num_targets :] = search.num_sources + planted
+    return Search(search.forward, search.backward, source_twins, target_twins, num_planted=0)
 
 
 def _count_from(values: np.ndarray, limits: np.ndarray) -> np.ndarray:

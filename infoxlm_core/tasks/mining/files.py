@@ -115,8 +115,8 @@ def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
 def write_pairs(path: Path, codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
     """Write mined pairs in the format of the file's suffix.
 
-    .tsv: columns margin, line numbers and texts, without a header · .tmx: a unit for each pair with its margin as a
-    property · .parquet: the languages are the names of the text columns.
+    A .tsv file has columns for the margin, the line numbers and the texts, and no header. A .tmx file has a unit for
+    each pair, whose margin is a property. The text columns of a .parquet file are named by language.
     """
     with manifests.replacing(path) as file:
         WRITERS[path.suffix](file, codes, pairs)
@@ -141,12 +141,18 @@ def _write_tmx(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair])
 
 
 def _write_parquet(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
-    fields = [("margin", pa.float32())]
-    fields += [(f"{code}_line", pa.int64()) for code in codes]
-    fields += [(code, pa.string()) for code in codes]
-    columns = list(zip(*pairs, strict=True)) or [()] * len(fields)
-    arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, fields, strict=True)]
-    pq.write_table(pa.table(arrays, schema=pa.schema(fields)), file, compression="zstd")
+    source_language, target_language = codes
+    schema = pa.schema(
+        [
+            ("margin", pa.float32()),
+            (f"{source_language}_line", pa.int64()),
+            (f"{target_language}_line", pa.int64()),
+            (source_language, pa.string()),
+            (target_language, pa.string()),
+        ]
+    )
+    rows = [dict(zip(schema.names, pair, strict=True)) for pair in pairs]
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd")
 
 
 WRITERS: dict[str, Callable[[IO[bytes], LanguagePair, Iterable[MinedPair]], None]] = {

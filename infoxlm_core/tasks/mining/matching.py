@@ -13,12 +13,39 @@ from infoxlm_core.tasks.mining.neighbours import Neighbours
 from infoxlm_core.tasks.retrieval.nearest import ratio_margin
 
 
+class Search(NamedTuple):
+    """The neighbours of the lines of two files, followed by those of the planted lines, pair by pair."""
+
+    forward: Neighbours  # of the lines of the first file
+    backward: Neighbours
+    source_twins: np.ndarray  # (N,) row of the target that has the same text as a source, or -1
+    target_twins: np.ndarray  # (M,) the same for targets
+    num_planted: int
+
+    @property
+    def num_sources(self) -> int:
+        """The number of lines of the first file, without planted ones."""
+        return len(self.source_twins) - self.num_planted
+
+    @property
+    def num_targets(self) -> int:
+        """The number of lines of the second file, without planted ones."""
+        return len(self.target_twins) - self.num_planted
+
+
 class Matches(NamedTuple):
     """Pairs of lines, the highest margin first. A line is in at most one pair."""
 
     margins: np.ndarray  # (N,) float32
     sources: np.ndarray  # (N,) rows of the sources
     targets: np.ndarray  # (N,) rows of the targets
+
+
+def match_lines(search: Search) -> Matches:
+    """Match the lines of the files; planted lines count as neighbours only."""
+    forward = leave_out(search.forward, search.source_twins)
+    backward = leave_out(search.backward, search.target_twins)
+    return match(forward, backward, search.num_sources, search.num_targets)
 
 
 def leave_out(neighbours: Neighbours, partners: np.ndarray) -> Neighbours:

@@ -12,9 +12,9 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.tasks import vector_files
 from infoxlm_core.tasks.embedding import Embedder
 from infoxlm_core.tasks.mining import calibration, files
-from infoxlm_core.tasks.mining.calibration import Curves, Search
+from infoxlm_core.tasks.mining.calibration import Curves
 from infoxlm_core.tasks.mining.files import DistinctLines, LanguagePair, MinedPair
-from infoxlm_core.tasks.mining.matching import Matches
+from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
 from infoxlm_core.tasks.mining.neighbours import find_neighbours
 
 MAX_PLANTED = 2_000  # pairs; more would change the neighbours of the lines of a small file
@@ -83,14 +83,14 @@ def mine(
         embedder: computes their vectors.
         model_digest: identifies the files of its model.
         cache: folder of vectors; see `embed_once`.
-        precision: what the margin must reach on the planted pairs.
-        threshold: the lowest margin of a pair, if no pairs are planted.
+        precision: the share of right pairs that a chosen margin must reach.
+        threshold: the lowest margin of a pair; None: it is chosen by the planted pairs.
 
     Raises:
         InputError: no margin reaches the precision, or no line can be matched.
     """
     search = _search(corpus, embedder, model_digest, cache)
-    matches = calibration.match_lines(search)
+    matches = match_lines(search)
     if not len(matches.margins):
         raise InputError("no line is next to a line of the other file: give files with more lines")
     curves = None

@@ -21,7 +21,7 @@ from infoxlm_core.tasks import vector_files
 from infoxlm_core.tasks.embedding import Embedder, load_embedder
 from infoxlm_core.tasks.mining import bucc
 from infoxlm_core.tasks.mining.bucc import MiningSet
-from infoxlm_core.tasks.mining.matching import Matches, leave_out, match
+from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
 from infoxlm_core.tasks.mining.neighbours import check_size, find_neighbours
 from infoxlm_core.tasks.mining.settings import MiningConfig
 from infoxlm_core.tasks.scores import Scores, mean_over
@@ -94,11 +94,9 @@ def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
         for sentences in (mining_set.sources, mining_set.targets):
             vectors.append(vector_files.embed_once(embedder, "", sentences.texts, Path(folder)))
         forward, backward = find_neighbours([vectors[0]], [vectors[1]])
-    num_sources = len(forward.rows)
-    num_targets = len(backward.rows)
-    forward = leave_out(forward, np.full(num_sources, -1))
-    backward = leave_out(backward, np.full(num_targets, -1))
-    return match(forward, backward, num_sources, num_targets)
+    no_source_twins = np.full(len(forward.rows), -1)
+    no_target_twins = np.full(len(backward.rows), -1)
+    return match_lines(Search(forward, backward, no_source_twins, no_target_twins, num_planted=0))
 
 
 def divide(mining_set: MiningSet, matches: Matches) -> tuple[Half, Half]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.mining import calibration
-from infoxlm_core.tasks.mining.calibration import Search, bound_wrong_pairs, choose_margin, estimate, match_lines
+from infoxlm_core.tasks.mining.calibration import bound_wrong_pairs, choose_margin, estimate
+from infoxlm_core.tasks.mining.matching import Search, match_lines
 from infoxlm_core.tasks.mining.neighbours import find_neighbours
 
 TRANSLATED, PLANTED = 300, 1000
@@ -65,7 +65,7 @@ def test_the_bound_of_wrong_pairs_is_above_the_truth_and_below_that_of_files_wit
 def test_pairs_of_planted_lines_alone_would_promise_too_much():
     """Every planted line has a translation, most lines of the files have none."""
     lines = search(untranslated=3000)
-    planted = calibration._match_planted(lines, lines.source_twins, lines.target_twins)
+    planted = match_lines(lines._replace(num_planted=0))
     has_planted_line = (planted.sources >= lines.num_sources) | (planted.targets >= lines.num_targets)
     is_right = planted.sources == planted.targets
 
