@@ -15,6 +15,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface.interpolation import interpolate
 from infoxlm_core.results import evidence
 from infoxlm_core.tasks import reference_vectors
+from infoxlm_core.tasks.embedding import load_embedder
 from infoxlm_core.tasks.questions import draw_questions
 from infoxlm_core.tasks.retrieval import guard
 from infoxlm_core.tasks.retrieval.files import AlignedSentences
@@ -114,9 +115,10 @@ def _measure(
 ) -> tuple[dict[str, float], pd.Series]:
     """Return the accuracies of a model on both sets, and its answers to the questions of the guard."""
     assert config.guard  # noqa: S101 - the config requires it
-    hits = guard.retrieve(held_out, model, config)
+    embedder = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
+    hits = guard.retrieve(held_out, embedder)
     held_out_scores = {language: score_directions(hits[language]) for language in held_out}
-    guard_scores = guard.measure(config.guard, model, config)
+    guard_scores = guard.measure(config.guard, model, embedder)
     accuracies = {"held_out": mean_over(held_out_scores)["mean"], "guard": guard_scores.mean["mean"]}
     outcomes = evidence.Outcomes(guard_scores.outcomes, config.guard.pivot)
     return accuracies, outcomes.score_questions("guard/mean")

@@ -14,7 +14,7 @@ from torch import Tensor
 from infoxlm_core import manifests
 from infoxlm_core.config import AlignedSetConfig, EvaluationConfig
 from infoxlm_core.tasks import unreserved
-from infoxlm_core.tasks.embedding import load_embedder
+from infoxlm_core.tasks.embedding import Embedder, load_embedder
 from infoxlm_core.tasks.questions import Questions, digest_question
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, list_test_files, read_aligned
 from infoxlm_core.tasks.retrieval.nearest import find_both, mark_hits
@@ -36,17 +36,25 @@ class Guard(Task[EvaluationConfig]):
     unit: ClassVar[str] = "pairs"
 
     def measure_held_out(self, questions: Questions, model: Path, config: EvaluationConfig) -> Scores | None:  # noqa: ARG002
-        return measure(config.guard, model, config) if config.guard else None
+        if config.guard is None:
+            return None
+        embedder = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
+        return measure(config.guard, model, embedder)
 
 
-def measure(guard: AlignedSetConfig, model: Path, config: EvaluationConfig) -> Scores:
+def measure(guard: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores:
     """Retrieve the sentences of a test set in both directions, with the vectors that users get.
 
+    Args:
+        guard: the test set.
+        model: directory of the model, whose manifest tells whether the set was removed from its training text.
+        embedder: the loaded model.
+
     Raises:
-        InputError: the model, the set or a language is missing or not usable.
+        InputError: the set or a language is missing or not usable.
     """
     sets = read_aligned(Path(guard.data), guard.pivot, guard.languages)
-    hits = retrieve(sets, model, config)
+    hits = retrieve(sets, embedder)
     scores = {language: score_directions(hits[language]) for language in sets}
     test_set = manifests.digest(sets)
     details = {}
@@ -66,9 +74,8 @@ def measure(guard: AlignedSetConfig, model: Path, config: EvaluationConfig) -> S
     )
 
 
-def retrieve(sets: Mapping[str, AlignedSentences], model: Path, config: EvaluationConfig) -> dict[str, Hits]:
-    """Search for the translations of all sentences with the vectors that users get; return the hits by language."""
-    embed = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
+def retrieve(sets: Mapping[str, AlignedSentences], embed: Embedder) -> dict[str, Hits]:
+    """Search for the translations of all sentences, and return the hits by language."""
     # Most sets have the same pivot sentences in all languages, so each is embedded once.
     pivot_sentences = list(dict.fromkeys(source for sources, _ in sets.values() for source in sources))
     row_of_sentence = {sentence: row for row, sentence in enumerate(pivot_sentences)}

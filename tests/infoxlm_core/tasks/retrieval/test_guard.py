@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from infoxlm_core.config import AlignedSetConfig, EvaluationConfig
+from infoxlm_core.config import AlignedSetConfig
 from infoxlm_core.results.evidence import Outcomes
+from infoxlm_core.tasks.embedding import load_embedder
 from infoxlm_core.tasks.retrieval import guard
 from tests.toys.models import save_model
 
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
 ENGLISH = [f"a{number} b{other}" for number in range(10) for other in range(6)]
 FINNISH = [f"c{number % 10} c{number // 10}" for number in range(60)]
-CONFIG = EvaluationConfig(batch_size=8)
 
 
 def write_lines(path: Path, lines: list[str]) -> None:
@@ -30,7 +30,9 @@ def data(tmp_path) -> AlignedSetConfig:
 
 
 def test_copies_are_found_and_outcomes_give_back_the_scores(data, tmp_path):
-    scores = guard.measure(data, save_model(tmp_path / "model", words=WORDS), CONFIG)
+    model = save_model(tmp_path / "model", words=WORDS)
+
+    scores = guard.measure(data, model, load_embedder(model))
 
     assert scores.languages["fr"]["mean"] == pytest.approx(59 / 60)  # of two equal sentences, only the first is found
     assert scores.languages["fi"]["mean"] < 0.2
@@ -43,9 +45,10 @@ def test_copies_are_found_and_outcomes_give_back_the_scores(data, tmp_path):
 
 def test_answers_to_another_set_are_answers_to_other_questions(data, tmp_path):
     model = save_model(tmp_path / "model", words=WORDS)
-    before = Outcomes(guard.measure(data, model, CONFIG).outcomes, "en").score_questions("guard/fi")
+    embedder = load_embedder(model)
+    before = Outcomes(guard.measure(data, model, embedder).outcomes, "en").score_questions("guard/fi")
     write_lines(Path(data.data) / "fi.txt", list(reversed(FINNISH)))
 
-    after = Outcomes(guard.measure(data, model, CONFIG).outcomes, "en").score_questions("guard/fi")
+    after = Outcomes(guard.measure(data, model, embedder).outcomes, "en").score_questions("guard/fi")
 
     assert len(before) == len(after) and not before.index.equals(after.index)
