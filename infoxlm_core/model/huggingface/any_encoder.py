@@ -268,8 +268,9 @@ def describe(model: "Model") -> dict[str, Any]:
         "parameters": model.num_parameters(),
         "contrast": contrast_space(model),
     }
-    if served_prefix(model):
-        description["prefix"] = served_prefix(model)
+    prefix = served_prefix(model)
+    if prefix:
+        description["prefix"] = prefix
     return description
 
 
