@@ -20,7 +20,7 @@ from infoxlm_core.corpora import cleaning, formats
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, NotPromoted
 from infoxlm_core.model import devices
 from infoxlm_core.model.export import sentence_encoder
-from infoxlm_core.model.huggingface import any_encoder
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.run_file import RunConfig
 
 logger = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ def plan(
     corpora = [describe_corpus(path, languages) for path in pairs]
     preparation: dict[str, Any] = {"languages": list(languages), "pivot": pivot, "corpora": corpora}
     directory = sources.fetch_model(start, store)
-    model, _ = any_encoder.load_encoder(directory, "cpu")
-    vector = sentence_encoder.read_settings(directory, model)
+    layer_count = pretrained.size_of(directory).layers
+    vector = sentence_encoder.read_settings(directory)
     batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
     limit = MAX_STEPS * batch_size // PASSES
     pair_count = count_pairs(PreparationConfig.parse(preparation), store, limit)
@@ -85,8 +85,7 @@ def plan(
     changes: dict[str, Any] = {f"preparation.{name}": value for name, value in preparation.items()}
     changes |= {f"pretraining.optimization.{name}": value for name, value in steps.items()}
     changes["pretraining.batches.global_batch_size"] = batch_size
-    is_last_layer = vector.layer == model.config.num_hidden_layers
-    changes["pretraining.contrast.layer"] = "last" if is_last_layer else vector.layer
+    changes["pretraining.contrast.layer"] = "last" if vector.layer == layer_count else vector.layer
     changes["tokenization.prefix"] = vector.prefix if prefix is None else prefix
     changes["preparation.evaluation_sets"] = [guard]
     changes["pretraining.model.start"] = start

@@ -1,6 +1,7 @@
 """The settings that `infoxlm adapt` derives from files of translations, and the whole command on a toy encoder."""
 
 import pytest
+from transformers import CLIPConfig
 
 from components.adapters.mlflow.model_registry import Registration
 from infoxlm_core import run_file
@@ -56,6 +57,15 @@ def test_a_small_memory_holds_out_a_larger_share_so_that_the_gate_can_decide():
     assert [adaptation.choose_held_out_share(count) for count in (10_000, 2_000, 1_000, 400)] == [0.05, 0.05, 0.1, 0.25]
     with pytest.raises(CorpusTooSmall, match="about 399 messages: give at least 400"):
         adaptation.choose_held_out_share(399)
+
+
+def test_a_start_that_cannot_be_trained_is_refused_before_the_translations_are_counted(tmp_path):
+    start = tmp_path / "start"
+    CLIPConfig().save_pretrained(start)
+    (start / "model.safetensors").touch()  # no weights are read
+
+    with pytest.raises(InputError, match="model_type is 'clip', not one of"):
+        adaptation.plan(str(start), [str(tmp_path / "missing.tmx")], ["en", "de"], "guard", None, tmp_path)
 
 
 def test_the_default_guard_is_a_set_of_aligned_messages(tmp_path, monkeypatch):

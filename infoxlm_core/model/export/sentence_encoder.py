@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +13,8 @@ from torch import Tensor, nn
 
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.huggingface import any_encoder
+from infoxlm_core.model.huggingface import any_encoder, pretrained
 from infoxlm_core.model.huggingface.directories import MODULES
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel as Model
 
 DEFAULT_PROMPT = "query"
 POOLINGS = ("cls", "mean")
@@ -85,7 +82,7 @@ def load(directory: Path) -> SentenceEncoder:
         InputError: there is no encoder, its vector is none of `POOLINGS`, or its upper layers cannot be removed.
     """
     model, _ = any_encoder.load_encoder(directory, "cpu")
-    settings = read_settings(directory, model)
+    settings = read_settings(directory)
     if settings.pooling not in POOLINGS:
         expected = " or ".join(POOLINGS)
         raise InputError(f"{directory}: its vector is {settings.pooling}, which cannot be exported: give {expected}")
@@ -104,10 +101,10 @@ def load(directory: Path) -> SentenceEncoder:
     return SentenceEncoder(encoder, settings)
 
 
-def read_settings(directory: Path, model: "Model") -> VectorSettings:
+def read_settings(directory: Path) -> VectorSettings:
     """Read how a model computes its vectors: from our config.json, or from the files of sentence-transformers."""
-    layer, pooling = any_encoder.served_space(model)
-    own_settings = getattr(model.config, "infoxlm", None)
+    layer, pooling = any_encoder.served_space(directory)
+    own_settings = pretrained.read_config(directory).get("infoxlm")
     prompts: dict[str, str] = {}
     default_prompt = None
     normalise = False
