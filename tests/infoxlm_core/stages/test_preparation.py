@@ -38,6 +38,17 @@ def text(path: Path, lines, language="de") -> dict:
     return {"name": path.stem, "format": "text", "path": str(path), "languages": [language]}
 
 
+def messages_in_three_languages(path: Path) -> tuple[dict, pa.Table]:
+    """Write a corpus of 144 messages; return its description and the table."""
+    table = pa.table({
+        "en": [f"Please open the {a} window of {b}" for a in NUMBERS for b in NUMBERS],
+        "de": [f"Bitte das {a}. Fenster von {b} öffnen" for a in ZAHLEN for b in ZAHLEN],
+        "fr": [f"Veuillez ouvrir la fenêtre {a} de {b}" for a in NOMBRES for b in NOMBRES],
+    })  # fmt: skip
+    pq.write_table(table, path)
+    return {"name": path.stem, "format": "parquet", "path": str(path)}, table
+
+
 def prepare(tmp_path: Path, *corpora: dict, **fields) -> dict:
     config = PreparationConfig(languages=("en", "de", "fr"), corpora=corpora, **fields)
     return preparation.prepare(config, tmp_path / "out")
@@ -225,18 +236,13 @@ def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch
 
 
 def test_a_share_of_one_corpus_is_held_out_in_all_languages_with_its_near_duplicates(tmp_path):
-    table = pa.table({
-        "en": [f"Please open the {a} window of {b}" for a in NUMBERS for b in NUMBERS],
-        "de": [f"Bitte das {a}. Fenster von {b} öffnen" for a in ZAHLEN for b in ZAHLEN],
-        "fr": [f"Veuillez ouvrir la fenêtre {a} de {b}" for a in NOMBRES for b in NOMBRES],
-    })  # fmt: skip
-    pq.write_table(table, tmp_path / "a.parquet")
+    corpus, table = messages_in_three_languages(tmp_path / "a.parquet")
     near = [(f"PLEASE open the {a} window of {b}!", f"Öffne {a}. von {b}") for a in NUMBERS for b in NUMBERS]
     near += [(f"Another window, number {n}", german) for n, german in enumerate(table["de"].to_pylist())]
 
     report = prepare(
         tmp_path,
-        {"name": "a", "format": "parquet", "path": str(tmp_path / "a.parquet")},
+        corpus,
         tsv(tmp_path / "b.tsv", near),
         text(tmp_path / "m.txt", [french.upper() for french in table["fr"].to_pylist()], "fr"),
         held_out_share=0.2,
@@ -263,20 +269,10 @@ def test_a_share_that_holds_out_nothing_is_refused(tmp_path):
 
 
 def test_labelled_messages_are_the_same_in_all_languages_and_in_no_training_text(tmp_path):
-    table = pa.table({
-        "en": [f"Please open the {a} window of {b}" for a in NUMBERS for b in NUMBERS],
-        "de": [f"Bitte das {a}. Fenster von {b} öffnen" for a in ZAHLEN for b in ZAHLEN],
-        "fr": [f"Veuillez ouvrir la fenêtre {a} de {b}" for a in NOMBRES for b in NOMBRES],
-    })  # fmt: skip
-    pq.write_table(table, tmp_path / "a.parquet")
+    corpus, table = messages_in_three_languages(tmp_path / "a.parquet")
     both = [(row["en"], row["de"]) for row in table.slice(0, 72).to_pylist()]  # in two corpora: of neither
 
-    prepare(
-        tmp_path,
-        {"name": "a", "format": "parquet", "path": str(tmp_path / "a.parquet")},
-        tsv(tmp_path / "b.tsv", both),
-        labelled_share=0.3,
-    )
+    prepare(tmp_path, corpus, tsv(tmp_path / "b.tsv", both), labelled_share=0.3)
 
     labelled = rows(tmp_path, "labelled")
     test = {
