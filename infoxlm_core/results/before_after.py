@@ -260,14 +260,16 @@ def _in_points(share: float, _: float) -> str:
     return f"{100 * share:+.2f}"
 
 
-def _tabulate_examples(name: str, title: str, found: Mapping[str, str], examples: Iterable[Example]) -> PageTable:
-    """Tabulate examples; `found` maps titles of columns to `before` or `after`."""
+def _tabulate_examples(
+    name: str, title: str, answer_columns: Mapping[str, str], examples: Iterable[Example]
+) -> PageTable:
+    """Tabulate examples; `answer_columns` maps titles of columns to `before` or `after`."""
     lines = []
     for example in examples:
         cells = [example.sentence, example.right]
-        for field in found.values():
+        for field in answer_columns.values():
             sentence = getattr(example, field)
             cells.append(f"✓ {sentence}" if sentence == example.right else sentence)
         lines.append(Line(example.direction, tuple(cells)))
-    columns = tuple(Column(column, role=SENTENCE) for column in ("sentence", "right translation", *found))
+    columns = tuple(Column(column, role=SENTENCE) for column in ("sentence", "right translation", *answer_columns))
     return PageTable(name, title, columns, tuple(lines), head="direction")

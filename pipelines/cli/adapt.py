@@ -55,9 +55,10 @@ def adapt(
 ) -> None:
     """Train a public encoder on your translations, and export the result if it is better than the encoder.
 
-    A twentieth of the messages is held out. The report compares the result with the encoder on the held-out pairs and
-    on the guard set. If the result is not better on the held-out pairs, or loses more than half a point on the guard
-    set, it is registered as a candidate only, nothing is exported, and the exit code is 2.
+    The command holds out a twentieth of the messages, or up to a quarter of a small memory. The report compares the
+    result with the encoder on the held-out pairs and on the guard set. If the result is not better on the held-out
+    pairs, or loses more than half a point on the guard set, it is registered as a candidate only, nothing is exported,
+    and the exit code is 2.
 
     The command writes all settings to a YAML file, which `infoxlm run` runs again after you have changed it. If the
     command is interrupted, run it again to resume.
