@@ -73,7 +73,8 @@ class RunConfig(StageConfig):
 
         Raises:
             ConfigError: nothing is held out for the evaluation, no training row of the labelled text is in a language
-                that fine-tuning uses, or the gate needs a metric that the run cannot have.
+                that fine-tuning uses, the gate needs a metric that the run cannot have, or the labelled text would
+                have a single label.
         """
         preparation = self.preparation
         if not preparation.holds_out_pairs:
@@ -88,6 +89,12 @@ class RunConfig(StageConfig):
                     f"registration: the gate needs {metric}, but the run has no labelled text: set finetuning.data or, "
                     "with at least two corpora of pairs, preparation.labelled_share; or remove the metric"
                 )
+        if preparation.labelled_share and len(preparation.labels) < 2:
+            raise ConfigError(
+                f"preparation.labelled_share ({preparation.labelled_share:g}) sets messages aside whose labels are the "
+                "names of their corpora, but the run has fewer than two training corpora of pairs: set it to 0, or add "
+                "a corpus"
+            )
         if has_labels and self.finetuning.data is None:
             train_languages = {two_letters(language) for language in self.finetuning.train_languages}
             if train_languages.isdisjoint(map(two_letters, preparation.languages)):

@@ -115,7 +115,9 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
 
     config = PreparationConfig.parse(work.config, "preparation")
     local = sources.localise_corpora(config, artifacts.local_directory(work.store))
-    return preparation.facts(preparation.prepare(local, output, parallel_map))
+    report = preparation.prepare(local, output, parallel_map)
+    preparation.check_labels(local, output)
+    return preparation.facts(report)
 
 
 def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:

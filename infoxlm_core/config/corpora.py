@@ -145,7 +145,7 @@ class PreparationConfig(StageConfig):
 
     labelled_share: Share = 0.0
     """Share of the pivot language's messages that is held out, in all languages, as a classification test set whose
-    labels are the names of the corpora."""
+    labels are the names of the corpora. It needs at least two corpora of pairs."""
 
     monolingual_from_pairs: Flag = True
     """Whether both sides of pairs are also used as monolingual text. A run that has only pairs needs it."""

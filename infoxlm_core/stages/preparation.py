@@ -29,7 +29,7 @@ from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.corpora import evaluation_sets, formats, length_ratio, row_chunks, tables
 from infoxlm_core.corpora.fingerprints import Keys
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
-from infoxlm_core.corpora.reserved import Reserved, check_leaks
+from infoxlm_core.corpora.reserved import LABELLED_CHARACTERS, Reserved, check_leaks
 from infoxlm_core.corpora.row_writer import CleanedRow, FileKey, RowCounts, RowWriter
 from infoxlm_core.corpora.tables import HELD_OUT, TRAINING, Tables, read_rows
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
@@ -78,6 +78,26 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
         raise
     manifests.write_atomically(output / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     return report
+
+
+def check_labels(config: PreparationConfig, corpus: Path) -> None:
+    """Check that the labelled text of a prepared corpus can train a classifier, if the config has several labels.
+
+    Raises:
+        CorpusTooSmall: its training rows have fewer than two labels.
+    """
+    if len(config.labels) < 2:
+        return
+    path = corpus / "labelled.parquet"
+    labels = set()
+    if path.is_file():
+        labels = {label for _, label, _, split in read_rows(path) if split == "train"}
+    if len(labels) < 2:
+        raise CorpusTooSmall(
+            f"labelled_share ({config.labelled_share:g}) needs training messages of two corpora, with at least "
+            f"{LABELLED_CHARACTERS} characters and in no other corpus, but has those of {', '.join(labels) or 'none'} "
+            f"(have={len(labels)} need=2): set it to 0, or add a corpus of pairs"
+        )
 
 
 def digest_sources(config: PreparationConfig) -> list[str]:

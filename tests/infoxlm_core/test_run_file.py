@@ -155,6 +155,10 @@ TWO_CORPORA = [{"name": name, "format": "tmx", "path": f"{name}.tmx"} for name i
             "registration: the gate needs classification/de, but the run has no labelled text",
         ),
         (
+            {"preparation.labelled_share": 0.1, "finetuning.data": "labelled.tsv"},
+            r"preparation\.labelled_share \(0\.1\) sets messages aside .* fewer than two training corpora of pairs",
+        ),
+        (
             {
                 "preparation.labelled_share": 0.1,
                 "preparation.corpora": TWO_CORPORA,
@@ -166,7 +170,7 @@ TWO_CORPORA = [{"name": name, "format": "tmx", "path": f"{name}.tmx"} for name i
 )
 def test_a_run_that_cannot_end_is_refused_before_anything_is_prepared(overrides, message):
     sections = SECTIONS | {"registration": {}}
-    run_file.override_sections(sections, {"preparation.labelled_share": 0.1})
+    run_file.override_sections(sections, {})
 
     with pytest.raises(ConfigError, match=message):
         run_file.override_sections(sections, overrides)

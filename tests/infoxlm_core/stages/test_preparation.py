@@ -291,6 +291,16 @@ def test_labelled_messages_are_the_same_in_all_languages_and_in_no_training_text
             assert not set(column) & set.union(*test.values())
 
 
+@pytest.mark.parametrize(("other", "corpora"), [([("Open", "Auf"), ("Close", "Zu")], "a"), (PAIRS, "none")])
+def test_labelled_text_of_fewer_than_two_corpora_is_refused(tmp_path, other, corpora):
+    sources = (tsv(tmp_path / "a.tsv", PAIRS), tsv(tmp_path / "b.tsv", other))
+    config = PreparationConfig(languages=("en", "de"), corpora=sources, labelled_share=0.2)
+    preparation.prepare(config, tmp_path / "out")
+
+    with pytest.raises(CorpusTooSmall, match=f"labelled_share .* but has those of {corpora} .*: set it to 0"):
+        preparation.check_labels(config, tmp_path / "out")
+
+
 @pytest.mark.item("F14")
 def test_preparing_again_gives_the_same_bytes_and_leaves_nothing_old(tmp_path):
     corpora = tsv(tmp_path / "a.tsv", PAIRS), tsv(tmp_path / "b.tsv", PAIRS[:9])
