@@ -75,15 +75,20 @@ def evaluate(
 
         def build(output: Path) -> dict[str, float]:
             from infoxlm_core.model import devices
+            from infoxlm_core.model.huggingface import origin
             from infoxlm_core.stages.evaluation import evaluate
 
             encoders = {}
             classifiers = {}
-            for name, (encoder_location, classifier_location) in locations.items():
-                encoders[name] = artifacts.locate(encoder_location)
-                directory = artifacts.locate(classifier_location)
-                if manifests.load(directory)["facts"]["steps"]:  # without labelled text, `finetune` trains nothing
-                    classifiers[name] = directory
+            for role, (encoder_location, classifier_location) in locations.items():
+                encoder_directory = artifacts.locate(encoder_location)
+                is_adapted_encoder = is_adapted and role == model_name and not trial
+                name = origin.name_adapted(encoder_directory) if is_adapted_encoder else role
+                encoders[name] = encoder_directory
+                classifier_directory = artifacts.locate(classifier_location)
+                trained_steps = manifests.load(classifier_directory)["facts"]["steps"]
+                if trained_steps:  # without labelled text, `finetune` trains nothing
+                    classifiers[name] = classifier_directory
             device = costs.GPU if devices.count_gpus() else costs.CPU
             with costs.measured(store, "scores", key, 1, device):
                 return evaluate(local, artifacts.locate(text), encoders, classifiers, output, hours_before)

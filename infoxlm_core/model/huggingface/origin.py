@@ -63,3 +63,9 @@ def describe_origin(origin: Origin) -> str:
     if licence is None:
         return f"It was made from {name}, whose licence is not recorded: find it out before you share this model."
     return f"It was made from {name}, whose licence is {licence}."
+
+
+def name_adapted(encoder: Path) -> str:
+    """Return the name of an encoder that was trained from a published model: "multilingual-e5-small, adapted"."""
+    base_model = read(encoder).get("base_model")
+    return f"{base_model.rpartition('/')[2]}, adapted" if base_model else "Adapted encoder"

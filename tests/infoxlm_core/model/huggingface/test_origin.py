@@ -26,8 +26,10 @@ def test_what_was_trained_from_it_keeps_its_origin(tmp_path):
     manifests.write(tmp_path, "encoder", facts)
 
     assert origin.read(tmp_path) == {"base_model": "a/b", "licence": "mit"}
+    assert origin.name_adapted(tmp_path) == "b, adapted"
     manifests.write(tmp_path, "encoder", {"steps": 3})
     assert origin.describe_origin(origin.read(tmp_path)) == ""
+    assert origin.name_adapted(tmp_path) == "Adapted encoder"
 
 
 @pytest.mark.parametrize("card", [b"---\nlicense: [mit\n---\n", b"---\n- mit\n---\n", b"# Modell f\xfcr alle\n"])
