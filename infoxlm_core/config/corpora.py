@@ -30,7 +30,7 @@ class CorpusSource(StageConfig):
 
     format: Literal["text", "tsv", "moses", "tmx", "xliff", "gettext", "parquet", "jsonl"]
     """Format of the text. text: one sentence per line · tsv: one column per language · moses: one aligned file per
-    language · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or 2.x, whose targets in an unfinished state are
+    language · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or 2.x, whose unfinished and unapproved targets are
     dropped · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one column per language · jsonl: a JSON
     object per line with a key per language, or with such an object under the key `translation`. Files in all formats
     but gettext and parquet may be compressed (.gz .xz .zst .bz2 .lz4)."""

@@ -25,6 +25,8 @@ other elements contain codes of a file format."""
 _UNFINISHED = ("new", "initial", "needs-translation", "needs-adaptation", "needs-l10n", "needs-review-translation",
                "needs-review-adaptation", "needs-review-l10n")  # fmt: skip
 """Values of XLIFF's `state` whose targets are no finished translations."""
+_FINISHED = ("translated", "signed-off", "final")
+"""Values of `state` in XLIFF 1.2 whose targets are translations, also if their unit waits for a final review."""
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
@@ -78,8 +80,12 @@ def _read_xliff(path: Path) -> Iterator[Unit]:
             target = children.get("target")
             if source is None or target is None:
                 yield Unit({})
-            elif (target.get("state") or segment.get("state")) in _UNFINISHED:
+                continue
+            state = target.get("state") or segment.get("state")
+            if state in _UNFINISHED:
                 yield Unit({}, "unfinished")
+            elif unit.get("approved") == "no" and state not in _FINISHED:
+                yield Unit({}, "unapproved")
             else:
                 texts = {_language_of(source.get(_LANGUAGE) or source_language): _text_of(source)}
                 texts.setdefault(_language_of(target.get(_LANGUAGE) or target_language), _text_of(target))

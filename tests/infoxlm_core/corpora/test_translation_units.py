@@ -3,6 +3,8 @@
 import gzip
 import tracemalloc
 
+import pytest
+
 from infoxlm_core.corpora.translation_units import Unit, read
 
 XLIFF = """<?xml version="1.0"?><xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
@@ -36,6 +38,25 @@ def test_a_unit_of_xliff_1_2_is_a_pair_without_codes_and_an_unfinished_one_is_dr
         Unit({"en": "Save", "fr": "Enregistrer"}),
         Unit({"de": "Ja", "en": "Yes"}),
     ]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "state", "expected"),
+    [
+        ('approved="no"', "", Unit({}, "unapproved")),
+        ('approved="no"', 'state="needs-translation"', Unit({}, "unfinished")),
+        ('approved="no"', 'state="translated"', Unit({"en": "Open", "de": "Offen"})),  # it waits for its final review
+        ('approved="yes"', "", Unit({"en": "Open", "de": "Offen"})),
+    ],
+)
+def test_a_unit_of_xliff_1_2_that_is_not_approved_needs_the_state_of_a_translation(
+    tmp_path, attributes, state, expected
+):
+    head = XLIFF[: XLIFF.index("<group")]
+    unit = f'<trans-unit id="1" {attributes}><source>Open</source><target {state}>Offen</target></trans-unit>'
+    (tmp_path / "x.xlf").write_text(f"{head}{unit}</body></file></xliff>")
+
+    assert list(read(tmp_path / "x.xlf", "xliff")) == [expected]
 
 
 def test_a_segment_of_xliff_2_is_a_pair_without_codes_and_an_unfinished_one_is_dropped(tmp_path):
