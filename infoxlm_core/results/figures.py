@@ -41,6 +41,9 @@ _REFERENCES = {"chance": "chance", "majority": "most frequent label"}
 """Field of a task's details -> label of its dotted line."""
 
 Draw = Callable[[], Figure | None]
+SentenceMap = Mapping[str, Sequence[Sequence[float]]]
+"""Language -> the x and the y coordinates of its sentences. Row i of the second language translates row i of the first
+one."""
 Bars = Mapping[str, Sequence[Statistic | None]]
 """Model -> one bar for each name on the axis."""
 
@@ -278,6 +281,23 @@ def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
     axes.set_xlabel("weight (0: start, 1: trained encoder)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def draw_map(maps: Mapping[str, SentenceMap]) -> Figure:
+    """Draw the sentences of each model as dots in the colours of their languages; lines join translations."""
+    figure, axes = _start(4.5 * len(maps), 4.6, list(maps), share_y=False)
+    shades = matplotlib.colormaps["tab20"].colors  # each colour is followed by a light form of it
+    colours = [*shades[::2], *shades[1::2]]
+    for panel, coordinates in zip(axes, maps.values(), strict=True):
+        for (language, (x, y)), colour in zip(coordinates.items(), colours, strict=False):
+            panel.plot(x, y, "o", color=colour, markersize=3, markeredgewidth=0, alpha=0.7, label=language)
+        (source_x, source_y), (target_x, target_y) = itertools.islice(coordinates.values(), 2)
+        panel.plot([source_x, target_x], [source_y, target_y], color="#444444", linewidth=0.5, alpha=0.5, zorder=1)
+        panel.set_aspect("equal", adjustable="datalim")
+        panel.set(xlabel="first component", ylabel="second component")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 10), markerscale=2)
     return figure
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.results import before_after, figures, page
+from infoxlm_core.results.figures import SentenceMap
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.summary import Summary
 from infoxlm_core.results.tables import PageTable, percent, tabulate_counts
@@ -30,13 +31,17 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary, first: Sequ
     """
     model = scores["models"][scores["model"]]
     corpus = count_lines(scores["corpus"])
-    sections = [Section("Questions", tables=[_tabulate_pairs(scores["pairs"])])]
+    maps = _select_maps(scores["models"])
+    sections = [_show_map(maps), Section("Questions", tables=[_tabulate_pairs(scores["pairs"])])]
     if any(name.startswith("loss/") for name in model["curves"]):
         sections.append(Section("Training", "Mean losses and accuracies by optimizer step.", figures={"training": ""}))
     if corpus:
         sections.append(_show_corpus(corpus, scores["corpus"].get("warnings", ())))
     sections.append(Section("Settings", facts=[Fact(name, str(value)) for name, value in scores["settings"].items()]))
-    drawings: dict[str, figures.Draw] = {"training": partial(figures.draw_training, model["curves"])}
+    drawings: dict[str, figures.Draw] = {
+        "map": partial(figures.draw_map, maps),
+        "training": partial(figures.draw_training, model["curves"]),
+    }
     merge = model.get("merge")
     if merge:
         first = [*first, before_after.lay_out_merge(merge)]
@@ -79,6 +84,27 @@ def _lead(scores: Mapping[str, Any]) -> str:
     if suspects:
         text += f" These sentences were not removed from the training text of {', '.join(suspects)}: compare with care."
     return text
+
+
+def _select_maps(models: Mapping[str, Any]) -> dict[str, SentenceMap]:
+    """Return the map of each model whose encoder was measured, the model under test last."""
+    maps = {}
+    for name, result in reversed(models.items()):
+        retrieval = result["tasks"].get("retrieval")
+        if retrieval:
+            maps[name] = retrieval["map"]
+    return maps
+
+
+def _show_map(maps: Mapping[str, SentenceMap]) -> Section:
+    """Return the section with the maps of all models."""
+    pivot, language, *_ = next(iter(maps.values()))
+    text = (
+        "Each dot is a held-out sentence, in the plane in which the vectors of its model differ most. Lines join the "
+        f"sentences of {pivot} with their translations into {language}. Good vectors give short lines, and no groups "
+        "of one colour."
+    )
+    return Section("Map of the sentences", text, figures={"map": ""})
 
 
 def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> PageTable:

@@ -14,6 +14,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, served_prefix, served_space
 from infoxlm_core.tasks.embedding import POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.questions import Questions, digest_question
+from infoxlm_core.tasks.retrieval import sentence_map
 from infoxlm_core.tasks.retrieval.nearest import (
     NearestRows,
     VectorsBySpec,
@@ -46,8 +47,9 @@ class VectorScores(NamedTuple):
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
     """Retrieve with the vectors of every layer. Report the scores of the vector that `infoxlm embed` computes.
 
-    `details` also has the scores of the vector that is best on these pairs, the mean at every layer, and the scores of
-    the served vectors without their language's centre, which is the mean of training sentences (Libovický et al. 2020).
+    `details` also has the scores of the vector that is best on these pairs, the mean at every layer, a map of the
+    served vectors, and their scores without their language's centre, which is the mean of training sentences (Libovický
+    et al. 2020).
     """
     model, tokenizer = load_encoder(directory)
     num_layers = model.config.num_hidden_layers + 1
@@ -62,6 +64,8 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         embedded_pairs = _add_centred_vectors(embedded_pairs, served, centred, questions.pivot, centres)
         measured_specs.append(centred)
 
+    mapped_vectors: dict[str, Tensor] = {}
+    embedded_pairs = sentence_map.copy_vectors(embedded_pairs, served, questions.pivot, mapped_vectors)
     nearest = find_nearest_by_language(embedded_pairs)
     results = {spec: _score_vector(spec, nearest, questions) for spec in measured_specs}
     best = max(specs, key=lambda spec: results[spec].accuracy)  # the first of equals
@@ -76,6 +80,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         "chance": fmean(1 / len(pairs) for pairs in questions.pairs.values()),
         "by_layer": accuracy_by_layer,
         "encoder": describe(model),
+        "map": sentence_map.project(mapped_vectors),
     }
     nearest_by_place = {"served": results[served].nearest, "best": results[best].nearest}
     if centred in results:

@@ -119,8 +119,8 @@ def test_the_report_shows_all_scores_escapes_names_and_needs_no_network(evaluate
 
     html = (output / "report.html").read_text()
     headings = re.findall("<h2>(.*?)</h2>", html)
-    assert headings == ["Headlines", "retrieval", "perplexity", "classification", "Transfer gap", "Questions",
-                        "Training", "Text", "Settings"]  # fmt: skip
+    assert headings == ["Headlines", "retrieval", "perplexity", "classification", "Transfer gap",
+                        "Map of the sentences", "Questions", "Training", "Text", "Settings"]  # fmt: skip
     assert f"{100 * metrics['retrieval/served']:.2f}" in html and "<td>too short</td><td>6</td>" in html
     assert "&lt;b&gt;no training!" in html and "<b>no" not in html
     assert "not removed from the training text of InfoXLM" in html
@@ -128,7 +128,9 @@ def test_the_report_shows_all_scores_escapes_names_and_needs_no_network(evaluate
     assert "<script" not in html and "<link" not in html
     assert all(source.startswith("data:image/svg+xml;base64,") for source in re.findall(r'src="([^"]*)"', html))
     figures = {path.stem for path in (output / "figures").glob("*.png")}
-    assert figures == {"retrieval_by_layer", "retrieval", "perplexity", "classification", "transfer-gap", "training"}
+    assert figures == {
+        "retrieval_by_layer", "retrieval", "perplexity", "classification", "transfer-gap", "map", "training",
+    }  # fmt: skip
     by_layer = pd.read_csv(output / "tables/retrieval-by-layer.csv")
     assert list(by_layer["detail"]) == ["mean of tokens", "[CLS]"] * 2
     assert pd.isna(by_layer["2"][2])  # the floor has fewer layers
@@ -220,7 +222,7 @@ def test_an_encoder_without_language_model_head_or_contrast_layer_is_scored_on_r
         embed_sentences(directory, ["a1 b2"]), embed_sentences(directory, ["a1 b2"], 2, "mean"), atol=0, rtol=0
     )
     headings = re.findall("<h2>(.*?)</h2>", (tmp_path / "out/report.html").read_text())
-    assert headings == ["Headlines", "retrieval", "Questions", "Text", "Settings"]
+    assert headings == ["Headlines", "retrieval", "Map of the sentences", "Questions", "Text", "Settings"]
 
 
 def test_the_code_of_the_model_card_gives_the_vectors_of_embed_sentences(encoders, evaluated):

@@ -1,0 +1,39 @@
+"""The map of held-out sentences: which vectors it takes, and where it puts them."""
+
+import pytest
+import torch
+
+from infoxlm_core.tasks.embedding import VectorSpec
+from infoxlm_core.tasks.retrieval import sentence_map
+
+SPEC = VectorSpec("mean", 2)
+
+
+def test_the_axes_of_the_map_are_those_along_which_vectors_differ_most_with_a_fixed_sign():
+    random = torch.Generator().manual_seed(1)
+    plane = torch.randn(40, 2, generator=random, dtype=torch.float64) * torch.tensor([3.0, 1.0])
+    rotation, _ = torch.linalg.qr(torch.randn(5, 5, generator=random, dtype=torch.float64))
+    vectors = plane @ rotation[:2] + 7
+    expected = plane - plane.mean(dim=0)
+    _, _, axes = torch.linalg.svd(expected)  # principal axes within the plane
+
+    coordinates = sentence_map.project({"en": vectors[:20], "de": vectors[20:]})
+
+    mapped = torch.cat([torch.tensor(coordinates[language]).T for language in ("en", "de")])
+    torch.testing.assert_close(mapped.abs(), (expected @ axes.T).abs().float(), atol=1e-3, rtol=0)
+    directions = torch.linalg.lstsq(mapped.double(), vectors - vectors.mean(dim=0)).solution  # (2, 5)
+    assert all(direction[direction.abs().argmax()] > 0 for direction in directions)
+
+
+def test_the_map_has_the_first_sentences_of_the_pivot_and_of_each_language_and_passes_all_pairs_on():
+    sides = {code: torch.full((300, 4), float(number)) for number, code in enumerate(("en", "de", "fr"), start=1)}
+    pairs = [("de", {SPEC: sides["en"]}, {SPEC: sides["de"]}), ("fr", {SPEC: sides["en"]}, {SPEC: sides["fr"]})]
+    copies: dict[str, torch.Tensor] = {}
+
+    passed = list(sentence_map.copy_vectors(pairs, SPEC, "en", copies))
+
+    assert passed == pairs
+    assert {code: tuple(vectors.shape) for code, vectors in copies.items()} == dict.fromkeys(sides, (200, 4))
+    assert copies["fr"].norm(dim=1).tolist() == pytest.approx([1.0] * 200)
+    many = {str(number): torch.randn(200, 4) for number in range(20)}
+    assert {len(row) for rows in sentence_map.project(many).values() for row in rows} == {50}
