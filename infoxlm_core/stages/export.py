@@ -1,5 +1,6 @@
 """Stage export: an encoder -> a directory for other libraries, and what each of its formats costs and loses."""
 
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,8 +173,8 @@ def _choose_texts(
     """
     if sets:
         columns = [column for pair in sets.values() for column in pair]
-        share = -(-TEXTS // len(columns))
-        candidates = [text for column in columns for text in column[:share]]
+        texts_per_column = math.ceil(TEXTS / len(columns))
+        candidates = [text for column in columns for text in column[:texts_per_column]]
     elif settings.texts:
         candidates = list(islice(_read_lines(settings.texts), TEXTS))
     else:

@@ -79,26 +79,34 @@ def load(directory: Path) -> SentenceEncoder:
         directory: in Hugging Face format.
 
     Raises:
-        InputError: there is no encoder, its vector is none of `POOLINGS`, or its upper layers cannot be removed.
+        InputError: there is no encoder, or see `_check_exportable`.
     """
     model, _ = any_encoder.load_encoder(directory, "cpu")
     settings = read_settings(directory)
-    if settings.pooling not in POOLINGS:
-        expected = " or ".join(POOLINGS)
-        raise InputError(f"{directory}: its vector is {settings.pooling}, which cannot be exported: give {expected}")
-    any_encoder.drop_layers(model, settings.layer)
     encoder: Any = model.base_model
-    layers = any_encoder.layers_of(encoder)
-    if settings.layer != encoder.config.num_hidden_layers:
-        if layers is None:
-            raise InputError(
-                f"{directory}: layers of a {encoder.config.model_type} cannot be removed: give one whose vector is of "
-                "the last layer"
-            )
-        encoder.config.num_hidden_layers = settings.layer
+    _check_exportable(directory, settings, encoder)
+    any_encoder.drop_layers(model, settings.layer)
+    encoder.config.num_hidden_layers = settings.layer
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None  # it is never used
     return SentenceEncoder(encoder, settings)
+
+
+def _check_exportable(directory: Path, settings: VectorSettings, encoder: Any) -> None:
+    """Raise InputError if other libraries cannot compute the vector as the pooling of an encoder's last layer."""
+    if settings.pooling not in POOLINGS:
+        expected = " or ".join(POOLINGS)
+        raise InputError(f"{directory}: its vector is {settings.pooling}, which cannot be exported: give {expected}")
+    layer_count = encoder.config.num_hidden_layers
+    if not 1 <= settings.layer <= layer_count:
+        raise InputError(
+            f"{directory}: its vector is of layer {settings.layer}, which cannot be exported: give 1 to {layer_count}"
+        )
+    if settings.layer < layer_count and any_encoder.layers_of(encoder) is None:
+        raise InputError(
+            f"{directory}: layers of a {encoder.config.model_type} cannot be removed: give one whose vector is of "
+            "the last layer"
+        )
 
 
 def read_settings(directory: Path) -> VectorSettings:

@@ -32,17 +32,11 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
     """Write an encoder that was loaded from the Hugging Face directory `source`, with the content of tokenizer.json."""
     directory.mkdir(parents=True, exist_ok=True)
     max_tokens = served_max_tokens(source)
+    settings = encoder.settings
     _write_encoder(encoder, source, directory)
     (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_tokenizer_settings(source, directory, max_tokens)
-    settings = encoder.settings
-    modules = [("", "Transformer"), (POOLING, "Pooling")]
-    if settings.normalise:
-        modules.append(("2_Normalize", "Normalize"))  # it has no files, so the folder does not exist
-    module_list = []
-    for number, (path, name) in enumerate(modules):
-        module_list.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
-    write_json(directory / MODULES, module_list)
+    _write_modules(settings.normalise, directory)
     write_json(directory / LENGTH, {"max_seq_length": max_tokens, "do_lower_case": False})
     pooling = {
         "word_embedding_dimension": encoder.encoder.config.hidden_size,
@@ -59,6 +53,17 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
         "similarity_fn_name": "cosine",
     }
     write_json(directory / PROMPTS, prompts)
+
+
+def _write_modules(normalise: bool, directory: Path) -> None:
+    """Write the list of the modules that compute a vector one after another."""
+    paths = {"Transformer": "", "Pooling": POOLING}
+    if normalise:
+        paths["Normalize"] = "2_Normalize"  # it has no files, so the folder does not exist
+    modules = []
+    for number, (name, path) in enumerate(paths.items()):
+        modules.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
+    write_json(directory / MODULES, modules)
 
 
 def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> None:

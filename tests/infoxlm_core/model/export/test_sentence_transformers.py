@@ -199,11 +199,18 @@ def test_old_and_new_versions_of_the_library_give_the_vectors_of_infoxlm_embed(e
         assert torch.allclose(torch.tensor(vectors), embed_original(source), atol=1e-5), kind
 
 
-def test_a_vector_that_no_format_describes_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"pooling": "median"}, r"its vector is median, which cannot be exported: give cls or mean"),
+        ({"layer": 0}, r"its vector is of layer 0, which cannot be exported: give 1 to 3"),
+    ],
+)
+def test_a_vector_that_no_format_describes_is_refused(change, problem, tmp_path):
     source = save_encoder(tmp_path / "model", "infoxlm")
     config = json.loads((source / "config.json").read_bytes())
-    config["infoxlm"]["pooling"] = "median"
+    config["infoxlm"] |= change
     (source / "config.json").write_text(json.dumps(config))
 
-    with pytest.raises(InputError, match=r"its vector is median, which cannot be exported: give cls or mean"):
+    with pytest.raises(InputError, match=problem):
         sentence_encoder.load(source)
