@@ -1,7 +1,5 @@
 """Component: evaluate models on held-out text, and write scores, a report and a model card."""
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
 from kfp import dsl
@@ -43,13 +41,12 @@ def evaluate(
     import shutil
     from pathlib import Path
 
-    from components.evaluate import name_start, remove_metadata, select_headlines
     from components.platform import artifacts, costs, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results import evidence
-    from infoxlm_core.results.report import describe_run
+    from infoxlm_core.results.report import describe_run, remove_metadata, select_headlines
     from infoxlm_core.results.trials import Trial
 
     with stage_run("evaluate", store, trial) as step:
@@ -58,7 +55,10 @@ def evaluate(
         model_name = Trial.parse(trial).name if trial else "InfoXLM"
         models = {model_name: (encoder, classifier)}
         if start:
-            models[name_start(start)] = (start, classifier_of_start)
+            start_location, _ = artifacts.read_pointer(start)
+            inputs_of_start = manifests.load(artifacts.locate(start_location, hashed=False))["inputs"]
+            name_of_start = evidence.PUBLIC_START if "model.start" in inputs_of_start else evidence.UNTRAINED
+            models[name_of_start] = (start, classifier_of_start)
         locations = {}
         digests = []
         for name, (encoder_of_model, classifier_of_model) in models.items():
@@ -109,34 +109,3 @@ def evaluate(
         step.run.annotate(describe_run(evidence.read_scores(evaluation), figures | hours, datasets, "evaluation"))
         if trial:
             step.run.end()
-
-
-def name_start(start: Any) -> str:
-    """Return the name of the model before its training: a public encoder, or an untrained one."""
-    from components.platform import artifacts
-    from infoxlm_core import manifests
-    from infoxlm_core.results import evidence
-
-    location, _ = artifacts.read_pointer(start)
-    inputs = manifests.load(artifacts.locate(location, hashed=False))["inputs"]
-    return evidence.PUBLIC_START if "model.start" in inputs else evidence.UNTRAINED
-
-
-def remove_metadata(card: str) -> str:
-    """Return a model card without the YAML at its start, which only the Hugging Face hub reads."""
-    return re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL)
-
-
-def select_headlines(figures: Mapping[str, float]) -> dict[str, float]:
-    """Return the main metrics under names such as `headline/retrieval_served`.
-
-    MLflow groups metrics by the part before the slash, so the main metrics get a group of their own.
-    """
-    from infoxlm_core.results.trials import HEADLINES
-
-    headlines = {}
-    for name in HEADLINES:
-        if name in figures:
-            metric = name.replace("/", "_")
-            headlines[f"headline/{metric}"] = figures[name]
-    return headlines

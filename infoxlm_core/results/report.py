@@ -1,5 +1,6 @@
 """Write the report and the model card of an evaluation, and describe its run for the tracker."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -203,3 +204,21 @@ def _tabulate_headlines(model: str, floors: Sequence[str], figures: Mapping[str,
             cells.append("" if value is None else f"{value:.4g}")
         rows.append(cells)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def remove_metadata(card: str) -> str:
+    """Return a model card without the YAML at its start, which only the Hugging Face hub reads."""
+    return re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL)
+
+
+def select_headlines(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the main metrics under names such as `headline/retrieval_served`.
+
+    MLflow groups metrics by the part before the slash, so the main metrics get a group of their own.
+    """
+    headlines = {}
+    for name in HEADLINES:
+        if name in figures:
+            metric = name.replace("/", "_")
+            headlines[f"headline/{metric}"] = figures[name]
+    return headlines
