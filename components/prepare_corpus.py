@@ -24,7 +24,7 @@ def prepare_corpus(
         store: directory or s3://bucket/prefix of artifacts.
         corpus: the prepared corpora.
         metrics: numbers of sentences and translation pairs.
-        num_workers: Ray Data workers, which are pods on a cluster; 0 prepares in this process.
+        num_workers: Ray workers, which are pods on a cluster; 0 prepares in this process.
         cluster: a `ClusterConfig` as a mapping, for workers in a RayJob; if empty, they run in this step.
         task_config: environment of the step, which the pods of the RayJob receive.
     """

@@ -26,7 +26,7 @@ def tokenize_corpus(
         corpus: output of prepare_corpus.
         shards: the tokenizer and the token shards.
         metrics: numbers of sequences and tokens, and the vocabulary size.
-        num_workers: Ray Data workers, which are pods on a cluster; 0 tokenizes in this process.
+        num_workers: Ray workers, which are pods on a cluster; 0 tokenizes in this process.
         cluster: a `ClusterConfig` as a mapping, for workers in a RayJob; if empty, they run in this step.
         task_config: environment of the step, which the pods of the RayJob receive.
     """

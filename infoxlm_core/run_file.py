@@ -38,7 +38,7 @@ class RunConfig(StageConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
     registration: RegistrationConfig = RegistrationConfig()
     data_workers: NonNegativeInt = 0
-    """Ray Data workers of preparation and tokenization, one for each CPU core; 0: the calling process does the work.
+    """Ray workers of preparation and tokenization, one for each CPU core; 0: the calling process does the work.
     They affect speed, never results."""
 
     num_workers: NonNegativeInt = 0

@@ -47,7 +47,7 @@ def ablations(
         overrides: single settings of these sections, or of `pretraining` in every trial, such as
             {"pretraining.optimization.steps": 2000}.
         num_workers: training workers per trial, one per GPU; 0 trains in the step.
-        data_workers: Ray Data workers of preparation and tokenization; 0 runs both in the steps.
+        data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
         cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
         image: container image of all steps; on a cluster by digest.
     """

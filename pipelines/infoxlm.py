@@ -51,7 +51,7 @@ def infoxlm(
         image: container image of all steps; on a cluster by digest.
         overrides: single settings of these sections, such as {"pretraining.optimization.steps": 2000}.
         num_workers: training workers, one per GPU; 0 trains in the step, on its CPU.
-        data_workers: Ray Data workers of preparation and tokenization; 0 runs both in the steps.
+        data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
         cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
     """
     text = {"store": store, "num_workers": data_workers, "cluster": cluster}

@@ -35,7 +35,7 @@ ELSEWHERE = {
     "components/adapters/sources/hub.py": "components/platform/test_sources.py",
     "components/platform/measuring.py": "components/test_suite.py",
     "components/platform/sweeps.py": "components/test_suite.py",
-    "components/prepare_corpus.py": "components/adapters/ray/test_data.py",
+    "components/prepare_corpus.py": "components/adapters/ray/test_tasks.py",
     "components/pretrain.py": "components/platform/test_sources.py",
     "components/promote.py": "pipelines/cli/test_registry.py",
     "components/register.py": "e2e/test_pipeline.py",

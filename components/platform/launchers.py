@@ -109,11 +109,11 @@ def process(work: Work, *_: Any) -> None:
 
 
 def ray(work: Work, *_: Any) -> None:
-    """Run work on Ray workers: Ray Train for a training, Ray Data for text."""
-    from components.adapters.ray import data, train
+    """Run work on Ray workers: Ray Train for a training, Ray tasks for text."""
+    from components.adapters.ray import tasks, train
 
     run_training = functools.partial(train.run, min_workers=work.min_workers)
-    _run_with_workers(work, run_training, data.workers(work.num_workers))
+    _run_with_workers(work, run_training, tasks.workers(work.num_workers))
 
 
 def torchrun(work: Work, *_: Any) -> None:

@@ -162,7 +162,7 @@ class Pool(StageConfig):
 
 
 class Steps(StageConfig):
-    """Resources of steps that do not train, and of Ray Data pods."""
+    """Resources of steps that do not train, and of Ray pods for text."""
 
     cpu: Cores = "4"
     """CPU cores, such as 4 or 500m."""

@@ -1,9 +1,10 @@
-"""Process chunks of tables in this process, in several processes, or on machines that the caller provides.
+"""Apply a function to many items in this process, in several processes, or on machines that the caller provides.
 
-A `ParallelMap` applies a function to every chunk and returns the results in order, so that the output of a stage does
-not depend on where the work ran.
+A `ParallelMap` returns the results in order, so that the output of a stage does not depend on where the work ran.
 """
 
+import functools
+import logging
 import multiprocessing
 import os
 import threading
@@ -11,49 +12,71 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-
-import pyarrow as pa
+from typing import Any
 
 from infoxlm_core.errors import WorkerLost
 
-CHUNK = 4096  # rows of one chunk
+logger = logging.getLogger(__name__)
+CHUNK = 4096  # rows of one chunk of a table
+AHEAD = 4  # items for each worker that are processed ahead of the results
+_ATTEMPTS = 4  # to finish the work with pools whose processes are killed
 
-Work = Callable[[pa.Table], pa.Table]
+Work = Callable[[Any], Any]
 """A pure function that other processes can import, or a `functools.partial` of one."""
 
-ParallelMap = Callable[[Work, Iterable[pa.Table]], Iterator[pa.Table]]
-"""Yields one result for each chunk, in order. Chunks are read in the caller's thread, a few of them ahead."""
+ParallelMap = Callable[[Work, Iterable[Any]], Iterator[Any]]
+"""Yields one result for each item, in order. Items are read in the caller's thread, a few of them ahead."""
 
 
-def in_process(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Apply `work` to the chunks in this process."""
-    return map(work, chunks)
+def in_process(work: Work, items: Iterable[Any]) -> Iterator[Any]:
+    """Apply `work` to the items in this process."""
+    return map(work, items)
+
+
+def in_order(submit: Callable[[Any], Future[Any]], items: Iterable[Any], max_pending: int) -> Iterator[Any]:
+    """Yield the results of submitted items in order. Submit a few items ahead, so that memory stays small."""
+    pending: deque[Future[Any]] = deque()
+    try:
+        for item in items:
+            pending.append(submit(item))
+            if len(pending) > max_pending:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
 
 
 def in_processes(count: int) -> ParallelMap:
-    """Return a `ParallelMap` that uses `count` processes of this machine."""
+    """Return a `ParallelMap` that uses `count` processes of this machine, and starts new ones if some are killed."""
 
-    def parallel_map(work: Work, chunks: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Submit a few chunks ahead of the results, so that no process waits and memory stays small."""
+    def parallel_map(work: Work, items: Iterable[Any]) -> Iterator[Any]:
+        new_items = iter(items)
+        unfinished: deque[Any] = deque()  # items whose results were not yielded
+
+        def submit_order() -> Iterator[Any]:
+            yield from tuple(unfinished)
+            for item in new_items:
+                unfinished.append(item)
+                yield item
+
         spawn = multiprocessing.get_context("spawn")  # forking a process with threads may deadlock
-        pending: deque[Future[pa.Table]] = deque()
-        try:
-            with ProcessPoolExecutor(count, spawn, initializer=_initialise_worker, initargs=(work,)) as pool:
-                for chunk in chunks:
-                    pending.append(pool.submit(_process_chunk, chunk))
-                    if len(pending) > 4 * count:
-                        yield pending.popleft().result()
-                while pending:
-                    yield pending.popleft().result()
-        except BrokenProcessPool:  # usually out of memory
-            raise WorkerLost(
-                "a worker process was killed, usually for lack of memory: free memory, then run again"
-            ) from None
+        for _ in range(_ATTEMPTS):
+            try:
+                with ProcessPoolExecutor(count, spawn, initializer=_initialise_worker, initargs=(work,)) as pool:
+                    for result in in_order(functools.partial(pool.submit, _process), submit_order(), AHEAD * count):
+                        unfinished.popleft()
+                        yield result
+                return
+            except BrokenProcessPool:  # usually out of memory
+                logger.warning("a worker process was killed: starting new ones")
+        raise WorkerLost("worker processes were killed, usually for lack of memory: free memory, then run again")
 
     return parallel_map
 
 
-_work_of_process: list[Work] = []  # sent once, not with every chunk: it may hold a model
+_work_of_process: list[Work] = []  # sent once, not with every item: it may hold a model
 
 
 def _initialise_worker(work: Work) -> None:
@@ -69,5 +92,5 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _process_chunk(chunk: pa.Table) -> pa.Table:
-    return _work_of_process[0](chunk)
+def _process(item: Any) -> Any:
+    return _work_of_process[0](item)

@@ -47,6 +47,21 @@ def test_an_error_of_ours_comes_back_from_another_process():
         list(parallel.in_processes(1)(refusing, numbers(2)))
 
 
+def dying_once(path: Path) -> str:
+    if path.suffix == ".deadly" and not path.exists():
+        path.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return path.name
+
+
+@pytest.mark.slow
+def test_the_item_of_a_killed_process_is_processed_again(tmp_path):
+    paths = [tmp_path / "one", tmp_path / "two.deadly", tmp_path / "three"]
+
+    assert list(parallel.in_processes(1)(dying_once, paths)) == ["one", "two.deadly", "three"]
+    assert int((tmp_path / "two.deadly").read_text()) != os.getpid()
+
+
 def dying(chunk: pa.Table) -> pa.Table:
     os.kill(os.getpid(), signal.SIGKILL)
     return chunk

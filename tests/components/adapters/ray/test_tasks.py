@@ -1,26 +1,26 @@
-"""Preparation and tokenization on real Ray Data workers write the bytes that one process writes, whatever happens."""
+"""Preparation and tokenization on real Ray workers write the bytes that one process writes, whatever happens."""
 
 import functools
 import itertools
 import os
-import signal
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from kfp import dsl
 
-from components.adapters.ray import data as ray_data
+from components.adapters.ray import tasks
 from components.platform import artifacts
 from components.prepare_corpus import prepare_corpus
 from components.tokenize_corpus import tokenize_corpus
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig, TokenizationConfig
 from infoxlm_core.corpora import reserved, row_chunks
-from infoxlm_core.corpora.parallel import Work
+from infoxlm_core.corpora.parallel import AHEAD
 from infoxlm_core.errors import InputError, WorkerLost
 from infoxlm_core.stages import preparation, tokenization
 from tests.components.conftest import upload
+from tests.toys import deadly
 from tests.toys.text import messages, write_catalogs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -85,7 +85,7 @@ def small_chunks(monkeypatch) -> None:
 
 
 def test_two_workers_write_the_bytes_of_one_process(ray_here, made_here, small_chunks, tmp_path):
-    with ray_data.workers(2) as spread:
+    with tasks.workers(2) as spread:
         make(tmp_path, made_here / "text", spread)
 
     for kind in ("corpus", "shards"):
@@ -96,24 +96,19 @@ def test_two_workers_write_the_bytes_of_one_process(ray_here, made_here, small_c
     assert {"shards/mono/ru/ru.tokens", "shards/pairs/en-de/first.meanings"} <= names.keys()
 
 
-def _dying_once(chunk: pa.Table, work: Work, chosen: str, marker: Path) -> pa.Table:
-    if chosen in str(chunk.to_pydict()) and not marker.exists():
-        marker.write_text(str(os.getpid()))
-        os.kill(os.getpid(), signal.SIGKILL)
-    return work(chunk)
-
-
 def test_a_worker_killed_in_the_middle_changes_nothing(ray_here, made_here, small_chunks, tmp_path):
-    with ray_data.workers(2) as spread:
+    with tasks.workers(2) as spread:
 
-        def deadly(work, chunks):
+        def kill_once(work, chunks):
             name = getattr(work, "func", work).__name__
             if name == "mark":
                 return spread(work, chunks)
-            killer = functools.partial(_dying_once, chosen=messages(0)[100][0], marker=tmp_path / f"killed-in-{name}")
+            killer = functools.partial(
+                deadly.die_once, chosen=messages(0)[100][0], marker=tmp_path / f"killed-in-{name}"
+            )
             return spread(functools.partial(killer, work=work), chunks)
 
-        make(tmp_path, made_here / "text", deadly)
+        make(tmp_path, made_here / "text", kill_once)
 
     victims = {path.name: int(path.read_text()) for path in tmp_path.glob("killed-in-*")}
     assert victims.keys() == {"killed-in-clean_rows", "killed-in-encode_chunk"}
@@ -122,46 +117,33 @@ def test_a_worker_killed_in_the_middle_changes_nothing(ray_here, made_here, smal
         assert contents(tmp_path / kind) == contents(made_here / kind)
 
 
-def _who(chunk: pa.Table) -> pa.Table:
-    return chunk.append_column("who", pa.array([os.getpid()] * len(chunk), pa.int64()))
-
-
-def _refusing(chunk: pa.Table) -> pa.Table:
-    raise InputError("x.tsv:7: no such thing: mend it")
-
-
-def _deadly(chunk: pa.Table) -> pa.Table:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return chunk
-
-
 def numbers(count: int) -> list[pa.Table]:
     return [pa.table({"number": pa.array([number] * (number % 3), pa.int64())}) for number in range(count)]
 
 
 def test_chunks_come_back_in_order_even_empty_ones_are_read_as_they_are_needed_and_our_errors_are_themselves(ray_here):
     read = itertools.count()
-    with ray_data.workers(2) as spread:
-        found = list(spread(_who, iter(numbers(40))))
-        results = spread(_who, (table for table in numbers(200) if next(read) >= 0))
+    with tasks.workers(2) as spread:
+        found = list(spread(deadly.add_process, iter(numbers(40))))
+        results = spread(deadly.add_process, (table for table in numbers(200) if next(read) >= 0))
         next(results)
         ahead = next(read)  # so that memory does not grow with the corpus
         results.close()
         with pytest.raises(InputError, match=r"^x\.tsv:7: no such thing: mend it$"):
-            list(spread(_refusing, numbers(3)))
+            list(spread(deadly.refuse, numbers(3)))
 
-    assert ahead <= 3 * 2 * ray_data._WINDOW
+    assert ahead <= 2 * (AHEAD + 1)
     assert [table["number"].to_pylist() for table in found] == [table["number"].to_pylist() for table in numbers(40)]
     assert os.getpid() not in {who for table in found for who in table["who"].to_pylist()}
 
 
 def test_a_chunk_that_kills_every_worker_ends_the_stage(ray_here):
-    with ray_data.workers(1) as spread, pytest.raises(WorkerLost, match="run again"):
-        list(spread(_deadly, numbers(1)))
+    with tasks.workers(1) as spread, pytest.raises(WorkerLost, match="run again"):
+        list(spread(deadly.die, numbers(1)))
 
 
 def test_no_workers_means_here():
-    with ray_data.workers(0) as spread:
+    with tasks.workers(0) as spread:
         assert spread is None
 
 
