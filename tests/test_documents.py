@@ -36,8 +36,10 @@ def test_the_readme_is_short():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_commands_of_a_page_exist_with_their_options(page: Path):
     commands = typer.main.get_command(app).commands
-    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    in_sentences = re.findall(r"`(infoxlm [a-z][^`]*)`", text) if page.name != "CHANGELOG.md" else []
+    lines = "\n".join([*blocks, *in_sentences]).replace("\\\n", " ").splitlines()
     parts = [part for line in lines for part in re.split(r"[;&|]+| do ", re.sub(r"(^|\s)#.*", "", line))]
     matches = [re.match(r"\s*(?:\w+=\S* )*(?:\S*/)?infoxlm ([\w-]+)(.*)", part) for part in parts]
 
@@ -47,6 +49,13 @@ def test_the_commands_of_a_page_exist_with_their_options(page: Path):
             assert name in commands
             options = {option for p in commands[name].params for option in (*p.opts, *p.secondary_opts)}
             assert set(re.findall(r"(?<= )--[a-z-]+", arguments)) <= options, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_configs_that_a_page_names_exist(page: Path):
+    named = set(re.findall(r"configs/[\w-]+\.yaml", page.read_text(encoding="utf-8")))
+
+    assert page.name == "CHANGELOG.md" or {name for name in named if not (ROOT / name).is_file()} == set()
 
 
 def test_the_commands_of_the_runbook_have_no_placeholders():

@@ -1,6 +1,7 @@
 """`infoxlm suite` as a user runs it: refusals before anything starts, and a whole one of which a point fails."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -36,6 +37,17 @@ def test_the_papers_suite_is_its_grids_and_seeds():
     assert xnli.optimization.weight_decay == mlqa.optimization.weight_decay == 0
     assert (mlqa.warmup_share, mlqa.selection.rule, mlqa.normaliser, mlqa.stride) == (0.1, "last", "mlqa", 128)
     assert len(json.dumps(config.listed())) < 128 * 1024
+
+
+def test_the_suites_on_the_page_of_the_papers_are_tasks_of_the_papers_suite():
+    page = (PAPER.parents[1] / "docs/paper-and-release.md").read_text(encoding="utf-8")
+    commands = re.findall(r"`infoxlm suite configs/suite.yaml [^`]*--only (\S+)(?: --set (\S+))?`", page)
+
+    chosen = [
+        run_file.load_as(SuiteConfig, PAPER, [set_] if set_ else []).choose(only.split(",")) for only, set_ in commands
+    ]
+
+    assert {name for suite in chosen for name in suite.tasks} >= {"tatoeba", "xnli", "translate-test", "mlqa"}
 
 
 @pytest.mark.parametrize(
