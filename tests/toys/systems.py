@@ -8,6 +8,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_learner import TextLearner
+from pipelines.trials import merge
 from tests.toys.pretraining import tiny_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -21,15 +22,6 @@ SIZES = {
     "batches": TINY["batches"],
     "optimization": {name: TINY["optimization"][name] for name in ("steps", "warmup_steps", "learning_rate")},
 }  # fmt: skip
-
-
-def merge(first: dict, second: dict) -> dict:
-    """Return a nested dictionary with all keys of both; `second` decides where both have a value."""
-    merged = first | second
-    for name in first.keys() & second.keys():
-        if isinstance(first[name], dict) and isinstance(second[name], dict):
-            merged[name] = merge(first[name], second[name])
-    return merged
 
 
 def learner_of(config: PretrainingConfig, shards: Shards) -> TextLearner:
