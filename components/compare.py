@@ -31,5 +31,5 @@ def compare(
     with stage_run("compare", store, last=True) as step:
         planned = [item["trial"] for item in step.read(trials)]
         results = sweeps.read_metrics(step, planned)
-        summary = summarise_metrics(step.run.name, results)
+        summary = summarise_metrics(step.run.name, results, outcomes=sweeps.read_outcomes(step.run))
         sweeps.publish(step, "comparison", summary, summary.name_headlines(), comparison, report, metrics)

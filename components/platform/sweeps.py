@@ -9,7 +9,9 @@ from typing import Any
 
 from components.platform import artifacts, runtime, tracking
 from components.platform.stage_run import StageRun
+from components.platform.tracking import Run
 from infoxlm_core import manifests
+from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.summary import Summary
 from infoxlm_core.results.trials import LINK, Trial
 from infoxlm_core.tasks.scores import Scores
@@ -26,6 +28,16 @@ def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[t
             tracking.open_run(step.store, values).end(runtime.find_ending(step.store).status)
         results.append((trial, metrics))
     return results
+
+
+def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
+    """Return the outcomes by question of an ablation's finished trials: variant -> seed -> outcomes."""
+    outcomes: dict[str, dict[int, Outcomes]] = {}
+    for trial_run in run.trials():
+        trial_outcomes = trial_run.read_outcomes() if trial_run.metrics else None
+        if trial_outcomes:
+            outcomes.setdefault(trial_run.trial.model, {})[trial_run.trial.seed] = trial_outcomes
+    return outcomes
 
 
 def read_scores(step: StageRun) -> dict[str, Scores]:

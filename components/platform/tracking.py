@@ -16,6 +16,7 @@ from components.platform import artifacts, runtime
 from components.platform.runtime import Ending
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigError
+from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.training.tracker import FileTracker, Tracker
@@ -40,6 +41,9 @@ class TrialRun(Protocol):
 
     def read_scores(self) -> Scores:
         """Return the scores in `scores.json` among the files of a suite's trial."""
+
+    def read_outcomes(self) -> Outcomes | None:
+        """Return the outcomes by question of an ablation's trial, or None if its evaluation is not stored."""
 
 
 class Run(Protocol):

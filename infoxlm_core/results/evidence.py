@@ -15,7 +15,7 @@ with replacement thousands of times, and both models are scored on each sample. 
 languages is sampled in all of them together: a hard sentence is hard in every language, so they are not independent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,12 @@ class Outcomes:
 def score_questions(rows: pd.DataFrame) -> pd.Series:
     """Return (language, question) -> share of directions in which the question was answered correctly."""
     return rows.groupby(["language", "question"], sort=True)["right"].mean()
+
+
+def average(outcomes: Sequence[Outcomes], metric: str) -> pd.Series:
+    """Return `Outcomes.score_questions` of a metric, averaged over models that answered the same questions."""
+    scores = pd.concat([model_outcomes.score_questions(metric) for model_outcomes in outcomes])
+    return scores.groupby(level=["language", "question"], sort=True).mean()
 
 
 def write(path: Path, table_by_model: Mapping[str, pd.DataFrame]) -> None:

@@ -26,6 +26,11 @@ _COST_TEXT = (
     "hours are those of the training processes, also while they wait for a core. They lack attempts that were killed, "
     "and trainings that an earlier run of the pipeline finished."
 )
+_QUESTIONS_TEXT = (
+    "The same differences, with intervals over the held-out questions: a paired bootstrap of the answers, which are "
+    "averaged over the seeds that both variants have, with Bonferroni's correction. An interval without 0 shows that "
+    "the difference is not due to the choice of questions. It says nothing of other seeds."
+)
 MAX_NAMES = 12
 """Unfinished trials that a page lists by name."""
 
@@ -106,6 +111,9 @@ def lay_out(summary: Summary) -> list[Section]:
     differences = task_tables.tabulate_differences(summary)
     if differences:
         sections.append(_show_differences(summary, differences))
+    question_differences = task_tables.tabulate_question_differences(summary)
+    if question_differences:
+        sections.append(Section("Differences over the questions", _QUESTIONS_TEXT, tables=[question_differences]))
     costs = task_tables.tabulate_costs(summary)
     if costs:
         sections.append(Section("Cost of the pre-training", _COST_TEXT, tables=[costs]))

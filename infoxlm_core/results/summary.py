@@ -7,12 +7,14 @@ trials log only metrics.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.results import published, trials
+from infoxlm_core.results import evidence, published, trials
+from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.protocol import compare_protocol, describe_rule, name_setting
-from infoxlm_core.results.statistics import Statistic, is_share, over_seeds, paired_difference
+from infoxlm_core.results.statistics import CONFIDENCE, Statistic, is_share, over_seeds, paired_difference
 from infoxlm_core.results.suite_config import SuiteConfig, SuiteTaskConfig
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks import task_of
@@ -20,6 +22,7 @@ from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fact, Task
 
 Metrics = Mapping[str, Statistic]
+OutcomesBySeed = Mapping[str, Mapping[int, Outcomes]]
 COSTS = ("steps", "tokens_seen", "cost/cpu_hours/pretrain", "cost/gpu_hours/pretrain")
 """Metrics of the cost of a pre-training."""
 _TASK_HEADLINES = ("served", "best", "centred", "no_overlap", "mean")  # in the order in which a page shows them
@@ -33,7 +36,8 @@ class Variant:
     seeds: tuple[int, ...]
     unfinished: tuple[int, ...]
     metrics: Metrics
-    differences: Metrics = field(default_factory=dict)  # to the first variant of an ablation
+    differences: Metrics = field(default_factory=dict)  # to the first variant of an ablation, over the seeds
+    question_differences: Metrics = field(default_factory=dict)  # the same over the held-out questions
     costs: Metrics = field(default_factory=dict)  # of the pre-training of an ablation's variant
 
 
@@ -148,7 +152,10 @@ class Summary:
 
 
 def summarise_metrics(
-    title: str, results: Iterable[tuple[Trial, Mapping[str, float]]], metrics: Sequence[str] = ()
+    title: str,
+    results: Iterable[tuple[Trial, Mapping[str, float]]],
+    metrics: Sequence[str] = (),
+    outcomes: OutcomesBySeed = MappingProxyType({}),
 ) -> Summary:
     """Summarise an ablation: every variant over its seeds, in the order of the results.
 
@@ -156,6 +163,7 @@ def summarise_metrics(
         title: title of the page.
         results: the trials with their metrics, which are empty for an unfinished trial.
         metrics: names of the metrics to compare; by default the headlines and the paper's tasks, if any trial has them.
+        outcomes: variant -> seed -> the outcomes of a finished trial by question, as far as they are stored.
 
     Raises:
         InputError: no trial has a metric that `metrics` names.
@@ -172,7 +180,12 @@ def summarise_metrics(
     for model, variant_results in results_by_variant.items():
         reference = next(iter(variants.values()), None)  # the first variant is compared with no other
         comparisons = len(results_by_variant) - 1
-        variants[model] = _summarise_variant(variant_results, headlines, costs, reference, comparisons)
+        variant = _summarise_variant(variant_results, headlines, costs, reference, comparisons)
+        if reference:
+            reference_outcomes = outcomes.get(next(iter(variants)), {})
+            differences = _compare_answers(outcomes.get(model, {}), reference_outcomes, headlines, comparisons)
+            variant = replace(variant, question_differences=differences)
+        variants[model] = variant
         unfinished_trials += [trial.name for trial, values in variant_results if not values]
     return Summary(
         title=title,
@@ -218,6 +231,29 @@ def _summarise_variant(
         differences=differences,
         costs=_compute_statistics(values_by_seed, costs) if costs else {},
     )
+
+
+def _compare_answers(
+    candidate: Mapping[int, Outcomes], reference: Mapping[int, Outcomes], headlines: Sequence[str], comparisons: int
+) -> Metrics:
+    """Return the differences between two variants with intervals over the questions, for shares of correct answers.
+
+    The answers of a variant to a question are averaged over the seeds that both variants have.
+    """
+    seeds = sorted(candidate.keys() & reference.keys())
+    if not seeds:
+        return {}
+    level = 1 - (1 - CONFIDENCE) / comparisons
+    differences = {}
+    for name in headlines:
+        try:
+            candidate_scores = evidence.average([candidate[seed] for seed in seeds], name)
+            reference_scores = evidence.average([reference[seed] for seed in seeds], name)
+        except InputError:  # not a share of correct answers, such as a perplexity
+            continue
+        gain = evidence.paired_bootstrap(candidate_scores, reference_scores, level=level)
+        differences[name] = Statistic(gain.questions, gain.gain, interval=(gain.lower, gain.upper))
+    return differences
 
 
 def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:

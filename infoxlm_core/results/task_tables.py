@@ -96,6 +96,19 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
     return PageTable("differences", "", columns, tuple(lines), head="variant")
 
 
+def tabulate_question_differences(summary: Summary) -> PageTable | None:
+    """Tabulate the differences of an ablation's variants to the first one over the questions. None without answers."""
+    compared = {model: variant.question_differences for model, variant in summary.variants.items()}
+    measured = {name for differences in compared.values() for name in differences}
+    metrics = [name for name in summary.metrics if name in measured]
+    lines = []
+    for model, differences in compared.items():
+        if differences:
+            lines.append(Line(model, tuple(differences.get(metric) for metric in metrics)))
+    columns = tuple(_headline_column(summary, metric, intervals=True) for metric in metrics)
+    return PageTable("question-differences", "", columns, tuple(lines), head="variant") if lines else None
+
+
 def tabulate_costs(summary: Summary) -> PageTable | None:
     """Tabulate what the pre-training of an ablation's variants cost, the mean of their seeds; None if it is unknown."""
     lines = []

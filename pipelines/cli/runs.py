@@ -94,14 +94,14 @@ def compare(
 ) -> None:
     """Print the table of a finished ablation from the tracker: mean and deviation of each variant over its seeds."""
     with report_errors():
-        from components.platform import artifacts, tracking
+        from components.platform import artifacts, sweeps, tracking
         from infoxlm_core.results import page
         from infoxlm_core.results.summary import summarise_metrics
 
         ablation = tracking.tracker().find_ablation(run, artifacts.local_directory(store))
         trial_runs = sorted(ablation.trials(), key=lambda trial_run: trial_run.trial.rank)
         results = [(trial_run.trial, trial_run.metrics) for trial_run in trial_runs]
-        summary = summarise_metrics(ablation.name, results, split_list(metrics))
+        summary = summarise_metrics(ablation.name, results, split_list(metrics), sweeps.read_outcomes(ablation))
         typer.echo(page.to_markdown(summary))
         if output:
             page.write(output, "comparison", summary)

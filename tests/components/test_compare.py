@@ -1,6 +1,7 @@
 """The trials of an ablation in MLflow: each a nested run, read back and compared, at once or months later."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from components.platform import artifacts, tracking
 from infoxlm_core.errors import InputError
 from infoxlm_core.results.trials import Trial
 from pipelines.cli import app
+from tests.toys.evaluation import evaluated
 
 TRIALS = [
     {"variant": variant, "seed": float(seed), "what": what}  # KFP makes 1.0 of 1
@@ -132,6 +134,23 @@ def test_the_first_variant_of_the_file_is_the_reference_although_another_one_sta
     result = CliRunner().invoke(app, ["compare", "--store", str(store)])
 
     assert result.exit_code == 0 and "minus the metric of first with" in result.stdout
+
+
+def test_variants_are_compared_on_the_questions_that_both_answered(store, tmp_path):
+    for rank, (variant, seed_scores) in enumerate({"first": (0.6, 0.5), "second": (0.5, 0.3)}.items()):
+        for seed, score in enumerate(seed_scores, 1):
+            run = tracking.open_run(str(store), {"variant": variant, "seed": seed, "what": "", "rank": rank})
+            run.log_metrics({"retrieval/served": score, "perplexity/mean": 9.0})
+            run.log_artifacts(evaluated(tmp_path / f"{variant} {seed}", score), "evaluation")
+            run.end()
+
+    result = CliRunner().invoke(app, ["compare", "--store", str(store)])
+
+    table = result.stdout.split("## Differences over the questions")[1].split("##")[0]
+    (row,) = [line for line in table.splitlines() if line.startswith("| second")]
+    _, _, cell, _ = row.split("|")  # of retrieval only: perplexity is no share of correct answers
+    gain, low, high = (float(number) for number in re.findall(r"-?\d+\.\d+", cell))
+    assert gain == pytest.approx(-15) and -20 < low < -15 < high < -10
 
 
 def test_other_metrics_are_compared_on_request(ablation):

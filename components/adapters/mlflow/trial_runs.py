@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from components.adapters.mlflow import connection, runs
 from components.adapters.mlflow.runs import PARENT, RUN_TAG, translate_errors
 from infoxlm_core.errors import InputError
+from infoxlm_core.results import evidence
+from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.trials import SCORES, Trial, read_scores
 from infoxlm_core.tasks.scores import Scores
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
+EVALUATION = "evaluation"
+"""Folder of a run that holds the files of its evaluation."""
 _MAX_RUNS = 5000  # runs that one search returns
 _MAX_LISTED = 10  # ablations that an error message lists
 
@@ -38,6 +42,20 @@ class TrialRun(NamedTuple):
 
         with translate_errors(f"scores of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
             return read_scores(Path(MlflowClient().download_artifacts(self.run_id, SCORES, folder)))
+
+    def read_outcomes(self) -> Outcomes | None:
+        """Download the outcomes by question of an ablation's trial. Return None if its evaluation is not stored."""
+        from mlflow import MlflowClient
+
+        client = MlflowClient()
+        with translate_errors(f"evaluation of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
+            stored_files = {item.path for item in client.list_artifacts(self.run_id, EVALUATION)}
+            if f"{EVALUATION}/{evidence.FILE}" not in stored_files:
+                return None
+            file = Path(client.download_artifacts(self.run_id, f"{EVALUATION}/{evidence.FILE}", folder))
+            scores_file = Path(client.download_artifacts(self.run_id, f"{EVALUATION}/scores.json", folder))
+            scores = evidence.read_scores(scores_file.parent)
+            return Outcomes(evidence.read(file, scores["model"]), scores["pivot"])
 
 
 def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
