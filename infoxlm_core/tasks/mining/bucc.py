@@ -5,7 +5,7 @@ NAME.en      en-000000001<tab>A sentence.
 NAME.gold    de-000000001<tab>en-000000001
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,16 +47,12 @@ def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder. Give one with NAME.de, NAME.en and NAME.gold.")
-    sets: dict[str, SetFiles] = {}
     files = sorted(folder.iterdir())
+    sets: dict[str, SetFiles] = {}
     for gold in files:
         if gold.suffix != GOLD or name not in gold.stem:
             continue
-        sides = {}
-        for path in files:
-            code = path.suffix.removeprefix(".")
-            if path.stem == gold.stem and languages.is_known(code):
-                sides[languages.two_letters(code)] = path
+        sides = _find_sides(gold, files)
         if len(sides) != 2 or pivot not in sides:
             raise InputError(f"{gold}: give two files beside it, {gold.stem}.{pivot} and that of another language")
         (language,) = sides.keys() - {pivot}
@@ -67,6 +63,16 @@ def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
     if not sets:
         raise InputError(f"{folder} has no {GOLD} file with {name!r} in its name. Give NAME.de, NAME.en and NAME.gold.")
     return sets
+
+
+def _find_sides(gold: Path, files: Iterable[Path]) -> dict[str, Path]:
+    """Return the files of sentences that belong to a gold file, by language."""
+    sides = {}
+    for path in files:
+        code = path.suffix.removeprefix(".")
+        if path.stem == gold.stem and languages.is_known(code):
+            sides[languages.two_letters(code)] = path
+    return sides
 
 
 def read_set(files: SetFiles) -> MiningSet:
