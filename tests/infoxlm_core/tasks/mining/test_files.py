@@ -61,8 +61,8 @@ def test_pairs_for_calibration_are_read_from_what_was_mined(tmp_path):
         assert files.read_pairs(tmp_path / name, ("de", "en")) == [(pair.target, pair.source) for pair in plain]
     (tmp_path / "pairs.jsonl").write_text('{"translation": {"de": "Text", "en": "text"}}\n')
     assert files.read_pairs(tmp_path / "pairs.jsonl", ("en", "de")) == [("text", "Text")]
-    (tmp_path / "pairs.tsv").write_text("text\tText\n\tone side\n", encoding="utf-8")
-    assert files.read_pairs(tmp_path / "pairs.tsv", ("en", "de")) == [("text", "Text")]
+    (tmp_path / "pairs.tsv.gz").write_bytes(gzip.compress(b"text\tText\n\tone side\n"))
+    assert files.read_pairs(tmp_path / "pairs.tsv.gz", ("en", "de")) == [("text", "Text")]
 
 
 def test_lines_are_read_once_and_counted(tmp_path):
