@@ -10,9 +10,10 @@ def check_settings(
     store: str,
     preparation: dict[str, Any],
     tokenization: dict[str, Any],
-    finetuning: dict[str, Any],
-    evaluation: dict[str, Any],
+    finetuning: dict[str, Any] = {},  # noqa: B006
+    evaluation: dict[str, Any] = {},  # noqa: B006
     pretraining: dict[str, Any] = {},  # noqa: B006
+    translation: dict[str, Any] = {},  # noqa: B006
     registration: dict[str, Any] = {},  # noqa: B006
     trials: list = [],  # type: ignore[type-arg]  # noqa: B006
     overrides: dict[str, Any] = {},  # noqa: B006
@@ -26,6 +27,7 @@ def check_settings(
         ("finetuning", dict),
         ("evaluation", dict),
         ("registration", dict),
+        ("translation", dict),
         ("Output", list),  # the trials; KFP's local runner can only loop over an output of this name
     ],
 ):
@@ -43,8 +45,9 @@ def check_settings(
         finetuning: a `ClassificationConfig`.
         evaluation: an `EvaluationConfig`.
         pretraining: a `PretrainingConfig`; each trial of an ablation has its own.
+        translation: a `TranslationConfig`; only the pipeline of a translator has it.
         registration: a `RegistrationConfig`; an ablation registers nothing.
-        trials: trials of an ablation, each {"trial", "pretraining"}.
+        trials: trials of an ablation, each {"trial", "pretraining"}, and of translators also "translation".
         overrides: single settings, such as {"pretraining.optimization.steps": 2000}.
         num_workers: training workers; the batches must give each of them work.
 
@@ -65,11 +68,14 @@ def check_settings(
             "evaluation": step.read(evaluation),
             "registration": step.read(registration),
         }
+        if translation:
+            sections["translation"] = step.read(translation)
         trials = step.read(trials)
         overrides = step.read(overrides)
         if trials:
             tracking.tracker().check_sweeps()
-            sections["pretraining"] = trials[0]["pretraining"]  # the section itself is empty in an ablation
+            # The sections themselves are empty in an ablation.
+            sections |= {name: trials[0][name] for name in ("pretraining", "translation") if name in trials[0]}
         checked = run_file.override_sections(sections, overrides, num_workers)
         trials = run_file.override_trials(sections, trials, overrides, num_workers)
 
@@ -86,5 +92,6 @@ def check_settings(
             for name in trial:
                 if name != "trial":
                     trial[name] = parameters.write_reference(store, trial[name])
-        references = [parameters.write_reference(store, checked[name]) for name in sections]
+        checked.setdefault("translation", {})  # the last section, as among the outputs
+        references = [parameters.write_reference(store, section) for section in checked.values()]
         return (*references, trials)

@@ -34,6 +34,8 @@ def pretrain(
         trial: variant and seed of a trial of an ablation; its run in the tracker receives the curves.
         task_config: environment of the step, which the pods of the RayJob receive.
     """
+    import contextlib
+
     from components.platform import artifacts, sources, training_runs
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import PretrainingConfig
@@ -50,9 +52,11 @@ def pretrain(
         key = artifacts.key_of("pretrained", checked, *digests.values())
         run = training_runs.choose_run(store, "pretrained", key, checked, digests, trial)
         inputs = {"shards_path": location}
-        directory = step.make(
-            "pretrained", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run, follow=True
-        )
+        with artifacts.exclusive(store, "pretrained", key) if trial else contextlib.nullcontext():
+            # Trials that differ only in later stages share the pre-training: one trains, the others wait for it.
+            directory = step.make(
+                "pretrained", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run, follow=True
+            )
         step.run.log_curves(directory / "encoder" / "metrics.jsonl")
         step.publish(encoder, directory / "encoder")
         step.publish(start, directory / "start")

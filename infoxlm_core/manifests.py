@@ -36,6 +36,8 @@ VERSIONS = {
     "classifier": FINETUNING,  # finetune
     "tuned": FINETUNING,  # measure, of a suite
     "scores": 3,  # evaluate
+    "translator": 1,  # translate
+    "translations": 1,  # evaluate_translation
     "points": 1,  # measure, of a suite
     "comparison": 4,  # compare
     "suite": 4,  # summarise

@@ -22,6 +22,7 @@ from infoxlm_core.config import (
 from infoxlm_core.config.base import NonNegativeInt
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.languages import two_letters
+from infoxlm_core.systems.translation.config import TranslationConfig
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
 
 MAX_SIZE = 1 << 18  # bytes of a config file; PyYAML would read a larger one for minutes
@@ -37,6 +38,10 @@ class RunConfig(StageConfig):
     finetuning: ClassificationConfig = ClassificationConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     registration: RegistrationConfig = RegistrationConfig()
+    translation: TranslationConfig | None = None
+    """Trains a translator instead of a sentence encoder: `infoxlm run` then runs the pipeline of translation, which has
+    no fine-tuning and no other evaluation."""
+
     data_workers: NonNegativeInt = 0
     """Ray workers of preparation and tokenization, one for each CPU core; 0: the calling process does the work.
     They affect speed, never results."""
@@ -55,6 +60,24 @@ class RunConfig(StageConfig):
         if self.num_workers > self.finetuning.batch_size:
             raise ValueError(
                 f"num_workers ({self.num_workers}) must not exceed finetuning.batch_size ({self.finetuning.batch_size})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _translator_has_its_start(self) -> Self:
+        """Raise ValueError if the translator has no pre-trained XLM, no text, or fewer slices than workers."""
+        translation = self.translation
+        if translation is None:
+            return self
+        if self.pretraining.system != "xlm":
+            raise ValueError(f"pretraining.system ({self.pretraining.system}) must be xlm to train a translator")
+        missing = set(translation.languages) - set(self.preparation.languages)
+        if missing:
+            raise ValueError(f"translation.languages: {', '.join(sorted(missing))} is not in preparation.languages")
+        if self.num_workers > translation.virtual_shards:
+            raise ValueError(
+                f"num_workers ({self.num_workers}) must not exceed translation.virtual_shards "
+                f"({translation.virtual_shards})"
             )
         return self
 
@@ -273,7 +296,7 @@ def override_trials(
     changed_trials: list[dict[str, Any]] = []
     tokenizers = set()
     for trial in trials:
-        sections_of_trial = {**sections, "pretraining": trial["pretraining"]}
+        sections_of_trial = {**sections, **{name: trial[name] for name in trial if name != "trial"}}
         run = RunConfig.parse(override_sections(sections_of_trial, overrides, num_workers))
         tokenizers.add(run.tokenization.model)
         if len(tokenizers) > 1:
@@ -287,6 +310,8 @@ def override_trials(
         for name in ("pretraining", "finetuning", "evaluation"):
             changed_trial[name] = settings.get(name, {})
         changed_trial["pretraining"]["seed"] = run.pretraining.seed
+        if "translation" in settings:
+            changed_trial["translation"] = settings["translation"]
         changed_trials.append(changed_trial)
     return changed_trials
 

@@ -23,7 +23,7 @@ from infoxlm_core.errors import Cancelled, ConfigError, InfoXLMError, InputError
 from pipelines.progress import Progress
 
 COMPILED = Path(__file__).parent / "compiled"
-PIPELINES = ("infoxlm", "ablations", "suite", "promotion")
+PIPELINES = ("infoxlm", "ablations", "suite", "promotion", "translation", "translation-ablations")
 OLDEST_VERSION = (2, 17)
 """Oldest supported Kubeflow Pipelines. Older versions silently drop the Kubernetes settings of a pipeline."""
 

@@ -1,5 +1,6 @@
 """Plan the trials of an ablation from a YAML file of variants, and check them before any starts."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,14 +9,14 @@ from typing import Any
 import yaml
 
 from infoxlm_core import outside, run_file
-from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.config import StageConfig
 from infoxlm_core.config.base import merge
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.run_file import RunConfig
 
 _NAME = re.compile(r"[\w+.:-][\w+.: -]*")
 _DESCRIPTIVE = ("what", "also")
-"""Keys that describe a variant; all other keys override `pretraining`."""
+"""Keys that describe a variant. `translation` overrides this section, and all other keys override `pretraining`."""
 
 
 def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
@@ -31,33 +32,46 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
         ConfigError: the file, a name or a variant is invalid; the message names the variant.
     """
     variants = choose(read(path), only, path)
-    pretraining_by_variant = {name: _apply(config, variant, name, path) for name, variant in variants.items()}
-    _refuse_twins(pretraining_by_variant, path)
+    sections_by_variant = {name: _apply(config, variant, name, path) for name, variant in variants.items()}
+    _refuse_twins(sections_by_variant, path)
     trials: list[dict[str, Any]] = []
     for seed in seeds:  # all variants of a seed before the next seed, so that an interrupted sweep compares them all
-        for rank, (name, pretraining) in enumerate(pretraining_by_variant.items()):
+        for rank, (name, sections) in enumerate(sections_by_variant.items()):
             trial = {"variant": name, "seed": seed, "what": variants[name].get("what", ""), "rank": rank}
-            # Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
-            settings = pretraining.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-            trials.append({"trial": trial, "pretraining": {**settings, "seed": seed}})
+            pretraining = {**sections["pretraining"], "seed": seed}
+            trials.append({"trial": trial, **sections, "pretraining": pretraining})
     return trials
 
 
-def _apply(config: RunConfig, variant: Mapping[str, Any], name: str, path: Path) -> PretrainingConfig:
-    """Return the settings of a variant of a run; ConfigError if they are invalid."""
-    overrides = {key: value for key, value in variant.items() if key not in _DESCRIPTIVE}
-    base_settings = config.pretraining.model_dump(mode="json", exclude_none=True)
-    try:
-        return PretrainingConfig.parse(merge(base_settings, overrides), "pretraining")
-    except ConfigError as error:
-        raise ConfigError(f"{path}: variant {name}: {error}") from None
+def _apply(config: RunConfig, variant: Mapping[str, Any], name: str, path: Path) -> dict[str, dict[str, Any]]:
+    """Return the sections that a variant of a run may change, by name; ConfigError if its settings are invalid."""
+    pretraining_overrides = {key: value for key, value in variant.items() if key not in (*_DESCRIPTIVE, "translation")}
+    sections = {}
+    for section, overrides in (
+        ("pretraining", pretraining_overrides),
+        ("translation", variant.get("translation", {})),
+    ):
+        base: StageConfig | None = getattr(config, section)
+        if base is None:
+            if overrides:
+                raise ConfigError(
+                    f"{path}: variant {name}: the run has no section {section}, which the variant changes"
+                )
+            continue
+        try:
+            checked = type(base).parse(merge(base.model_dump(mode="json", exclude_none=True), overrides), section)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: variant {name}: {error}") from None
+        # Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
+        sections[section] = checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    return sections
 
 
-def _refuse_twins(pretraining_by_variant: Mapping[str, PretrainingConfig], path: Path) -> None:
+def _refuse_twins(sections_by_variant: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Raise ConfigError if two variants have the same settings."""
     variant_by_settings: dict[str, str] = {}
-    for name, pretraining in pretraining_by_variant.items():
-        twin = variant_by_settings.setdefault(pretraining.model_dump_json(), name)
+    for name, sections in sections_by_variant.items():
+        twin = variant_by_settings.setdefault(json.dumps(sections), name)
         if twin != name:
             raise ConfigError(f"{path}: variants {twin} and {name} are the same with this config: choose one (--only)")
 

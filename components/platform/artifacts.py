@@ -47,6 +47,8 @@ KINDS = (
     "classifier",
     "tuned",
     "scores",
+    "translator",
+    "translations",
     "points",
     "comparison",
     "suite",

@@ -25,7 +25,7 @@ class Work:
     """Description of the artifact to build. All fields can be written as JSON."""
 
     stage: str
-    """prepare_corpus, tokenize_corpus, pretrain or finetune."""
+    """prepare_corpus, tokenize_corpus, pretrain, finetune or translate."""
     store: str
     kind: str
     name: str
@@ -107,6 +107,16 @@ def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
     return functools.partial(finetuning.finetune, config, paths["encoder"], paths.get("corpus"))
 
 
+def _translate(work: Work) -> Callable[..., dict[str, Any]]:
+    """Return the training of a translator, with its config and local input paths."""
+    from infoxlm_core.systems.translation import stage
+    from infoxlm_core.systems.translation.config import TranslationConfig
+
+    config = TranslationConfig.parse(work.config, "translation")
+    paths: dict[str, Any] = {name: artifacts.locate(location) for name, location in work.artifacts.items()}
+    return functools.partial(stage.train, config, **paths)
+
+
 def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
     """Prepare a corpus in `output`, and return the facts of the manifest."""
     from components.platform import sources
@@ -134,7 +144,7 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
     return tokenization.tokenize(config, corpus, output, parallel_map)
 
 
-TRAININGS = {"pretrain": _pretrain, "finetune": _finetune}
+TRAININGS = {"pretrain": _pretrain, "finetune": _finetune, "translate": _translate}
 """Stages that every worker runs in one process group -> function that returns the core's training."""
 TEXT_STAGES = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
 """Stages that run in one process, which may distribute chunks of text to others -> function that runs them."""

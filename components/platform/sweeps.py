@@ -3,7 +3,7 @@
 import logging
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,17 @@ def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
     return outcomes
 
 
+def read_first_seeds(step: StageRun, planned: Sequence[Mapping[str, Any]], path: str) -> dict[str, dict[str, Any]]:
+    """Return a JSON file of the first finished trial of each variant, in the order of the plan."""
+    runs = {run.trial.name: run for run in step.run.trials() if run.status == "FINISHED"}
+    contents: dict[str, dict[str, Any]] = {}
+    for values in planned:
+        trial = Trial.parse(values)
+        if trial.model not in contents and trial.name in runs:
+            contents[trial.model] = runs[trial.name].read_json(path)
+    return contents
+
+
 def read_scores(step: StageRun) -> dict[str, Scores]:
     """Return the scores of a suite's finished trials by name, and end the runs of unfinished trials as failed."""
     runs = step.run.trials()
@@ -57,6 +68,7 @@ def publish(
     comparison: Any,
     report: Any,
     metrics: Any,
+    write: Callable[[Path, str, Summary], None] | None = None,
 ) -> None:
     """Write the report page of a sweep into the store, and publish it to KFP and the tracker.
 
@@ -68,13 +80,15 @@ def publish(
         comparison: KFP output that will point to the artifact.
         report: KFP output for the HTML page.
         metrics: KFP output for the metrics.
+        write: writes the page into a directory; None: the page of all other sweeps.
     """
     key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 
     def build(output: Path) -> dict[str, float]:
-        from infoxlm_core.results import page
+        from infoxlm_core.results import page  # it imports matplotlib
 
-        page.write(output, kind, summary)
+        write_page = write or page.write
+        write_page(output, kind, summary)
         return figures
 
     artifact = artifacts.get_or_build(step.store, kind, key, build)

@@ -45,6 +45,9 @@ class TrialRun(Protocol):
     def read_outcomes(self) -> Outcomes | None:
         """Return the outcomes by question of an ablation's trial, or None if its evaluation is not stored."""
 
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Return the content of a JSON file among the files of the trial."""
+
 
 class Run(Protocol):
     """A run that stages report to: one for all stages of a pipeline run, and one for each trial nested in it.

@@ -23,7 +23,7 @@ from infoxlm_core.config.training import Beta, CheckpointsConfig, OptimizationCo
 
 _LANGUAGE_CODE = "[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}"
 _RETRIEVAL_METRIC = re.compile(rf"retrieval/(served|best|no_overlap|xx_[a-z]{{2,3}}|[a-z]{{2,3}}_xx|{_LANGUAGE_CODE})")
-_MEAN_METRIC = re.compile(rf"(classification|guard)/(mean|{_LANGUAGE_CODE})")
+_MEAN_METRIC = re.compile(rf"(classification|guard|translation)/(mean|{_LANGUAGE_CODE})")
 
 
 def _check_metric(name: str) -> str:
@@ -32,7 +32,8 @@ def _check_metric(name: str) -> str:
         raise ValueError(
             f"{name!r:.100} is not a metric that is recorded by question: give retrieval/served (the vectors that "
             "users get), retrieval/best, retrieval/no_overlap, retrieval/xx_en, retrieval/en_xx, retrieval/LANGUAGE, "
-            "guard/mean, guard/LANGUAGE, classification/mean or classification/LANGUAGE"
+            "guard/mean, guard/LANGUAGE, classification/mean or classification/LANGUAGE, or of a translator "
+            "translation/mean"
         )
     return name
 

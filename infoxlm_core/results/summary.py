@@ -206,7 +206,8 @@ def _select_headlines(requested: Sequence[str], logged_metrics: set[str]) -> tup
             raise InputError(f"No trial has the metric {name!r}. Known metrics: {available}.")
     if requested:
         return tuple(requested)
-    return tuple(name for name in (*trials.HEADLINES, *published.METRICS) if name in logged_metrics)
+    directions = sorted(name for name in logged_metrics if name.startswith("translation/bleu/"))
+    return tuple(name for name in (*trials.HEADLINES, *directions, *published.METRICS) if name in logged_metrics)
 
 
 def _summarise_variant(

@@ -23,7 +23,7 @@ LINK = "artifact:"
 """Prefix of links to files of a run; the tracker replaces it with the run's address."""
 HEADLINES = (
     "retrieval/served", "retrieval/best", "retrieval/no_overlap", "guard/mean", "perplexity/mean",
-    "classification/mean", "classification/transfer_gap",
+    "classification/mean", "classification/transfer_gap", "translation/bleu", "translation/mean",
 )  # fmt: skip
 """Metrics that describe a registered version and compare the variants of an ablation."""
 

@@ -33,9 +33,10 @@ def submit(
         typer.Option(help="Do not submit: write the pipeline and its parameters to this YAML file, to upload by hand."),
     ] = None,
     pipeline: Annotated[
-        Literal["infoxlm", "ablations", "suite", "promotion"],
+        Literal["infoxlm", "ablations", "suite", "promotion", "translation", "translation-ablations"],
         typer.Option(
-            help="promotion: promote the candidate of the model named in `registration`, with the gate there."
+            help="promotion: promote the candidate of the model named in `registration`, with the gate there. "
+            "translation, translation-ablations: FILE needs a section `translation`."
         ),
     ] = "infoxlm",
     variants: Variants = Path("ablations"),
@@ -134,12 +135,12 @@ def upload(
 
         defaults = {}
         for pipeline in kubeflow.PIPELINES:
-            if pipeline != "suite":
-                values = prepare(pipeline, run, cluster_file, overrides, only=UPLOADED_VARIANTS)
-            elif suite:
+            if pipeline == "suite" and suite:
                 values = prepare(pipeline, suite, cluster_file)
-            else:
+            elif pipeline == "suite" or pipeline.startswith("translation"):  # Kubeflow asks for the settings
                 values = cluster_parameters(pipeline, cluster_file)
+            else:
+                values = prepare(pipeline, run, cluster_file, overrides, only=UPLOADED_VARIANTS)
             defaults[pipeline] = parameters.fit(cluster_file.store, values)
         namespace = namespace or cluster_file.namespace or ""
         client = kubeflow.connect(host, namespace)
@@ -206,14 +207,24 @@ def prepare(
     from pipelines import local, trials
     from pipelines.ablations import ablations
     from pipelines.infoxlm import infoxlm
+    from pipelines.translation import translation, translation_ablations
 
     run.check_whole_run()
+    if pipeline.startswith("translation") and run.translation is None:
+        raise ConfigError(f"{config} has no section translation: add it, or choose another pipeline")
     cluster_file.pool.split(run.num_workers)  # raises ConfigError unless the workers fill whole pods
-    if pipeline == "infoxlm":
-        return shared | local.sections(run, infoxlm)
+    dags = {
+        "infoxlm": infoxlm,
+        "ablations": ablations,
+        "translation": translation,
+        "translation-ablations": translation_ablations,
+    }
+    dag = dags[pipeline]
+    if not pipeline.endswith("ablations"):
+        return shared | local.sections(run, dag)
     planned = trials.plan(run, variants, only, trials.read_seeds(seeds))
     parameters.check_loop(3 * len(planned), f"{len(planned)} trials", "fewer variants (--only) or seeds at a time")
-    return shared | local.sections(run, ablations) | {"trials": planned}
+    return shared | local.sections(run, dag) | {"trials": planned}
 
 
 def list_iterations(arguments: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,8 @@ def run(
 ) -> None:
     """Run the whole pipeline on this machine: prepare, tokenize, pre-train, fine-tune, evaluate, register.
 
+    A file with a section `translation` trains a translator instead, without fine-tuning.
+
     This is the pipeline that also runs on Kubeflow, with each step in a subprocess. Steps whose inputs have not changed
     reuse their results in the store. If you interrupt the command, run it again: training resumes from its last
     checkpoint.
@@ -34,13 +36,18 @@ def run(
         checked.check_whole_run()
         from pipelines import local
         from pipelines.infoxlm import infoxlm
+        from pipelines.translation import translation
 
-        local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem, launcher)
+        dag = translation if checked.translation else infoxlm
+        local.run(dag, local.sections(checked, dag), store, config.stem, launcher)
         typer.echo(local.read_summary(store))
         registration = checked.registration
         # There may be no champion if even the first version has to be better than its start.
         alias = "candidate" if registration.against == "start" else "champion"
-        typer.echo(f"the model   infoxlm embed --store {store} models:/{registration.name}@{alias} 'a sentence'")
+        command = "embed"
+        if checked.translation:
+            command = f"translate --to {checked.translation.languages[1]}"
+        typer.echo(f"the model   infoxlm {command} --store {store} models:/{registration.name}@{alias} 'a sentence'")
 
 
 @app.command()
@@ -73,12 +80,14 @@ def ablate(
         checked.check_whole_run()
         from pipelines import local, trials
         from pipelines.ablations import AT_A_TIME, ablations
+        from pipelines.translation import translation_ablations
 
+        dag = translation_ablations if checked.translation else ablations
         planned = trials.plan(checked, variants, split_list(only), trials.read_seeds(seeds))
         _divide_cores(AT_A_TIME)
-        arguments = local.sections(checked, ablations) | {"trials": planned}
+        arguments = local.sections(checked, dag) | {"trials": planned}
         try:
-            local.run(ablations, arguments, store, f"{config.stem}-ablations", launcher)
+            local.run(dag, arguments, store, f"{config.stem}-ablations", launcher)
         finally:  # print the finished trials even if one failed
             typer.echo(local.read_summary(store))
 
@@ -189,9 +198,17 @@ def compile(
         from pipelines.infoxlm import infoxlm
         from pipelines.promotion import promotion
         from pipelines.suite import suite
+        from pipelines.translation import translation, translation_ablations
 
         output.mkdir(parents=True, exist_ok=True)
-        dags = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}
+        dags = {
+            "infoxlm": infoxlm,
+            "ablations": ablations,
+            "suite": suite,
+            "promotion": promotion,
+            "translation": translation,
+            "translation-ablations": translation_ablations,
+        }
         for name, dag in dags.items():
             compiler.Compiler().compile(dag, str(output / f"{name}.yaml"))
             typer.echo(f"wrote {output / name}.yaml")

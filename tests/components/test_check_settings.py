@@ -22,7 +22,7 @@ def test_every_section_comes_out_with_its_changes(tmp_path):
 
     *sections, trials = check_settings.python_func(str(tmp_path), **GIVEN, overrides=overrides)
 
-    prepared, _, pretraining, _, evaluation, _ = (parameters.resolve(str(tmp_path), one) for one in sections)
+    prepared, _, pretraining, _, evaluation, *_ = (parameters.resolve(str(tmp_path), one) for one in sections)
     assert (pretraining["optimization"]["steps"], evaluation["retrieval_pairs"]) == (20_000, 7)
     assert prepared["languages"] == ["en", "de"] and trials == []
 

@@ -12,9 +12,19 @@ from pipelines.ablations import ablations
 from pipelines.infoxlm import infoxlm
 from pipelines.promotion import promotion
 from pipelines.suite import suite
+from pipelines.translation import translation, translation_ablations
 
 COMPILED = Path(__file__).parents[2] / "pipelines/compiled"
-DAGS = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}
+DAGS = {
+    "infoxlm": infoxlm,
+    "ablations": ablations,
+    "suite": suite,
+    "promotion": promotion,
+    "translation": translation,
+    "translation-ablations": translation_ablations,
+}
+OF_ENCODERS = {"finetuning", "evaluation"}
+"""Sections that a translator does not have."""
 
 
 def read(name: str) -> dict:
@@ -45,11 +55,17 @@ def test_the_committed_yaml_is_what_the_code_compiles_to(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("infoxlm", {*RunConfig.model_fields, "overrides", "store", "image", "cluster"}),
+        ("infoxlm", {*RunConfig.model_fields, "overrides", "store", "image", "cluster"} - {"translation"}),
+        ("translation", {*RunConfig.model_fields, "overrides", "store", "image", "cluster"} - OF_ENCODERS),
+        (
+            "translation-ablations",
+            {*RunConfig.model_fields, "trials", "overrides", "store", "image", "cluster"}
+            - {*OF_ENCODERS, "pretraining", "registration", "translation"},
+        ),
         (
             "ablations",
             {*RunConfig.model_fields, "trials", "overrides", "store", "image", "cluster"}
-            - {"pretraining", "registration"},
+            - {"pretraining", "registration", "translation"},
         ),
         ("suite", {"suite", "overrides", "num_workers", "store", "image"}),
         ("promotion", {"model", "gate", "to", "by_hand", "store", "image"}),

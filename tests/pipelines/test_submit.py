@@ -23,6 +23,7 @@ from pipelines.infoxlm import infoxlm
 from pipelines.progress import Progress
 from pipelines.promotion import promotion
 from pipelines.suite import suite
+from pipelines.translation import translation, translation_ablations
 from tests.pipelines.kubeflow_server import running_kubeflow
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -42,7 +43,9 @@ num_workers: 8
 def compiled(tmp_path_factory) -> Path:
     """What the code compiles to now."""
     folder = tmp_path_factory.mktemp("compiled")
-    for name, dag in {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}.items():
+    dags = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}
+    dags |= {"translation": translation, "translation-ablations": translation_ablations}
+    for name, dag in dags.items():
         compiler.Compiler().compile(dag, str(folder / f"{name}.yaml"))
     return folder
 
@@ -141,6 +144,31 @@ tasks: {tatoeba: {settings: {task: retrieval, data: "s3://data/tatoeba"}}}
         "store": "s3://infoxlm/store",
         "image": IMAGE,
     }
+
+
+def test_a_translator_is_submitted_with_its_section_and_a_sweep_with_its_trials(kubeflow, config, cluster):
+    translator = CONFIGS / "translation.yaml"
+    common = ("--cluster", cluster, "--host", kubeflow.host, "--no-wait", "--pipeline")
+    sweep = ("translation-ablations", "--variants", CONFIGS / "initialisations.yaml", "--seeds", "1")
+    for arguments in ((*common, "translation"), (*common, *sweep)):
+        result = run(
+            "submit",
+            translator,
+            *arguments,
+            "--set",
+            "num_workers=8",
+            "--set",
+            "translation.virtual_shards=8",
+            "--set",
+            "pretraining.batches.virtual_shards=8",
+        )
+        assert result.exit_code == 0, result.stderr
+
+    single, swept = (body["runtime_config"]["parameters"] for body in kubeflow.sent("POST", "/runs"))
+    assert single["translation"]["languages"] == ["en", "fr"] and "finetuning" not in single
+    assert [item["trial"]["variant"] for item in swept["trials"]] == ["random", "embeddings", "CLM", "MLM"]
+    refused = run("submit", config, *common, "translation")
+    assert refused.exit_code == 2 and "has no section translation" in refused.stderr
 
 
 def test_the_cache_can_be_switched_off_inside_loops_too(kubeflow, config, cluster):

@@ -82,12 +82,13 @@ def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow
     versions = [version["display_name"] for version in kubeflow.versions]
     another = upload(kubeflow, write_cluster(tmp_path, image=IMAGE.replace("a1", "b2")))
 
-    assert (first.stdout.count("uploaded"), again.stdout.count("unchanged")) == (4, 4)
-    assert len(versions) == 4 and another.stdout.count("uploaded") == 4 and len(kubeflow.versions) == 8
+    assert (first.stdout.count("uploaded"), again.stdout.count("unchanged")) == (6, 6)
+    assert len(versions) == 6 and another.stdout.count("uploaded") == 6 and len(kubeflow.versions) == 12
     assert {p["display_name"] for p in kubeflow.pipelines} == {
-        "infoxlm", "infoxlm-ablations", "infoxlm-suite", "infoxlm-promotion"
+        "infoxlm", "infoxlm-ablations", "infoxlm-suite", "infoxlm-promotion", "infoxlm-translation",
+        "infoxlm-translation-ablations",
     }  # fmt: skip
-    assert all(f"{kubeflow.host}/#/pipelines/details/p-" in line for line in first.stdout.splitlines()[:4])
+    assert all(f"{kubeflow.host}/#/pipelines/details/p-" in line for line in first.stdout.splitlines()[:6])
 
 
 def test_where_kubeflow_has_many_users_the_namespace_of_the_runs_has_the_pipelines(kubeflow, tmp_path):

@@ -43,3 +43,32 @@ def write_config(directory: Path) -> Path:
     path = directory / "toy.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
+
+
+def write_translation_config(directory: Path) -> Path:
+    """Write the config of a run that trains a translator of English and German, and the catalogs that it reads."""
+    values = yaml.safe_load(write_config(directory).read_text())
+    del values["finetuning"], values["evaluation"]
+    values["preparation"] |= {"languages": ["en", "de"], "labelled_share": 0.0}
+    values["tokenization"]["vocabulary_size"] = 95
+    values["pretraining"] |= {
+        "system": "xlm",
+        "objectives": {"mlm": 1, "tlm": 0, "xlco": 0, "masking": "xlm"},
+        "optimization": {"steps": 60, "learning_rate": 0.003, "warmup_steps": 6},
+    }
+    values["pretraining"]["model"] |= {"ffn": 128, "max_tokens": 80}
+    values["translation"] = {
+        "languages": ["en", "de"],
+        "parallel_share": 0.5,
+        "denoising": [[0, 1.0], [40, 0.0]],
+        "side_tokens": 30,
+        "batch_tokens": 200,
+        "back_translation_sentences": 4,
+        "optimization": {"steps": 160, "learning_rate": 0.01, "warmup_steps": 6},
+        "validate_every": 80,
+        "validation_pairs": 20,
+    }
+    values["registration"] |= {"metric": "translation/mean"}
+    path = directory / "toy-translation.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path

@@ -24,6 +24,7 @@ from infoxlm_core.results import evidence
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.models import Model as MlflowModel
 
 logger = logging.getLogger(__name__)
 
@@ -100,46 +101,56 @@ def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None
 
 
 def log_model(run_id: str, encoder_dir: Path, evaluation: Path) -> str:
-    """Log an encoder to its MLflow run, after testing it on one sentence. Return its URI, `models:/m-…`.
+    """Log an encoder or translator to its MLflow run, after testing it on one sentence. Return its URI, `models:/m-…`.
 
     MLflow's own functions are not sufficient: MLflow stores weights and tokenizer in different folders, drops files
     that it does not know, and cannot log a directory with transformers 5.23. So the folder `model` that MLflow writes
     is replaced by the encoder's directory.
     """
     import mlflow
-    from huggingface_hub import ModelCard
 
-    pipeline, example_input, example_output = _try_model(encoder_dir)
-    signature = mlflow.models.infer_signature([example_input], [example_output])
-    requirements = []
-    for library in ("torch", "transformers", "safetensors"):
-        public_version, _, _ = importlib.metadata.version(library).partition("+")  # without a build such as +cu130
-        requirements.append(f"{library}=={public_version}")
     client = mlflow.MlflowClient()
     logged_model = model_versions.open_upload(client, run_id)
-    card_file = evaluation / model_versions.CARD
-    card = None
-    if card_file.exists():
-        card = ModelCard(card_file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+    description = mlflow.models.Model(logged_model.artifact_location, run_id, model_id=logged_model.model_id)
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder, "encoder")
-        mlflow.transformers.save_model(
-            pipeline,
-            files,
-            mlflow_model=mlflow.models.Model(logged_model.artifact_location, run_id, model_id=logged_model.model_id),
-            model_card=card,
-            signature=signature,
-            pip_requirements=requirements,
-        )
-        shutil.rmtree(files / model_versions.MODEL)
+        if directories.is_translator(encoder_dir):  # MLflow has no flavour for it
+            files.mkdir()
+            description.save(files / "MLmodel")
+        else:
+            _save_encoder(encoder_dir, files, description, evaluation / model_versions.CARD)
+            _write_export(encoder_dir, files)
         shutil.copytree(encoder_dir, files / model_versions.MODEL)
         signing.sign(files / model_versions.MODEL, files / signing.FILE)
-        _write_export(encoder_dir, files)
         (files / model_versions.EVALUATION).mkdir()
         for name in ("scores.json", evidence.FILE):
             if (evaluation / name).exists():
                 shutil.copy(evaluation / name, files / model_versions.EVALUATION)
         return model_versions.upload(client, run_id, logged_model, files)
+
+
+def _save_encoder(encoder_dir: Path, files: Path, description: "MlflowModel", card_file: Path) -> None:
+    """Write MLflow's description of an encoder and its model card, without the weights."""
+    import mlflow
+    from huggingface_hub import ModelCard
+
+    pipeline, example_input, example_output = _try_model(encoder_dir)
+    requirements = []
+    for library in ("torch", "transformers", "safetensors"):
+        public_version, _, _ = importlib.metadata.version(library).partition("+")  # without a build such as +cu130
+        requirements.append(f"{library}=={public_version}")
+    card = None
+    if card_file.exists():
+        card = ModelCard(card_file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
+    mlflow.transformers.save_model(
+        pipeline,
+        files,
+        mlflow_model=description,
+        model_card=card,
+        signature=mlflow.models.infer_signature([example_input], [example_output]),
+        pip_requirements=requirements,
+    )
+    shutil.rmtree(files / model_versions.MODEL)
 
 
 def _try_model(encoder_dir: Path) -> tuple[Any, str, Any]:

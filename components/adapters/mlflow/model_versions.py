@@ -2,7 +2,7 @@
 
 A version has these files:
 
-model/                    the encoder's Hugging Face directory, byte for byte, with its manifest
+model/                    the encoder's Hugging Face directory, or the translator, byte for byte, with its manifest
 evaluation/scores.json    all scores
 evaluation/items.parquet  the answer to each question
 sentence-transformers/    the encoder up to the layer of its vector, as `infoxlm export` writes it
@@ -233,7 +233,8 @@ def check(files: Path, version: "ModelVersion") -> None:
     signing.verify(model, files / signing.FILE, name)
     has_manifest = (model / manifests.NAME).is_file() or MADE_AS in version.tags
     if has_manifest:  # versions that other tools registered have none
-        digest = manifests.read(model, "encoder", producer="the registration of another version")["digest"]
+        kind = "translator" if directories.is_translator(model) else "encoder"
+        digest = manifests.read(model, kind, producer="the registration of another version")["digest"]
         registered = version.tags.get("digest", "nothing")
         if digest != registered:
             raise DataCorrupt(

@@ -7,10 +7,11 @@ All trials have the tag `seed`. Trials of an ablation have the tags `variant`, `
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components.adapters.mlflow import connection, runs
 from components.adapters.mlflow.runs import PARENT, RUN_TAG, translate_errors
+from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence
 from infoxlm_core.results.evidence import Outcomes
@@ -56,6 +57,14 @@ class TrialRun(NamedTuple):
             scores_file = Path(client.download_artifacts(self.run_id, f"{EVALUATION}/scores.json", folder))
             scores = evidence.read_scores(scores_file.parent)
             return Outcomes(evidence.read(file, scores["model"]), scores["pivot"])
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Download a JSON file from the artifacts of the trial's run."""
+        from mlflow import MlflowClient
+
+        with translate_errors(f"{path} of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
+            file = Path(MlflowClient().download_artifacts(self.run_id, path, folder))
+            return outside.read_json(file, dict[str, Any], "run the trial again")
 
 
 def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:

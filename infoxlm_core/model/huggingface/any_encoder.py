@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import devices, padded
-from infoxlm_core.model.huggingface import pretrained, stored_weights, tokenizers
+from infoxlm_core.model.huggingface import directories, pretrained, stored_weights, tokenizers
 from infoxlm_core.model.huggingface.directories import MODULES
 from infoxlm_core.model.huggingface.pretrained import PROJECTION
 
@@ -64,6 +64,8 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise InputError(f"{directory} has no config.json: give a Hugging Face model directory")
+    if directories.is_translator(directory):
+        raise InputError(f"{directory} has a translator: give an encoder, or use `infoxlm translate`")
     pretrained.read_config(directory)  # first, since it refuses values that other readers of config.json believe
     tokenizer = tokenizers.load(directory)
     if tokenizer.pad_token_id is None:

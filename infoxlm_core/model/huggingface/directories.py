@@ -13,6 +13,8 @@ MODULES = "modules.json"
 """Lists the modules of a model of sentence-transformers."""
 POOLING = "1_Pooling"
 """Folder of the second module, which the vector of a sentence depends on."""
+TRANSLATOR = "infoxlm-translator"
+"""Model type of a translator, for which transformers has no class."""
 _CODE_SUFFIXES = (".pt", ".pth", ".pkl", ".py")
 """Suffixes of pickles and modules, which can run code. Clones of public models often have pickles with the suffix .bin
 beside safetensors, but all our loaders read only safetensors."""
@@ -36,6 +38,12 @@ def check(directory: Path) -> None:
     manifest = manifests.load_if_ours(directory)
     if manifest:
         manifests.read(directory, manifest["kind"], producer="the export or the copy of the model")
+
+
+def is_translator(directory: Path) -> bool:
+    """Return whether a model directory has a translator instead of an encoder."""
+    config = outside.read_json(directory / "config.json", dict[str, Any], "export the model again")
+    return config.get("model_type") == TRANSLATOR
 
 
 def check_file_names(source: Path | str, file_names: Collection[str]) -> None:

@@ -53,6 +53,17 @@ def protocols() -> dict[str, dict[str, str]]:
     return described
 
 
+def translation() -> PublishedTable:
+    """Return XLM's unsupervised translation: BLEU in percent by direction, a row for each initialisation."""
+    table = _load()["translation"]
+    columns = table["columns"].split()
+    rows = []
+    for model, cells in table["rows"].items():
+        scores = dict(zip(columns, map(float, cells.split()), strict=True))
+        rows.append(PublishedRow(model, "6 layers", "unsupervised", table["source"], scores))
+    return PublishedTable("Unsupervised translation", tuple(columns), tuple(rows))
+
+
 @cache
 def tables() -> dict[str, PublishedTable]:
     """Return all published tables by name: `xnli`, `mlqa/f1`, `tatoeba/14/xx_en`, `transfer_gap`, `mixed`."""

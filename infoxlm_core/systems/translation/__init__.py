@@ -1,1 +1,1 @@
-"""Unsupervised machine translation as XLM does it: denoising and back-translation. No command reaches it yet."""
+"""Machine translation as XLM does it: denoising, back-translation and translation pairs."""

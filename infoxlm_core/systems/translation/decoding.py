@@ -1,166 +1,148 @@
-"""Greedy translation of sentences, and BLEU, which counts the n-grams that translations share with references."""
+"""Greedy translation of text, and BLEU, which counts the n-grams that translations share with references."""
 
-import logging
+import json
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import sentencepiece
 import torch
-from sacrebleu.metrics import BLEU as Metric
+from sacrebleu.metrics import BLEU
+from safetensors.torch import save_file
+from typing_extensions import TypedDict
 
-from infoxlm_core import languages
-from infoxlm_core.corpora import tables
+from infoxlm_core import languages, outside
 from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import FIRST_PIECE
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.encoder import evaluating
-from infoxlm_core.model.huggingface import tokenizers
+from infoxlm_core.model.encoder import EncoderSize, evaluating
+from infoxlm_core.model.huggingface import directories, pretrained, tokenizers
 from infoxlm_core.systems.text_batches import languages_of
 from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.model import Translator
 from infoxlm_core.systems.translation.samples import pack_sentences
 from infoxlm_core.training.learner import autocast
 
-logger = logging.getLogger(__name__)
-BLEU = "valid/bleu"  # the metric that decides when training stops: the mean of both directions
-SEGMENTERS = {"zh": "zh", "ja": "char", "km": "char", "lo": "char", "my": "char", "th": "char"}
-"""sacreBLEU's tokenizers of languages that are written without spaces. Its word segmenters for them need other packages
-or a download."""
+BATCH_SIZE = 32  # sentences that are translated together
+CONFIG = "config.json"
+KIND = "translator"
+"""Kind of the manifest beside a translator."""
 
 
-def bleu(translations: Sequence[str], references: Sequence[str], language: str) -> float:
-    """Return the corpus BLEU in percent, with 1- to 4-grams and without smoothing.
+def metric_of(language: str) -> BLEU:
+    """Return BLEU with sacreBLEU's tokenizer for a target language; text without spaces is compared by character.
 
-    Text is split at spaces, or by `SEGMENTERS` in languages that are written without spaces.
-
-    Source: Papineni et al. 2002, as Moses' multi-bleu computes it with one reference.
+    sacreBLEU's word segmenters for such languages need other packages or a download.
     """
-    tokenizer = SEGMENTERS.get(languages.two_letters(language), "none")
-    metric = Metric(tokenize=tokenizer, smooth_method="none", force=True)
-    return metric.corpus_score(list(translations), [list(references)]).score
+    code = languages.two_letters(language)
+    by_character = dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")
+    return BLEU(tokenize={"zh": "zh", **by_character}.get(code, "13a"))
 
 
-def sacrebleu(translations: Sequence[str], references: Sequence[str], language: str) -> tuple[float, str]:
-    """Return sacreBLEU, which is comparable between papers, and the signature of its settings."""
-    metric = Metric(tokenize=SEGMENTERS.get(languages.two_letters(language)))
+def bleu(translations: Sequence[str], references: Sequence[str], language: str) -> tuple[float, str]:
+    """Return the corpus BLEU in percent, and sacreBLEU's signature, which makes it comparable between papers.
+
+    Args:
+        translations: the text that a model produced, detokenized.
+        references: the original text of the references, unchanged.
+        language: the language of both.
+    """
+    metric = metric_of(language)
     score = metric.corpus_score(list(translations), [list(references)]).score
     return score, str(metric.get_signature())
 
 
-def translate(
-    model: Translator, sentences: Sequence[np.ndarray], source: int, target: int, batch_size: int = 32
-) -> list[list[int]]:
-    """Return greedy translations of sentences, in their order, as token ids without special tokens.
+class _Description(TypedDict):
+    """The content of a translator's config.json."""
 
-    Args:
-        model: the translator.
-        sentences: token ids without special tokens.
-        source: number of the sentences' language.
-        target: number of the translations' language.
-        batch_size: number of sentences that are translated together.
-    """
-    device = model.bias.device
-    translations: list[list[int]] = [[] for _ in sentences]
-    shortest_first = np.argsort([len(sentence) for sentence in sentences], kind="stable")  # similar lengths together
-    with evaluating(model):
-        for start in range(0, len(sentences), batch_size):
-            indices = shortest_first[start : start + batch_size]
-            batch = pack_sentences([sentences[index] for index in indices], source).to(device)
-            max_lengths = [generated_tokens(length, 1.5, 10) for length in batch.lengths]
-            with torch.inference_mode(), autocast(device):
-                batch_translations = model.generate(batch, target, max_lengths)
-            for index, translation in zip(indices, batch_translations, strict=True):
-                translations[index] = translation
-    return translations
+    model_type: str
+    size: EncoderSize
+    languages: list[str]
+    pair: tuple[str, str]
+    side_tokens: int
 
 
 @dataclass(frozen=True)
-class Validation:
-    """Held-out pairs: sentence i of one language is the translation of sentence i of the other."""
+class TextTranslator:
+    """A translator with its tokenizer, which translates text."""
 
-    languages: tuple[str, str]
-    language_numbers: tuple[int, int]
-    ids: tuple[list[np.ndarray], list[np.ndarray]]  # token ids of both languages' sentences, without special tokens
-    texts: tuple[list[str], list[str]]
+    model: Translator
     processor: sentencepiece.SentencePieceProcessor
+    languages: Sequence[str]
+    """All languages of the tokenized text; the index of a language is the number of its embedding."""
+    pair: tuple[str, str]
+    """The two languages that the model translates into each other."""
+    side_tokens: int
+    """Largest number of tokens of a sentence; longer ones are truncated."""
 
     @classmethod
-    def read(cls, config: TranslationConfig, shards: Shards, corpus: Path) -> "Validation":
-        """Read and tokenize the first held-out pairs whose sides are short enough; InputError if there are no pairs."""
-        first, second = config.languages
-        all_languages = languages_of(shards)
-        pairs = _read_held_out(corpus, first, second)
-        if not pairs or not {first, second} <= set(all_languages):
-            raise InputError(f"{corpus}/held_out has no pairs of {first} and {second}: choose other languages")
+    def of(cls, model: Translator, config: TranslationConfig, shards: Shards) -> "TextTranslator":
+        """Return a model in training with the tokenizer of its shards; InputError if that is not SentencePiece."""
         model_file = shards.directory / "tokenizer" / tokenizers.MODEL
         if not model_file.is_file():
             raise InputError(f"{model_file}: no such file: set tokenization.model to a SentencePiece model")
         processor = sentencepiece.SentencePieceProcessor(str(model_file))
-        first_texts = [first_text for first_text, _ in pairs]
-        second_texts = [second_text for _, second_text in pairs]
-        first_ids = encode(processor, first_texts)
-        second_ids = encode(processor, second_texts)
-        short_rows = []
-        for row in range(len(pairs)):
-            if max(len(first_ids[row]), len(second_ids[row])) <= config.side_tokens:
-                short_rows.append(row)
-        chosen_rows = short_rows[: config.validation_pairs]
-        return cls(
-            languages=config.languages,
-            language_numbers=(all_languages.index(first), all_languages.index(second)),
-            ids=([first_ids[row] for row in chosen_rows], [second_ids[row] for row in chosen_rows]),
-            texts=([first_texts[row] for row in chosen_rows], [second_texts[row] for row in chosen_rows]),
-            processor=processor,
+        return cls(model, processor, languages_of(shards), config.languages, config.side_tokens)
+
+    @classmethod
+    def load(cls, directory: Path) -> "TextTranslator":
+        """Load a translator that `save` wrote, in evaluation mode; InputError if the directory has another model."""
+        remedy = "give the output of translate"
+        if not directories.is_translator(directory):
+            raise InputError(f"{directory} has no translator: {remedy}")
+        description = outside.read_json(directory / CONFIG, _Description, remedy)
+        model = Translator(description["size"])
+        model.load_state_dict(pretrained.read_tensors(directory / pretrained.WEIGHTS))
+        processor = sentencepiece.SentencePieceProcessor(str(directory / tokenizers.MODEL))
+        return cls(model.eval(), processor, description["languages"], description["pair"], description["side_tokens"])
+
+    def save(self, directory: Path, tokenizer_file: Path) -> None:
+        """Write weights, sizes, languages and tokenizer in our own format, since `transformers` has no class for it."""
+        directory.mkdir(parents=True)
+        weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.model.named_parameters()}
+        save_file(weights, directory / pretrained.WEIGHTS)
+        shutil.copyfile(tokenizer_file, directory / tokenizers.MODEL)
+        description = _Description(
+            model_type=directories.TRANSLATOR,
+            size=self.model.encoder.size,
+            languages=list(self.languages),
+            pair=self.pair,
+            side_tokens=self.side_tokens,
         )
+        (directory / CONFIG).write_text(json.dumps(description, indent=1, default=asdict) + "\n")
 
-    def score(self, model: Translator) -> dict[str, float]:
-        """Return the BLEU of both directions, and their mean."""
-        scores = {}
-        bleu_of_directions = []
-        for source, target in ((0, 1), (1, 0)):
-            translated_ids = translate(
-                model, self.ids[source], self.language_numbers[source], self.language_numbers[target]
-            )
-            translations = [self.decode(ids) for ids in translated_ids]
-            references = [self.normalize(text) for text in self.texts[target]]
-            language = self.languages[target]
-            direction = f"{self.languages[source]}-{language}"
-            direction_bleu = bleu(translations, references, language)
-            direction_sacrebleu, signature = sacrebleu(translations, references, language)
-            bleu_of_directions.append(direction_bleu)
-            scores[f"{BLEU}/{direction}"] = direction_bleu
-            scores[f"valid/sacrebleu/{direction}"] = direction_sacrebleu
-            logger.info("%s: BLEU %.2f, sacreBLEU %.2f (%s)", direction, direction_bleu, direction_sacrebleu, signature)
-        return {BLEU: sum(bleu_of_directions) / 2} | scores
+    def source_of(self, target: str) -> str:
+        """Return the language from which the model translates into `target`; InputError if it does not."""
+        if target not in self.pair:
+            raise InputError(f"the model translates between {' and '.join(self.pair)}, not into {target}")
+        first, second = self.pair
+        return first if target == second else second
 
-    def signatures(self) -> dict[str, str]:
-        """Return sacreBLEU's signature for each target language."""
-        return {language: sacrebleu(["text"], ["text"], language)[1] for language in self.languages}
+    def translate(self, texts: Sequence[str], target: str) -> list[str]:
+        """Translate sentences greedily from the other language into `target`, in their order."""
+        source_number = self.languages.index(self.source_of(target))
+        target_number = self.languages.index(target)
+        sentences = [ids[: self.side_tokens] for ids in encode(self.processor, list(texts))]
+        device = self.model.bias.device
+        translations = [""] * len(sentences)
+        lengths = [len(sentence) for sentence in sentences]
+        shortest_first = np.argsort(lengths, kind="stable")  # similar lengths together
+        with evaluating(self.model), torch.inference_mode(), autocast(device):
+            for start in range(0, len(sentences), BATCH_SIZE):
+                indices = shortest_first[start : start + BATCH_SIZE]
+                batch = pack_sentences([sentences[index] for index in indices], source_number).to(device)
+                max_lengths = [generated_tokens(length, 1.5, 10) for length in batch.lengths]
+                batch_translations = self.model.generate(batch, target_number, max_lengths)
+                for index, token_ids in zip(indices, batch_translations, strict=True):
+                    translations[index] = self.decode(token_ids)
+        return translations
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
         shift = FIRST_PIECE - 3  # the SentencePiece model has no <pad>, so its ids are one lower
         mask_id = self.processor.get_piece_size() + shift
-        pieces = [token_id - shift for token_id in ids if FIRST_PIECE <= token_id < mask_id]
+        pieces = [token_id - shift for token_id in token_ids if FIRST_PIECE <= token_id < mask_id]
         return self.processor.decode(pieces)
-
-    def normalize(self, text: str) -> str:
-        """Encode and decode a reference, since translations have SentencePiece's normal form of Unicode and spaces.
-
-        Characters that the vocabulary lacks stay in the reference, so that they count as errors of the translation.
-        """
-        return self.processor.decode(self.processor.encode(text, out_type=str))
-
-
-def _read_held_out(corpus: Path, first: str, second: str) -> list[tuple[str, str]]:
-    """Return the held-out pairs of two languages of a prepared corpus, in this order of the languages."""
-    pairs: list[tuple[str, str]] = []
-    for name, columns in ((f"{first}-{second}", ("source", "target")), (f"{second}-{first}", ("target", "source"))):
-        for path in sorted((corpus / "held_out" / name).glob("*.parquet")):
-            with tables.reading(path, "prepare the text again"):
-                for first_text, second_text in tables.read_text(path, columns):
-                    pairs.append((first_text or "", second_text or ""))
-    return pairs

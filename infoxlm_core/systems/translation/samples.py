@@ -1,4 +1,6 @@
-"""Samples of unsupervised machine translation: clean sentences of one language per step, and noisy versions of them.
+"""Samples of machine translation: clean sentences of one language per step, and their sources.
+
+The source of a sentence is a noisy version of it, or its translation by people or by the model itself.
 
 Encoder and decoder read `</s> x </s>`. Source: Lample and Conneau 2019, section 5.3.
 """
@@ -60,7 +62,9 @@ def add_noise(tokens: np.ndarray, config: NoiseConfig, mask_id: int, rng: np.ran
 
 
 def denoising_weight(config: TranslationConfig, step: int) -> float:
-    """Return the weight of denoising at a step, by linear interpolation."""
+    """Return the weight of denoising at a step, by linear interpolation; 0 without denoising."""
+    if not config.denoising:
+        return 0.0
     steps = [scheduled_step for scheduled_step, _ in config.denoising]
     weights = [weight for _, weight in config.denoising]
     return float(np.interp(step, steps, weights))
@@ -68,11 +72,11 @@ def denoising_weight(config: TranslationConfig, step: int) -> float:
 
 @dataclass(frozen=True)
 class TranslationBatch:
-    """One micro-batch of denoising or back-translation."""
+    """One micro-batch of an objective."""
 
-    objective: str  # dae or bt
+    objective: str  # dae: denoising, bt: back-translation, mt: translation pairs
     target: PackedSentences  # clean sentences
-    source: PackedSentences | None  # noisy versions of them; None: back-translation generates the source
+    source: PackedSentences | None  # what they are restored from; None: back-translation generates the source
     rng_key: tuple[int, int, int]  # step, virtual shard, number of the micro-batch: seed of dropout
 
     @property
@@ -83,33 +87,44 @@ class TranslationBatch:
         return {self.objective: target_tokens, "tokens": len(self.target.ids) + len(source.ids)}
 
 
+@dataclass(frozen=True)
+class Sides:
+    """Sentences of one corpus in one language, and in a parallel corpus their translations."""
+
+    target: Table
+    source: Table | None
+    rows: np.ndarray  # numbers of the rows to draw from
+
+
 class TranslationSampler:
     """Draws sentences uniformly within a language, while objectives and languages alternate from step to step.
 
-    Raises CorpusTooSmall if a language has no sentence that is short enough.
+    Raises CorpusTooSmall if an objective has no sentence that is short enough.
     """
 
     def __init__(self, shards: Shards, config: TranslationConfig) -> None:
         self.config = config
         self.mask_id = shards.vocabulary.mask
-        self.tables: dict[str, list[Table]] = {}
-        self.short_rows: dict[str, list[np.ndarray]] = {}  # language -> numbers of short sentences in each table
-        max_row_tokens = config.side_tokens + 1  # stored sentences end with </s>
-        for language in config.languages:
-            tables = shards.mono.get(language, [])
-            short_rows = [np.flatnonzero(np.diff(table.offsets) <= max_row_tokens) for table in tables]
-            if not any(len(rows) for rows in short_rows):
-                raise CorpusTooSmall(
-                    f"{language} has no sentence of at most {config.side_tokens} tokens: add text in {language}"
-                )
-            self.tables[language] = tables
-            self.short_rows[language] = short_rows
         all_languages = languages_of(shards)
         self.language_numbers = {language: all_languages.index(language) for language in config.languages}
+        self.mono: dict[str, list[Sides]] = {}
+        self.pairs: dict[str, list[Sides]] = {}
+        for language in config.languages:
+            if config.denoising or config.back_translation:
+                self.mono[language] = _check_text(_select_sentences(shards, language, config), language, config)
+            if config.parallel_share:
+                pairs = _select_pairs(shards, language, config)
+                self.pairs[language] = _check_text(pairs, f"pairs with {language}", config)
 
     def turns(self, step: int) -> list[tuple[str, str]]:
         """Return the pairs of objective and language that take turns around a step."""
-        objectives = ("dae", "bt") if denoising_weight(self.config, step) else ("bt",)
+        objectives = []
+        if denoising_weight(self.config, step):
+            objectives.append("dae")
+        if self.config.back_translation:
+            objectives.append("bt")
+        if self.config.parallel_share:
+            objectives.append("mt")
         return [(objective, language) for objective in objectives for language in self.config.languages]
 
     def draw(self, step: int, shard: int) -> TranslationBatch:
@@ -120,30 +135,75 @@ class TranslationSampler:
         language_number = self.language_numbers[language]
         rng_key = (step, shard, 0)
         if objective == "bt":
-            sentences = self._draw_sentences(language, self.config.back_translation_sentences, rng)
+            sentences, _ = self._draw(self.mono[language], self.config.back_translation_sentences, rng)
             return TranslationBatch("bt", pack_sentences(sentences, language_number), None, rng_key)
-        sentences = self._draw_sentences_by_tokens(language, self.config.batch_tokens, rng)
-        noisy_sentences = [add_noise(sentence, self.config.noise, self.mask_id, rng) for sentence in sentences]
-        target = pack_sentences(sentences, language_number)
-        source = pack_sentences(noisy_sentences, language_number)
-        return TranslationBatch("dae", target, source, rng_key)
-
-    def _draw_sentences_by_tokens(self, language: str, max_tokens: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return sentences of a language with at most `max_tokens` tokens, special tokens included; at least one."""
         shortest_sequence = 3  # `</s> x </s>`
-        sentences = self._draw_sentences(language, max(1, max_tokens // shortest_sequence), rng)
+        most_sentences = max(1, self.config.batch_tokens // shortest_sequence)
+        corpora = self.pairs[language] if objective == "mt" else self.mono[language]
+        sentences, translations = self._draw(corpora, most_sentences, rng)
         total_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])
-        count = int(np.searchsorted(total_tokens, max_tokens, side="right"))
-        return sentences[: max(1, count)]
+        count = max(1, int(np.searchsorted(total_tokens, self.config.batch_tokens, side="right")))
+        target = pack_sentences(sentences[:count], language_number)
+        if objective == "mt":
+            source = pack_sentences(translations[:count], self.other_number(language_number))
+        else:
+            noisy = [add_noise(sentence, self.config.noise, self.mask_id, rng) for sentence in sentences[:count]]
+            source = pack_sentences(noisy, language_number)
+        return TranslationBatch(objective, target, source, rng_key)
 
-    def _draw_sentences(self, language: str, count: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """Return sentences of a language, without their `</s>`."""
-        short_rows = self.short_rows[language]
-        sampler = TableSampler([[len(rows) for rows in short_rows]], alpha=1.0)
-        drawn_tables, drawn_indices = sampler.draw(count, rng)
-        drawn_rows = []
-        for table, index in zip(drawn_tables, drawn_indices, strict=True):
-            drawn_rows.append(short_rows[table][index])
-        rows = np.array(drawn_rows)
-        sentences = gather(self.tables[language], drawn_tables, rows, self.config.side_tokens + 1)
-        return [sentence[:-1] for sentence in sentences.rows]
+    def other_number(self, language_number: int) -> int:
+        """Return the number of the other language."""
+        first_language, second_language = self.language_numbers.values()
+        return second_language if language_number == first_language else first_language
+
+    def _draw(
+        self, corpora: list[Sides], count: int, rng: np.random.Generator
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return sentences without `</s>`, and in a parallel corpus their translations."""
+        sampler = TableSampler([[len(corpus.rows) for corpus in corpora]], alpha=1.0)
+        drawn_corpora, drawn_indices = sampler.draw(count, rng)
+        rows = np.array([corpora[c].rows[i] for c, i in zip(drawn_corpora, drawn_indices, strict=True)])
+        max_row_tokens = self.config.side_tokens + 1
+        targets = gather([corpus.target for corpus in corpora], drawn_corpora, rows, max_row_tokens).rows
+        sources = [corpus.source for corpus in corpora if corpus.source]
+        if not sources:
+            return [sentence[:-1] for sentence in targets], []  # monolingual rows end with </s>
+        return targets, gather(sources, drawn_corpora, rows, max_row_tokens).rows
+
+
+def _short_rows(table: Table, max_tokens: int) -> np.ndarray:
+    """Return the numbers of the rows with at most `max_tokens` tokens."""
+    return np.flatnonzero(np.diff(table.offsets) <= max_tokens)
+
+
+def _select_sentences(shards: Shards, language: str, config: TranslationConfig) -> list[Sides]:
+    """Return the short sentences of a language."""
+    max_tokens = config.side_tokens + 1  # stored sentences end with </s>
+    return [Sides(table, None, _short_rows(table, max_tokens)) for table in shards.mono.get(language, [])]
+
+
+def _select_pairs(shards: Shards, target_language: str, config: TranslationConfig) -> list[Sides]:
+    """Return the selected training pairs of both languages, with `target_language` on the target side."""
+    corpora = []
+    for name, tables in shards.pairs.items():
+        if sorted(name.split("-")) != sorted(config.languages):
+            continue
+        for pairs in tables:
+            sides = (pairs.source, pairs.target)
+            source, target = sides if name.endswith(f"-{target_language}") else reversed(sides)
+            is_selected = (pairs.sentence_ids.astype(np.uint64) % 10_000) < 10_000 * config.parallel_share
+            short_rows = np.intersect1d(
+                _short_rows(source, config.side_tokens), _short_rows(target, config.side_tokens)
+            )
+            corpora.append(Sides(target, source, short_rows[is_selected[short_rows]]))
+    return corpora
+
+
+def _check_text(corpora: list[Sides], text: str, config: TranslationConfig) -> list[Sides]:
+    """Return the corpora; CorpusTooSmall, which names the text, if they have no row to draw from."""
+    if not any(len(corpus.rows) for corpus in corpora):
+        raise CorpusTooSmall(
+            f"{text} has no sentence of at most {config.side_tokens} tokens: add text, or raise side_tokens or "
+            "parallel_share"
+        )
+    return corpora

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +14,20 @@ import torch
 
 from infoxlm_core import manifests
 from infoxlm_core.config import TokenizationConfig
+from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.model.encoder import EncoderSize
+from infoxlm_core.model.huggingface import any_encoder
 from infoxlm_core.model.mixed import Linear
 from infoxlm_core.stages.tokenization import tokenize
-from infoxlm_core.systems.translation import stage
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
-from infoxlm_core.systems.translation.decoding import BLEU, bleu, sacrebleu, translate
+from infoxlm_core.systems.translation.decoding import TextTranslator
+from infoxlm_core.systems.translation.evaluation import HeldOutPairs
 from infoxlm_core.systems.translation.model import Translator, start_from
 from infoxlm_core.systems.translation.samples import TranslationSampler, add_noise, denoising_weight, pack_sentences
+from infoxlm_core.systems.translation.stage import TranslationLearner, build, train
 from infoxlm_core.systems.xlm import XLM, first_weights
 from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
@@ -39,7 +43,6 @@ SIZE = EncoderSize(vocabulary=VOCABULARY, layers=2, hidden=16, ffn=64, heads=2, 
 def tiny(**changes) -> TranslationConfig:
     values = {
         "languages": ("de", "fr"),
-        "model": {"layers": 2, "hidden": 16, "ffn": 64, "heads": 2, "max_tokens": 40, "dropout": 0.1},
         "side_tokens": 12,
         "batch_tokens": 60,
         "back_translation_sentences": 4,
@@ -128,13 +131,33 @@ def test_denoising_and_back_translation_take_turns_until_denoising_is_over(tiny_
     ]  # fmt: skip
 
 
-def test_a_run_goes_on_compiled_or_not_and_from_checkpoints_of_before_there_was_the_choice():
-    values = {"languages": ["en", "de"], "denoising": [(0, 1.0), (100_000, 0.1), (300_000, 0.0)]}
-    config = TranslationConfig.parse(values)
-    other = TranslationConfig.parse(values | {"model": config.model.model_dump() | {"compiled": False}})
+def split(ids: np.ndarray, lengths: Sequence[int]) -> list[bytes]:
+    """Return the tokens of each sentence as bytes."""
+    return [row.astype("<u4").tobytes() for row in np.split(ids, np.cumsum(lengths)[:-1])]
 
-    assert other.result_fields() == config.result_fields()
-    assert manifests.digest(config.result_fields()).startswith("sha256:eb8bd85eea7737c4")  # of the commit 60d827c
+
+def test_pairs_are_learned_in_both_directions_and_a_share_selects_some_of_them(tiny_shards):
+    shards = open_shards(tiny_shards)
+    known = set()
+    for pairs in shards.pairs["en-de"]:
+        sides = [split(np.array(side.tokens), np.diff(side.offsets)) for side in (pairs.source, pairs.target)]
+        known |= set(zip(*sides, strict=True))
+
+    drawn = {1.0: set(), 0.5: set()}
+    for share, pairs in drawn.items():
+        supervised = {"languages": ("en", "de"), "denoising": (), "back_translation": False, "parallel_share": share}
+        sampler = TranslationSampler(shards, tiny(**supervised, batch_tokens=4000))
+        for step, target_language in ((0, 1), (1, 0)):  # into English, into German
+            batch = sampler.draw(step, 0)
+            assert batch.objective == "mt" and set(batch.target.types.tolist()) == {target_language}
+            english, german = (batch.target, batch.source) if target_language else (batch.source, batch.target)
+            unwrapped = []
+            for side in (english, german):
+                rows = split(side.ids.numpy(), side.lengths)
+                unwrapped.append([row[4:-4] for row in rows])  # without both `</s>`, of four bytes each
+            pairs |= set(zip(*unwrapped, strict=True))
+
+    assert drawn[1.0] == known and drawn[0.5] < known and drawn[0.5]
 
 
 def test_a_language_without_text_is_refused(tiny_shards):
@@ -216,12 +239,6 @@ def test_the_target_language_is_said_by_its_embedding_alone():
     assert any(model.generate(source, 1, [15, 15]) != model.generate(source, 2, [15, 15]) for model in models)
 
 
-def test_translations_come_back_in_order_whatever_the_batch():
-    model, texts = translator(), sentences(5, 3, 7, 3)
-
-    assert translate(model, texts, 0, 2, batch_size=1) == translate(model, texts, 0, 2, batch_size=3)
-
-
 @pytest.mark.item("A31")
 def test_a_start_gives_the_decoder_everything_but_its_attention_to_the_source():
     known = XLM(SIZE)
@@ -244,14 +261,29 @@ def test_a_start_gives_the_decoder_everything_but_its_attention_to_the_source():
 # the learner
 
 
-def learner_of(shards, **changes) -> stage.TranslationLearner:
-    config = tiny(**changes)
-    return stage.TranslationLearner(config, stage.build(config, shards), TranslationSampler(shards, config), None)
+def pretrain_toy(shards, directory: Path, **sizes):
+    """Export an XLM with random weights, as `pretrain` does; return its learner."""
+    learner = xlm_of(config_of("XLM-MLM", seed=7, model={"max_tokens": 40, **sizes}), shards)
+    export(learner, shards, directory)
+    return learner
+
+
+@pytest.fixture
+def learner_of(tiny_shards, tmp_path):
+    def create(**changes) -> TranslationLearner:
+        shards = open_shards(tiny_shards)
+        pretrain_toy(shards, tmp_path / "encoder")
+        config = tiny(**changes)
+        model = build(config, shards, tmp_path / "encoder")
+        translator = TextTranslator(model, None, ["de", "en", "fr"], config.languages, config.side_tokens)
+        return TranslationLearner(config, translator, TranslationSampler(shards, config), HeldOutPairs({}), None)
+
+    return create
 
 
 @pytest.mark.item("A30")
-def test_back_translation_generates_in_eval_mode_and_leaves_no_gradient(tiny_shards, monkeypatch):
-    learner = learner_of(open_shards(tiny_shards))
+def test_back_translation_generates_in_eval_mode_and_leaves_no_gradient(learner_of, monkeypatch):
+    learner = learner_of()
     learner.module.train()
     modes, target = [], learner.batches(2)[0].target
     generate = learner.module.generate
@@ -267,8 +299,8 @@ def test_back_translation_generates_in_eval_mode_and_leaves_no_gradient(tiny_sha
 
 
 @pytest.mark.item("A30")
-def test_the_gradient_of_back_translation_is_that_of_its_source_as_given(tiny_shards):
-    learner = learner_of(open_shards(tiny_shards), model=tiny().model.model_dump() | {"dropout": 0.0})
+def test_the_gradient_of_back_translation_is_that_of_its_source_as_given(learner_of):
+    learner = learner_of(dropout=0.0)
     batch, parameters = learner.batches(2)[0], list(learner.module.parameters())
     source = learner.back_translate(batch.target)
     given = type(batch)("bt", batch.target, source, batch.rng_key)
@@ -281,8 +313,8 @@ def test_the_gradient_of_back_translation_is_that_of_its_source_as_given(tiny_sh
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_an_untrained_translator_knows_nothing_and_learns(tiny_shards):
-    learner = learner_of(open_shards(tiny_shards), batch_tokens=200)
+def test_an_untrained_translator_knows_nothing_and_learns(learner_of):
+    learner = learner_of(batch_tokens=200, encoder="random", decoder="random")
     config = learner.config.optimization.model_copy(update={"steps": 40})
     adam, progress, curve = optimizer.make_adamw(learner.module.parameters(), config), Progress(), []
 
@@ -295,56 +327,22 @@ def test_an_untrained_translator_knows_nothing_and_learns(tiny_shards):
     assert "loss/bt" in curve[2] and "loss/dae" not in curve[2]
 
 
-def test_encoder_and_decoder_start_from_exported_models(tiny_shards, tmp_path):
+def test_each_half_starts_as_its_setting_says(tiny_shards, tmp_path):
     shards = open_shards(tiny_shards)
-    known = {}
-    for seed, row in enumerate(("XLM-CLM", "XLM-MLM")):
-        learner = xlm_of(config_of(row, seed=seed, model={"max_tokens": 40}), shards)
-        export(learner, open_shards(tiny_shards), tmp_path / row)
-        known[row] = learner.module
+    known = pretrain_toy(shards, tmp_path / "mlm").module
 
-    starts = {"encoder": {"model": str(tmp_path / "XLM-MLM")}, "decoder": {"model": str(tmp_path / "XLM-CLM")}}
-    model = stage.build(tiny(**starts), shards)
+    halves = [("embeddings", "pretrained"), ("pretrained", "random")]
+    first, second = (build(tiny(encoder=e, decoder=d), shards, tmp_path / "mlm") for e, d in halves)
 
-    assert torch.equal(model.encoder.layers[1].up.weight, known["XLM-MLM"].encoder.layers[1].up.weight)
-    assert torch.equal(model.decoder.layers[1].up.weight, known["XLM-CLM"].encoder.layers[1].up.weight)
-    words_only = {"encoder": {"model": str(tmp_path / "XLM-MLM"), "take": "embeddings"}}
-    model = stage.build(tiny(**words_only), shards)
-    assert torch.equal(model.encoder.token_embedding.weight, known["XLM-MLM"].encoder.token_embedding.weight)
-    assert not torch.equal(model.encoder.layers[1].up.weight, known["XLM-MLM"].encoder.layers[1].up.weight)
-    export(xlm_of(config_of("XLM-MLM", model={"max_tokens": 40, "layers": 1}), shards), shards, tmp_path / "small")
-    two_sizes = {"encoder": {"model": str(tmp_path / "small")}, "decoder": {"model": str(tmp_path / "XLM-CLM")}}
-    with pytest.raises(ConfigError, match="give two models of the same size"):
-        stage.build(tiny(**two_sizes), shards)
-
-
-# BLEU
-
-
-@pytest.mark.item("A24")
-@pytest.mark.parametrize(
-    ("translation", "reference", "expected"),
-    [
-        ("a b c d e", "a b c d e", 100),
-        # 1-grams 7 of 8 (the third "a" is clipped), 2-grams 5 of 7, 3-grams 3 of 6, 4-grams 2 of 5
-        (
-            "the cat sat on the the mat now",
-            "the cat sat on the red mat now",
-            100 * (7 / 8 * 5 / 7 * 3 / 6 * 2 / 5) ** 0.25,
-        ),
-        ("a b c d", "a b c d e f", 100 * math.exp(1 - 6 / 4)),  # the brevity penalty
-        ("a b c x d e f", "a b c y d e f", 0),  # no common 4-gram
-        ("", "a b c d", 0),
-    ],
-)
-def test_bleu_is_the_geometric_mean_of_clipped_precisions(translation, reference, expected):
-    assert bleu([translation], [reference], "en") == pytest.approx(expected)
-
-
-def test_the_comparable_bleu_comes_with_its_signature():
-    score, signature = sacrebleu(["Hello, world, again!"], ["Hello, world, again!"], "en")
-
-    assert score == pytest.approx(100) and "tok:13a" in signature and "version:" in signature
+    layer, words = "layers.1.up.weight", "token_embedding.weight"
+    trained = dict(known.encoder.named_parameters())
+    assert torch.equal(first.encoder.get_parameter(words), trained[words])
+    assert not torch.equal(first.encoder.get_parameter(layer), trained[layer])
+    assert torch.equal(first.decoder.get_parameter(layer), trained[layer])
+    assert torch.equal(second.encoder.get_parameter(layer), trained[layer])
+    assert not torch.equal(second.decoder.get_parameter(words), trained[words])
+    with pytest.raises(ConfigError, match="exceed the 40 positions"):
+        build(tiny(side_tokens=30), shards, tmp_path / "mlm")
 
 
 # the stage
@@ -367,52 +365,48 @@ def toy(tmp_path_factory) -> tuple[Path, Path]:
     return made, corpus
 
 
-STAGE = {"languages": ("en", "de"), "side_tokens": 60, "batch_tokens": 200, "validation_pairs": 6,
-         "model": {"layers": 1, "hidden": 16, "ffn": 64, "heads": 2, "max_tokens": 110, "dropout": 0.1}}  # fmt: skip
-
-
 @pytest.mark.item("A32")
-def test_unsupervised_translation_runs_and_keeps_its_best(toy, tmp_path):
+def test_a_translator_is_trained_and_its_best_weights_are_exported(toy, tmp_path):
     shards, corpus = toy
-    figures = stage.train(tiny(**STAGE), shards, corpus, tmp_path / "out", tmp_path / "run")
+    pretrain_toy(open_shards(shards), tmp_path / "encoder", max_tokens=110)
+    config = tiny(languages=("en", "de"), side_tokens=60, batch_tokens=200, validation_pairs=6)
+    arguments = (config, shards, corpus, tmp_path / "encoder")
 
-    assert {f"{BLEU}/en-de", f"{BLEU}/de-en", "valid/sacrebleu/en-de", "valid/best_bleu"} <= figures.keys()
+    train(*arguments, tmp_path / "out", tmp_path / "run")
+
     points = tracker.read(tmp_path / "run" / tracker.METRICS)
-    assert [step for step, values in points if BLEU in values] == [3, 6, 8]
-    model, languages = stage.load(tmp_path / "out" / "translator")
-    assert languages == ["de", "en"]
-    assert len(translate(model, [np.array([10, 11])], 1, 0)[0]) <= 1.5 * 4 + 8
-    facts = manifests.load(tmp_path / "out" / "translator")["facts"]
-    assert facts["scores"][BLEU] == figures["valid/best_bleu"] and "tok:13a" in facts["sacrebleu_signatures"]["de"]
-    validation = stage.Validation.read(tiny(**STAGE), open_shards(shards), corpus)
-    assert [validation.decode(ids) for ids in validation.ids[1]] == validation.texts[1]
+    scores = {step: values["dev/mean"] for step, values in points if "dev/mean" in values}
+    manifest = manifests.load(tmp_path / "out" / "translator")
+    assert list(scores) == [3, 6, 8] and {"dev/en-de", "dev/de-en"} <= set(points[2][1])
+    assert manifest["facts"]["steps"] == max(scores, key=scores.get) and manifest["kind"] == "translator"
+    loaded = TextTranslator.load(tmp_path / "out" / "translator")
+    pairs = HeldOutPairs.read(corpus, ("en", "de"))
+    assert loaded.pair == ("en", "de") and loaded.languages == ["de", "en"]
+    together = loaded.translate(pairs.texts["en"], "de")
+    assert together == [loaded.translate([text], "de")[0] for text in pairs.texts["en"]]  # in order, whatever the batch
+    assert [loaded.decode(ids) for ids in encode(loaded.processor, pairs.texts["de"])] == pairs.texts["de"]
+    train(*arguments, tmp_path / "again", tmp_path / "run")
+    weights = [tmp_path / name / "translator" / "model.safetensors" for name in ("out", "again")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    with pytest.raises(InputError, match="has a translator: give an encoder, or use `infoxlm translate`"):
+        any_encoder.load_encoder(tmp_path / "out" / "translator")
+    with pytest.raises(InputError, match="translates between en and de, not into fr"):
+        loaded.translate(["Save"], "fr")
+    with pytest.raises(InputError, match="held_out has no pairs of en and de"):
+        train(*arguments[:2], tmp_path, arguments[3], tmp_path / "no", tmp_path / "no run")
+    with pytest.raises(InputError, match="the validation uses all held-out pairs"):
+        pairs.after(len(pairs.texts["en"]))
     without_model = replace(open_shards(shards), directory=tmp_path)
     with pytest.raises(InputError, match=r"no such file: set tokenization\.model to a SentencePiece model"):
-        stage.Validation.read(tiny(**STAGE), without_model, corpus)
-    with pytest.raises(InputError, match="held_out has no pairs of en and de"):
-        stage.train(tiny(**STAGE), shards, tmp_path, tmp_path / "no", tmp_path / "no run")
-
-
-def test_a_run_ends_when_bleu_has_not_risen_for_a_while(toy, tmp_path):
-    shards, corpus = toy
-    config = tiny(**STAGE, validate_every=1, patience=2)
-
-    stage.train(config, shards, corpus, tmp_path / "out", tmp_path / "run")
-
-    assert len(tracker.read(tmp_path / "run" / tracker.METRICS)) == 3  # BLEU 0 at first, then two more without a rise
-    stage.train(config, shards, corpus, tmp_path / "again", tmp_path / "run")
-    assert len(tracker.read(tmp_path / "run" / tracker.METRICS)) == 3
-    weights = [tmp_path / name / "translator" / "model.safetensors" for name in ("out", "again")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()  # the first step's, though the last checkpoint is newer
+        TextTranslator.of(loaded.model, config, without_model)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"languages": ("de", "de")}, "languages must be two"),
-        ({"side_tokens": 30}, "translations of 58 tokens"),
         ({"denoising": ((5, 1.0), (5, 0.0))}, "steps of denoising must increase"),
-        ({"optimization": {"steps": 9, "warmup_steps": 1}}, "schedule must be inverse_sqrt"),
+        ({"denoising": (), "back_translation": False}, "nothing to train"),
     ],
 )
 def test_a_config_that_cannot_work_is_refused(change, reason):

@@ -1,0 +1,145 @@
+"""Components of machine translation: train a translator, evaluate it, and compare initialisations."""
+
+from typing import Any
+
+from kfp import dsl
+
+from components.platform.stage import launching_stage, stage
+
+
+@launching_stage
+def translate(
+    config: dict[str, Any],
+    num_workers: int,
+    store: str,
+    corpus: dsl.Input[dsl.Dataset],
+    shards: dsl.Input[dsl.Dataset],
+    encoder: dsl.Input[dsl.Model],
+    translator: dsl.Output[dsl.Model],
+    metrics: dsl.Output[dsl.Metrics],
+    cluster: dict[str, Any] = {},  # noqa: B006
+    trial: dict[str, Any] = {},  # noqa: B006
+    task_config: dsl.TaskConfig = None,
+) -> None:
+    """Train a translator of two languages from a pre-trained XLM.
+
+    Args:
+        config: a `TranslationConfig` as a mapping.
+        num_workers: Ray workers, one per GPU; 0 trains in this process.
+        store: directory or s3://bucket/prefix of artifacts and checkpoints.
+        corpus: output of prepare_corpus; the first of its held-out pairs choose the weights.
+        shards: output of tokenize_corpus.
+        encoder: output of pretrain, of system xlm.
+        translator: the translator with its tokenizer.
+        metrics: BLEU of the last validation, and the losses of the last step.
+        cluster: a `ClusterConfig` as a mapping, to train in a RayJob; if empty, training runs in this step.
+        trial: variant and seed of a trial of an ablation; the seed replaces that of the config.
+        task_config: environment of the step, which the pods of the RayJob receive.
+    """
+    from components.platform import artifacts
+    from components.platform.stage_run import stage_run
+    from infoxlm_core.systems.translation.config import TranslationConfig
+
+    with stage_run("translate", store, trial) as step:
+        settings = step.read(config)
+        if trial:
+            settings = settings | {"seed": trial["seed"]}
+        checked = TranslationConfig.parse(settings, "translation")
+        step.report(translation=checked)
+        pointers = {"corpus": corpus, "shards_path": shards, "encoder": encoder}
+        inputs = {}
+        digests = []
+        for name, artifact in pointers.items():
+            inputs[name], digest = artifacts.read_pointer(artifact)
+            digests.append(digest)
+        key = artifacts.key_of("translator", checked, *digests)
+        run = f"translator-{key}"
+        directory = step.make("translator", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)
+        step.run.log_curves(directory / "translator" / "metrics.jsonl", prefix="translate/")
+        step.publish(translator, directory / "translator")
+        artifacts.log_facts(directory, metrics)
+        step.report_cost(directory)
+
+
+@stage
+def evaluate_translation(
+    config: dict[str, Any],
+    store: str,
+    corpus: dsl.Input[dsl.Dataset],
+    translator: dsl.Input[dsl.Model],
+    scores: dsl.Output[dsl.Artifact],
+    report: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+    trial: dict[str, Any] = {},  # noqa: B006
+) -> None:
+    """Compute BLEU of a translator in both directions on the held-out pairs that chose no weights.
+
+    Args:
+        config: a `TranslationConfig` as a mapping.
+        store: directory or s3://bucket/prefix of artifacts.
+        corpus: output of prepare_corpus.
+        translator: output of translate.
+        scores: all translations with their scores, and the report.
+        report: the report as HTML.
+        metrics: BLEU of both directions.
+        trial: variant and seed of a trial of an ablation; this step ends its run in the tracker.
+    """
+    import shutil
+
+    from components.platform import artifacts
+    from components.platform.stage_run import stage_run
+    from infoxlm_core.results.trials import Trial
+    from infoxlm_core.systems.translation.config import TranslationConfig
+
+    with stage_run("evaluate_translation", store, trial) as step:
+        checked = TranslationConfig.parse(step.read(config), "translation")
+        corpus_location, corpus_digest = artifacts.read_pointer(corpus)
+        translator_location, translator_digest = artifacts.read_pointer(translator)
+        name = Trial.parse(trial).model if trial else "translator"
+        key = artifacts.key_of("translations", checked, corpus_digest, translator_digest, name)
+
+        def build(output: Any) -> dict[str, float]:
+            from infoxlm_core.systems.translation import report
+
+            corpus_path = artifacts.locate(corpus_location)
+            translator_path = artifacts.locate(translator_location)
+            return report.evaluate(translator_path, corpus_path, checked.validation_pairs, name, output)
+
+        evaluation = artifacts.get_or_build(store, "translations", key, build)
+        shutil.copyfile(evaluation / "report.html", report.path)
+        step.report(step.publish(scores, evaluation, metrics))
+        step.run.log_artifacts(evaluation, "evaluation")
+        if trial:
+            step.run.end()
+
+
+@stage
+def compare_translations(
+    trials: list[dict[str, Any]],
+    store: str,
+    comparison: dsl.Output[dsl.Artifact],
+    report: dsl.Output[dsl.HTML],
+    metrics: dsl.Output[dsl.Metrics],
+) -> None:
+    """Compare the translators of the successful trials of this pipeline run, beside the results of XLM.
+
+    Args:
+        trials: items of the loop; `trial` has the variant, the seed, and a description of the change.
+        store: directory or s3://bucket/prefix of artifacts.
+        comparison: the report with its tables and figures, and all numbers as JSON.
+        report: the report as HTML.
+        metrics: mean and standard deviation of BLEU of each variant.
+    """
+    import functools
+
+    from components.platform import sweeps
+    from components.platform.stage_run import stage_run
+    from infoxlm_core.results.summary import summarise_metrics
+    from infoxlm_core.systems.translation import report as translation_report
+
+    with stage_run("compare", store, last=True) as step:
+        planned = [item["trial"] for item in step.read(trials)]
+        summary = summarise_metrics(step.run.name, sweeps.read_metrics(step, planned))
+        scores_of = sweeps.read_first_seeds(step, planned, "evaluation/scores.json")
+        write = functools.partial(translation_report.write, scores_of=scores_of)
+        sweeps.publish(step, "comparison", summary, summary.name_headlines(), comparison, report, metrics, write)

@@ -1,0 +1,138 @@
+"""The evaluation of a translator: BLEU on held-out pairs in both directions, and what the gate compares.
+
+scores.json has every sentence with its translation, so that translators can be compared on the same sentences:
+
+    {"model": NAME, "pivot": "en", "test_set": DIGEST, "curve": {"en-fr": [[100, 3.2], …]},
+     "directions": {"en-fr": {"bleu": 21.3, "signature": "nrefs:1|…", "sources": […], "references": […],
+                              "translations": […]}}}
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from sacrebleu.metrics import CHRF
+
+from infoxlm_core import manifests
+from infoxlm_core.corpora import tables
+from infoxlm_core.errors import InputError
+from infoxlm_core.results import evidence
+from infoxlm_core.systems.translation.decoding import TextTranslator, bleu
+from infoxlm_core.training import tracker
+
+METRIC = "translation/bleu"
+GATE_METRIC = "translation/mean"
+"""Mean chrF of the sentences of both directions, from 0 to 1. The gate needs a score of every sentence, not BLEU."""
+_CURVE = "dev/"  # prefix of BLEU in the curves of a training
+
+
+@dataclass(frozen=True)
+class TranslatedText:
+    """Sentences with their references and their translations, and the BLEU of these."""
+
+    bleu: float
+    signature: str
+    sources: list[str]
+    references: list[str]
+    translations: list[str]
+
+
+@dataclass(frozen=True)
+class HeldOutPairs:
+    """Held-out text of two languages; sentence i of one is the translation of sentence i of the other."""
+
+    texts: Mapping[str, list[str]]  # by language
+
+    @classmethod
+    def read(cls, corpus: Path, pair: tuple[str, str]) -> "HeldOutPairs":
+        """Read all held-out pairs of two languages of a prepared corpus; InputError if there are none."""
+        texts: dict[str, list[str]] = {language: [] for language in pair}
+        for source, target in (pair, pair[::-1]):
+            for path in sorted((corpus / "held_out" / f"{source}-{target}").glob("*.parquet")):
+                with tables.reading(path, "prepare the text again"):
+                    for source_text, target_text in tables.read_text(path, ("source", "target")):
+                        texts[source].append(source_text or "")
+                        texts[target].append(target_text or "")
+        if not all(texts.values()):
+            raise InputError(f"{corpus}/held_out has no pairs of {' and '.join(pair)}: choose other languages")
+        return cls(texts)
+
+    def first(self, count: int) -> "HeldOutPairs":
+        """Return the first pairs, which choose the weights of a training."""
+        return HeldOutPairs({language: texts[:count] for language, texts in self.texts.items()})
+
+    def after(self, count: int) -> "HeldOutPairs":
+        """Return the pairs after the first ones; InputError if there are none."""
+        remaining = HeldOutPairs({language: texts[count:] for language, texts in self.texts.items()})
+        if not all(remaining.texts.values()):
+            raise InputError(f"the validation uses all held-out pairs: lower translation.validation_pairs ({count})")
+        return remaining
+
+    def translate(self, translator: TextTranslator) -> dict[str, TranslatedText]:
+        """Translate the text of both languages; return the results by direction, such as `en-fr`."""
+        results = {}
+        for target, references in self.texts.items():
+            source = translator.source_of(target)
+            translations = translator.translate(self.texts[source], target)
+            score, signature = bleu(translations, references, target)
+            results[f"{source}-{target}"] = TranslatedText(
+                score, signature, self.texts[source], references, translations
+            )
+        return results
+
+
+def evaluate(translator: Path, corpus: Path, validation_pairs: int, output: Path) -> dict[str, Any]:
+    """Translate the held-out pairs that chose no weights; write items.parquet, and return the content of scores.json.
+
+    Args:
+        translator: directory of the translator.
+        corpus: a prepared corpus with held-out pairs of the two languages.
+        validation_pairs: number of the first held-out pairs, which the training used.
+        output: directory for items.parquet.
+    """
+    loaded = TextTranslator.load(translator)
+    pairs = HeldOutPairs.read(corpus, loaded.pair).after(validation_pairs)
+    results = pairs.translate(loaded)
+    outcomes = pd.concat([_score_sentences(direction, result) for direction, result in results.items()])
+    evidence.write(output / evidence.FILE, {"translator": outcomes})
+    return {
+        "model": "translator",
+        "pivot": loaded.pair[0],
+        "test_set": manifests.digest(pairs.texts),
+        "chrf": outcomes["right"].mean(),
+        "curve": _read_curve(translator / tracker.METRICS),
+        "directions": {direction: asdict(result) for direction, result in results.items()},
+    }
+
+
+def name_metrics(scores: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a translator: BLEU in percent of each direction and their mean, and the gate's metric."""
+    by_direction = {direction: result["bleu"] for direction, result in scores["directions"].items()}
+    metrics = {METRIC: sum(by_direction.values()) / len(by_direction)}
+    metrics |= {f"{METRIC}/{direction}": score for direction, score in by_direction.items()}
+    return metrics | {GATE_METRIC: scores["chrf"]}
+
+
+def _score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
+    """Return the outcomes of one direction: chrF of every sentence, from 0 to 1."""
+    source, target = direction.split("-")
+    metric = CHRF()
+    rows = []
+    texts = zip(result.sources, result.references, result.translations, strict=True)
+    for number, (text, reference, translation) in enumerate(texts):
+        score = metric.sentence_score(translation, [reference]).score / 100
+        question = manifests.digest([number, text, reference])
+        rows.append(("translation", "", target, f"from_{source}", question, False, score))
+    return pd.DataFrame(rows, columns=evidence.COLUMNS[1:])
+
+
+def _read_curve(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return BLEU of both directions at the validations of a training: direction -> points (step, BLEU)."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for step, values in tracker.read(path):
+        for name, value in values.items():
+            if name.startswith(_CURVE) and name != f"{_CURVE}mean":
+                curves.setdefault(name.removeprefix(_CURVE), []).append((step, value))
+    return curves

@@ -1,0 +1,142 @@
+"""The page of translators: BLEU beside XLM's table, intervals, curves, and example sentences."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from sacrebleu.significance import PairedTest
+
+from infoxlm_core.results import figures, page, published
+from infoxlm_core.results.page import Section
+from infoxlm_core.results.statistics import exact
+from infoxlm_core.results.summary import Summary, summarise_metrics
+from infoxlm_core.results.tables import SENTENCE, Column, Line, PageTable, short
+from infoxlm_core.results.trials import Trial
+from infoxlm_core.systems.translation import evaluation
+from infoxlm_core.systems.translation.decoding import metric_of
+from infoxlm_core.systems.translation.evaluation import METRIC
+
+RESAMPLES = 1_000
+EXAMPLES = 8
+
+Scores = Mapping[str, Any]
+"""The content of a translator's scores.json."""
+
+
+def evaluate(translator: Path, corpus: Path, validation_pairs: int, name: str, output: Path) -> dict[str, float]:
+    """Evaluate a translator; write scores.json, items.parquet and the page `report`, and return the metrics.
+
+    Args:
+        translator: directory of the translator.
+        corpus: a prepared corpus with held-out pairs of the two languages.
+        validation_pairs: number of the first held-out pairs, which the training used.
+        name: name of the translator on the page.
+        output: directory for the files.
+    """
+    scores = evaluation.evaluate(translator, corpus, validation_pairs, output)
+    metrics = evaluation.name_metrics(scores)
+    page.write_files(output, {"scores.json": page.to_json(scores)})
+    summary = summarise_metrics(name, [(Trial(name, name, 1), metrics)])
+    write(output, "report", summary, {name: scores})
+    return metrics
+
+
+def write(output: Path, name: str, summary: Summary, scores_of: Mapping[str, Scores]) -> None:
+    """Write the page of one or several translators into a directory: NAME.html, .md and .json, figures/, tables/.
+
+    Args:
+        output: the directory.
+        name: file name of the page.
+        summary: BLEU of every variant over its seeds.
+        scores_of: variant -> the scores of its first seed, if it is finished. The first variant is the baseline of the
+            intervals.
+    """
+    sections = [_compare_with_paper(summary)]
+    directions = [direction for scores in scores_of.values() for direction in scores["directions"]]
+    drawings: dict[str, figures.Draw] = {}
+    for direction in dict.fromkeys(directions):
+        curves = {variant: scores["curve"].get(direction, []) for variant, scores in scores_of.items()}
+        drawings[f"bleu-{direction}"] = partial(_draw_curves, direction, curves)
+        tables = [_tabulate_intervals(direction, scores_of), _tabulate_examples(direction, scores_of)]
+        sections.append(Section(direction, _DIRECTION_TEXT, tables=tables, figures={f"bleu-{direction}": ""}))
+    page.write_page(output, name, summary, "", sections, drawings)
+    page.write_files(output, {f"{name}.json": page.to_json(summary.to_dict())})
+
+
+_DIRECTION_TEXT = (
+    f"First seed. BLEU with the 95 % interval of sacreBLEU's paired bootstrap over sentences ({RESAMPLES:,} samples), "
+    "and the probability that a difference to the first row is due to the choice of sentences. The curve is BLEU on "
+    "the validation pairs by optimizer step."
+)
+
+
+def _compare_with_paper(summary: Summary) -> Section:
+    """Return the section with XLM's table and our rows; a direction that only one of them has is empty in the other."""
+    paper = published.translation()
+    prefix = f"{METRIC}/"
+    ours = [metric.removeprefix(prefix) for metric in summary.metrics if metric.startswith(prefix)]
+    directions = list(dict.fromkeys((*ours, *paper.columns)))
+    our_lines = []
+    for variant, result in summary.variants.items():
+        cells = tuple(result.metrics.get(prefix + direction, "") for direction in directions)
+        our_lines.append(Line(variant, cells, seeds=len(result.seeds)))
+    paper_lines = []
+    for row in paper.rows:
+        cells = tuple(exact(row.cells.get(direction)) or "" for direction in directions)
+        paper_lines.append(Line(row.model, cells, source=row.source))
+    columns = tuple(Column(direction, short) for direction in directions)
+    table = PageTable("initialisations", "", columns, tuple(our_lines), tuple(paper_lines), head="initialisation")
+    text = (
+        "BLEU by the initial weights of the encoder and the decoder. XLM's rows are unsupervised, trained on millions "
+        "of sentences with models of 6 layers × 1024: compare only the ranking."
+    )
+    return Section("XLM's table", text, tables=[table])
+
+
+def _tabulate_intervals(direction: str, scores_of: Mapping[str, Scores]) -> PageTable:
+    """Tabulate BLEU with its bootstrap interval, and the probability of a chance gain over the first variant."""
+    results = {variant: scores["directions"][direction] for variant, scores in scores_of.items()}
+    first = next(iter(results.values()))
+    lines = []
+    if len(results) > 1:
+        systems = [(variant, result["translations"]) for variant, result in results.items()]
+        metric = metric_of(direction.partition("-")[2])
+        test = PairedTest(systems, {"BLEU": metric}, [first["references"]], test_type="bs", n_samples=RESAMPLES)
+        scores: Any = test()[1]["BLEU"]
+        for variant, score in zip(results, scores, strict=True):
+            interval = f"{score.mean - score.ci:.1f} … {score.mean + score.ci:.1f}"
+            p_value = "" if score.p_value is None else f"{score.p_value:.3f}"
+            lines.append(Line(variant, (score.score, interval, p_value)))
+    else:
+        lines = [Line(variant, (result["bleu"], "", "")) for variant, result in results.items()]
+    columns = (Column("BLEU", short), Column("95 % interval"), Column("p"))
+    notes = (f"{len(first['references'])} sentences, {first['signature']}",)
+    return PageTable(f"bleu-{direction}", "", columns, tuple(lines), notes=notes, head="initialisation")
+
+
+def _tabulate_examples(direction: str, scores_of: Mapping[str, Scores]) -> PageTable:
+    """Tabulate evenly spaced test sentences with their reference and every variant's translation."""
+    results = {variant: scores["directions"][direction] for variant, scores in scores_of.items()}
+    first = next(iter(results.values()))
+    count = len(first["sources"])
+    lines = []
+    for row in range(0, count, max(1, count // EXAMPLES)):
+        translations = [result["translations"][row] for result in results.values()]
+        lines.append(Line(first["sources"][row], (first["references"][row], *translations)))
+    columns = tuple(Column(name, role=SENTENCE) for name in ("reference", *results))
+    return PageTable(f"examples-{direction}", "", columns, tuple(lines[:EXAMPLES]), head="source")
+
+
+def _draw_curves(direction: str, curves: Mapping[str, list[tuple[int, float]]]) -> Figure | None:
+    """Draw BLEU of every variant by optimizer step; None without a validation."""
+    if not any(curves.values()):
+        return None
+    figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for (variant, points), colour in zip(curves.items(), figures.assign_colours(curves).values(), strict=True):
+        axes.plot([step for step, _ in points], [score for _, score in points], color=colour, label=variant)
+    axes.set(xlabel="optimizer step", ylabel=f"BLEU {direction}")
+    axes.legend()
+    return figure

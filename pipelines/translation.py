@@ -1,0 +1,175 @@
+"""The pipelines of machine translation: one translator that is registered, and a sweep over its initial weights.
+
+Source: Lample and Conneau 2019, sections 5.3 and 5.4.
+"""
+
+from typing import Any
+
+from kfp import dsl
+
+from components.check_settings import check_settings
+from components.end_run import end_run
+from components.prepare_corpus import prepare_corpus
+from components.pretrain import pretrain
+from components.register import register
+from components.tokenize_corpus import tokenize_corpus
+from components.translate import compare_translations, evaluate_translation, translate
+from pipelines.ablations import AT_A_TIME
+from pipelines.steps import LIMITS, configure, give_registry_access, request_default_resources
+
+
+@dsl.pipeline(
+    name="infoxlm-translation",
+    description="Train a translator of two languages from a pre-trained XLM, evaluate it and register it.",
+    pipeline_config=LIMITS,
+)
+def translation(
+    preparation: dict[str, Any],
+    tokenization: dict[str, Any],
+    pretraining: dict[str, Any],
+    translation: dict[str, Any],
+    registration: dict[str, Any],
+    store: str,
+    image: str,
+    overrides: dict[str, Any] = {},  # noqa: B006
+    num_workers: int = 0,
+    data_workers: int = 0,
+    cluster: dict[str, Any] = {},  # noqa: B006
+) -> None:
+    """Check the settings; prepare, tokenize, pre-train, translate, evaluate, register.
+
+    Args:
+        preparation: a `PreparationConfig`: corpora, cleaning, held-out text.
+        tokenization: a `TokenizationConfig`: vocabulary.
+        pretraining: a `PretrainingConfig` of system xlm, with CLM or MLM.
+        translation: a `TranslationConfig`: languages, initial weights, objectives.
+        registration: a `RegistrationConfig`: name in the registry, metrics of the gate.
+        store: directory or s3://bucket/prefix of artifacts and checkpoints.
+        image: container image of all steps; on a cluster by digest.
+        overrides: single settings of these sections, such as {"translation.parallel_share": 0.1}.
+        num_workers: training workers, one per GPU; 0 trains in the step, on its CPU.
+        data_workers: Ray Data workers of preparation and tokenization; 0 runs both in the steps.
+        cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
+    """
+    text = {"store": store, "num_workers": data_workers, "cluster": cluster}
+    training = {"store": store, "num_workers": num_workers, "cluster": cluster}
+    ending = end_run(store=store)
+    with dsl.ExitHandler(ending, name="train and evaluate"):
+        settings = check_settings(
+            store=store,
+            preparation=preparation,
+            tokenization=tokenization,
+            pretraining=pretraining,
+            translation=translation,
+            registration=registration,
+            overrides=overrides,
+            num_workers=num_workers,
+        )
+        section = settings.outputs
+        prepared = prepare_corpus(config=section["preparation"], **text)
+        corpus = prepared.outputs["corpus"]
+        shards = tokenize_corpus(config=section["tokenization"], corpus=corpus, **text)
+        pretrained = pretrain(config=section["pretraining"], shards=shards.outputs["shards"], **training)
+        trained = translate(
+            config=section["translation"],
+            corpus=corpus,
+            shards=shards.outputs["shards"],
+            encoder=pretrained.outputs["encoder"],
+            **training,
+        )
+        translator = trained.outputs["translator"]
+        scores = evaluate_translation(config=section["translation"], store=store, corpus=corpus, translator=translator)
+        registered = register(
+            config=section["registration"],
+            store=store,
+            encoder=translator,
+            scores=scores.outputs["scores"],
+            image=image,
+        )
+    for task in (registered, ending):  # the decision depends on the present champion, the end on the other steps
+        task.set_caching_options(False)
+    steps = {
+        "check the settings": settings,
+        "prepare the text": prepared,
+        "tokenize the text": shards,
+        "pre-train the language model": pretrained,
+        "train the translator": trained,
+        "evaluate the translator": scores,
+        "register and promote": registered,
+        "end the run": ending,
+    }
+    configure(image, steps)
+    request_default_resources(prepared, shards, scores, registered)
+    give_registry_access(registered)
+
+
+@dsl.pipeline(
+    name="infoxlm-translation-ablations",
+    description="Train translators from several initial weights and seeds, and compare their BLEU in one table.",
+    pipeline_config=LIMITS,
+)
+def translation_ablations(
+    preparation: dict[str, Any],
+    tokenization: dict[str, Any],
+    trials: list,  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
+    store: str,
+    image: str,
+    overrides: dict[str, Any] = {},  # noqa: B006
+    num_workers: int = 0,
+    data_workers: int = 0,
+    cluster: dict[str, Any] = {},  # noqa: B006
+) -> None:
+    """Prepare and tokenize; pre-train, translate and evaluate each trial; compare the trials that succeeded.
+
+    Args:
+        preparation: a `PreparationConfig`.
+        tokenization: a `TokenizationConfig`.
+        trials: each {"trial": {"variant", "seed", "what"}, "pretraining": a `PretrainingConfig`, "translation": a
+            `TranslationConfig`}. Trials with the same pre-training share its result.
+        store: directory or s3://bucket/prefix of artifacts and checkpoints.
+        image: container image of all steps; on a cluster by digest.
+        overrides: single settings of these sections, or of every trial.
+        num_workers: training workers per trial, one per GPU; 0 trains in the step.
+        data_workers: Ray Data workers of preparation and tokenization; 0 runs both in the steps.
+        cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
+    """
+    text = {"store": store, "num_workers": data_workers, "cluster": cluster}
+    training = {"store": store, "num_workers": num_workers, "cluster": cluster}
+    compared = compare_translations(trials=trials, store=store)
+    with dsl.ExitHandler(compared):
+        settings = check_settings(
+            store=store,
+            preparation=preparation,
+            tokenization=tokenization,
+            trials=trials,
+            overrides=overrides,
+            num_workers=num_workers,
+        )
+        prepared = prepare_corpus(config=settings.outputs["preparation"], **text)
+        corpus = prepared.outputs["corpus"]
+        tokenized = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **text)
+        shards = tokenized.outputs["shards"]
+        with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=AT_A_TIME) as item:
+            trial = {"trial": item.trial}
+            pretrained = pretrain(config=item.pretraining, shards=shards, **training, **trial)
+            encoder = pretrained.outputs["encoder"]
+            trained = translate(
+                config=item.translation, corpus=corpus, shards=shards, encoder=encoder, **training, **trial
+            )
+            translator = trained.outputs["translator"]
+            scores = evaluate_translation(
+                config=item.translation, store=store, corpus=corpus, translator=translator, **trial
+            )
+    for task in (compared, pretrained, trained, scores):  # a cached step would not log to the new MLflow run
+        task.set_caching_options(False)
+    steps = {
+        "compare the variants": compared,
+        "check the settings": settings,
+        "prepare the text": prepared,
+        "tokenize the text": tokenized,
+        "pre-train a language model": pretrained,
+        "train a translator": trained,
+        "evaluate a translator": scores,
+    }
+    configure(image, steps)
+    request_default_resources(prepared, tokenized, scores)
