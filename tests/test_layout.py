@@ -40,6 +40,7 @@ ELSEWHERE = {
     "components/promote.py": "pipelines/cli/test_registry.py",
     "components/register.py": "e2e/test_pipeline.py",
     "components/tokenize_corpus.py": "e2e/test_pipeline.py",
+    "components/translate.py": "pipelines/test_translation.py",
     "pipelines/cli/cluster.py": "pipelines/test_submit.py",
     "pipelines/steps.py": "k8s/test_secrets.py",
 }
