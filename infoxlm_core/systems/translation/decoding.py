@@ -19,7 +19,7 @@ from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import FIRST_PIECE
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.encoder import EncoderSize, evaluating
-from infoxlm_core.model.huggingface import directories, pretrained, tokenizers
+from infoxlm_core.model.huggingface import directories, pretrained, stored_weights, tokenizers
 from infoxlm_core.systems.text_batches import languages_of
 from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.model import Translator
@@ -94,6 +94,9 @@ class TextTranslator:
         if not directories.is_translator(directory):
             raise InputError(f"{directory} has no translator: {remedy}")
         description = outside.read_json(directory / CONFIG, _Description, remedy)
+        stored_weights.check_counts({"layers": description["size"].layers}, directory / CONFIG)
+        with torch.device("meta"):
+            stored_weights.check_shapes(Translator(description["size"]), directory)
         model = Translator(description["size"])
         model.load_state_dict(pretrained.read_tensors(directory / pretrained.WEIGHTS))
         processor = sentencepiece.SentencePieceProcessor(str(directory / tokenizers.MODEL))

@@ -396,6 +396,10 @@ def test_a_translator_is_trained_and_its_best_weights_are_exported(toy, tmp_path
         train(*arguments[:2], tmp_path, arguments[3], tmp_path / "no", tmp_path / "no run")
     with pytest.raises(InputError, match="the validation uses all held-out pairs"):
         pairs.after(len(pairs.texts["en"]))
+    config_file = tmp_path / "out" / "translator" / "config.json"
+    config_file.write_text(config_file.read_text().replace('"ffn": 64', '"ffn": 6400'))
+    with pytest.raises(InputError, match=r"but config\.json describes"):
+        TextTranslator.load(config_file.parent)
     without_model = replace(open_shards(shards), directory=tmp_path)
     with pytest.raises(InputError, match=r"no such file: set tokenization\.model to a SentencePiece model"):
         TextTranslator.of(loaded.model, config, without_model)
