@@ -163,6 +163,8 @@ def create(
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}
+    if getattr(config, "causal", False):
+        config.causal = False  # as XLM: in one direction, the first token would read no other token
     if not pretrained.runs_packed(pretrained.read_config(directory)):
         padded.set_dropout(config, dropout, head_dropout)
         with torch.random.fork_rng():

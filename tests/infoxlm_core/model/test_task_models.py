@@ -188,6 +188,18 @@ def test_a_bert_begins_with_its_pre_trained_pooler(tmp_path):
     assert torch.equal(module.dense.weight, bert.bert.pooler.dense.weight)
 
 
+def test_the_first_token_of_a_causal_xlm_reads_the_whole_text_after_fine_tuning(tmp_path):
+    config = XLMConfig(**SMALL, emb_dim=16, max_position_embeddings=26, n_langs=1, causal=True)
+    shake(XLMModel(config)).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, bert=False)
+    module = task_models.create(tmp_path, TASKS["classification"].head, LABELS).eval()
+
+    texts_with_other_ends = encode(tokenizers.load(tmp_path), ["w1 w2", "w1 w3"], max_tokens=24)
+    first_logits, second_logits = task_models.run(module, texts_with_other_ends)
+
+    assert not torch.allclose(first_logits, second_logits)
+
+
 def test_a_head_of_another_task_does_not_come_along(tmp_path):
     one = task_models.create(_roberta(tmp_path), TASKS["classification"].head, ["yes", "no"], seed=3)
     task_models.export(one, tmp_path / "encoder", tmp_path / "tuned")
