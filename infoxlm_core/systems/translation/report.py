@@ -124,9 +124,9 @@ def _tabulate_examples(direction: str, scores_of: Mapping[str, Scores]) -> PageT
     lines = []
     for row in range(0, count, max(1, count // EXAMPLES)):
         translations = [result["translations"][row] for result in results.values()]
-        lines.append(Line(first["sources"][row], (first["references"][row], *translations)))
-    columns = tuple(Column(name, role=SENTENCE) for name in ("reference", *results))
-    return PageTable(f"examples-{direction}", "", columns, tuple(lines[:EXAMPLES]), head="source")
+        lines.append(Line(str(row + 1), (first["sources"][row], first["references"][row], *translations)))
+    columns = tuple(Column(name, role=SENTENCE) for name in ("source", "reference", *results))
+    return PageTable(f"examples-{direction}", "", columns, tuple(lines[:EXAMPLES]), head="sentence")
 
 
 def _draw_curves(direction: str, curves: Mapping[str, list[tuple[int, float]]]) -> Figure | None:

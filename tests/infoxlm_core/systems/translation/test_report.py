@@ -42,7 +42,8 @@ def test_the_interval_of_a_better_translator_is_apart_and_the_difference_is_no_c
 
 
 def test_a_variant_without_a_finished_trial_is_named_and_examples_show_the_others(page):
-    assert "CLM seed 1" in page and "| s7 " in page and "Der Ordner 7 wurde gestern von Anna gelöscht." in page
+    assert "CLM seed 1" in page and re.search(r"\| +8 +\| s7 ", page)
+    assert "Der Ordner 7 wurde gestern von Anna gelöscht." in page
     assert re.search(
         r"\| MLM +\| 26\.4 +\| 33\.4 +\| 33\.3 +\| 34\.3 ", page
     )  # ours first, then XLM's other directions
