@@ -35,7 +35,7 @@ def prepare_corpus(
 
     with stage_run("prepare_corpus", store) as step:
         checked = PreparationConfig.parse(step.read(config), "preparation")
-        digests = [*preparation.digest_sources(checked), *sources.states(checked.paths)]
+        digests = [*preparation.digest_sources(checked), *sources.digest_stored_sources(checked.paths)]
         key = artifacts.key_of("corpus", checked, *digests)
         directory = step.make("corpus", key, checked, num_workers, cluster, task_config)
         counts = step.publish(corpus, directory, metrics)

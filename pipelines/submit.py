@@ -74,18 +74,18 @@ def read_for_cluster(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any
     for name, executor in spec["deploymentSpec"]["executors"].items():
         container = executor["container"]
         if "accelerator" in container.get("resources", {}):  # a step that trains in its own pod
-            container["resources"] = _resources(pool)
+            container["resources"] = _make_resources(pool)
             if pool.gpus:
                 gpus = {"resourceType": pool.accelerator, "resourceCount": str(pool.gpus)}
                 container["resources"]["accelerator"] = gpus
             tolerations = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
             pod_settings[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
         elif "resources" in container:  # a step that processes data
-            container["resources"] = _resources(cluster.steps)
+            container["resources"] = _make_resources(cluster.steps)
     return spec, platform
 
 
-def _resources(amounts: Pool | Steps) -> dict[str, Any]:
+def _make_resources(amounts: Pool | Steps) -> dict[str, Any]:
     """Return CPU and memory in the format of a compiled pipeline, with requests equal to limits."""
     return {
         "resourceCpuLimit": amounts.cpu,
@@ -191,7 +191,7 @@ def translate_errors(host: str) -> Iterator[None]:
         reason = error.body or error.reason
         answer = f"{error.status}: {_to_one_line(reason)}"
         if error.status and error.status < 500:
-            raise InputError(f"{host} refuses ({answer}){_service_account_advice(error)}") from None
+            raise InputError(f"{host} refuses ({answer}){_advise_on_service_account(error)}") from None
         raise StorageUnavailable(f"{host} does not answer ({answer}): try again") from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise StorageUnavailable(
@@ -367,7 +367,7 @@ def _format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}"
 
 
-def _service_account_advice(error: Any) -> str:
+def _advise_on_service_account(error: Any) -> str:
     """Return a remedy if the server refused the service account of a run, as Kubeflow 2.18 and newer may do."""
     if "serviceaccount" not in str(error.body).lower().replace(" ", ""):
         return ""

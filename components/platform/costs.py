@@ -55,7 +55,7 @@ def measured(
     finally:
         attempt = Attempt(seconds=clock() - start, devices=devices, device=device)
         with contextlib.suppress(InfoXLMError, OSError):  # a cost that cannot be recorded must not fail the work
-            artifacts.write(store, f"{_folder(kind, name)}/{uuid.uuid4().hex}.json", json.dumps(attempt))
+            artifacts.write(store, f"{_attempts_folder(kind, name)}/{uuid.uuid4().hex}.json", json.dumps(attempt))
 
 
 def hours_of(store: str, kind: str, name: str, step: str) -> dict[str, float]:
@@ -64,7 +64,7 @@ def hours_of(store: str, kind: str, name: str, step: str) -> dict[str, float]:
     Returns:
         metrics such as {"cost/gpu_hours/pretrain": 12.5}; empty if the run reused an existing artifact.
     """
-    folder = storage.open(f"{store}/{_folder(kind, name)}")
+    folder = storage.open(f"{store}/{_attempts_folder(kind, name)}")
     hours: defaultdict[str, float] = defaultdict(float)
     for stored_file in folder.entries(deep=False):
         content, _ = folder.get(stored_file.name) or (b"", "")
@@ -84,7 +84,7 @@ def sum_up(metrics: Mapping[str, float]) -> dict[str, float]:
     return dict(hours)
 
 
-def _folder(kind: str, name: str) -> str:
+def _attempts_folder(kind: str, name: str) -> str:
     """Return the folder of this pipeline run's attempts. A worker without RUN_ID uses `by-hand`."""
     run = re.sub(r"[^\w.-]+", "-", os.environ.get("RUN_ID") or "by-hand")
     return f"cost/{run}/{kind}/{name}"

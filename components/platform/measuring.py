@@ -101,11 +101,11 @@ def _fine_tune(
 
 
 def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:
-    """Measure trials. Return the finished ones by name.
+    """Measure trials one after the other, and return the finished ones by name.
 
     Each of several trials runs in its own process, so that its memory and GPUs are released. If a trial fails, the
-    remaining trials run nevertheless, and then this process exits with the code of the last failure. A signal to stop
-    is passed to the running trial, and no other trial starts.
+    remaining trials run nevertheless. Then this process exits with the code of the last failure. A signal to stop is
+    passed to the running trial, and no other trial starts.
     """
     names = [trial["point"]["name"] for trial in planned]
     if len(planned) == 1:

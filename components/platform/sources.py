@@ -191,8 +191,10 @@ def localise_guard(config: "EvaluationConfig", store: Path) -> "tuple[Evaluation
     return local, without_path, fingerprint.digest_inputs(path)
 
 
-def states(sources: Iterable[str]) -> list[str]:
-    """Return a digest of the names, sizes and versions of each source in a storage. This downloads nothing.
+def digest_stored_sources(sources: Iterable[str]) -> list[str]:
+    """Return a digest for each source in a storage: of the names, sizes and versions of its files.
+
+    Sources on this machine have no digest. Nothing is downloaded.
 
     Raises:
         InputError: there is no such bucket or prefix.

@@ -79,7 +79,7 @@ def choose_run(
         if not _has_saved(store, resume):
             raise InputError(f"pretraining.checkpoints.resume: {store}/runs has no run {resume} with a checkpoint")
         run = resume
-    path = f"begun/{_pipeline_name(trial)}.json"
+    path = f"begun/{_name_pipeline(trial)}.json"
     current = StartedTraining(
         pipeline_run=runtime.pipeline_run(),
         run=run,
@@ -111,7 +111,7 @@ def _report_unfinished(store: str, previous: StartedTraining, current: StartedTr
     )
 
 
-def _pipeline_name(trial: Mapping[str, Any] | None) -> str:
+def _name_pipeline(trial: Mapping[str, Any] | None) -> str:
     """Return a file name that is the same for all runs of a pipeline, but different for each trial."""
     name = os.environ.get("RUN_NAME") or runtime.pipeline_run()
     if trial:
@@ -164,7 +164,7 @@ class RemoteRun:
         artifact_files.pull(f"{self.url}/{name}", directory)
 
     def send(self, directory: Path, keep: int, bad: Collection[str] = (), spacing: int = 0) -> None:
-        """Upload a checkpoint and delete the ones that are no longer needed.
+        """Upload a checkpoint, and delete checkpoints that are no longer needed. Arguments: see `select_outdated`.
 
         The lease is renewed before the manifest is written, so a worker that has lost the lease cannot complete a
         checkpoint.

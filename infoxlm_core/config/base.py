@@ -24,7 +24,7 @@ LARGEST_FLOAT = 3.4028234663852886e38
 """The largest fp32 number; training computes in fp32."""
 
 
-def _number(value: Any) -> Any:
+def _check_number(value: Any) -> Any:
     """Raise an error for values that pydantic would convert, such as `true` and "300", and for values beyond fp32."""
     if isinstance(value, str | bool):
         raise PydanticCustomError("number", "Input should be a valid number")
@@ -33,7 +33,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _whole(value: Any) -> Any:
+def _check_whole(value: Any) -> Any:
     """Raise an error for values that pydantic would convert to an integer, and for integers beyond a double."""
     if isinstance(value, str | bool):
         raise PydanticCustomError("number", "Input should be a valid integer")
@@ -42,7 +42,7 @@ def _whole(value: Any) -> Any:
     return value
 
 
-def _language(code: str) -> str:
+def _check_language(code: str) -> str:
     """Raise an error for two letters that are not an ISO 639-1 code. Three-letter codes are not checked."""
     if len(code) == 2 and not languages.is_known(code):
         raise PydanticCustomError("language", "Input should be an ISO 639-1 language code, such as de")
@@ -77,10 +77,10 @@ def whole_or(*words: str) -> BeforeValidator:
     return BeforeValidator(validate)
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_check_whole)]
 PositiveInt = Annotated[Whole, Field(gt=0)]
 NonNegativeInt = Annotated[Whole, Field(ge=0)]
-Number = Annotated[float, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_check_number)]
 PositiveFloat = Annotated[Number, Field(gt=0)]
 Flag = Annotated[bool, Field(strict=True)]
 """true or false; "yes" and 1 are errors."""
@@ -88,7 +88,7 @@ Share = Annotated[Number, Field(ge=0, le=1)]
 Weight = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 Source = Annotated[str, Field(min_length=1)]
 """Path or URI of a model or data. It must not be empty: an unset variable would mean the current folder."""
-Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$"), AfterValidator(_language)]
+Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$"), AfterValidator(_check_language)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]  # becomes a part of file names
 
 

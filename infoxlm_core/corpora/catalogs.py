@@ -59,8 +59,8 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
             catalog = _choose_catalog(locales_of_language.get(language, {}), language, members, path)
             for number, message in enumerate(catalog.messages, start=1):
                 english_text = english.get((message.msgctxt, message.msgid))
-                source = _default_text(message.comment) or english_text or message.msgid
-                reason = _reason_to_skip(message)
+                source = _find_default_text(message.comment) or english_text or message.msgid
+                reason = _find_reason_to_skip(message)
                 if reason is None and source == message.msgid and IDENTIFIER.fullmatch(source):
                     reason = "no_source_text"
                 yield Row((pivot, language), (source, message.msgstr), catalog.name, number, reason)
@@ -86,7 +86,7 @@ def _read_english(
         return {}
     texts = {}
     for message in catalog.messages:
-        if _reason_to_skip(message) is None:
+        if _find_reason_to_skip(message) is None:
             texts[message.msgctxt, message.msgid] = message.msgstr
     return texts
 
@@ -107,7 +107,7 @@ def _choose_catalog(variants: dict[str, str], language: str, members: Members, p
         if _rank_locale(locale, language) != best_rank:
             continue
         messages = _read_messages(name, members, path)
-        translations = sum(_reason_to_skip(message) is None for message in messages)
+        translations = sum(_find_reason_to_skip(message) is None for message in messages)
         if translations > most_translations:
             most_translations = translations
             best_catalog = _Catalog(name, best_rank, messages)
@@ -207,7 +207,7 @@ def _read_member(name: str, members: Members, path: Path) -> bytes:
         raise InputError(f"{path}: {name} cannot be unpacked ({one_line(error)}): fetch the archive again") from None
 
 
-def _reason_to_skip(message: polib.POEntry) -> str | None:
+def _find_reason_to_skip(message: polib.POEntry) -> str | None:
     """Return why a message has no usable translation, or None."""
     if message.obsolete:
         return "obsolete"
@@ -216,7 +216,7 @@ def _reason_to_skip(message: polib.POEntry) -> str | None:
     return None if message.msgstr else "empty"
 
 
-def _default_text(comment: str | None) -> str:
+def _find_default_text(comment: str | None) -> str:
     """Return the English text in the comment of a message with a symbolic id: `Default: "…"`, on several lines."""
     if not comment or not comment.startswith('Default: "'):
         return ""

@@ -82,7 +82,7 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
     letter_count = len(_LETTER.findall(words))
     if not letter_count:
         return "no_letters"
-    own_script_count = len(_own_letters(language).findall(words))
+    own_script_count = len(_make_letter_pattern(language).findall(words))
     # Latin letters, as in names and abbreviations, are foreign in no language.
     latin_count = len(_LATIN.findall(words)) if "Latin" not in scripts_of(language) else 0
     foreign_count = letter_count - own_script_count - latin_count
@@ -111,7 +111,7 @@ def reason_to_drop_row(
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:
     """Return whether a text is clearly in another of the languages, or False if `language` cannot be identified."""
-    identifier = _identifier(languages)
+    identifier = _load_identifier(languages)
     if language not in identifier.labels:
         return False
     probabilities = dict(identifier.rank(text))
@@ -119,7 +119,7 @@ def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> b
 
 
 @lru_cache
-def _identifier(languages: tuple[str, ...]) -> LanguageIdentifier:
+def _load_identifier(languages: tuple[str, ...]) -> LanguageIdentifier:
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     identifier.set_languages(set(languages) & set(identifier.labels))
     return identifier
@@ -133,7 +133,7 @@ def scripts_of(language: str) -> tuple[str, ...]:
 
 
 @lru_cache
-def _own_letters(language: str) -> regex.Pattern:
+def _make_letter_pattern(language: str) -> regex.Pattern:
     """Return the pattern of the letters of a language's scripts, with marks and the long vowel sign."""
     script_classes = "".join(rf"\p{{{script}}}" for script in scripts_of(language))
     return regex.compile(f"[{script_classes}" + r"\p{Inherited}ー]")

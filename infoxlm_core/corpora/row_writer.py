@@ -76,7 +76,7 @@ class RowWriter:
         A training pair is also written as two sentences and as labelled text. A pair that `held_out_share` drops from
         the training text is counted again and written as a held-out pair.
         """
-        reason = self._reason_to_drop(row)
+        reason = self._find_reason_to_drop(row)
         if reason:
             self.counts[row.file_key][reason] += 1
             if reason == HELD_OUT_SHARE:
@@ -96,7 +96,7 @@ class RowWriter:
                 self.counts[sentence.file_key]["read"] += 1
                 self.write_unless_duplicate(sentence)
 
-    def _reason_to_drop(self, row: CleanedRow) -> str | None:
+    def _find_reason_to_drop(self, row: CleanedRow) -> str | None:
         if len(row.texts) == 2:
             median = self.medians[row.language_pair]
             if length_ratio.exceeds(self.config.cleaning.max_length_ratio, row.texts, median):

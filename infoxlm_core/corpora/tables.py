@@ -75,8 +75,10 @@ def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
         for batch in file.iter_batches(ROW_GROUP, columns=columns):
             batch.validate(full=True)
             for column in batch.columns:
-                if is_text(_value_type(column.type)):
-                    unpacked_bytes += int(_sizes(column).sum()) + 8 * len(column)  # pandas holds 8-byte references
+                if is_text(_find_value_type(column.type)):
+                    unpacked_bytes += int(_measure_cells(column).sum()) + 8 * len(
+                        column
+                    )  # pandas holds 8-byte references
                 else:
                     unpacked_bytes += column.nbytes
             if unpacked_bytes > max_bytes:
@@ -101,12 +103,12 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
     unpacked_bytes = 0
     schema = pq.read_schema(path)
     for column in columns:
-        kind = _value_type(schema.field(column).type)
+        kind = _find_value_type(schema.field(column).type)
         if not (is_text(kind) or pa.types.is_null(kind)):
             raise InputError(f"{path}: column {column} is {kind!s:.80}, not text: write a string in each row")
     with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
         for batch in file.iter_batches(ROW_GROUP, columns=list(columns)):
-            sizes_of_columns = [_sizes(batch[column]) for column in columns]
+            sizes_of_columns = [_measure_cells(batch[column]) for column in columns]
             for column, column_sizes in zip(columns, sizes_of_columns, strict=True):
                 unpacked_bytes += _count_distinct_bytes(batch[column], column_sizes)
             if unpacked_bytes > max_bytes:
@@ -123,7 +125,7 @@ def is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _value_type(kind: pa.DataType) -> pa.DataType:
+def _find_value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -132,10 +134,12 @@ def _count_distinct_bytes(column: pa.Array, sizes: np.ndarray) -> int:
     total_bytes = int(sizes.sum())
     if not pa.types.is_dictionary(column.type):
         return total_bytes
-    return min(total_bytes, int(_sizes(column.dictionary).sum()))  # a dictionary may have values that no cell uses
+    return min(
+        total_bytes, int(_measure_cells(column.dictionary).sum())
+    )  # a dictionary may have values that no cell uses
 
 
-def _sizes(column: pa.Array) -> np.ndarray:
+def _measure_cells(column: pa.Array) -> np.ndarray:
     """Return the bytes of each cell, (rows,)."""
     if pa.types.is_null(column.type):
         return np.zeros(len(column), np.int64)

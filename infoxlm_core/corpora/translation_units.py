@@ -60,17 +60,17 @@ def read(path: Path, file_format: str) -> Iterator[Unit]:
 
 
 def _read_tmx(path: Path) -> Iterator[Unit]:
-    for unit, _ in _iterate(path, ("tu",)):
+    for unit, _ in _iterate_elements(path, ("tu",)):
         texts: dict[str, str] = {}
         for variant in unit.iter("tuv"):
-            language = _language_of(variant.get(_LANGUAGE) or variant.get("lang"))
-            texts.setdefault(language, _text_of(variant.find("seg")))
+            language = _parse_language(variant.get(_LANGUAGE) or variant.get("lang"))
+            texts.setdefault(language, _extract_text(variant.find("seg")))
         yield Unit(texts)
 
 
 def _read_xliff(path: Path) -> Iterator[Unit]:
     """Yield each <trans-unit> of version 1.2, and each <segment> of version 2."""
-    for unit, ancestors in _iterate(path, ("trans-unit", "unit")):
+    for unit, ancestors in _iterate_elements(path, ("trans-unit", "unit")):
         source_language = _find_attribute(ancestors, ("source-language", "srcLang"))
         target_language = _find_attribute(ancestors, ("target-language", "trgLang"))
         segments = [child for child in unit if _name_of(child) == "segment"] or [unit]
@@ -87,12 +87,12 @@ def _read_xliff(path: Path) -> Iterator[Unit]:
             elif unit.get("approved") == "no" and state not in _FINISHED:
                 yield Unit({}, "unapproved")
             else:
-                texts = {_language_of(source.get(_LANGUAGE) or source_language): _text_of(source)}
-                texts.setdefault(_language_of(target.get(_LANGUAGE) or target_language), _text_of(target))
+                texts = {_parse_language(source.get(_LANGUAGE) or source_language): _extract_text(source)}
+                texts.setdefault(_parse_language(target.get(_LANGUAGE) or target_language), _extract_text(target))
                 yield Unit(texts)
 
 
-def _iterate(path: Path, names: Sequence[str]) -> Iterator[tuple[Element, list[Element]]]:
+def _iterate_elements(path: Path, names: Sequence[str]) -> Iterator[tuple[Element, list[Element]]]:
     """Yield each complete element of these names with its ancestors, from the root. Then free its memory."""
     ancestors: list[Element] = []
     with lines.unpack(path) as file:
@@ -120,12 +120,12 @@ def _name_of(element: Element) -> str:
     return str(element.tag).rpartition("}")[2]
 
 
-def _language_of(locale: str | None) -> str:
+def _parse_language(locale: str | None) -> str:
     """Return the language of a locale: "en" for "EN-us"."""
     return re.split("[-_]", (locale or "").lower())[0]
 
 
-def _text_of(segment: Element | None, depth: int = 0) -> str:
+def _extract_text(segment: Element | None, depth: int = 0) -> str:
     """Return the text of a segment without native codes (<ph>, <bpt>, …)."""
     if segment is None:
         return ""
@@ -134,6 +134,6 @@ def _text_of(segment: Element | None, depth: int = 0) -> str:
     texts = [segment.text or ""]
     for child in segment:
         if _name_of(child) in _TRANSLATABLE:
-            texts.append(_text_of(child, depth + 1))
+            texts.append(_extract_text(child, depth + 1))
         texts.append(child.tail or "")
     return "".join(texts)

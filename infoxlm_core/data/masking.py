@@ -72,7 +72,7 @@ def mask(
     else:
         target_indices = _choose_tokens(flat, lengths, vocabulary, config, rng)
     uniform = rng.random(len(target_indices))
-    candidates = _replacement_ids(vocabulary, config)
+    candidates = _list_replacement_ids(vocabulary, config)
     random_ids = candidates[rng.integers(0, len(candidates), len(target_indices))]
     is_masked = uniform < config.mask_share
     is_kept = uniform < config.mask_share + config.keep_share  # of those that are not masked
@@ -82,7 +82,7 @@ def mask(
     return masked_ids, target_indices
 
 
-def _replacement_ids(vocabulary: Vocabulary, config: ObjectivesConfig) -> np.ndarray:
+def _list_replacement_ids(vocabulary: Vocabulary, config: ObjectivesConfig) -> np.ndarray:
     """Return the ids that may replace a token at random."""
     if config.masking == "exact":
         return vocabulary.ordinary_ids
@@ -97,7 +97,7 @@ def _choose_tokens(
     """Return the ascending indices of the tokens to predict, chosen by the variant of the config."""
     if config.masking == "xlm":
         is_chosen = rng.random(len(flat)) < config.mask_ratio
-        is_chosen[_first_tokens(lengths)] = False
+        is_chosen[_find_first_tokens(lengths)] = False
         return np.flatnonzero(is_chosen)
     if config.masking == "bert":
         maskable = np.flatnonzero(~vocabulary.are_delimiters(flat))  # neither [CLS] nor [SEP]
@@ -109,7 +109,7 @@ def _choose_tokens(
     return draw_positions(lengths, target_counts, rng)
 
 
-def _first_tokens(lengths: np.ndarray) -> np.ndarray:
+def _find_first_tokens(lengths: np.ndarray) -> np.ndarray:
     """Return the index of the first token of each sequence that is not empty."""
     start_offsets = lengths.cumsum() - lengths
     return start_offsets[lengths > 0]
@@ -129,7 +129,7 @@ def _choose_words(
     is_special = vocabulary.are_delimiters(flat)
     is_first_of_word = starts_word[flat] | is_special  # (T,)
     is_first_of_word[1:] |= is_special[:-1]
-    is_first_of_word[_first_tokens(lengths)] = True
+    is_first_of_word[_find_first_tokens(lengths)] = True
     first_of_word = np.flatnonzero(is_first_of_word)  # (words,)
     sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)
     words_per_sequence = np.bincount(sequence_of_token[first_of_word], minlength=len(lengths))  # (N,)

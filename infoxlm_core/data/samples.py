@@ -142,8 +142,8 @@ class Sampler(StepSampler):
 
         Args:
             step: the optimizer step, or `prefill…` for the samples that fill the queue before the first step.
-            virtual_shards: the numbers of the slices of the global batch.
-            only: "lm" skips contrast; "xlco" skips MLM and TLM.
+            virtual_shards: numbers of virtual shards, the slices of the global batch.
+            only: "lm" draws no contrast items, and "xlco" draws nothing else.
         """
         objectives = self.config.objectives
         mlm: list[Masked] = []
@@ -250,7 +250,7 @@ class Sampler(StepSampler):
         count = self.per_shard
         # The random numbers are drawn in this order, whether they are used or not; another order changes all samples.
         tables, rows = self.pair_sampler.draw(count, rng)
-        sentence_ids = self._sentence_ids(tables, rows)
+        sentence_ids = self._read_sentence_ids(tables, rows)
         partner_tables, partner_rows, partner_ids = self._draw_partners(tables, rows, sentence_ids, rng)
         mode = rng.integers(0, 8, count)
         joined_uniform, cross_uniform = rng.random((2, count))
@@ -274,10 +274,10 @@ class Sampler(StepSampler):
         if self.config.contrast.partner == "next":
             table_sizes = np.array([len(pairs) for pairs in self.pairs])
             next_rows = (rows + 1) % table_sizes[tables]
-            return tables, next_rows, self._sentence_ids(tables, next_rows)
+            return tables, next_rows, self._read_sentence_ids(tables, next_rows)
         partner_tables, partner_rows = self.pair_sampler.draw_elsewhere(tables, self.corpora, rng)
         for _ in range(MAX_PARTNER_DRAWS):
-            partner_ids = self._sentence_ids(partner_tables, partner_rows)
+            partner_ids = self._read_sentence_ids(partner_tables, partner_rows)
             is_same = sentence_ids == partner_ids
             if not is_same.any() or not self.config.contrast.mixup:
                 return partner_tables, partner_rows, partner_ids
@@ -286,7 +286,7 @@ class Sampler(StepSampler):
             partner_rows[is_same] = new_rows
         raise CorpusTooSmall("mixup needs pairs of two different sentences (have=1 need=2): set contrast.mixup to 0")
 
-    def _sentence_ids(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _read_sentence_ids(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Return the sentence id of each pair, (count,)."""
         table_rows = zip(tables.tolist(), rows.tolist(), strict=True)
         return np.array([self.pairs[table].sentence_ids.item(row) for table, row in table_rows], np.int64)

@@ -69,7 +69,9 @@ class TableSampler:
         partner_tables = np.empty_like(tables)
         for corpus in set(corpus_of_sample.tolist()):
             is_in_corpus = corpus_of_sample == corpus
-            partner_tables[is_in_corpus] = pick(self._shares_outside(corpus, corpus_names), uniform[is_in_corpus])
+            partner_tables[is_in_corpus] = pick(
+                self._select_shares_outside(corpus, corpus_names), uniform[is_in_corpus]
+            )
         return partner_tables, self._draw_rows(partner_tables, rng)
 
     def chances(self) -> np.ndarray:
@@ -83,11 +85,11 @@ class TableSampler:
         partner_chances = np.zeros(len(corpora))
         for corpus in set(corpora):
             corpus_chance = chances[corpus_names == corpus].sum()
-            partner_shares = self._shares_outside(corpus, corpus_names)
+            partner_shares = self._select_shares_outside(corpus, corpus_names)
             partner_chances += corpus_chance * partner_shares / partner_shares.sum()
         return partner_chances
 
-    def _shares_outside(self, corpus: str, corpus_names: np.ndarray) -> np.ndarray:
+    def _select_shares_outside(self, corpus: str, corpus_names: np.ndarray) -> np.ndarray:
         """Return the shares of the tables of other corpora, (tables,), or those of all tables if there is no other."""
         other_shares = self.shares * (corpus_names != corpus)
         return other_shares if other_shares.any() else self.shares

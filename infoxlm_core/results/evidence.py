@@ -169,13 +169,13 @@ def paired_bootstrap(
     for start in range(0, resamples, CHUNK):
         chunk_size = min(CHUNK, resamples - start)
         sampled_counts = rng.multinomial(len(gains), counts / len(gains), size=chunk_size)  # (chunk_size, D)
-        sampled_gains.append(_mean_over_languages(sampled_counts, values, is_present))
+        sampled_gains.append(_average_over_languages(sampled_counts, values, is_present))
     lower, upper = np.quantile(np.concatenate(sampled_gains), [(1 - level) / 2, (1 + level) / 2])
-    gain = _mean_over_languages(counts[None], values, is_present)[0]
+    gain = _average_over_languages(counts[None], values, is_present)[0]
     return Interval(float(gain), float(lower), float(upper), len(gains))
 
 
-def _mean_over_languages(sampled_counts: np.ndarray, values: np.ndarray, is_present: np.ndarray) -> np.ndarray:
+def _average_over_languages(sampled_counts: np.ndarray, values: np.ndarray, is_present: np.ndarray) -> np.ndarray:
     """Return the gain of each of R samples, (R,), from counts (R, D) and the distinct gains (D, languages)."""
     weights = sampled_counts.astype(float)
     with np.errstate(invalid="ignore"):  # a sample may contain no question of a small language

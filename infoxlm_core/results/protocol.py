@@ -84,15 +84,20 @@ def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
     fewest = min(counts.values())
     most = max(counts.values())
     amount = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
-    languages = next(iter(counts)) if len(counts) == 1 else f"each of {len(counts)} languages"
-    return f"{amount} {unit} in {languages}"
+    if len(counts) == 1:
+        (language,) = counts
+        return f"{amount} {unit} in {language}"
+    return f"{amount} {unit} in each of {len(counts)} languages"
 
 
 def _describe_training(suite_task: SuiteTaskConfig, finished: Sequence[Scores]) -> str:
     """Describe the length of the training, the number of examples and the batch sizes."""
     settings: Any = suite_task.settings
-    epochs = suite_task.grid.get("epochs", (settings.epochs,) if settings.epochs else ())
-    description = f"{_format_sorted(epochs)} epochs" if epochs else f"{settings.optimization.steps:,} steps"
+    description = f"{settings.optimization.steps:,} steps"
+    if "epochs" in suite_task.grid:
+        description = f"{_format_sorted(suite_task.grid['epochs'])} epochs"
+    elif settings.epochs:
+        description = f"{_format_sorted((settings.epochs,))} epochs"
     examples = max((int(scores.training["examples"]) for scores in finished if scores.training), default=0)
     if examples:
         description += f" of {examples:,} examples"

@@ -47,7 +47,7 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary, first: Sequ
     if merge:
         first = [*first, before_after.lay_out_merge(merge)]
         drawings["merge"] = partial(figures.draw_merge, merge["curve"], merge["weight"])
-    page.write_page(output, "report", summary, _lead(scores), sections, drawings, first)
+    page.write_page(output, "report", summary, _write_lead(scores), sections, drawings, first)
     # The card is published with the model, so it has no sentences of the test.
     changes = [table for section in first for table in section.tables if not table.has_sentences]
     card = page.render("model_card.md", scores=scores, corpus=corpus, changes=changes)
@@ -62,8 +62,11 @@ def describe_encoder(encoder: Mapping[str, Any]) -> str:
     return f"{encoder['type']}, {size}, {encoder['parameters']:,} parameters"
 
 
-def _lead(scores: Mapping[str, Any]) -> str:
-    """Return the first paragraph: how often the model finds a translation, and which models may know the test."""
+def _write_lead(scores: Mapping[str, Any]) -> str:
+    """Return the first paragraph of the report: how often the model finds a translation.
+
+    The paragraph also names the models that may have been trained on the test.
+    """
     model = scores["model"]
     retrieval = scores["models"][model]["tasks"]["retrieval"]
     served = retrieval["served"]

@@ -74,7 +74,7 @@ class SuiteConfig(StageConfig):
         return self.model_copy(update={"tasks": chosen})
 
     def listed(self) -> dict[str, Any]:
-        """Return plain values with lists: KFP loses the order of mappings, but the first model is special."""
+        """Return plain values with lists, because Kubeflow loses the order of mappings: the first model is special."""
         values = self.model_dump(mode="json", exclude_none=True)
         return {
             "models": [{"name": name, "source": source} for name, source in values["models"].items()],
@@ -83,14 +83,19 @@ class SuiteConfig(StageConfig):
 
 
 def _resolve_likes(tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tasks, where those with `like` have all settings of that earlier task; ValueError if it is unknown."""
+    """Return the tasks with the settings that they take from an earlier task, which their field `like` names.
+
+    Raises:
+        ValueError: there is no earlier task of this name.
+    """
     resolved: dict[str, Any] = {}
     for name, task in tasks.items():
         resolved[name] = task
         if isinstance(task, Mapping) and task.get("like"):
-            base = resolved.get(task["like"])
-            if not isinstance(base, Mapping) or task["like"] == name:
-                raise ValueError(f"tasks.{name}.like: no task {task['like']!r} before this one")
+            base_name = task["like"]
+            base = resolved.get(base_name)
+            if not isinstance(base, Mapping) or base_name == name:
+                raise ValueError(f"tasks.{name}.like: no task {base_name!r} before this one")
             resolved[name] = merge(base, {**task, "like": None})
     return resolved
 

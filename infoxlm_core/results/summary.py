@@ -389,7 +389,7 @@ def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, 
     """Average the development scores of a grid point over seeds. They are None if no seed has development sets."""
     scores_with_dev = [scores for scores in scores_by_seed.values() if scores.dev]
     means = [scores.dev["mean"] for scores in scores_with_dev if scores.dev]
-    selection_scores = [_selection_score(scores) for scores in scores_with_dev]
+    selection_scores = [_find_selection_score(scores) for scores in scores_with_dev]
     return GridPoint(
         grid=grid,
         dev=fmean(means) if means else None,
@@ -398,7 +398,7 @@ def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, 
     )
 
 
-def _selection_score(scores: Scores) -> float:
+def _find_selection_score(scores: Scores) -> float:
     """Return the development score by which grid points are compared.
 
     Under the rule `source` it is the score of the source language alone. With any other score, the test would not be

@@ -64,7 +64,7 @@ def tabulate_headlines(summary: Summary) -> PageTable:
     """Tabulate the headline metrics of every model."""
     several_seeds = any(len(variant.seeds) > 1 for variant in summary.variants.values())
     columns = [Column("seeds", role="text")] if several_seeds else []
-    columns += [_headline_column(summary, metric) for metric in summary.metrics]
+    columns += [_make_headline_column(summary, metric) for metric in summary.metrics]
     lines = []
     for model, variant in summary.variants.items():
         planned = len(variant.seeds)
@@ -78,7 +78,7 @@ def tabulate_headlines(summary: Summary) -> PageTable:
     return PageTable("headlines", "", tuple(columns), tuple(lines), head=head)
 
 
-def _headline_column(summary: Summary, metric: str, intervals: bool = False) -> Column:
+def _make_headline_column(summary: Summary, metric: str, intervals: bool = False) -> Column:
     share = summary.is_share(metric)
     return Column(statistics.name_column(metric, share), partial(statistics.show, share=share), intervals=intervals)
 
@@ -88,7 +88,7 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
     compared = {model: variant.differences for model, variant in summary.variants.items() if variant.differences}
     if not any(difference.n for differences in compared.values() for difference in differences.values()):
         return None
-    columns = tuple(_headline_column(summary, metric, intervals=True) for metric in summary.metrics)
+    columns = tuple(_make_headline_column(summary, metric, intervals=True) for metric in summary.metrics)
     lines = []
     for model, differences in compared.items():
         cells = tuple(differences[metric] for metric in summary.metrics)
@@ -270,7 +270,7 @@ def _arrange_published(
     notes = []
     for row in filter(is_comparable, table.rows):
         shares = [row.cells.get(code) for code in columns]
-        mean = row.mean if has_same_languages else _mean_of_all(shares)
+        mean = row.mean if has_same_languages else _average_if_complete(shares)
         line = Line(
             name=f"{row.model} large" if row.size == "large" else row.model,
             cells=tuple(exact(share) for share in (mean, *shares)),
@@ -286,7 +286,7 @@ def _arrange_published(
     return tuple(lines), tuple(dict.fromkeys(notes))
 
 
-def _mean_of_all(shares: Sequence[float | None]) -> float | None:
+def _average_if_complete(shares: Sequence[float | None]) -> float | None:
     """Return the mean of shares, or None if one is missing."""
     present = [share for share in shares if share is not None]
     return fmean(present) if len(present) == len(shares) else None

@@ -75,7 +75,7 @@ def _export(source: Path, name: str, settings: ExportSettings, output: Path) -> 
     """Write and measure an export. See `export`."""
     sets: dict[str, AlignedSentences] = {}
     if settings.data:
-        sets = read_aligned(settings.data, settings.pivot, _other_languages(settings) or "all")
+        sets = read_aligned(settings.data, settings.pivot, _list_other_languages(settings) or "all")
     encoder = sentence_encoder.load(source)
     prefix = encoder.settings.prefix
     content = sentence_transformers.read_tokenizer(source)
@@ -123,7 +123,7 @@ def check(settings: ExportSettings, output: Path) -> None:
         raise InputError(f"{output} exists: give a new directory")
 
 
-def _other_languages(settings: ExportSettings) -> list[str]:
+def _list_other_languages(settings: ExportSettings) -> list[str]:
     """Return the languages without the pivot."""
     return [code for code in settings.languages if two_letters(code) != two_letters(settings.pivot)]
 

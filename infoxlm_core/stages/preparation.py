@@ -62,11 +62,11 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
         EvaluationLeak: the training text contains a sentence reserved for evaluation; `output` is left empty.
     """
     output.mkdir(parents=True, exist_ok=True)
-    _remove(output)
+    _remove_outputs(output)
     counts: RowCounts = defaultdict(Counter)
     try:
         reserved, test_files = _reserve_test_sets(config)
-        reserved, medians = _stage(config, output / "staging", reserved, counts, parallel_map or in_process)
+        reserved, medians = _clean_and_stage(config, output / "staging", reserved, counts, parallel_map or in_process)
         _write(config, output, reserved, medians, counts)
         shutil.rmtree(output / "staging", ignore_errors=True)
         report = _make_report(counts, output, config)
@@ -74,7 +74,7 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
             report["evaluation_sets"] = test_files
         check_leaks(output, reserved, parallel_map or in_process)
     except BaseException:
-        _remove(output)
+        _remove_outputs(output)
         raise
     manifests.write_atomically(output / "report.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     return report
@@ -129,7 +129,7 @@ def facts(report: dict[str, Any]) -> dict[str, Any]:
     return corpus_facts
 
 
-def _remove(output: Path) -> None:
+def _remove_outputs(output: Path) -> None:
     """Remove the files that this stage writes, and no others: a user may have named an existing folder."""
     for name in _OUTPUT_NAMES:
         path = output / name
@@ -157,7 +157,7 @@ def _reserve_test_sets(config: PreparationConfig) -> tuple[Reserved, list[dict[s
     return reserved, test_files
 
 
-def _stage(
+def _clean_and_stage(
     config: PreparationConfig, staging: Path, reserved: Reserved, counts: RowCounts, parallel_map: ParallelMap
 ) -> tuple[Reserved, dict[str, float]]:
     """Read and clean all corpora, write the clean rows into `staging`, and count all rows in `counts`.
@@ -204,11 +204,11 @@ def _read_and_clean(
     for chunk in parallel_map(clean, chunks):
         for language_pair, texts, file, reason, *digests in tables.rows_of(chunk):
             languages = tuple(language_pair.split("-"))
-            kind = _kind_of(source.name, languages, config)
+            kind = _choose_folder(source.name, languages, config)
             yield CleanedRow(source.name, languages, kind, file, texts, Keys(*digests), reason)
 
 
-def _kind_of(corpus: str, languages: Sequence[str], config: PreparationConfig) -> str:
+def _choose_folder(corpus: str, languages: Sequence[str], config: PreparationConfig) -> str:
     """Return the folder for rows of a corpus: mono, pairs, held_out_mono or held_out."""
     folders = HELD_OUT if corpus in config.held_out else TRAINING
     return folders[len(languages) - 1]
@@ -297,7 +297,7 @@ def _write(
         for corpus in corpora:
             for staged_file in sorted((output / "staging" / corpus).glob("*.parquet")):
                 languages = tuple(staged_file.stem.split("-"))
-                kind = _kind_of(corpus, languages, config)
+                kind = _choose_folder(corpus, languages, config)
                 for texts, file, *digests in read_rows(staged_file):
                     writer.add(CleanedRow(corpus, languages, kind, file, texts, Keys(*digests)))
 

@@ -86,7 +86,7 @@ def choose_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConfig
 
 
 def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shards, run: Path, output: Path) -> None:
-    """Write the model before its first step and after its last."""
+    """Write two models in Hugging Face format: `start` before the first step, and `encoder` after the last step."""
     lineage = {
         "shards": shards.manifest["digest"],
         "corpus": shards.manifest["facts"]["corpus"],

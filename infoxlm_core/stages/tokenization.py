@@ -90,7 +90,7 @@ def _list_files(corpus: Path, language: str) -> list[Path]:
 def _read_texts(corpus: Path, language: str) -> Iterator[str]:
     """Yield sentences in order, reading in chunks because a file may be larger than memory."""
     for path in _list_files(corpus, language):
-        for chunk in _chunks(path):
+        for chunk in _iterate_chunks(path):
             yield from chunk["text"].to_pylist()
 
 
@@ -259,7 +259,7 @@ def _encode(
         files += sorted(corpus.glob(f"{kind}/*/*.parquet"))
     total = sum(count_rows(path) for path in files)
     # The results have no file names, so the chunks are iterated twice: to encode them, and to name their results.
-    chunks, chunks_to_encode = itertools.tee(_read_chunks(files))
+    chunks, chunks_to_encode = itertools.tee(_iterate_all_chunks(files))
     encode = functools.partial(encode_chunk, tokenizer=tokenizer)
     encoded_chunks = parallel_map(encode, (chunk for _, chunk in chunks_to_encode))
     tables: dict[str, dict[str, int]] = {}
@@ -275,14 +275,14 @@ def _encode(
     return tables
 
 
-def _read_chunks(files: Iterable[Path]) -> Iterator[tuple[Path, pa.Table]]:
+def _iterate_all_chunks(files: Iterable[Path]) -> Iterator[tuple[Path, pa.Table]]:
     """Yield the chunks of several files, each with the path of its file."""
     for path in files:
-        for chunk in _chunks(path):
+        for chunk in _iterate_chunks(path):
             yield path, chunk
 
 
-def _chunks(path: Path) -> Iterator[pa.Table]:
+def _iterate_chunks(path: Path) -> Iterator[pa.Table]:
     """Yield the text columns of a table of a prepared corpus in chunks."""
     with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         columns = [name for name in SIDES if name in file.schema_arrow.names]

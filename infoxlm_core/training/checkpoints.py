@@ -315,7 +315,7 @@ class Checkpoints:
             NoValidCheckpoint: there were checkpoints, and none is valid.
             ConfigMismatch: the checkpoint was saved with other data or settings.
         """
-        candidates = self._candidates()
+        candidates = self._list_candidates()
         checkpoint, problems = self._load_first_valid(candidates)
         if checkpoint is not None:
             # A checkpoint after the loaded one is damaged, or was never uploaded. `save` deletes it after the next
@@ -343,7 +343,7 @@ class Checkpoints:
         """
         if not self.spacing:
             return None
-        candidates = self._candidates()
+        candidates = self._list_candidates()
         targets = []
         for saved_step, path in candidates:
             if saved_step % self.spacing == 0 and saved_step <= step - guard.DISTANCE:
@@ -382,7 +382,7 @@ class Checkpoints:
             return Checkpoint(step, tensors, meta), problems
         return None, problems
 
-    def _candidates(self) -> list[tuple[int, Path]]:
+    def _list_candidates(self) -> list[tuple[int, Path]]:
         """Return steps and local directories of all checkpoints, newest first. Some may not be downloaded yet."""
         if self.remote is None:
             return list_checkpoints(self.directory)

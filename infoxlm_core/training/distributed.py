@@ -77,7 +77,7 @@ def sum_numbers(values: Mapping[str, float]) -> dict[str, float]:
         return dict(values)
     names = sorted(values)
     total = torch.tensor([values[name] for name in names], dtype=torch.float64, device="cpu")
-    dist.all_reduce(total, group=_patient_group(dist.group.WORLD))
+    dist.all_reduce(total, group=_make_patient_group(dist.group.WORLD))
     return dict(zip(names, total.tolist(), strict=True))
 
 
@@ -101,12 +101,12 @@ def from_first(value: T) -> T:
     if world_size() == 1:
         return value
     values = [value]
-    dist.broadcast_object_list(values, src=0, group=_patient_group(dist.group.WORLD))
+    dist.broadcast_object_list(values, src=0, group=_make_patient_group(dist.group.WORLD))
     return values[0]
 
 
 @functools.lru_cache(1)
-def _patient_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001 - the key of the cache
+def _make_patient_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noqa: ARG001 - the key of the cache
     """Return a group of all workers, on the CPU, with the timeout `PATIENCE`.
 
     If a worker dies, the others stop waiting at once. If a worker hangs, Ray's health checks detect it.
@@ -153,18 +153,18 @@ def on_first(action: Callable[[], T]) -> T | None:
     An InfoXLMError of the action is raised on all workers.
     """
     if world_size() > 1:
-        _patient_group(dist.group.WORLD)  # all workers must create it together
+        _make_patient_group(dist.group.WORLD)  # all workers must create it together
     result: T | None = None
     failure: InfoXLMError | None = None
     if rank() == 0:
-        result, failure = _attempt(action)
+        result, failure = _try_action(action)
     failure = from_first(failure)
     if failure is not None:
         raise failure
     return result
 
 
-def _attempt(action: Callable[[], T]) -> tuple[T | None, InfoXLMError | None]:
+def _try_action(action: Callable[[], T]) -> tuple[T | None, InfoXLMError | None]:
     """Return an action's result, or its InfoXLMError for the other workers."""
     try:
         return action(), None
@@ -181,10 +181,10 @@ def open_shards(directory: Path) -> Shards:
     """Open token shards on every worker. One worker of each machine hashes them. All raise what it raises."""
     if world_size() == 1:
         return shards.open_shards(directory)
-    group = _patient_group(dist.group.WORLD)
+    group = _make_patient_group(dist.group.WORLD)
     failure = None
     if os.environ.get("LOCAL_RANK", "0") == "0":  # set by torchrun and by Ray Train
-        _, failure = _attempt(lambda: shards.read_manifest(directory))
+        _, failure = _try_action(lambda: shards.read_manifest(directory))
     failures = [failure] * world_size()
     dist.all_gather_object(failures, failure, group=group)
     for failure in failures:

@@ -111,7 +111,7 @@ def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
         if path.is_dir():
             digests.append(_digest_directory(path))
         elif path.exists():
-            digests.append(manifests.digest([_language_of(path.parent), path.name, manifests.file_sha256(path)]))
+            digests.append(manifests.digest([_find_language(path.parent), path.name, manifests.file_sha256(path)]))
     return digests
 
 
@@ -126,7 +126,7 @@ def _digest_directory(directory: Path) -> str:
     The manifest is excluded, because it records which code wrote the files.
     """
     files = [path for path in outside.list_tree(directory) if path.is_file() and path.name != manifests.NAME]
-    language = _language_of(directory)
+    language = _find_language(directory)
     if any(path.parent == directory and path.suffix == ".safetensors" for path in files):
         model_directories = [directory]
         if (directory / selection.FILE).is_file():  # a fine-tuned model may contain models of single languages
@@ -137,6 +137,6 @@ def _digest_directory(directory: Path) -> str:
     return manifests.digest([language, content])
 
 
-def _language_of(directory: Path) -> str:
+def _find_language(directory: Path) -> str:
     """Return the name of a directory if it is a language code, else nothing."""
     return directory.name if is_known(directory.name) else ""

@@ -175,7 +175,7 @@ class RayJobs:
                 return
             if status == 409 and verb == "create":
                 raise AlreadyExists from None
-            reason = shorten(f"{status} {error.reason} {_explanation(error)}")
+            reason = shorten(f"{status} {error.reason} {_read_explanation(error)}")
             call = f"{verb} {resource} in namespace {self.namespace}"
             if status in (401, 403):
                 remedy = f"check Role {ROLE} and its binding"
@@ -189,7 +189,7 @@ class RayJobs:
             raise Unavailable(f"Kubernetes does not answer ({one_line(error)})") from None
 
 
-def _explanation(error: Any) -> str:
+def _read_explanation(error: Any) -> str:
     """Return the message in the JSON body of an API error."""
     try:
         return str(json.loads(error.body)["message"])

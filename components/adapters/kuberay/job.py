@@ -89,7 +89,7 @@ def run(
     """
     outcome = read_outcome()
     if outcome and 2 <= int(outcome["code"]) <= 5:  # an earlier attempt failed with an error that would happen again
-        raise _error_of(outcome)
+        raise _read_error(outcome)
     body = manifest.render(name, work, cluster, num_workers, step_environment, version("ray"))
     jobs = api.connect()
     owner = _find_owner(jobs)
@@ -178,13 +178,13 @@ def describe(status: dict[str, Any]) -> str:
 # ---------------------------------------------------------------- create or find
 
 
-def _create_or_find(jobs: RayJobs, body: Job, grace: float) -> None:
+def _create_or_find(jobs: RayJobs, body: Job, grace_seconds: float) -> None:
     """Create the job. Keep an existing job of this name if it runs or has succeeded. Delete it if it has failed."""
     name = body["metadata"]["name"]
     failures = 0
     start = time.monotonic()
-    deadline = start + grace + _DELETION_SECONDS
-    dead_node_deadline = start + grace + _DEAD_NODE_SECONDS
+    deadline = start + grace_seconds + _DELETION_SECONDS
+    dead_node_deadline = start + grace_seconds + _DEAD_NODE_SECONDS
     while time.monotonic() < deadline:
         try:
             job = jobs.get(name)
@@ -212,7 +212,7 @@ def _create_or_find(jobs: RayJobs, body: Job, grace: float) -> None:
             failures = _count_failure(name, failures, error)
         time.sleep(_POLL_SECONDS)
     raise WorkerLost(
-        f"rayjob/{name} is still being deleted after {grace + _DELETION_SECONDS:.0f} s: check its finalizers, "
+        f"rayjob/{name} is still being deleted after {grace_seconds + _DELETION_SECONDS:.0f} s: check its finalizers, "
         "then run again"
     )
 
@@ -322,7 +322,7 @@ def _find_error(jobs: RayJobs, name: str, status: dict[str, Any], outcome: dict[
         return InputError(f"rayjob/{name} was refused by KubeRay ({details}): check that KubeRay is 1.7 or later")
     error: InfoXLMError = WorkerLost(f"rayjob/{name} ended as {details}: run again to continue")
     if outcome:
-        error = _error_of(outcome)
+        error = _read_error(outcome)
     if isinstance(error, WorkerLost):
         with contextlib.suppress(Unavailable, InputError):
             description = find_out_of_memory(jobs, name)
@@ -331,7 +331,7 @@ def _find_error(jobs: RayJobs, name: str, status: dict[str, Any], outcome: dict[
     return error
 
 
-def _error_of(outcome: dict[str, Any]) -> InfoXLMError:
+def _read_error(outcome: dict[str, Any]) -> InfoXLMError:
     """Return the error that a job has stored, with its message as one line."""
     message = " ".join(str(outcome.get("message")).split())
     return errors.from_name(str(outcome.get("class")), message)

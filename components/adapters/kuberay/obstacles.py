@@ -76,11 +76,11 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
     """Return what keeps a job's pods from running, or None if Kubernetes reports nothing."""
     name = job["metadata"]["name"]
     created = job["metadata"].get("creationTimestamp") or ""
-    messages = _messages_since(jobs.warnings(name), created)
+    messages = _list_messages_since(jobs.warnings(name), created)
     last_message = messages[-1] if messages else ""
     pods = jobs.pods(name)
     for pod in pods:
-        image_error = _image_error(pod, messages)
+        image_error = _find_image_error(pod, messages)
         if image_error:
             return image_error
     if "violates PodSecurity" in last_message:
@@ -89,11 +89,11 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
     cluster_status = status.get("rayClusterStatus") or {}
     worker_count = cluster_status.get("desiredWorkerReplicas") or 0
     has_node = any(pod.spec.node_name for pod in pods)
-    without_node = [pod for pod in pods if _why_unschedulable(pod)]
+    without_node = [pod for pod in pods if _explain_unschedulable(pod)]
     if without_node:
         return Obstacle(_describe_waiting(without_node, worker_count), is_partial=has_node)
     if last_message:
-        existing_workers = [pod for pod in pods if _node_type(pod) == "worker"]
+        existing_workers = [pod for pod in pods if _read_node_type(pod) == "worker"]
         are_missing = len(existing_workers) < worker_count  # a quota, for instance, keeps them from being created
         return Obstacle(shorten(last_message), is_partial=has_node and are_missing)
     return None
@@ -113,18 +113,18 @@ def find_out_of_memory(jobs: RayJobs, name: str) -> str:
 def _describe_out_of_memory(pod: Any, container_name: str, exit_code: int) -> str:
     limits = {container.name: (container.resources.limits or {}) for container in pod.spec.containers}
     limit = limits.get(container_name, {}).get("memory", "unknown")
-    setting = "ray.head_memory" if _node_type(pod) == "head" else "pool.memory (steps.memory for text)"
+    setting = "ray.head_memory" if _read_node_type(pod) == "head" else "pool.memory (steps.memory for text)"
     return (
-        f"{_node_type(pod)} {pod.metadata.name} needed more than its {limit} of memory (OOMKilled, exit code "
+        f"{_read_node_type(pod)} {pod.metadata.name} needed more than its {limit} of memory (OOMKilled, exit code "
         f"{exit_code}): raise {setting}"
     )
 
 
-def _node_type(pod: Any) -> str:
+def _read_node_type(pod: Any) -> str:
     return str((pod.metadata.labels or {}).get(_NODE_TYPE, "submitter"))
 
 
-def _why_unschedulable(pod: Any) -> str:
+def _explain_unschedulable(pod: Any) -> str:
     """Return why the scheduler finds no node for a pod, or "" if the pod has a node or was not considered yet."""
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
@@ -136,14 +136,14 @@ def _why_unschedulable(pod: Any) -> str:
 def _describe_waiting(pods: list[Any], worker_count: int) -> str:
     """Return which pods wait for a node, and the reason for the first of them."""
     first_pod = pods[0]
-    waiting = f"the {_node_type(first_pod)}"
-    if _node_type(first_pod) == "worker":
-        waiting_workers = sum(_node_type(pod) == "worker" for pod in pods)
+    waiting = f"the {_read_node_type(first_pod)}"
+    if _read_node_type(first_pod) == "worker":
+        waiting_workers = sum(_read_node_type(pod) == "worker" for pod in pods)
         waiting = f"{waiting_workers} of {max(worker_count, waiting_workers)} workers"
-    return shorten(f"{waiting} cannot be scheduled: pod {first_pod.metadata.name}: {_why_unschedulable(first_pod)}")
+    return shorten(f"{waiting} cannot be scheduled: pod {first_pod.metadata.name}: {_explain_unschedulable(first_pod)}")
 
 
-def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
+def _find_image_error(pod: Any, messages: list[str]) -> Obstacle | None:
     """Return why a pod cannot pull its image.
 
     The obstacle is permanent if the registry refuses access or the image name is invalid.
@@ -161,7 +161,7 @@ def _image_error(pod: Any, messages: list[str]) -> Obstacle | None:
     return None
 
 
-def _messages_since(events: list[Any], start: str) -> list[str]:
+def _list_messages_since(events: list[Any], start: str) -> list[str]:
     """Return the messages of events since `start`, oldest first. Earlier events are about another job of this name."""
     timed_messages = []
     for event in events:

@@ -62,7 +62,7 @@ def check_uri(uri: str) -> None:
             raise InputError(
                 f"{setting} is not a file that later stages can open: set it to sqlite:///…/mlflow.db, or unset it"
             )
-        database = _sqlite_file(uri)
+        database = _find_sqlite_file(uri)
         if database and database.exists():
             outside.check_readable(database)
     elif scheme in ("", "file"):
@@ -107,7 +107,7 @@ def connect(store: Path) -> "MlflowClient":
         logging.getLogger(logger_name).setLevel(logging.WARNING)
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs stack traces of errors we translate
     mlflow.set_tracking_uri(uri)  # also sets MLFLOW_TRACKING_URI
-    database = _sqlite_file(uri)
+    database = _find_sqlite_file(uri)
     if not database:
         with translate_errors(without_password(uri)):
             return mlflow.MlflowClient()
@@ -128,7 +128,7 @@ def connect_existing(store: Path) -> "MlflowClient":
     Raises:
         InputError: there is no database; and as `connect`.
     """
-    database = _sqlite_file(tracking_uri(store))
+    database = _find_sqlite_file(tracking_uri(store))
     if database and not database.exists():
         raise InputError(f"{store} has no MLflow database: give the --store of the run, or set MLFLOW_TRACKING_URI")
     return connect(store)
@@ -136,7 +136,7 @@ def connect_existing(store: Path) -> "MlflowClient":
 
 def artifact_root() -> str:
     """Return the URI below which all artifacts are: beside the SQLite file, or behind the server."""
-    database = _sqlite_file(os.environ["MLFLOW_TRACKING_URI"])
+    database = _find_sqlite_file(os.environ["MLFLOW_TRACKING_URI"])
     if database:
         return (database.resolve().parent / ARTIFACTS).as_uri()
     return "mlflow-artifacts:/"
@@ -171,7 +171,7 @@ def quote(value: str) -> str:
     raise InputError(f"{value!r:.120}: MLflow cannot search for a name with such quotation marks: rename it")
 
 
-def _sqlite_file(uri: str) -> Path | None:
+def _find_sqlite_file(uri: str) -> Path | None:
     """Return the file that a SQLite URI names, or None for the URI of a server."""
     if not uri.startswith("sqlite://"):
         return None

@@ -89,9 +89,9 @@ def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
             copied_tags = {key: value for key, value in copied.tags.items() if key not in _ROLE_TAGS}
             model_versions.create(client, copied.name, source, run_id, copied_tags)
         version = _finish(client, copied.name, digest, copied.origin)
-        sent_digests = _file_digests(copied.files)
+        sent_digests = _digest_files(copied.files)
         with model_versions.fetched(client, version) as files:  # also checks the signature and the registered digest
-            received_digests = _file_digests(files)
+            received_digests = _digest_files(files)
         for name, sent_digest in sorted(sent_digests.items()):
             if received_digests.get(name) != sent_digest:
                 raise DataCorrupt(
@@ -113,7 +113,7 @@ def _switch_server(uri: str) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = uri
 
 
-def _file_digests(folder: Path) -> dict[str, str]:
+def _digest_files(folder: Path) -> dict[str, str]:
     """Return the digests of the encoder, its evaluation, its signature and its card. MLflow changes other files."""
     names = (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD)
     return {name: manifests.digest_files(folder / name) for name in names if (folder / name).exists()}

@@ -38,6 +38,7 @@ def sign(model: Path, signature: Path) -> None:
 
 def verify(model: Path, signature: Path, name: str) -> None:
     """Verify the signature of the folder `model` if INFOXLM_VERIFYING_KEY is set. Error messages contain `name`.
+
     Raises:
         InputError: the key cannot be read.
         SignatureInvalid: the signature is missing, belongs to another key, or does not fit the files.

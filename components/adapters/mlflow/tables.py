@@ -13,7 +13,10 @@ LOCK = 0x696E666F786C6D
 
 
 def upgrade(url: str) -> None:
-    """Upgrade the tables of a database. Libpq reads what the URL lacks from the PG* environment variables."""
+    """Upgrade the tables of MLflow and of its accounts in a PostgreSQL database.
+
+    Several servers may call this at the same time: a lock of the database makes them wait for each other.
+    """
     import sqlalchemy
     from mlflow.db import upgrade as upgrade_runs
     from mlflow.server.auth.db.cli import upgrade as upgrade_accounts

@@ -55,10 +55,18 @@ def ensure(server: str, user: str, password: str) -> None:
 
 
 def allow(server: str, user: str, experiment: str, model: str, may: str) -> None:
-    """Grant a user the permissions that `PERMISSIONS[may]` names on an experiment and on a model. `*` stands for all.
+    """Grant a user permissions on an experiment and on a model. `*` means all experiments or models.
 
     The administrator creates the model of a user who may register. Otherwise the first training would create it, and
     the user who creates a model has all permissions on it.
+
+    Args:
+        server: URL of MLflow.
+        user: name of the account.
+        experiment: name of the experiment, or `*`.
+        model: name of the registered model, or `*`.
+        may: a key of `PERMISSIONS`.
+
     Raises:
         InputError: MLflow refuses, or has no such experiment.
         StorageUnavailable: MLflow does not answer.

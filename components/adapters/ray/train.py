@@ -97,7 +97,7 @@ def translate_error(error: Exception, subject: str) -> InfoXLMError:
 def _fit(
     settings: dict[str, Any], name: str, scratch: Path, uses_gpus: bool, num_workers: int, max_failures: int
 ) -> Any:
-    """Call `_work(settings)` on `num_workers` workers, which Ray restarts at most `max_failures` times."""
+    """Call `_run_in_worker(settings)` on `num_workers` workers, which Ray restarts at most `max_failures` times."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -109,7 +109,7 @@ def _fit(
         ),
     )
     return TorchTrainer(
-        _work,
+        _run_in_worker,
         train_loop_config=settings,
         scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=uses_gpus),
         torch_config=TorchConfig(backend="nccl" if uses_gpus else "gloo", timeout_s=_COLLECTIVE_SECONDS),
@@ -199,7 +199,7 @@ def start(num_workers: int) -> None:
             ray.init(
                 logging_level=logging.WARNING,
                 include_dashboard=True,  # without it Ray Train logs a warning every second
-                runtime_env={"env_vars": _variables()},
+                runtime_env={"env_vars": _make_worker_environment()},
                 **local_cluster,
             )
             return
@@ -210,7 +210,7 @@ def start(num_workers: int) -> None:
             logger.warning("Ray did not start (%s), trying again", error)
 
 
-def _variables() -> dict[str, str]:
+def _make_worker_environment() -> dict[str, str]:
     """Return the environment variables for the workers, without secrets, because Ray shows them to all its users."""
     variables = {name: os.environ.get(name, value) for name, value in environment.RAY.items()}
     for name, value in os.environ.items():
@@ -229,7 +229,7 @@ def _check_gpu() -> None:
         raise InputError(reason)
 
 
-def _work(settings: dict[str, Any]) -> dict[str, Any]:
+def _run_in_worker(settings: dict[str, Any]) -> dict[str, Any]:
     """Configure the process of a Ray worker, and run the training in it."""
     import torch
     from ray import train as ray_train

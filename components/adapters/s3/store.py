@@ -38,7 +38,7 @@ class S3Store:
         self._prefix = key.strip("/")
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
-        with self._client(name, quick) as client, _ignored_statuses():
+        with self._client(name, quick) as client, _ignore_statuses():
             answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
             size = answer["ContentLength"]
             if size > outside.MAX_JSON:
@@ -54,7 +54,7 @@ class S3Store:
         condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
         # S3 answers 412 if the condition fails, 409 to one of two simultaneous writers, and 404 if another process has
         # deleted the file.
-        with self._client(name, quick) as client, _ignored_statuses(404, 409, 412):
+        with self._client(name, quick) as client, _ignore_statuses(404, 409, 412):
             return client.put_object(**self._put_request(name, content), **condition)["ETag"]
         # An earlier attempt may have written this content, although its answer was lost.
         existing = self.get(name, quick)
@@ -102,7 +102,7 @@ class S3Store:
     def head(self, name: str = "") -> Entry | None:
         if not self._key(name):
             return None
-        with self._client() as client, _ignored_statuses():
+        with self._client() as client, _ignore_statuses():
             head = client.head_object(Bucket=self.bucket, Key=self._key(name))
             digest = head["Metadata"].get("sha256", "")  # S3 itself computes no SHA-256 of a whole multipart upload
             return Entry(name, head["ContentLength"], head["ETag"], head["LastModified"], digest)
@@ -219,7 +219,7 @@ def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
 
 
 @contextmanager
-def _ignored_statuses(*statuses: int) -> Iterator[None]:
+def _ignore_statuses(*statuses: int) -> Iterator[None]:
     """Leave the block silently if S3 answers with one of these statuses, by default 404 (no such object)."""
     from botocore.exceptions import ClientError
 

@@ -53,7 +53,7 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
             logs_specs=DefaultLogsSpecs(log_dir=scratch),
         )
         try:
-            outcomes = elastic_launch(config, _work)(train, {"run": run, **arguments})
+            outcomes = elastic_launch(config, _run_worker)(train, {"run": run, **arguments})
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             reason = f"worker {rank} ended with exit code {failure.exitcode}"
@@ -61,7 +61,7 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
     return workers.figures(outcomes[0])
 
 
-def _work(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
     """Run one worker in its own process."""
     import torch
     import torch.distributed as dist

@@ -53,7 +53,7 @@ class ActiveVocabulary:
         self.encoder = encoder
         self.all_embeddings = encoder.token_embedding.weight.detach()  # (V, d)
         occurs = np.zeros(len(self.all_embeddings), np.bool_)  # (V,)
-        for chunk in _chunks(len(examples.ids)):
+        for chunk in _split_into_chunks(len(examples.ids)):
             occurs[examples.ids[chunk]] = True
         self.ids = np.flatnonzero(occurs)  # (U,) int64
         active_embeddings = self.all_embeddings[torch.from_numpy(self.ids)]  # (U, d)
@@ -64,7 +64,7 @@ class ActiveVocabulary:
         rows = np.zeros(len(self.all_embeddings), examples.ids.dtype)
         rows[self.ids] = np.arange(len(self.ids))
         ids = np.empty_like(examples.ids)
-        for chunk in _chunks(len(ids)):
+        for chunk in _split_into_chunks(len(ids)):
             ids[chunk] = rows[examples.ids[chunk]]
         return replace(examples, ids=ids)
 
@@ -80,5 +80,5 @@ class ActiveVocabulary:
             self.encoder.token_embedding = trained
 
 
-def _chunks(length: int) -> Iterator[slice]:
+def _split_into_chunks(length: int) -> Iterator[slice]:
     return (slice(start, start + CHUNK) for start in range(0, length, CHUNK))

@@ -185,10 +185,12 @@ def test_a_tokenizer_json_alone_is_enough(tmp_path):
 
 
 def test_to_compare_tokenizers_no_more_of_a_file_is_read_than_the_sentences_compared(shards, corpus, monkeypatch):
-    read, chunks = [], tokenization._chunks
+    read, chunks = [], tokenization._iterate_chunks
     monkeypatch.setattr(tokenization, "CHUNK", 10)
     monkeypatch.setattr(tokenization, "COMPARED", 25)
-    monkeypatch.setattr(tokenization, "_chunks", lambda path: (read.append(len(part)) or part for part in chunks(path)))
+    monkeypatch.setattr(
+        tokenization, "_iterate_chunks", lambda path: (read.append(len(part)) or part for part in chunks(path))
+    )
 
     model = (shards / "tokenizer" / MODEL).read_bytes()
     tokenization._compare_tokenizers(shards / "tokenizer", model, corpus, max_different_share=0.0)

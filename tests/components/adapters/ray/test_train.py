@@ -74,7 +74,7 @@ def test_workers_know_the_tracker_and_its_run_but_no_secret(monkeypatch):
     for name in ("INFOXLM_TRACKER", "MLFLOW_RUN_ID", "MLFLOW_TRACKING_PASSWORD", "HOME"):
         monkeypatch.setenv(name, f"the {name}")
 
-    known = train._variables()
+    known = train._make_worker_environment()
 
     assert known["INFOXLM_TRACKER"] == "the INFOXLM_TRACKER" and known["MLFLOW_RUN_ID"] == "the MLFLOW_RUN_ID"
     assert not {"MLFLOW_TRACKING_PASSWORD", "HOME"} & set(known)
@@ -82,10 +82,10 @@ def test_workers_know_the_tracker_and_its_run_but_no_secret(monkeypatch):
 
 def test_workers_allocate_gpu_memory_in_segments_that_grow_unless_the_user_says_otherwise(monkeypatch):
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    assert train._variables()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert train._make_worker_environment()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
 
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
-    assert train._variables()["PYTORCH_ALLOC_CONF"] == "backend:cudaMallocAsync"
+    assert train._make_worker_environment()["PYTORCH_ALLOC_CONF"] == "backend:cudaMallocAsync"
 
 
 def test_an_error_of_ours_comes_back_as_itself_without_retries(ray_here, undisturbed, tiny_shards, tmp_path):
