@@ -105,7 +105,7 @@ def tabulate_question_differences(summary: Summary) -> PageTable | None:
     for model, differences in compared.items():
         if differences:
             lines.append(Line(model, tuple(differences.get(metric) for metric in metrics)))
-    columns = tuple(_headline_column(summary, metric, intervals=True) for metric in metrics)
+    columns = tuple(_make_headline_column(summary, metric, intervals=True) for metric in metrics)
     return PageTable("question-differences", "", columns, tuple(lines), head="variant") if lines else None
 
 
