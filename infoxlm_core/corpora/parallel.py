@@ -65,7 +65,7 @@ def in_processes(count: int) -> ParallelMap:
         for _ in range(_ATTEMPTS):
             try:
                 with ProcessPoolExecutor(count, spawn, initializer=_initialise_worker, initargs=(work,)) as pool:
-                    for result in in_order(functools.partial(pool.submit, _process), submit_order(), AHEAD * count):
+                    for result in in_order(functools.partial(_submit, pool), submit_order(), AHEAD * count):
                         unfinished.popleft()
                         yield result
                 return
@@ -90,6 +90,10 @@ def _end_with_parent() -> None:
     if parent:
         parent.join()
         os._exit(1)
+
+
+def _submit(pool: ProcessPoolExecutor, item: Any) -> Future[Any]:
+    return pool.submit(_process, item)
 
 
 def _process(item: Any) -> Any:
