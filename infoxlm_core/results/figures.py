@@ -287,7 +287,9 @@ def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
 def draw_map(maps: Mapping[str, SentenceMap]) -> Figure:
     """Draw the sentences of each model as dots in the colours of their languages; lines join translations."""
     figure, axes = _start(4.5 * len(maps), 4.6, list(maps), share_y=False)
-    shades = matplotlib.colormaps["tab20"].colors  # each colour is followed by a light form of it
+    shades = [
+        matplotlib.colormaps["tab20"](number) for number in range(20)
+    ]  # each colour is followed by a light form of it
     colours = [*shades[::2], *shades[1::2]]
     for panel, coordinates in zip(axes, maps.values(), strict=True):
         for (language, (x, y)), colour in zip(coordinates.items(), colours, strict=False):

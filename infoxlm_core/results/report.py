@@ -93,7 +93,7 @@ def _write_lead(scores: Mapping[str, Any]) -> str:
 def _select_maps(models: Mapping[str, Any]) -> dict[str, SentenceMap]:
     """Return the map of each model whose encoder was measured, the model under test last."""
     maps = {}
-    for name, result in reversed(models.items()):
+    for name, result in reversed(list(models.items())):
         retrieval = result["tasks"].get("retrieval")
         if retrieval:
             maps[name] = retrieval["map"]
