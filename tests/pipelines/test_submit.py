@@ -135,7 +135,7 @@ tasks: {tatoeba: {settings: {task: retrieval, data: "s3://data/tatoeba"}}}
     first, second, third = (body["runtime_config"]["parameters"] for body in kubeflow.sent("POST", "/runs"))
     assert {trial["trial"]["seed"] for trial in first["trials"]} == {1, 2}
     assert second["suite"]["models"][0]["name"] == "ours" and second["num_workers"] == 8
-    assert cluster_commands.list_iterations(first)[:2] == ["full seed 1", "full seed 2"]
+    assert cluster_commands.list_iterations(first)[:2] == ["full seed 1", "-XLCO seed 1"]
     assert cluster_commands.list_iterations(second) == ["ours tatoeba"]
     assert cluster_commands.list_iterations({"preparation": {}}) == []
     assert third == {
@@ -223,7 +223,7 @@ def test_a_suite_or_an_ablation_that_argo_could_not_hold_is_refused_before_anyth
     ablation = ("submit", config, *common, "ablations", "--variants", CONFIGS / "ablations.yaml", "--only", "full")
 
     for result, message in (
-        (run(*suite), "4742 trials need 475 steps, but Argo allows 150"),
+        (run(*suite), "14132 trials need 1414 steps, but Argo allows 150"),
         (run(*ablation, "--seeds", ",".join(map(str, range(51)))), "51 trials need 153 steps, but Argo allows 150"),
     ):
         assert result.exit_code == 2 and message in result.stderr and result.stderr.count("\n") == 1
