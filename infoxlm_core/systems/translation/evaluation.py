@@ -95,7 +95,7 @@ def evaluate(translator: Path, corpus: Path, validation_pairs: int, output: Path
     loaded = TextTranslator.load(translator)
     pairs = HeldOutPairs.read(corpus, loaded.pair).after(validation_pairs)
     results = pairs.translate(loaded)
-    outcomes = pd.concat([_score_sentences(direction, result) for direction, result in results.items()])
+    outcomes = pd.concat([score_sentences(direction, result) for direction, result in results.items()])
     evidence.write(output / evidence.FILE, {"translator": outcomes})
     return {
         "model": "translator",
@@ -115,7 +115,7 @@ def name_metrics(scores: Mapping[str, Any]) -> dict[str, float]:
     return metrics | {GATE_METRIC: scores["chrf"]}
 
 
-def _score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
+def score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
     """Return the outcomes of one direction: chrF of every sentence, from 0 to 1."""
     source, target = direction.split("-")
     metric = CHRF()

@@ -35,6 +35,10 @@ from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages import finetuning, merging, preparation, tokenization
 from infoxlm_core.systems.table import SYSTEMS
+from infoxlm_core.systems.translation.config import TranslationConfig
+from infoxlm_core.systems.translation.decoding import bleu
+from infoxlm_core.systems.translation.evaluation import TranslatedText, score_sentences
+from infoxlm_core.systems.translation.samples import TranslationSampler, denoising_weight
 from infoxlm_core.tasks import perplexity, questions
 from infoxlm_core.tasks.classification import run
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
@@ -59,6 +63,8 @@ GOLDEN = {  # kind of artifact -> its version, and the digest of what is made on
     "tuned": (1, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
     "scores": (3, "sha256:194657d8704eb8b334e0a239151c7f755cd0a9c8f02aa1e725b0e7ca3c7b6763"),
     "points": (1, "sha256:d1867b052dc8e5f842924c09fdfefc98ac8e1dff93965f46b766aa526472fee6"),
+    "translator": (1, "sha256:93e700f3f25c2cc0416d682f298ba3b41d71d37b9954ad21ba27f2d92388b4a3"),
+    "translations": (1, "sha256:904b590283232eeecad88cb59a94e66facc3b8576e5088868d02931779094877"),
 }
 
 WORDS = ["the", "a", "key", "page", "table", "opens", "closes", "finds", "here", "now",
@@ -198,7 +204,8 @@ def learner_of(config: PretrainingConfig, shards: token_shards.Shards) -> Learne
     return system.learner(config, system.build(config, shards), shards)
 
 
-def make_pretrained(tmp_path: Path, encoder: Path) -> Any:
+def write_pairs(tmp_path: Path, encoder: Path) -> token_shards.Shards:
+    """Write shards of pairs of English with two languages, and of the sentences of both."""
     tables, folder = {}, tmp_path / "shards"
     for language in ("de", "fr"):
         for corpus, count in (("one", 40), ("two", 24)):
@@ -215,7 +222,11 @@ def make_pretrained(tmp_path: Path, encoder: Path) -> Any:
     shutil.copytree(encoder, folder / "tokenizer")
     size = tokenizers.vocabulary_size(sentencepiece_model())
     manifests.write(folder, "shards", {"vocabulary_size": size, "tables": tables, "corpus": "c", "tokenizer": "t"})
-    shards = token_shards.open_shards(folder)
+    return token_shards.open_shards(folder)
+
+
+def make_pretrained(tmp_path: Path, encoder: Path) -> Any:
+    shards = write_pairs(tmp_path, encoder)
     released = {"contrast": {"partner": "next", "corruption": 0.15, "symmetric": True},
                 "objectives": {"masking": "released", "weighting": "count"}}  # fmt: skip
     words = {"mlm": 1, "tlm": 0, "xlco": 0}
@@ -300,6 +311,31 @@ def make_scores(tmp_path: Path, encoder: Path) -> Any:
             transfer_gap(accuracy)]  # fmt: skip
 
 
+def make_translator(tmp_path: Path, encoder: Path) -> Any:
+    shards = write_pairs(tmp_path, encoder)
+    common = {"languages": ("en", "de"), "side_tokens": 12, "batch_tokens": 60, "parallel_share": 0.9}
+    pairs_only = common | {"denoising": (), "back_translation": False}
+    digests: list[Any] = []
+    for settings, steps in (
+        (pairs_only, (0, 1)),
+        (common | {"languages": ("de", "fr"), "parallel_share": 0}, range(4)),
+    ):
+        config = TranslationConfig.parse(settings)
+        sampler = TranslationSampler(shards, config)
+        digests += digest_batches(sampler.draw(step, shard) for step in steps for shard in (0, 1))
+        digests += [denoising_weight(config, step) for step in (0, 1, 200_000)]
+    return digests
+
+
+def make_translations(tmp_path: Path, encoder: Path) -> Any:
+    references = {"de": ["Die Datei wurde gelöscht.", "Nein."], "zh": ["文件已被删除。", "不。"]}
+    translations = {"de": ["Die Datei wird gelöscht.", "Nein!"], "zh": ["文件已删除。", "不。"]}
+    scores = [bleu(translations[language], references[language], language) for language in references]
+    result = TranslatedText(0.0, "", references["zh"], references["de"], translations["de"])
+    sentences = score_sentences("zh-de", result)
+    return [scores, sentences.values.tolist()]
+
+
 def make_points(tmp_path: Path, encoder: Path) -> Any:
     gold = {"a": ["The Key, opens!"], "b": ["ein Tisch", "der Tisch"], "c": ["在北京 1906 年"], "d": ["x"]}
     given = {"a": "key opens", "b": "den Tisch hier", "c": "北京1906年"}
@@ -320,6 +356,8 @@ MAKERS = {
     "tuned": (make_classifier, "stages/finetuning.py, tasks/ or training/"),
     "scores": (make_scores, "stages/evaluation.py or tasks/"),
     "points": (make_points, "tasks/"),
+    "translator": (make_translator, "systems/translation/ or data/"),
+    "translations": (make_translations, "systems/translation/"),
 }
 
 
