@@ -119,7 +119,7 @@ class Task(Generic[Settings]):
 
     def build_test_settings(self, data: str) -> dict[str, Any]:
         """Return settings, as plain values, that measure any fine-tuned model on the test sets at `data`."""
-        return {role: data for role in self.roles}
+        return {role: data for role in self.roles if role not in self.only_tested}
 
     def select_training_inputs(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
         """Return the settings and the data (by role) that a fine-tuned model depends on, without those for tests."""
