@@ -195,7 +195,7 @@ def test_bad_input_ends_the_pipeline_with_its_line_and_exit_code(finished, tmp_p
             "languages": ["en", "de"],
         }
     ]
-    values["preparation"] |= {"held_out": [], "held_out_share": 0.1}
+    values["preparation"] |= {"held_out": [], "held_out_share": 0.1, "labelled_share": 0}
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump(values))
 
     result = infoxlm("run", str(tmp_path / "bad.yaml"), "--store", str(tmp_path / "store"))

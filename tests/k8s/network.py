@@ -3,7 +3,7 @@
 import ipaddress
 from dataclasses import dataclass, field
 
-from components.adapters.kuberay.manifest import _labels
+from components.adapters.kuberay.manifest import _make_labels
 
 OURS = {"kubernetes.io/metadata.name": "infoxlm"}
 
@@ -15,8 +15,8 @@ class Pod:
 
 
 STEP = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p"})
-RAY = Pod({"ray.io/is-ray-node": "yes", **_labels("training")})
-SUBMITTER = Pod(_labels("submitter"))
+RAY = Pod({"ray.io/is-ray-node": "yes", **_make_labels("training")})
+SUBMITTER = Pod(_make_labels("submitter"))
 MLFLOW, SERVING = (Pod({"app.kubernetes.io/name": name}) for name in ("mlflow", "infoxlm-serving"))
 INFERENCE = Pod({"serving.kserve.io/inferenceservice": "infoxlm", "app": "isvc.infoxlm-predictor"})
 STRAY = Pod({"app": "notebook"})

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from components.adapters.kuberay import manifest
-from components.adapters.kuberay.manifest import _labels
+from components.adapters.kuberay.manifest import _make_labels
 from components.settings.cluster import ClusterConfig, ClusterFile
 from tests.k8s.manifests import (
     K8S,
@@ -105,7 +105,7 @@ def test_the_pods_of_a_training_keep_our_rules_too():
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_no_pod_of_ours_gets_a_sidecar_of_istio_which_a_profile_injects(overlay):
     """Without its control plane, which our policies do not name, a sidecar never gets ready, nor does its pod."""
-    found = pods(overlay) | {name: {"metadata": {"labels": _labels(name)}} for name in ("training", "submitter")}
+    found = pods(overlay) | {name: {"metadata": {"labels": _make_labels(name)}} for name in ("training", "submitter")}
 
     injected = [name for name, pod in found.items() if pod["metadata"]["labels"].get(INJECT) != "false"]
     assert injected == [] and len(found) >= 4

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from components.adapters.kuberay.manifest import _labels
+from components.adapters.kuberay.manifest import _make_labels
 from tests.k8s.manifests import SINGLE_USER, named, read_cluster_pages, rendered, secrets, with_components
 from tests.k8s.network import Pod, may, selects
 
@@ -55,7 +55,7 @@ def test_runs_reach_mlflow_and_s3_and_others_do_not():
     known = of_namespace("infoxlm")  # egress of pods elsewhere is not ours to rule
     mlflow, seaweedfs = (Pod({"app.kubernetes.io/name": name}) for name in ("mlflow", "seaweedfs"))
     step = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p"}, THEIRS)
-    ray = Pod({"ray.io/is-ray-node": "yes", **_labels("training")}, THEIRS)
+    ray = Pod({"ray.io/is-ray-node": "yes", **_make_labels("training")}, THEIRS)
     mysql = Pod({"app": "mysql"}, THEIRS)
     elsewhere = Pod({"ray.io/is-ray-node": "yes"}, {"kubernetes.io/metadata.name": "elsewhere"})
 
@@ -66,13 +66,13 @@ def test_runs_reach_mlflow_and_s3_and_others_do_not():
 
 def test_the_dashboard_of_a_training_answers_the_submitter_and_the_operator_only():
     [policy] = of_namespace("kubeflow")
-    ours = {"ray.io/is-ray-node": "yes", **_labels("training")}
+    ours = {"ray.io/is-ray-node": "yes", **_make_labels("training")}
 
     assert selects(policy["spec"]["podSelector"], ours)
     [among, dashboard] = policy["spec"]["ingress"]
     assert [selects(peer["podSelector"], ours) for peer in among["from"]] == [True]
     submitter, operator = dashboard["from"]
-    assert selects(submitter["podSelector"], _labels("submitter")) and not selects(submitter["podSelector"], ours)
+    assert selects(submitter["podSelector"], _make_labels("submitter")) and not selects(submitter["podSelector"], ours)
     assert [port["port"] for port in dashboard["ports"]] == [8265]
     for namespace in ("kuberay-system", "kubeflow", "default"):  # the component operator-elsewhere opens infoxlm only
         assert selects(operator["namespaceSelector"], {"kubernetes.io/metadata.name": namespace})

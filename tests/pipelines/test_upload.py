@@ -107,7 +107,7 @@ def test_an_ablation_and_a_promotion_begin_with_the_demo_too_and_a_suite_asks(ku
 
     found = uploaded(kubeflow)
     trials = defaults(found["infoxlm-ablations"])["trials"]
-    assert [item["trial"]["variant"] for item in trials] == ["full"] * 3 + ["-XLCO"] * 3 + ["-TLM-XLCO"] * 3
+    assert [item["trial"]["variant"] for item in trials] == ["full", "-XLCO", "-TLM-XLCO"] * 3
     assert run_file.override_trials({name: defaults(found["infoxlm"])[name] for name in SECTIONS}, trials, {})
     assert defaults(found["infoxlm-promotion"])["model"] == "models:/infoxlm@candidate"
     asked = {
