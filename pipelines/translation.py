@@ -48,7 +48,7 @@ def translation(
         image: container image of all steps; on a cluster by digest.
         overrides: single settings of these sections, such as {"translation.parallel_share": 0.1}.
         num_workers: training workers, one per GPU; 0 trains in the step, on its CPU.
-        data_workers: Ray Data workers of preparation and tokenization; 0 runs both in the steps.
+        data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
         cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
     """
     text = {"store": store, "num_workers": data_workers, "cluster": cluster}
@@ -130,7 +130,7 @@ def translation_ablations(
         image: container image of all steps; on a cluster by digest.
         overrides: single settings of these sections, or of every trial.
         num_workers: training workers per trial, one per GPU; 0 trains in the step.
-        data_workers: Ray Data workers of preparation and tokenization; 0 runs both in the steps.
+        data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
         cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
     """
     text = {"store": store, "num_workers": data_workers, "cluster": cluster}
