@@ -20,7 +20,7 @@ from infoxlm_core.corpora.parallel import AHEAD
 from infoxlm_core.errors import InputError, WorkerLost
 from infoxlm_core.stages import preparation, tokenization
 from tests.components.conftest import upload
-from tests.toys import deadly
+from tests.helpers import deadly
 from tests.toys.text import messages, write_catalogs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
