@@ -19,6 +19,9 @@ from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
 
 FEWEST_PAIRS = 100  # planted pairs; fewer do not tell 95 % from 90 %
 
+# A larger share of false matches tells little about the number of translated lines, and its error is multiplied.
+MOST_FALSE_MATCHES = 0.5
+
 
 class Curves(NamedTuple):
     """What is mined from each margin up."""
@@ -60,12 +63,14 @@ def estimate(search: Search, matches: Matches) -> Curves:
         search.num_sources,
         share(deprived.margins[deprived.sources >= search.num_sources]),
         share(complete.margins[~is_right & (source_pairs >= 0)]),
+        search.num_planted,
     )
     wrong_by_targets = bound_wrong_pairs(
         num_pairs,
         search.num_targets,
         share(deprived.margins[deprived.targets >= search.num_targets]),
         share(complete.margins[~is_right & (target_pairs >= 0)]),
+        search.num_planted,
     )
     num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # two estimates of the same number
     precision = np.clip(1 - num_wrong / num_pairs, 0, 1)
@@ -73,7 +78,7 @@ def estimate(search: Search, matches: Matches) -> Curves:
 
 
 def bound_wrong_pairs(
-    num_pairs: np.ndarray, num_lines: int, false_matches: np.ndarray, mismatches: np.ndarray
+    num_pairs: np.ndarray, num_lines: int, false_matches: np.ndarray, mismatches: np.ndarray, num_planted: int
 ) -> np.ndarray:
     """Return an upper bound of the number of wrong pairs from each margin up, (N,).
 
@@ -89,14 +94,21 @@ def bound_wrong_pairs(
     The inequality is solved for T at every margin, and the largest solution is used. It assumes nothing about the
     recall. It assumes that lines of the file are matched as often as planted lines if they have no translation.
 
+    `false_matches` is a share of `num_planted` lines. The solution uses this share plus two standard errors, and only
+    margins where the sum is at most one half. Otherwise, the largest solution would often be an error of sampling.
+
     Args:
         num_pairs: (N,) pairs of the files from each margin up.
         num_lines: lines of one of the files.
         false_matches: (N,) share of the lines without a translation that are matched, below 1.
         mismatches: (N,) share of the lines with a translation that are matched with another line.
+        num_planted: number of planted lines, of which `false_matches` is a share.
     """
-    translated_lines = (num_pairs - num_lines * false_matches) / (1 - false_matches)
-    num_translated = max(float(translated_lines.max()), 0.0)
+    standard_error = np.sqrt(false_matches * (1 - false_matches) / num_planted)
+    upper_share = false_matches + 2 * standard_error
+    is_certain = upper_share <= MOST_FALSE_MATCHES
+    translated_lines = (num_pairs - num_lines * upper_share)[is_certain] / (1 - upper_share[is_certain])
+    num_translated = translated_lines.max(initial=0.0)
     return (num_lines - num_translated) * false_matches + num_translated * mismatches
 
 

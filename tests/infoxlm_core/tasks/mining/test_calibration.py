@@ -55,11 +55,21 @@ def test_the_bound_of_wrong_pairs_is_above_the_truth_and_below_that_of_files_wit
     wrong = (num_lines - num_translated) * false_matches + num_translated * mismatches
     num_pairs = num_translated * recall + wrong
 
-    bound = bound_wrong_pairs(num_pairs, num_lines, false_matches, mismatches)
+    bound = bound_wrong_pairs(num_pairs, num_lines, false_matches, mismatches, PLANTED)
 
     assert (wrong <= bound).all() and (bound < 0.75 * num_lines * false_matches).all()
-    unrelated = bound_wrong_pairs(num_lines * false_matches, num_lines, false_matches, mismatches)
+    unrelated = bound_wrong_pairs(num_lines * false_matches, num_lines, false_matches, mismatches, PLANTED)
     assert unrelated == pytest.approx(num_lines * false_matches)
+
+
+def test_lines_that_nearly_all_have_a_false_match_are_not_taken_for_translated():
+    """In a file that is much smaller than the other, almost every line is matched with some line."""
+    num_lines, num_pairs = 500, np.array([500.0, 480.0])
+    false_matches = np.array([0.97, 0.94])
+
+    bound = bound_wrong_pairs(num_pairs, num_lines, false_matches, np.array([0.0, 0.0]), num_planted=100)
+
+    assert bound == pytest.approx(num_lines * false_matches)
 
 
 def test_pairs_of_planted_lines_alone_would_promise_too_much():
