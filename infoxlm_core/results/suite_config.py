@@ -93,7 +93,7 @@ def _resolve_likes(tasks: Mapping[str, Any]) -> dict[str, Any]:
         resolved[name] = task
         if isinstance(task, Mapping) and task.get("like"):
             base_name = task["like"]
-            base = resolved.get(base_name)
+            base = resolved.get(base_name) if isinstance(base_name, str) else None
             if not isinstance(base, Mapping) or base_name == name:
                 raise ValueError(f"tasks.{name}.like: no task {base_name!r} before this one")
             resolved[name] = merge(base, {**task, "like": None})

@@ -255,8 +255,12 @@ def served_max_tokens(directory: Path) -> int:
     path = directory / LENGTH
     if path.is_file():
         recommended = outside.read_json(path, dict[str, Any], "copy the model again").get("max_seq_length")
-        if isinstance(recommended, int):
-            max_tokens = min(max_tokens, recommended)
+        if recommended is None:
+            return max_tokens
+        fewest_tokens = 3  # a sentence of one token with its two special tokens
+        if type(recommended) is not int or recommended < fewest_tokens:
+            raise InputError(f"{path}: max_seq_length is {recommended!r}; set a whole number from {fewest_tokens} on")
+        max_tokens = min(max_tokens, recommended)
     return max_tokens
 
 
