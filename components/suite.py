@@ -18,7 +18,8 @@ def plan_suite(
     Args:
         suite: a `SuiteConfig` as lists.
         store: directory or s3://bucket/prefix for copies of models and data.
-        overrides: single settings, such as {"tasks.xnli.seeds": [1, 2]}.
+        overrides: single settings, such as {"tasks.xnli.seeds": [1, 2]}. Tasks that are
+            `like` another one are named, too: they keep their own values.
 
     Returns:
         Batches, each a reference to its trials: {"point": model, task, seed, grid, name; "source", "settings"}.

@@ -29,7 +29,8 @@ def suite(
         suite: a `SuiteConfig` as lists (`listed`), because KFP does not keep the order of mappings, and the first model
             is special.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
-        overrides: single settings of the suite, such as {"tasks.xnli.seeds": [1, 2]}.
+        overrides: single settings of the suite, such as {"tasks.xnli.seeds": [1, 2]}. Tasks that are
+            `like` another one are named, too: they keep their own values.
         num_workers: workers per fine-tuning, one per GPU of its pod; 0 trains in the step.
         image: container image of all steps; on a cluster by digest.
     """
