@@ -26,7 +26,7 @@ from infoxlm_core import outside
 from infoxlm_core.errors import DataCorrupt, InputError, TryAgain
 
 NAME = "manifest.json"
-FINETUNING = 1
+FINETUNING = 2
 """Version of fine-tuning, whose artifact is called `classifier` in a pipeline and `tuned` in a suite."""
 VERSIONS = {
     "corpus": 3,  # prepare_corpus
@@ -35,7 +35,7 @@ VERSIONS = {
     "merged": 1,  # merge
     "classifier": FINETUNING,  # finetune
     "tuned": FINETUNING,  # measure, of a suite
-    "scores": 3,  # evaluate
+    "scores": 4,  # evaluate
     "translator": 1,  # translate
     "translations": 1,  # evaluate_translation
     "points": 1,  # measure, of a suite
