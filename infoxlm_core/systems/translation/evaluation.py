@@ -123,7 +123,8 @@ def score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
     texts = zip(result.sources, result.references, result.translations, strict=True)
     for number, (text, reference, translation) in enumerate(texts):
         score = metric.sentence_score(translation, [reference]).score / 100
-        question = manifests.digest([number, text, reference])
+        # Both directions of a pair are one question, because their scores are not independent.
+        question = manifests.digest([number, *sorted((text, reference))])
         rows.append(("translation", "", target, f"from_{source}", question, False, score))
     return pd.DataFrame(rows, columns=evidence.COLUMNS[1:])
 

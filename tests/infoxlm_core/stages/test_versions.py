@@ -59,12 +59,12 @@ GOLDEN = {  # kind of artifact -> its version, and the digest of what is made on
     "shards": (2, "sha256:4de7c67322a991d0d21282a0aa8bde8478921ca18a482253e5a8fb514b039430"),
     "pretrained": (1, "sha256:82b1b8f5eb90049e216587efe3038f11d9e4210cca9ab27a25d152a0576be0a2"),
     "merged": (1, "sha256:e74314076cec8078d733575250a6655e04ad46d60e03a9706e915e51e997b0f1"),
-    "classifier": (1, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
-    "tuned": (1, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
-    "scores": (3, "sha256:194657d8704eb8b334e0a239151c7f755cd0a9c8f02aa1e725b0e7ca3c7b6763"),
+    "classifier": (2, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
+    "tuned": (2, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
+    "scores": (4, "sha256:194657d8704eb8b334e0a239151c7f755cd0a9c8f02aa1e725b0e7ca3c7b6763"),
     "points": (1, "sha256:d1867b052dc8e5f842924c09fdfefc98ac8e1dff93965f46b766aa526472fee6"),
     "translator": (1, "sha256:93e700f3f25c2cc0416d682f298ba3b41d71d37b9954ad21ba27f2d92388b4a3"),
-    "translations": (1, "sha256:904b590283232eeecad88cb59a94e66facc3b8576e5088868d02931779094877"),
+    "translations": (1, "sha256:4df4026b77fc7d9c0cc9ba8ec8316dc83903032ac559102ab07b781c743b7138"),
 }
 
 WORDS = ["the", "a", "key", "page", "table", "opens", "closes", "finds", "here", "now",
