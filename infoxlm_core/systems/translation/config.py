@@ -93,6 +93,12 @@ class TranslationConfig(StageConfig):
             raise ValueError(f"the steps of denoising must increase, but are {steps}")
         if not (self.denoising or self.back_translation or self.parallel_share):
             raise ValueError("nothing to train: set denoising, back_translation or parallel_share")
+        is_over = any(weight == 0 and step < self.optimization.steps for step, weight in self.denoising)
+        if is_over and not (self.back_translation or self.parallel_share):
+            raise ValueError(
+                "denoising is the only objective, but its weight reaches 0 before the last step: "
+                "raise the weight, or set back_translation or parallel_share"
+            )
         return self
 
 

@@ -66,14 +66,16 @@ def train(
         remote: the checkpoints where machines share no disk.
 
     Returns:
-        The figures of the last step, and `steps`, the step of the exported weights.
+        The figures of the last step, and `steps`, the steps of the training.
 
     Raises:
-        InputError: there are no held-out pairs. `open_shards`, `build`, `TranslationSampler` and `loop.train` raise
-            other errors.
+        InputError: there are no held-out pairs, or the validation uses all of them.
+        Other errors: those of `open_shards`, `build`, `TranslationSampler` and `loop.train`.
     """
     shards = distributed.open_shards(shards_path)
-    validation = HeldOutPairs.read(corpus, config.languages).first(config.validation_pairs)
+    held_out = HeldOutPairs.read(corpus, config.languages)
+    held_out.after(config.validation_pairs)  # refuses now, and not after the training, a corpus without test pairs
+    validation = held_out.first(config.validation_pairs)
     best = BestCheckpoints(run, SelectionConfig(rule="joint"), source="")
     model = build(config, shards, encoder)
     translator = TextTranslator.of(model, config, shards)

@@ -411,6 +411,7 @@ def test_a_translator_is_trained_and_its_best_weights_are_exported(toy, tmp_path
         ({"languages": ("de", "de")}, "languages must be two"),
         ({"denoising": ((5, 1.0), (5, 0.0))}, "steps of denoising must increase"),
         ({"denoising": (), "back_translation": False}, "nothing to train"),
+        ({"denoising": ((0, 1.0), (7, 0.0)), "back_translation": False}, "its weight reaches 0 before the last step"),
     ],
 )
 def test_a_config_that_cannot_work_is_refused(change, reason):
