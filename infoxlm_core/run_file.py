@@ -321,9 +321,13 @@ def _refuse_overrides_of_variants(trials: Sequence[Mapping[str, Any]], overrides
     settings_of_trials = []
     for trial in trials:
         pretraining = PretrainingConfig.parse(trial["pretraining"], "pretraining")
-        settings_of_trials.append({"pretraining": pretraining.model_dump(mode="json")})
+        settings = {"pretraining": pretraining.model_dump(mode="json")}
+        if "translation" in trial:
+            translation = TranslationConfig.parse(trial["translation"], "translation")
+            settings["translation"] = translation.model_dump(mode="json")
+        settings_of_trials.append(settings)
     for name in overrides:
-        if trials and name in ("pretraining.seed", "finetuning.seed"):
+        if trials and name in ("pretraining.seed", "finetuning.seed", "translation.seed"):
             raise ConfigError(f"overrides: {name!r}: each trial has its own seed: change `trials`")
         different_values = {json.dumps(_get(settings, name)) for settings in settings_of_trials}
         if len(different_values) > 1:

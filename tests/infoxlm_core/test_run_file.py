@@ -221,6 +221,16 @@ def test_an_override_reaches_every_trial_and_leaves_its_seed_and_what_makes_it_a
     for name in ("pretraining.objectives.xlco", "pretraining.objectives"):
         with pytest.raises(ConfigError, match=f"'{name}': the variants differ in it: change `trials`"):
             run_file.override_trials(SECTIONS, trials, {name: 0.5})
-    for name in ("pretraining.seed", "finetuning.seed"):
+    for name in ("pretraining.seed", "finetuning.seed", "translation.seed"):
         with pytest.raises(ConfigError, match=f"'{name}': each trial has its own seed"):
             run_file.override_trials(SECTIONS, trials, {name: 1})
+
+
+def test_an_override_of_a_translation_setting_in_which_variants_differ_is_refused():
+    trials = []
+    for weights in ("random", "pretrained"):
+        translation = {"languages": ["en", "de"], "encoder": weights}
+        trials.append({"trial": {"variant": weights, "seed": 1}, "pretraining": {}, "translation": translation})
+
+    with pytest.raises(ConfigError, match=r"'translation\.encoder': the variants differ in it"):
+        run_file.override_trials(SECTIONS, trials, {"translation.encoder": "embeddings"})
