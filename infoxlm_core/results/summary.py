@@ -250,9 +250,9 @@ def _compare_answers(
         try:
             candidate_scores = evidence.average([candidate[seed] for seed in seeds], name)
             reference_scores = evidence.average([reference[seed] for seed in seeds], name)
-        except InputError:  # not a share of correct answers, such as a perplexity
+            gain = evidence.paired_bootstrap(candidate_scores, reference_scores, level=level)
+        except (InputError, ValueError):  # not a share of correct answers, such as a perplexity, or of other questions
             continue
-        gain = evidence.paired_bootstrap(candidate_scores, reference_scores, level=level)
         differences[name] = Statistic(gain.questions, gain.gain, interval=(gain.lower, gain.upper))
     return differences
 
