@@ -41,9 +41,9 @@ def import_(
             typer.echo(f"unused {name}: {number} tensors")
 
 
-def read_lines(stream: BinaryIO) -> list[str]:
+def read_lines(stream: BinaryIO, name: str = "standard input") -> list[str]:
     """Return the lines of a UTF-8 stream in any locale. An EncodingError names the invalid line and byte."""
-    text = outside.decode(stream.read(), "standard input")
+    text = outside.decode(stream.read(), name)
     if not text:
         return []
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
@@ -52,7 +52,7 @@ def read_lines(stream: BinaryIO) -> list[str]:
 def check_sentences(texts: Sequence[str]) -> None:
     """Raise InputError if there is no sentence, or one is not UTF-8 or too long."""
     if not texts:
-        raise InputError("no sentence to embed: give sentences as arguments, or one per line on standard input")
+        raise InputError("no sentence: give sentences as arguments, or one per line on standard input")
     for number, text in enumerate(texts, 1):
         has_surrogates = any("\ud800" <= character <= "\udfff" for character in text)
         if has_surrogates:  # this is how Python decodes an argument that is not UTF-8

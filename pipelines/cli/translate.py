@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, app, report_errors
 from pipelines.cli.models import check_sentences, read_lines
 
@@ -31,9 +32,11 @@ def translate(
         from components.platform import artifacts
         from infoxlm_core.systems.translation.decoding import TextTranslator
 
+        if file and sentences:
+            raise InputError("give sentences or --file, not both")
         if file:
             with file.open("rb") as stream:
-                texts = read_lines(stream)
+                texts = read_lines(stream, str(file))
         else:
             texts = sentences or read_lines(sys.stdin.buffer)
         check_sentences(texts)

@@ -80,7 +80,7 @@ def test_serve_check_of_a_version_without_vectors_says_how_to_have_them(store, t
         (b"\xef\xbb\xbfa b\r\nc\n", 0, ""),
         (b"a b\nsch\xe9n\n", 2, "standard input:2:4: not UTF-8 from this byte on"),
         (b"a " * 600_000, 2, "sentence 1 has 1,200,000 characters"),
-        (b"", 2, "no sentence to embed"),
+        (b"", 2, "no sentence"),
     ],
 )
 def test_lines_to_embed_are_utf_8_whatever_the_locale_says(tiny_encoders, given, code, said):

@@ -11,6 +11,7 @@ from pipelines.cli import app
     [
         (("{encoder}", "--to", "de", "Save"), "has no translator: give the output of translate"),
         (("{encoder}", "--to", "de", "--file", "{encoder}/none.txt"), "none.txt"),
+        (("{encoder}", "--to", "de", "--file", "{encoder}/config.json", "Save"), "give sentences or --file, not both"),
         (("{encoder}/nowhere", "--to", "de", "Save"), "has no config.json"),
         (("models:/nothing@champion", "--to", "de", "--store", "{encoder}", "Save"), "has no MLflow database"),
     ],
