@@ -4,7 +4,7 @@
     none        stores nothing; curves and scores are still in the artifacts. Sweeps do not work with it
 
 To add a tracker, write an adapter, a function here, and a line in the table. The model registry is always MLflow
-(docs/architecture.md, 12). A version belongs to an MLflow run, so `register` and `promote` ask for MLflow by name.
+(docs/design/models.md, 12). A version belongs to an MLflow run, so `register` and `promote` ask for MLflow by name.
 """
 
 import os
