@@ -11,10 +11,7 @@ from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.steps import LIMITS, configure, request_default_resources
-
-AT_A_TIME = 2
-"""Number of trials that run at the same time."""
+from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure, request_default_resources
 
 
 @dsl.pipeline(
@@ -35,7 +32,7 @@ def ablations(
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Prepare and tokenize; pre-train, fine-tune and evaluate each trial; compare the trials that succeeded.
+    """Prepare and tokenize the text; pre-train, fine-tune and evaluate each trial; compare the successful trials.
 
     Args:
         preparation: a `PreparationConfig`.
@@ -70,7 +67,7 @@ def ablations(
         shards = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **text)
         # KFP's local runner takes every output of an outer step that is used in a loop for the loop's items, so each
         # item carries all settings.
-        with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=AT_A_TIME) as item:
+        with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=PARALLEL_TRIALS) as item:
             trial = {"trial": item.trial}
             pretrained = pretrain(config=item.pretraining, shards=shards.outputs["shards"], **training, **trial)
             encoder = pretrained.outputs["encoder"]

@@ -38,7 +38,7 @@ def infoxlm(
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Check the settings, prepare, tokenize, pre-train, merge with the start, fine-tune, evaluate and register.
+    """Prepare and tokenize the text, pre-train an encoder, merge it with its start, evaluate and register it.
 
     Args:
         preparation: a `PreparationConfig`: corpora, cleaning, held-out text.

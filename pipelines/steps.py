@@ -43,6 +43,8 @@ _CONFIG_VARIABLES = (
     "INFOXLM_MLFLOW_PAGES",
 )
 
+PARALLEL_TRIALS = 2
+"""Number of trials, or of batches of trials, that a sweep runs at the same time."""
 MAX_RUN_SECONDS = 30 * 86_400
 """Limit on the run time of a pipeline."""
 _WEEK_SECONDS = 7 * 86_400

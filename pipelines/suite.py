@@ -5,10 +5,7 @@ from typing import Any
 from kfp import dsl
 
 from components.suite import measure, plan_suite, summarise
-from pipelines.steps import LIMITS, configure, give_gpus, request_default_resources
-
-AT_A_TIME = 2
-"""Number of batches of trials that run at the same time."""
+from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure, give_gpus, request_default_resources
 
 
 @dsl.pipeline(
@@ -23,14 +20,14 @@ def suite(
     overrides: dict[str, Any] = {},  # noqa: B006
     num_workers: int = 0,
 ) -> None:
-    """Plan the trials; fine-tune and measure each; summarise those that succeeded.
+    """Plan the trials, fine-tune and measure each, and summarise the trials that succeeded.
 
     Args:
-        suite: a `SuiteConfig` as lists (`listed`), because KFP does not keep the order of mappings, and the first model
-            is special.
+        suite: a `SuiteConfig` as lists (`listed`), because KFP does not keep the order of mappings, and the other
+            models are compared with the first model.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
-        overrides: single settings of the suite, such as {"tasks.xnli.seeds": [1, 2]}. Tasks that are
-            `like` another one are named, too: they keep their own values.
+        overrides: single settings of the suite, such as {"tasks.xnli.seeds": [1, 2]}. A task that is `like` another
+            task keeps its own values, so override it by its own name.
         num_workers: workers per fine-tuning, one per GPU of its pod; 0 trains in the step.
         image: container image of all steps; on a cluster by digest.
     """
@@ -38,7 +35,7 @@ def suite(
     with dsl.ExitHandler(summary):
         plan = plan_suite(suite=suite, overrides=overrides, store=store)
         plan.set_caching_options(False)
-        with dsl.ParallelFor(items=plan.output, parallelism=AT_A_TIME) as batch:
+        with dsl.ParallelFor(items=plan.output, parallelism=PARALLEL_TRIALS) as batch:
             measurement = measure(batch=batch, num_workers=num_workers, store=store)
         measurement.set_caching_options(False)  # a cached step would not log to the new MLflow run
     configure(image, {"plan the trials": plan, "measure trials": measurement, "summarise the trials": summary})

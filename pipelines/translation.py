@@ -14,8 +14,7 @@ from components.pretrain import pretrain
 from components.register import register
 from components.tokenize_corpus import tokenize_corpus
 from components.translate import compare_translations, evaluate_translation, translate
-from pipelines.ablations import AT_A_TIME
-from pipelines.steps import LIMITS, configure, give_registry_access, request_default_resources
+from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure, give_registry_access, request_default_resources
 
 
 @dsl.pipeline(
@@ -36,7 +35,7 @@ def translation(
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Check the settings; prepare, tokenize, pre-train, translate, evaluate, register.
+    """Prepare and tokenize the text, pre-train a language model, train a translator from it, evaluate and register it.
 
     Args:
         preparation: a `PreparationConfig`: corpora, cleaning, held-out text.
@@ -119,7 +118,7 @@ def translation_ablations(
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Prepare and tokenize; pre-train, translate and evaluate each trial; compare the trials that succeeded.
+    """Prepare and tokenize the text, train and evaluate a translator for each trial, and compare the translators.
 
     Args:
         preparation: a `PreparationConfig`.
@@ -149,7 +148,7 @@ def translation_ablations(
         corpus = prepared.outputs["corpus"]
         tokenized = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **text)
         shards = tokenized.outputs["shards"]
-        with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=AT_A_TIME) as item:
+        with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=PARALLEL_TRIALS) as item:
             trial = {"trial": item.trial}
             pretrained = pretrain(config=item.pretraining, shards=shards, **training, **trial)
             encoder = pretrained.outputs["encoder"]

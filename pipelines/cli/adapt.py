@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from infoxlm_core.errors import InputError
-from pipelines.cli.app import CONFIGS, Overrides, Store, app, report_errors, split_list
+from pipelines.cli.app import CONFIGS, Overrides, Store, command, split_list
 
 
-@app.command()
+@command()
 def adapt(
     start: Annotated[
         str,
@@ -63,29 +63,28 @@ def adapt(
     The command writes all settings to a YAML file, which `infoxlm run` runs again after you have changed it. If the
     command is interrupted, run it again to resume.
     """
-    with report_errors():
-        codes = split_list(languages)
-        if len(codes) < 2:
-            raise InputError(f"--languages {languages!r}: give at least two language codes, such as en,de")
-        from components.platform import artifacts, sources
-        from infoxlm_core.stages import export
+    codes = split_list(languages)
+    if len(codes) < 2:
+        raise InputError(f"--languages {languages!r}: give at least two language codes, such as en,de")
+    from components.platform import artifacts, sources
+    from infoxlm_core.stages import export
 
-        settings = export.ExportSettings(split_list(to))
-        export.check(settings, output)
-        from pipelines import adaptation, local
-        from pipelines.infoxlm import infoxlm
+    settings = export.ExportSettings(split_list(to))
+    export.check(settings, output)
+    from pipelines import adaptation, local
+    from pipelines.infoxlm import infoxlm
 
-        local_store = artifacts.local_directory(store)
-        guard_folder = guard or str(config.parent / f"guard-{'-'.join(codes)}")
-        if not guard:
-            adaptation.write_default_guard(Path(guard_folder), codes, local_store)
-        changes = adaptation.plan(start, pairs, codes, guard_folder, prefix, local_store)
-        changes["registration.name"] = config.stem  # other translations are other questions for the gate
-        checked = adaptation.write_config(config, CONFIGS / "adapt.yaml", changes, set_ or ())
-        typer.echo(f"settings    {config}")
-        local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem)
-        summary = local.read_summary(store)
-        typer.echo(summary)
-        model = adaptation.find_champion(summary, local_store)
-        export.export(sources.fetch_model(model, local_store), model, settings, output)
-        typer.echo(f"exported    {output}: load it with SentenceTransformer({str(output)!r})")
+    local_store = artifacts.local_directory(store)
+    guard_folder = guard or str(config.parent / f"guard-{'-'.join(codes)}")
+    if not guard:
+        adaptation.write_default_guard(Path(guard_folder), codes, local_store)
+    changes = adaptation.plan(start, pairs, codes, guard_folder, prefix, local_store)
+    changes["registration.name"] = config.stem  # other translations are other questions for the gate
+    checked = adaptation.write_config(config, CONFIGS / "adapt.yaml", changes, set_ or ())
+    typer.echo(f"settings    {config}")
+    local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem)
+    summary = local.read_summary(store)
+    typer.echo(summary)
+    model = adaptation.find_champion(summary, local_store)
+    export.export(sources.fetch_model(model, local_store), model, settings, output)
+    typer.echo(f"exported    {output}: load it with SentenceTransformer({str(output)!r})")

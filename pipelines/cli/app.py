@@ -4,14 +4,16 @@ Commands import torch, kfp and MLflow where they use them, after they have check
 takes a second or more.
 """
 
+import functools
 import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from infoxlm_core import outside
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted
@@ -29,6 +31,18 @@ app = typer.Typer(
         "75 temporary failure; run the same command again to resume."
     ),
 )
+
+
+class _ReportingCommand(TyperCommand):
+    """A command that reports an error in one line and exits with its code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with report_errors():
+            return super().invoke(ctx)
+
+
+command = functools.partial(app.command, cls=_ReportingCommand)
+"""Decorator that adds a function to the commands of `infoxlm`."""
 Store = Annotated[
     str,
     typer.Option(

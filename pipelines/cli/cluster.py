@@ -11,14 +11,14 @@ from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.suite_config import SuiteConfig
-from pipelines.cli.app import CONFIGS, Overrides, Variants, app, config_file, report_errors, split_list
+from pipelines.cli.app import CONFIGS, Overrides, Variants, command, config_file, split_list
 
 UPLOADED_VARIANTS = ["MLM", "MLM+TLM", "full"]
 """Variants of the uploaded ablation pipeline, the same as in `make ablation`."""
 Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="URL of Kubeflow Pipelines: https://…")]
 
 
-@app.command()
+@command()
 def submit(
     config: Annotated[
         Path,
@@ -60,40 +60,37 @@ def submit(
     yourself, submit the same settings again: finished artifacts are reused, and training resumes from its last
     checkpoint.
     """
-    with report_errors():
-        cluster_file = run_file.load_as(ClusterFile, cluster)
-        arguments = prepare(pipeline, config, cluster_file, set_ or [], variants, split_list(only), seeds)
-        from pipelines import submit as kubeflow
+    cluster_file = run_file.load_as(ClusterFile, cluster)
+    arguments = prepare(pipeline, config, cluster_file, set_ or [], variants, split_list(only), seeds)
+    from pipelines import submit as kubeflow
 
-        # The other pipelines also read the file of a run, so the name of the pipeline distinguishes their runs.
-        default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
-        submission = kubeflow.Submission(
-            pipeline=pipeline,
-            parameters=parameters.fit(cluster_file.store, arguments),
-            name=name or default_name,
-            cluster=cluster_file,
-            experiment=experiment or cluster_file.experiment,
-            use_cache=not no_cache,
-            iterations=list_iterations(arguments),
-        )
-        if save:
-            save.write_text(
-                kubeflow.render_for_cluster(cluster_file, pipeline, submission.parameters), encoding="utf-8"
-            )
-            account = cluster_file.service_account
-            typer.echo(f"wrote {save}: upload it to Kubeflow and run it with service account {account}")
-            return
-        if not host:
-            raise ConfigError("--host is missing: give the URL of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
-        client = kubeflow.connect(host, namespace or cluster_file.namespace or "")
-        if wait:
-            kubeflow.run_to_end(client, host, submission, typer.echo)
-        else:
-            run_id = kubeflow.create(client, host, submission)
-            typer.echo(f"run         {run_id}\npage        {kubeflow.run_url(host, run_id)}")
+    # The other pipelines also read the file of a run, so the name of the pipeline distinguishes their runs.
+    default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
+    submission = kubeflow.Submission(
+        pipeline=pipeline,
+        parameters=parameters.fit(cluster_file.store, arguments),
+        name=name or default_name,
+        cluster=cluster_file,
+        experiment=experiment or cluster_file.experiment,
+        use_cache=not no_cache,
+        iterations=list_iterations(arguments),
+    )
+    if save:
+        save.write_text(kubeflow.render_for_cluster(cluster_file, pipeline, submission.parameters), encoding="utf-8")
+        account = cluster_file.service_account
+        typer.echo(f"wrote {save}: upload it to Kubeflow and run it with service account {account}")
+        return
+    if not host:
+        raise ConfigError("--host is missing: give the URL of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
+    client = kubeflow.connect(host, namespace or cluster_file.namespace or "")
+    if wait:
+        kubeflow.run_to_end(client, host, submission, typer.echo)
+    else:
+        run_id = kubeflow.create(client, host, submission)
+        typer.echo(f"run         {run_id}\npage        {kubeflow.run_url(host, run_id)}")
 
 
-@app.command()
+@command()
 def upload(
     cluster: Annotated[
         Path, typer.Argument(help="YAML file of the cluster; see configs/cluster.yaml.", metavar="FILE")
@@ -127,46 +124,44 @@ def upload(
     In the form *Create run*, the parameter `overrides` changes single settings, such as
     {"pretraining.optimization.steps": 2000}. An unchanged pipeline is not uploaded again.
     """
-    with report_errors():
-        cluster_file = run_file.load_as(ClusterFile, cluster)
-        overrides = set_ or []
-        from pipelines import submit as kubeflow
-        from pipelines import upload as uploading
+    cluster_file = run_file.load_as(ClusterFile, cluster)
+    overrides = set_ or []
+    from pipelines import submit as kubeflow
+    from pipelines import upload as uploading
 
-        defaults = {}
-        for pipeline in kubeflow.PIPELINES:
-            if pipeline == "suite" and suite:
-                values = prepare(pipeline, suite, cluster_file)
-            elif pipeline == "suite" or pipeline.startswith("translation"):  # Kubeflow asks for the settings
-                values = cluster_parameters(pipeline, cluster_file)
-            else:
-                values = prepare(pipeline, run, cluster_file, overrides, only=UPLOADED_VARIANTS)
-            defaults[pipeline] = parameters.fit(cluster_file.store, values)
-        namespace = namespace or cluster_file.namespace or ""
-        client = kubeflow.connect(host, namespace)
-        for pipeline, values in defaults.items():
-            version = uploading.upload(client, host, cluster_file, pipeline, values, namespace)
-            result = "uploaded" if version.is_new else "unchanged"
-            typer.echo(f"{result:9}   {version.name}    {version.page}")
-        typer.echo(
-            f"start runs with service account {cluster_file.service_account}, in experiment {cluster_file.experiment}"
-        )
+    defaults = {}
+    for pipeline in kubeflow.PIPELINES:
+        if pipeline == "suite" and suite:
+            values = prepare(pipeline, suite, cluster_file)
+        elif pipeline == "suite" or pipeline.startswith("translation"):  # Kubeflow asks for the settings
+            values = cluster_parameters(pipeline, cluster_file)
+        else:
+            values = prepare(pipeline, run, cluster_file, overrides, only=UPLOADED_VARIANTS)
+        defaults[pipeline] = parameters.fit(cluster_file.store, values)
+    namespace = namespace or cluster_file.namespace or ""
+    client = kubeflow.connect(host, namespace)
+    for pipeline, values in defaults.items():
+        version = uploading.upload(client, host, cluster_file, pipeline, values, namespace)
+        result = "uploaded" if version.is_new else "unchanged"
+        typer.echo(f"{result:9}   {version.name}    {version.page}")
+    typer.echo(
+        f"start runs with service account {cluster_file.service_account}, in experiment {cluster_file.experiment}"
+    )
 
 
-@app.command()
+@command()
 def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` prints it.")], host: Host) -> None:
     """Terminate a run on a cluster. Finished artifacts are kept, and the next run resumes from them.
 
     Kubeflow kills the step after about a second. If this is too short for the step to delete its training job, the job
     saves a checkpoint and ends 15 minutes later.
     """
-    with report_errors():
-        from pipelines import submit as kubeflow
+    from pipelines import submit as kubeflow
 
-        client = kubeflow.connect(host)
-        with kubeflow.translate_errors(host):
-            client.terminate_run(run)
-        typer.echo(f"asked Kubeflow to terminate run {run}")
+    client = kubeflow.connect(host)
+    with kubeflow.translate_errors(host):
+        client.terminate_run(run)
+    typer.echo(f"asked Kubeflow to terminate run {run}")
 
 
 def prepare(

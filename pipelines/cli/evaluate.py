@@ -15,14 +15,14 @@ from infoxlm_core.languages import GROUPS
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.task import Task
-from pipelines.cli.app import Store, app, report_errors
+from pipelines.cli.app import Store, command
 
 HELD_OUT = "held-out"
 PRESETS = {name: (task, preset) for task in TASKS.values() for name, preset in task.presets.items()}
 """Values of --task, except HELD_OUT."""
 
 
-@app.command()
+@command()
 def evaluate(
     model: Annotated[
         str, typer.Option(help="Directory in Hugging Face format, s3://bucket/prefix, ORG/NAME or models:/NAME@ALIAS.")
@@ -68,21 +68,20 @@ def evaluate(
 
     infoxlm evaluate --model my-xnli-model --task xnli --data XNLI-1.0
     """
-    with report_errors():
-        from components.platform import artifacts
+    from components.platform import artifacts
 
-        models = name_models(model, floor)
-        files = [path.name for path in output.iterdir()] if output.is_dir() else []
-        if files and not {"report.html", "suite.html"} & set(files):
-            raise InputError(f"--output {output} contains other files, such as {files[0]}: give an empty directory")
-        if task == HELD_OUT:
-            measure_held_out(models, data, output, artifacts.local_directory(store))
-        elif task in PRESETS:
-            options = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
-            config = build_suite(models, task, data, options, set_ or [])
-            measure_task(config, task, output, artifacts.local_directory(store))
-        else:
-            raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(PRESETS)}")
+    models = name_models(model, floor)
+    files = [path.name for path in output.iterdir()] if output.is_dir() else []
+    if files and not {"report.html", "suite.html"} & set(files):
+        raise InputError(f"--output {output} contains other files, such as {files[0]}: give an empty directory")
+    if task == HELD_OUT:
+        measure_held_out(models, data, output, artifacts.local_directory(store))
+    elif task in PRESETS:
+        options = {"languages": languages, "vectors": vector, "prefix": prefix, "margin": margin}
+        config = build_suite(models, task, data, options, set_ or [])
+        measure_task(config, task, output, artifacts.local_directory(store))
+    else:
+        raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(PRESETS)}")
 
 
 def name_of(source: str) -> str:

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from infoxlm_core.errors import InputError
-from pipelines.cli.app import Store, app, report_errors, split_list
+from pipelines.cli.app import Store, command, split_list
 
 
-@app.command()
+@command()
 def export(
     model: Annotated[
         str,
@@ -42,22 +42,21 @@ def export(
     Writes a directory with the layers up to that of the sentence vector, and README.md with the size, speed and loss
     of each format and how to load it.
     """
-    with report_errors():
-        from components.platform import artifacts, sources
-        from infoxlm_core.stages import export as stage
+    from components.platform import artifacts, sources
+    from infoxlm_core.stages import export as stage
 
-        if not split_list(to):
-            raise InputError("--to is empty: give sentence-transformers, onnx, onnx-int8, or several")
-        source = sources.fetch_model(model, artifacts.local_directory(store))
-        settings = stage.ExportSettings(split_list(to), split_list(languages), tuple(text or ()), data, pivot)
-        measurements = stage.export(source, model, settings, output)
-        original = measurements[0]
-        for measured in measurements:
-            loss = ""
-            if measured.retrieval is not None and original.retrieval is not None:
-                loss = f", retrieval {measured.retrieval:.2%} ({measured.retrieval - original.retrieval:+.2%})"
-            typer.echo(
-                f"{measured.format:22} {measured.megabytes:8.1f} MB, {measured.sentences_per_second:.0f} sentences/s, "
-                f"lowest cosine {measured.cosine:.6f}{loss}"
-            )
-        typer.echo(f"wrote {output}: see {output / 'README.md'}")
+    if not split_list(to):
+        raise InputError("--to is empty: give sentence-transformers, onnx, onnx-int8, or several")
+    source = sources.fetch_model(model, artifacts.local_directory(store))
+    settings = stage.ExportSettings(split_list(to), split_list(languages), tuple(text or ()), data, pivot)
+    measurements = stage.export(source, model, settings, output)
+    original = measurements[0]
+    for measured in measurements:
+        loss = ""
+        if measured.retrieval is not None and original.retrieval is not None:
+            loss = f", retrieval {measured.retrieval:.2%} ({measured.retrieval - original.retrieval:+.2%})"
+        typer.echo(
+            f"{measured.format:22} {measured.megabytes:8.1f} MB, {measured.sentences_per_second:.0f} sentences/s, "
+            f"lowest cosine {measured.cosine:.6f}{loss}"
+        )
+    typer.echo(f"wrote {output}: see {output / 'README.md'}")

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.app import Store, app, report_errors
+from pipelines.cli.app import Store, command
 
 
-@app.command()
+@command()
 def merge(
     start: Annotated[
         str,
@@ -26,12 +26,11 @@ def merge(
     Both models must have the same type, tokenizer and shapes. The directory is a complete model: config, tokenizer,
     reference vectors and a manifest with the weight.
     """
-    with report_errors():
-        from components.platform import artifacts, sources
-        from infoxlm_core.stages import merging
+    from components.platform import artifacts, sources
+    from infoxlm_core.stages import merging
 
-        local_store = artifacts.local_directory(store)
-        start_directory = sources.fetch_model(start, local_store)
-        encoder_directory = sources.fetch_model(encoder, local_store)
-        merging.merge(start_directory, encoder_directory, weight, output)
-        typer.echo(f"wrote {output}: {start} + {weight:g} * ({encoder} - {start})")
+    local_store = artifacts.local_directory(store)
+    start_directory = sources.fetch_model(start, local_store)
+    encoder_directory = sources.fetch_model(encoder, local_store)
+    merging.merge(start_directory, encoder_directory, weight, output)
+    typer.echo(f"wrote {output}: {start} + {weight:g} * ({encoder} - {start})")

@@ -8,13 +8,13 @@ import typer
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
-from pipelines.cli.app import Store, app, report_errors, split_list
+from pipelines.cli.app import Store, command, split_list
 
 if TYPE_CHECKING:
     from infoxlm_core.tasks.mining.mine import Mined
 
 
-@app.command()
+@command()
 def mine(
     model: Annotated[
         str, typer.Argument(help="Directory in Hugging Face format, models:/NAME@ALIAS or models:/NAME/VERSION.")
@@ -57,36 +57,35 @@ def mine(
 
     infoxlm mine models:/infoxlm@champion news.en news.de --calibrate memory.tmx --output mined.tmx
     """
-    with report_errors():
-        from components.adapters.mlflow import model_registry
-        from components.platform import artifacts
-        from components.settings.environment import cache
-        from infoxlm_core.tasks import embedding
-        from infoxlm_core.tasks.mining import files, neighbours
-        from infoxlm_core.tasks.mining import mine as mining
+    from components.adapters.mlflow import model_registry
+    from components.platform import artifacts
+    from components.settings.environment import cache
+    from infoxlm_core.tasks import embedding
+    from infoxlm_core.tasks.mining import files, neighbours
+    from infoxlm_core.tasks.mining import mine as mining
 
-        if (calibrate is None) == (threshold is None):
-            raise InputError("give --calibrate PAIRS to choose the margin, or --threshold, and not both")
-        files.check_output(output)
-        codes = files.check_languages(split_list(languages)) if languages else files.name_languages((source, target))
-        corpus = mining.read((source, target), calibrate, codes)
-        neighbours.check_size(len(corpus.sources.texts), len(corpus.targets.texts))
-        directory = model_registry.load_encoder(model, artifacts.local_directory(store))
-        embedder = embedding.load_embedder(directory, prefix=prefix)
-        model_digest = manifests.digest_files(directory)
-        mined = mining.mine(corpus, embedder, model_digest, cache() / "vectors", precision, threshold)
-        files.write_pairs(output, codes, mining.list_pairs(corpus, mined))
-        report = {
-            "model": model,
-            "files": [str(source), str(target)],
-            "languages": codes,
-            "vector": embedder.spec._asdict() | {"prefix": embedder.prefix},
-            **mining.describe(corpus, mined),
-        }
-        report_path = output.with_name(f"{output.name}.json")
-        manifests.write_atomically(report_path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-        typer.echo(summarise(mined))
-        typer.echo(f"wrote {output} and {report_path}")
+    if (calibrate is None) == (threshold is None):
+        raise InputError("give --calibrate PAIRS to choose the margin, or --threshold, and not both")
+    files.check_output(output)
+    codes = files.check_languages(split_list(languages)) if languages else files.name_languages((source, target))
+    corpus = mining.read((source, target), calibrate, codes)
+    neighbours.check_size(len(corpus.sources.texts), len(corpus.targets.texts))
+    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    embedder = embedding.load_embedder(directory, prefix=prefix)
+    model_digest = manifests.digest_files(directory)
+    mined = mining.mine(corpus, embedder, model_digest, cache() / "vectors", precision, threshold)
+    files.write_pairs(output, codes, mining.list_pairs(corpus, mined))
+    report = {
+        "model": model,
+        "files": [str(source), str(target)],
+        "languages": codes,
+        "vector": embedder.spec._asdict() | {"prefix": embedder.prefix},
+        **mining.describe(corpus, mined),
+    }
+    report_path = output.with_name(f"{output.name}.json")
+    manifests.write_atomically(report_path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    typer.echo(summarise(mined))
+    typer.echo(f"wrote {output} and {report_path}")
 
 
 def summarise(mined: "Mined") -> str:

@@ -11,13 +11,13 @@ import typer
 
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError
-from pipelines.cli.app import Store, app, report_errors
+from pipelines.cli.app import Store, command
 
 MAX_CHARACTERS = 1 << 20
 """Limit on the characters of a sentence. A longer text is probably a file without line feeds."""
 
 
-@app.command(name="import")
+@command(name="import")
 def import_(
     checkpoint: Annotated[
         Path, typer.Argument(help="XLM-R's model.pt, an InfoXLM checkpoint of fairseq, or a .bin file.")
@@ -29,16 +29,15 @@ def import_(
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads. Default: hidden size / 64.")] = None,
 ) -> None:
     """Convert a pickled checkpoint of fairseq or Hugging Face to safetensors without executing its code."""
-    with report_errors():
-        from infoxlm_core.model.huggingface import fairseq
+    from infoxlm_core.model.huggingface import fairseq
 
-        imported = fairseq.convert(checkpoint, directory, tokenizer, heads)
-        projection = "with projection" if imported.projection else "without projection"
-        typer.echo(f"wrote {directory}: {imported.size}, {projection}")
-        for name in imported.missing:
-            typer.echo(f"missing {name}: the model has no masked-LM head")
-        for name, number in imported.unused_parts.items():
-            typer.echo(f"unused {name}: {number} tensors")
+    imported = fairseq.convert(checkpoint, directory, tokenizer, heads)
+    projection = "with projection" if imported.projection else "without projection"
+    typer.echo(f"wrote {directory}: {imported.size}, {projection}")
+    for name in imported.missing:
+        typer.echo(f"missing {name}: the model has no masked-LM head")
+    for name, number in imported.unused_parts.items():
+        typer.echo(f"unused {name}: {number} tensors")
 
 
 def read_lines(stream: BinaryIO, name: str = "standard input") -> list[str]:
@@ -63,7 +62,7 @@ def check_sentences(texts: Sequence[str]) -> None:
             )
 
 
-@app.command()
+@command()
 def embed(
     model: Annotated[
         str, typer.Argument(help="Directory in Hugging Face format, models:/NAME@ALIAS or models:/NAME/VERSION.")
@@ -98,37 +97,36 @@ def embed(
 
     infoxlm embed models:/infoxlm@champion --file sentences.txt --output vectors.npy
     """
-    with report_errors():
-        from components.adapters.mlflow import model_registry
-        from components.platform import artifacts
-        from infoxlm_core.tasks import embedding, vector_files
+    from components.adapters.mlflow import model_registry
+    from components.platform import artifacts
+    from infoxlm_core.tasks import embedding, vector_files
 
-        if (file is None) != (output is None):
-            raise InputError("--file and --output belong together: give both, or neither")
-        if file and output:
-            if sentences or vectors:
-                raise InputError("--file embeds the lines of a file: leave out other sentences and --vectors")
-            directory = model_registry.load_encoder(model, artifacts.local_directory(store))
-            embedder = embedding.load_embedder(directory, layer, pooling)
-            num_lines = vector_files.embed_file(embedder, file, output)
-            typer.echo(f"wrote {output}: {num_lines:,} vectors, {embedder.spec.pooling} of layer {embedder.spec.layer}")
-            return
-        texts = sentences or read_lines(sys.stdin.buffer)
-        check_sentences(texts)
+    if (file is None) != (output is None):
+        raise InputError("--file and --output belong together: give both, or neither")
+    if file and output:
+        if sentences or vectors:
+            raise InputError("--file embeds the lines of a file: leave out other sentences and --vectors")
         directory = model_registry.load_encoder(model, artifacts.local_directory(store))
-        sentence_vectors = embedding.embed_sentences(directory, texts, layer, pooling)
-        if vectors:
-            for vector in sentence_vectors.tolist():
-                typer.echo(json.dumps(vector))
-            return
-        import torch.nn.functional as F
+        embedder = embedding.load_embedder(directory, layer, pooling)
+        num_lines = vector_files.embed_file(embedder, file, output)
+        typer.echo(f"wrote {output}: {num_lines:,} vectors, {embedder.spec.pooling} of layer {embedder.spec.layer}")
+        return
+    texts = sentences or read_lines(sys.stdin.buffer)
+    check_sentences(texts)
+    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    sentence_vectors = embedding.embed_sentences(directory, texts, layer, pooling)
+    if vectors:
+        for vector in sentence_vectors.tolist():
+            typer.echo(json.dumps(vector))
+        return
+    import torch.nn.functional as F
 
-        similarities = F.cosine_similarity(sentence_vectors, sentence_vectors[:1])
-        for text, similarity in zip(texts, similarities.tolist(), strict=True):
-            typer.echo(f"{similarity:7.4f}  {text}")
+    similarities = F.cosine_similarity(sentence_vectors, sentence_vectors[:1])
+    for text, similarity in zip(texts, similarities.tolist(), strict=True):
+        typer.echo(f"{similarity:7.4f}  {text}")
 
 
-@app.command(name="serve-check")
+@command(name="serve-check")
 def serve_check(
     model: Annotated[
         str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
@@ -148,16 +146,15 @@ def serve_check(
     Exit codes: 0 the vectors are equal · 3 they differ · 2 the model has no reference vectors, or the other Python
     cannot load the model.
     """
-    with report_errors():
-        from components.adapters.mlflow import model_registry
-        from components.platform import artifacts
-        from infoxlm_core.tasks import reference_vectors
+    from components.adapters.mlflow import model_registry
+    from components.platform import artifacts
+    from infoxlm_core.tasks import reference_vectors
 
-        directory = model_registry.load_encoder(model, artifacts.local_directory(store))
-        typer.echo(reference_vectors.check(directory, model, python))
+    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    typer.echo(reference_vectors.check(directory, model, python))
 
 
-@app.command()
+@command()
 def serve(
     model: Annotated[
         str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
@@ -173,15 +170,14 @@ def serve(
     {"predictions": [[…]]}. It has no TLS and no login: put a proxy with both in front of it. In a cluster, the
     components `serving` and `serving-kserve` of k8s/ run this command.
     """
-    with report_errors():
-        from components.adapters.mlflow import model_registry
-        from components.platform import artifacts
-        from infoxlm_core.tasks import embedding, reference_vectors
-        from pipelines import serving
+    from components.adapters.mlflow import model_registry
+    from components.platform import artifacts
+    from infoxlm_core.tasks import embedding, reference_vectors
+    from pipelines import serving
 
-        directory = model_registry.load_encoder(model, artifacts.local_directory(store))
-        reference = reference_vectors.read(directory)
-        embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
-        differences = reference_vectors.compare(reference, embed(reference.sentences), model)
-        logging.info("%s: %d reference vectors are equal, %s", model, len(reference.sentences), differences)
-        serving.serve(embed, name, host, port)
+    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    reference = reference_vectors.read(directory)
+    embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
+    differences = reference_vectors.compare(reference, embed(reference.sentences), model)
+    logging.info("%s: %d reference vectors are equal, %s", model, len(reference.sentences), differences)
+    serving.serve(embed, name, host, port)

@@ -6,10 +6,10 @@ import typer
 
 from infoxlm_core.config import RegistrationConfig
 from infoxlm_core.errors import ConfigError
-from pipelines.cli.app import Store, app, report_errors
+from pipelines.cli.app import Store, command
 
 
-@app.command()
+@command()
 def promote(
     model: Annotated[str, typer.Argument(help="models:/NAME@ALIAS or models:/NAME/VERSION, such as @candidate.")],
     metric: Annotated[
@@ -37,33 +37,31 @@ def promote(
 
     For a server in --to, set MLflow's variables with the prefix TARGET_, such as TARGET_MLFLOW_TRACKING_TOKEN.
     """
-    with report_errors():
-        gate = read_gate(metric) if metric else RegistrationConfig().gates
-        from components.adapters.mlflow import connection, promotion
-        from components.platform import artifacts
+    gate = read_gate(metric) if metric else RegistrationConfig().gates
+    from components.adapters.mlflow import connection, promotion
+    from components.platform import artifacts
 
-        local_store = artifacts.local_directory(store)
-        connection.connect_existing(local_store)  # first, because the lock would create the folder of a mistyped store
-        with artifacts.exclusive(store, *promotion.LOCK):
-            promoted = promotion.promote_model(model, gate, local_store, to, by_hand)
-        typer.echo(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
+    local_store = artifacts.local_directory(store)
+    connection.connect_existing(local_store)  # first, because the lock would create the folder of a mistyped store
+    with artifacts.exclusive(store, *promotion.LOCK):
+        promoted = promotion.promote_model(model, gate, local_store, to, by_hand)
+    typer.echo(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
 
 
-@app.command()
+@command()
 def rollback(
     name: Annotated[str, typer.Argument(help="Name of the registered model.")],
     reason: Annotated[str, typer.Option(help="Reason; it is recorded in both versions.")],
     store: Store = "runs",
 ) -> None:
     """Make the previous champion the champion again. Repeating the command changes nothing."""
-    with report_errors():
-        from components.adapters.mlflow import connection, promotion
-        from components.platform import artifacts
+    from components.adapters.mlflow import connection, promotion
+    from components.platform import artifacts
 
-        client = connection.connect_existing(artifacts.local_directory(store))
-        with artifacts.exclusive(store, *promotion.LOCK):
-            version = promotion.roll_back(client, name, reason)
-        typer.echo(f"models:/{name}@champion is version {version}")
+    client = connection.connect_existing(artifacts.local_directory(store))
+    with artifacts.exclusive(store, *promotion.LOCK):
+        version = promotion.roll_back(client, name, reason)
+    typer.echo(f"models:/{name}@champion is version {version}")
 
 
 def read_gate(metrics: list[str]) -> dict[str, float]:

@@ -2,13 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
-from pipelines.cli.app import Overrides, RunFile, Store, Variants, app, config_file, report_errors, split_list
+from pipelines.cli.app import Overrides, RunFile, Store, Variants, command, config_file, split_list
 
 Launcher = Annotated[
     str,
@@ -16,7 +16,7 @@ Launcher = Annotated[
 ]
 
 
-@app.command()
+@command()
 def run(
     config: RunFile,
     store: Store = "runs",
@@ -31,26 +31,25 @@ def run(
     reuse their results in the store. If you interrupt the command, run it again: training resumes from its last
     checkpoint.
     """
-    with report_errors():
-        checked = run_file.load(config, tuple(set_ or ()))
-        checked.check_whole_run()
-        from pipelines import local
-        from pipelines.infoxlm import infoxlm
-        from pipelines.translation import translation
+    checked = run_file.load(config, tuple(set_ or ()))
+    checked.check_whole_run()
+    from pipelines import local
+    from pipelines.infoxlm import infoxlm
+    from pipelines.translation import translation
 
-        dag = translation if checked.translation else infoxlm
-        local.run(dag, local.sections(checked, dag), store, config.stem, launcher)
-        typer.echo(local.read_summary(store))
-        registration = checked.registration
-        # There may be no champion if even the first version has to be better than its start.
-        alias = "candidate" if registration.against == "start" else "champion"
-        command = "embed"
-        if checked.translation:
-            command = f"translate --to {checked.translation.languages[1]}"
-        typer.echo(f"the model   infoxlm {command} --store {store} models:/{registration.name}@{alias} 'a sentence'")
+    dag = translation if checked.translation else infoxlm
+    local.run(dag, local.sections(checked, dag), store, config.stem, launcher)
+    typer.echo(local.read_summary(store))
+    registration = checked.registration
+    # There may be no champion if even the first version has to be better than its start.
+    alias = "candidate" if registration.against == "start" else "champion"
+    command = "embed"
+    if checked.translation:
+        command = f"translate --to {checked.translation.languages[1]}"
+    typer.echo(f"the model   infoxlm {command} --store {store} models:/{registration.name}@{alias} 'a sentence'")
 
 
-@app.command()
+@command()
 def ablate(
     config: Annotated[
         Path,
@@ -75,24 +74,19 @@ def ablate(
     The text is prepared and tokenized once. A failed trial is reported and does not stop the others. If the command is
     interrupted, run it again to resume.
     """
-    with report_errors():
-        checked = run_file.load(config, (f"num_workers={num_workers}", *(set_ or ())))
-        checked.check_whole_run()
-        from pipelines import local, trials
-        from pipelines.ablations import AT_A_TIME, ablations
-        from pipelines.translation import translation_ablations
+    checked = run_file.load(config, (f"num_workers={num_workers}", *(set_ or ())))
+    checked.check_whole_run()
+    from pipelines import local, trials
+    from pipelines.ablations import ablations
+    from pipelines.translation import translation_ablations
 
-        dag = translation_ablations if checked.translation else ablations
-        planned = trials.plan(checked, variants, split_list(only), trials.read_seeds(seeds))
-        _divide_cores(AT_A_TIME)
-        arguments = local.sections(checked, dag) | {"trials": planned}
-        try:
-            local.run(dag, arguments, store, f"{config.stem}-ablations", launcher)
-        finally:  # print the finished trials even if one failed
-            typer.echo(local.read_summary(store))
+    dag = translation_ablations if checked.translation else ablations
+    planned = trials.plan(checked, variants, split_list(only), trials.read_seeds(seeds))
+    arguments = local.sections(checked, dag) | {"trials": planned}
+    _run_sweep(dag, arguments, store, f"{config.stem}-ablations", launcher)
 
 
-@app.command()
+@command()
 def compare(
     run: Annotated[str, typer.Option(help="Id or name of the run of an ablation, or latest.")] = "latest",
     metrics: Annotated[str, typer.Option(help="Comma-separated metrics. Default: the main ones.")] = "",
@@ -102,22 +96,21 @@ def compare(
     store: Store = "runs",
 ) -> None:
     """Print the table of a finished ablation from the tracker: mean and deviation of each variant over its seeds."""
-    with report_errors():
-        from components.platform import artifacts, sweeps, tracking
-        from infoxlm_core.results import page
-        from infoxlm_core.results.summary import summarise_metrics
+    from components.platform import artifacts, sweeps, tracking
+    from infoxlm_core.results import page
+    from infoxlm_core.results.summary import summarise_metrics
 
-        ablation = tracking.tracker().find_ablation(run, artifacts.local_directory(store))
-        trial_runs = sorted(ablation.trials(), key=lambda trial_run: trial_run.trial.rank)
-        results = [(trial_run.trial, trial_run.metrics) for trial_run in trial_runs]
-        summary = summarise_metrics(ablation.name, results, split_list(metrics), sweeps.read_outcomes(ablation))
-        typer.echo(page.to_markdown(summary))
-        if output:
-            page.write(output, "comparison", summary)
-            typer.echo(f"comparison  {output}/comparison.html")
+    ablation = tracking.tracker().find_ablation(run, artifacts.local_directory(store))
+    trial_runs = sorted(ablation.trials(), key=lambda trial_run: trial_run.trial.rank)
+    results = [(trial_run.trial, trial_run.metrics) for trial_run in trial_runs]
+    summary = summarise_metrics(ablation.name, results, split_list(metrics), sweeps.read_outcomes(ablation))
+    typer.echo(page.to_markdown(summary))
+    if output:
+        page.write(output, "comparison", summary)
+        typer.echo(f"comparison  {output}/comparison.html")
 
 
-@app.command(name="suite")
+@command(name="suite")
 def suite_(
     config: Annotated[
         Path, typer.Argument(help="YAML file of the suite; see configs/suite.yaml.", parser=config_file, metavar="FILE")
@@ -141,24 +134,18 @@ def suite_(
     SOURCE is a directory, s3://bucket/prefix, a name on the Hugging Face hub, or models:/NAME@ALIAS. A failed trial is
     reported and does not stop the others. If the command is interrupted, run it again to resume.
     """
-    with report_errors():
-        overrides = list(set_ or ())
-        overrides += [f"models.{name_and_source}" for name_and_source in model or ()]
-        checked = run_file.load_as(SuiteConfig, config, overrides).choose(split_list(only))
-        from infoxlm_core.results.trials import plan
-        from pipelines import local
-        from pipelines.suite import AT_A_TIME, suite
+    overrides = list(set_ or ())
+    overrides += [f"models.{name_and_source}" for name_and_source in model or ()]
+    checked = run_file.load_as(SuiteConfig, config, overrides).choose(split_list(only))
+    from infoxlm_core.results.trials import plan
+    from pipelines.suite import suite
 
-        typer.echo(f"{len(plan(checked))} trials: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
-        _divide_cores(AT_A_TIME)
-        arguments = {"suite": checked.listed(), "num_workers": num_workers}
-        try:
-            local.run(suite, arguments, store, config.stem, launcher)
-        finally:  # print the finished trials even if one failed
-            typer.echo(local.read_summary(store))
+    typer.echo(f"{len(plan(checked))} trials: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
+    arguments = {"suite": checked.listed(), "num_workers": num_workers}
+    _run_sweep(suite, arguments, store, config.stem, launcher)
 
 
-@app.command()
+@command()
 def plan(
     config: RunFile,
     gpus: Annotated[
@@ -174,48 +161,55 @@ def plan(
     set_: Overrides = None,
 ) -> None:
     """Estimate the parameters, memory, FLOPs and time of pre-training without data, weights or a GPU."""
-    with report_errors():
-        checked = run_file.load(config, tuple(set_ or ()))
-        from infoxlm_core.systems.infoxlm import plan
-        from infoxlm_core.systems.table import SYSTEMS
+    checked = run_file.load(config, tuple(set_ or ()))
+    from infoxlm_core.systems.infoxlm import plan
+    from infoxlm_core.systems.table import SYSTEMS
 
-        pretraining = checked.pretraining
-        system = SYSTEMS[pretraining.system]
-        num_gpus = gpus or min(8, pretraining.batches.virtual_shards)
-        tables = system.plan(pretraining, checked.tokenization.new_vocabulary_size, num_gpus, gpu)
-        typer.echo("\n".join(plan.describe(tables)))
+    pretraining = checked.pretraining
+    system = SYSTEMS[pretraining.system]
+    num_gpus = gpus or min(8, pretraining.batches.virtual_shards)
+    tables = system.plan(pretraining, checked.tokenization.new_vocabulary_size, num_gpus, gpu)
+    typer.echo("\n".join(plan.describe(tables)))
 
 
-@app.command()
+@command()
 def compile(
     output: Annotated[Path, typer.Option(help="Directory for the YAML files.")] = Path("pipelines/compiled"),
 ) -> None:
     """Compile the pipelines to YAML files for the Kubeflow UI and `kfp run create`."""
-    with report_errors():
-        from kfp import compiler
+    from kfp import compiler
 
-        from pipelines.ablations import ablations
-        from pipelines.infoxlm import infoxlm
-        from pipelines.promotion import promotion
-        from pipelines.suite import suite
-        from pipelines.translation import translation, translation_ablations
+    from pipelines.ablations import ablations
+    from pipelines.infoxlm import infoxlm
+    from pipelines.promotion import promotion
+    from pipelines.suite import suite
+    from pipelines.translation import translation, translation_ablations
 
-        output.mkdir(parents=True, exist_ok=True)
-        dags = {
-            "infoxlm": infoxlm,
-            "ablations": ablations,
-            "suite": suite,
-            "promotion": promotion,
-            "translation": translation,
-            "translation-ablations": translation_ablations,
-        }
-        for name, dag in dags.items():
-            compiler.Compiler().compile(dag, str(output / f"{name}.yaml"))
-            typer.echo(f"wrote {output / name}.yaml")
+    output.mkdir(parents=True, exist_ok=True)
+    dags = {
+        "infoxlm": infoxlm,
+        "ablations": ablations,
+        "suite": suite,
+        "promotion": promotion,
+        "translation": translation,
+        "translation-ablations": translation_ablations,
+    }
+    for name, dag in dags.items():
+        compiler.Compiler().compile(dag, str(output / f"{name}.yaml"))
+        typer.echo(f"wrote {output / name}.yaml")
 
 
-def _divide_cores(num_processes: int) -> None:
-    """Give each of several processes that run at the same time an equal number of threads, unless the user set it."""
-    num_cores = os.cpu_count() or 1
-    num_threads = max(1, num_cores // num_processes)
-    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+def _run_sweep(dag: Any, arguments: dict[str, Any], store: str, name: str, launcher: str) -> None:
+    """Run the pipeline of a sweep, and print the summary of its finished trials even if a trial failed.
+
+    Each of the parallel trials uses an equal number of threads, unless the user has set OMP_NUM_THREADS.
+    """
+    from pipelines import local
+    from pipelines.steps import PARALLEL_TRIALS
+
+    threads_per_trial = max(1, (os.cpu_count() or 1) // PARALLEL_TRIALS)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_trial))
+    try:
+        local.run(dag, arguments, store, name, launcher)
+    finally:
+        typer.echo(local.read_summary(store))

@@ -10,7 +10,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.run_file import RunConfig
 from infoxlm_core.tasks import TASKS
-from pipelines.cli.app import app, report_errors
+from pipelines.cli.app import command
 
 SECTIONS = [field.annotation for field in RunConfig.model_fields.values()]
 KINDS: dict[str, type[StageConfig]] = {
@@ -28,7 +28,7 @@ read as YAML 1.2.
 """
 
 
-@app.command(name="config", add_help_option=False)
+@command(name="config", add_help_option=False)
 def config_(
     context: typer.Context,
     section: Annotated[
@@ -46,16 +46,15 @@ def config_(
     if help_ and section is None:
         typer.echo(context.get_help())
         return
-    with report_errors():
-        if markdown:
-            typer.echo(PAGE + describe.as_markdown(KINDS), nl=False)
-            return
-        if section is None:
-            section = "run"
-        settings = list(describe.settings(KINDS.get(section, RunConfig)))
-        if section not in KINDS:
-            prefixes = (f"{section}.", f"{section}[].")  # [] follows the name of a list
-            settings = [setting for setting in settings if f"{setting.name}.".startswith(prefixes)]
-        if not settings:
-            raise InputError(f"no section {section!r}: give a section of a run, or one of {', '.join(KINDS)}")
-        typer.echo(describe.as_text(settings))
+    if markdown:
+        typer.echo(PAGE + describe.as_markdown(KINDS), nl=False)
+        return
+    if section is None:
+        section = "run"
+    settings = list(describe.settings(KINDS.get(section, RunConfig)))
+    if section not in KINDS:
+        prefixes = (f"{section}.", f"{section}[].")  # [] follows the name of a list
+        settings = [setting for setting in settings if f"{setting.name}.".startswith(prefixes)]
+    if not settings:
+        raise InputError(f"no section {section!r}: give a section of a run, or one of {', '.join(KINDS)}")
+    typer.echo(describe.as_text(settings))

@@ -8,10 +8,10 @@ import typer
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.progress import progress
-from pipelines.cli.app import app, report_errors, split_list
+from pipelines.cli.app import command, split_list
 
 
-@app.command()
+@command()
 def gc(
     store: Annotated[str, typer.Argument(help="Directory or s3://bucket/prefix.")],
     older_than: Annotated[
@@ -37,32 +37,31 @@ def gc(
     Use an MLflow account that can read all models: the artifacts of other models are not protected. A later run
     recreates deleted artifacts. On Kubeflow, submit this run with `--no-cache`, because the cache may refer to them.
     """
-    with report_errors():
-        minimum_age = _parse_age(older_than)
-        from components.adapters.mlflow import connection, model_versions
-        from components.platform import artifacts, garbage
+    minimum_age = _parse_age(older_than)
+    from components.adapters.mlflow import connection, model_versions
+    from components.platform import artifacts, garbage
 
-        store = store.rstrip("/")
-        local_store = artifacts.local_directory(store)
-        aliases = split_list(keep)
-        connection.connect_existing(local_store)
-        protected_items = model_versions.find_source_artifacts(aliases)
-        items = garbage.survey(store)
-        deletable = garbage.find_deletable(items, protected_items, minimum_age)
-        for item in sorted(deletable, key=lambda item: item.size, reverse=True):
-            days = (datetime.now(UTC) - item.modified).days
-            typer.echo(f"{item.size / 1e6:12,.1f} MB  {days:5} days  {item.name}")
-        typer.echo(f"models: {connection.public_uri(local_store)}")
-        size = sum(item.size for item in deletable) / 1e6
-        total = f"{len(deletable)} of {len(items)} items in {store}, {size:,.1f} MB"
-        if not delete:
-            typer.echo(f"{total}, can be deleted: add --delete")
-            return
-        with progress("deleting", len(deletable), "items") as advance:
-            for item in deletable:
-                garbage.delete(store, item)
-                advance(1)
-        typer.echo(f"{total}, deleted")
+    store = store.rstrip("/")
+    local_store = artifacts.local_directory(store)
+    aliases = split_list(keep)
+    connection.connect_existing(local_store)
+    protected_items = model_versions.find_source_artifacts(aliases)
+    items = garbage.survey(store)
+    deletable = garbage.find_deletable(items, protected_items, minimum_age)
+    for item in sorted(deletable, key=lambda item: item.size, reverse=True):
+        days = (datetime.now(UTC) - item.modified).days
+        typer.echo(f"{item.size / 1e6:12,.1f} MB  {days:5} days  {item.name}")
+    typer.echo(f"models: {connection.public_uri(local_store)}")
+    size = sum(item.size for item in deletable) / 1e6
+    total = f"{len(deletable)} of {len(items)} items in {store}, {size:,.1f} MB"
+    if not delete:
+        typer.echo(f"{total}, can be deleted: add --delete")
+        return
+    with progress("deleting", len(deletable), "items") as advance:
+        for item in deletable:
+            garbage.delete(store, item)
+            advance(1)
+    typer.echo(f"{total}, deleted")
 
 
 def _parse_age(text: str) -> timedelta:

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from infoxlm_core.errors import InputError
-from pipelines.cli.app import Store, app, report_errors
+from pipelines.cli.app import Store, command
 from pipelines.cli.models import check_sentences, read_lines
 
 
-@app.command()
+@command()
 def translate(
     model: Annotated[
         str, typer.Argument(help="Directory of a translator, models:/NAME@ALIAS or models:/NAME/VERSION.")
@@ -27,19 +27,18 @@ def translate(
 
     infoxlm translate models:/translator@champion --to fr "Save changes"
     """
-    with report_errors():
-        from components.adapters.mlflow import model_registry
-        from components.platform import artifacts
-        from infoxlm_core.systems.translation.decoding import TextTranslator
+    from components.adapters.mlflow import model_registry
+    from components.platform import artifacts
+    from infoxlm_core.systems.translation.decoding import TextTranslator
 
-        if file and sentences:
-            raise InputError("give sentences or --file, not both")
-        if file:
-            with file.open("rb") as stream:
-                texts = read_lines(stream, str(file))
-        else:
-            texts = sentences or read_lines(sys.stdin.buffer)
-        check_sentences(texts)
-        directory = model_registry.load_encoder(model, artifacts.local_directory(store))
-        for translation in TextTranslator.load(directory).translate(texts, to):
-            typer.echo(translation)
+    if file and sentences:
+        raise InputError("give sentences or --file, not both")
+    if file:
+        with file.open("rb") as stream:
+            texts = read_lines(stream, str(file))
+    else:
+        texts = sentences or read_lines(sys.stdin.buffer)
+    check_sentences(texts)
+    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    for translation in TextTranslator.load(directory).translate(texts, to):
+        typer.echo(translation)
