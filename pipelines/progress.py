@@ -1,8 +1,8 @@
-"""Describe the progress of a run on Kubeflow: one line when a step starts, ends or is retried.
+"""Describe the progress of a run on Kubeflow in a line for each step that starts, ends or is retried.
 
-Kubeflow's API lists every node of the Argo workflow, such as drivers, groups and attempts, without the node's own id.
-A node does list the ids of its children, and Argo computes an id from the path of a node. So the ids of the attempts
-tell to which step, and to which iteration of a loop, a node belongs.
+Kubeflow's API lists every node of the Argo workflow, such as drivers, groups and attempts, without the id of the node.
+But a node lists the ids of its children, and Argo computes the id of a node from its path. Therefore, the ids of the
+children identify the step, and the iteration of a loop, to which a node belongs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 
 def node_id(workflow: str, path: str) -> str:
-    """Return the id that Argo gives to the node with this path: the name of the workflow and an FNV-1a hash."""
+    """Return the id that Argo computes for the node at a path: the name of the workflow and an FNV-1a hash."""
     fnv_hash = 0x811C9DC5
     for byte in path.encode():
         fnv_hash = ((fnv_hash ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -36,7 +36,7 @@ def node_id(workflow: str, path: str) -> str:
 
 
 def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]) -> Iterator[Step]:
-    """Yield all steps of a compiled pipeline, with one step per iteration for steps in a loop.
+    """Yield all steps of a compiled pipeline. A step in a loop is yielded for each iteration.
 
     Args:
         spec: specification of the compiled pipeline.
@@ -48,11 +48,11 @@ def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]
         iteration_names.append(f"iteration {number}")
 
     def find_in_group(group: Mapping[str, Any], group_path: str, iteration: str) -> Iterator[Step]:
-        """Yield the steps of a group of tasks, which is the pipeline, the body of a loop or of an exit handler."""
+        """Yield the steps of a group of tasks: of the pipeline, of the body of a loop, or of an exit handler."""
         for name, task in group["dag"]["tasks"].items():
             component = spec["components"][task["componentRef"]["name"]]
             path = f"{group_path}.{name}"
-            if "triggerPolicy" in task:  # an exit handler, which is a hook of the group before it
+            if "triggerPolicy" in task:  # Argo runs an exit handler as a hook of the group that it follows
                 path = f"{group_path}.{task['dependentTasks'][0]}.onExit.{name}"
             if "dag" not in component:
                 label = task["taskInfo"]["name"]
@@ -70,53 +70,60 @@ def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]
 
 
 class Progress:
-    """Remembers the state of each step, to describe only the changes."""
+    """Describes what has changed in a run since the last call.
+
+    Args:
+        spec: specification of the compiled pipeline.
+        iterations: names of the iterations of its loop.
+    """
 
     def __init__(self, spec: Mapping[str, Any], iterations: Sequence[str] = ()) -> None:
         self._spec = spec
         self._iterations = iterations
-        # The label without the iteration: before a step has children, nothing tells to which iteration it belongs.
-        self._label_of_name = {step.name: step.label.partition(" (iteration")[0] for step in find_steps(spec, "", ())}
-        self._label_of_attempt: dict[str, str] = {}  # by id of the executor node, and of its first attempt
-        self._states: dict[str, str] = {}  # by id of the task
-        self._attempts: dict[str, int] = {}  # by label
-        self._running: set[str] = set()  # labels
-        self._pending_since: dict[str, float] = {}  # by id of the task
+        # Labels by the name of the step, without the iteration, which is unknown until the node of a step has children.
+        self._labels_by_name: dict[str, str] = {}
+        for step in find_steps(spec, workflow="", iterations=()):
+            self._labels_by_name[step.name] = step.label.partition(" (iteration")[0]
+        self._labels_by_child: dict[str, str] = {}  # by the id of the executor node, and of its first attempt
+        self._states: dict[str, str] = {}  # by the id of the task
+        self._num_attempts: dict[str, int] = {}  # by label
+        self._running_labels: set[str] = set()
+        self._pending_since: dict[str, float] = {}  # by the id of the task
         self._num_reminders = 0
 
     def describe_changes(self, tasks: Sequence[Any]) -> list[str]:
-        """Return one line for each change of a step since the last call.
+        """Return a line for each step that has started, ended or been retried since the last call.
 
         Args:
             tasks: `run_details.task_details` of the run.
         """
         lines = []
         for task in tasks:
-            children = [child.pod_name for child in task.child_tasks or ()]
-            label = self._find_label(children)
-            if children or task.state != "RUNNING":  # a step that has just started may have no children yet
-                label = label or self._label_of_name.get(task.display_name, "")
+            child_ids = [child.pod_name for child in task.child_tasks or ()]
+            label = self._find_label(child_ids)
+            if child_ids or task.state != "RUNNING":  # a step that has just started may have no children yet
+                label = label or self._labels_by_name.get(task.display_name, "")
             if not label:
                 continue
             if task.display_name == _EXECUTOR:
-                num_attempts = len(children)
-                if num_attempts > self._attempts.get(label, 1):
+                num_attempts = len(child_ids)
+                if num_attempts > self._num_attempts.get(label, 1):
                     lines.append(f"{label}: retried, attempt {num_attempts}")
-                    self._attempts[label] = num_attempts
-            elif task.display_name in self._label_of_name and self._states.get(task.task_id) != task.state:
+                    self._num_attempts[label] = num_attempts
+            elif task.display_name in self._labels_by_name and self._states.get(task.task_id) != task.state:
                 self._states[task.task_id] = task.state
                 if task.state == "RUNNING":
-                    self._running.add(label)
+                    self._running_labels.add(label)
                 else:
-                    self._running.discard(label)
+                    self._running_labels.discard(label)
                 if task.state in _MESSAGES:
                     lines.append(f"{label}: {_MESSAGES[task.state]}")
         return lines
 
     def describe_pending(self, tasks: Sequence[Any], current_time: float) -> list[str]:
-        """Return a line when a pod has been pending for another five minutes.
+        """Return a line if a pod has been pending for another five minutes since the last line.
 
-        Kubeflow's API does not tell to which step a pod belongs, so the line names all running steps.
+        The line names all running steps, because Kubeflow's API does not tell to which step a pod belongs.
 
         Args:
             tasks: `run_details.task_details` of the run.
@@ -127,22 +134,20 @@ class Progress:
         first_pending_time = min(self._pending_since.values(), default=current_time)
         minutes = int(current_time - first_pending_time) // 60
         num_reminders = minutes // _MINUTES_BETWEEN_REMINDERS
-        is_due = num_reminders > self._num_reminders
+        is_reminder_due = num_reminders > self._num_reminders
         self._num_reminders = num_reminders
-        if not is_due:
+        if not is_reminder_due:
             return []
-        steps = ", ".join(sorted(self._running)) or "run"
+        steps = ", ".join(sorted(self._running_labels)) or "run"
         return [f"{steps}: a pod is still pending after {minutes} min: {_PENDING_ADVICE}"]
 
-    def _find_label(self, children: Sequence[str]) -> str:
-        """Return the label of the step whose executor node or first attempt is a child, or "" if there is none."""
-        if children and not self._label_of_attempt:
-            workflow = children[0].rpartition("-")[0]
+    def _find_label(self, child_ids: Sequence[str]) -> str:
+        """Return the label of the step whose executor node or first attempt is among the children, or ""."""
+        if child_ids and not self._labels_by_child:
+            workflow, _, _ = child_ids[0].rpartition("-")
             for step in find_steps(self._spec, workflow, self._iterations):
-                executor = f"{step.path}.{_EXECUTOR}"
-                self._label_of_attempt[node_id(workflow, executor)] = step.label
-                self._label_of_attempt[node_id(workflow, f"{executor}(0)")] = step.label
-        for child in children:
-            if child in self._label_of_attempt:
-                return self._label_of_attempt[child]
-        return ""
+                executor_path = f"{step.path}.{_EXECUTOR}"
+                self._labels_by_child[node_id(workflow, executor_path)] = step.label
+                self._labels_by_child[node_id(workflow, f"{executor_path}(0)")] = step.label
+        labels = [self._labels_by_child[child_id] for child_id in child_ids if child_id in self._labels_by_child]
+        return labels[0] if labels else ""

@@ -16,15 +16,16 @@ from infoxlm_core.run_file import RunConfig
 
 _NAME = re.compile(r"[\w+.:-][\w+.: -]*")
 _DESCRIPTIVE = ("what", "also")
-"""Keys that describe a variant. `translation` overrides this section, and all other keys override `pretraining`."""
+"""Keys of a variant that override no setting: its description and its alias."""
 
 
 def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return every chosen variant with every seed, as the pipeline's parameter `trials`.
+    """Return a trial for each chosen variant and seed: the value of the pipeline's parameter `trials`.
 
     Args:
         config: the run that the variants change.
-        path: YAML file that maps names to overrides of `pretraining`, a description `what` and an alias `also`.
+        path: YAML file that maps the name of each variant to overrides of `pretraining`. The key `translation` has
+            overrides of that section, `what` describes the variant, and `also` is a second name for `only`.
         only: names of the chosen variants; empty for all.
         seeds: seeds of initialisation, data and fine-tuning.
 
@@ -32,52 +33,61 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
         ConfigError: the file, a name or a variant is invalid; the message names the variant.
     """
     variants = choose(read(path), only, path)
-    sections_by_variant = {name: _apply(config, variant, name, path) for name, variant in variants.items()}
-    _refuse_twins(sections_by_variant, path)
+    settings_by_variant = {}
+    for name, overrides in variants.items():
+        try:
+            settings_by_variant[name] = _apply_overrides(config, overrides)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: variant {name}: {error}") from None
+    _check_variants_differ(settings_by_variant, path)
     trials: list[dict[str, Any]] = []
     for seed in seeds:  # all variants of a seed before the next seed, so that an interrupted sweep compares them all
-        for rank, (name, sections) in enumerate(sections_by_variant.items()):
-            trial = {"variant": name, "seed": seed, "what": variants[name].get("what", ""), "rank": rank}
-            pretraining = {**sections["pretraining"], "seed": seed}
-            trials.append({"trial": trial, **sections, "pretraining": pretraining})
+        for rank, (name, settings) in enumerate(settings_by_variant.items()):
+            description = {"variant": name, "seed": seed, "what": variants[name].get("what", ""), "rank": rank}
+            pretraining = {**settings["pretraining"], "seed": seed}
+            trials.append({"trial": description, **settings, "pretraining": pretraining})
     return trials
 
 
-def _apply(config: RunConfig, variant: Mapping[str, Any], name: str, path: Path) -> dict[str, dict[str, Any]]:
-    """Return the sections that a variant of a run may change, by name; ConfigError if its settings are invalid."""
-    pretraining_overrides = {key: value for key, value in variant.items() if key not in (*_DESCRIPTIVE, "translation")}
-    sections = {}
-    for section, overrides in (
-        ("pretraining", pretraining_overrides),
-        ("translation", variant.get("translation", {})),
-    ):
+def _apply_overrides(config: RunConfig, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings of a variant by section: `pretraining`, and `translation` if the run has this section.
+
+    Raises:
+        ConfigError: a setting is invalid, or the variant overrides a section that the run does not have.
+    """
+    overrides_by_section: dict[str, dict[str, Any]] = {
+        "pretraining": {},
+        "translation": variant.get("translation", {}),
+    }
+    for key, value in variant.items():
+        if key not in (*_DESCRIPTIVE, "translation"):
+            overrides_by_section["pretraining"][key] = value
+    settings = {}
+    for section, overrides in overrides_by_section.items():
         base: StageConfig | None = getattr(config, section)
-        if base is None:
-            if overrides:
-                raise ConfigError(
-                    f"{path}: variant {name}: the run has no section {section}, which the variant changes"
-                )
-            continue
-        try:
-            checked = type(base).parse(merge(base.model_dump(mode="json", exclude_none=True), overrides), section)
-        except ConfigError as error:
-            raise ConfigError(f"{path}: variant {name}: {error}") from None
-        # Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
-        sections[section] = checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return sections
+        if base is not None:
+            values = merge(base.model_dump(mode="json", exclude_none=True), overrides)
+            checked = type(base).parse(values, section)
+            # Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
+            settings[section] = checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        elif overrides:
+            raise ConfigError(f"the run has no section {section}, which the variant changes")
+    return settings
 
 
-def _refuse_twins(sections_by_variant: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+def _check_variants_differ(settings_by_variant: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Raise ConfigError if two variants have the same settings."""
     variant_by_settings: dict[str, str] = {}
-    for name, sections in sections_by_variant.items():
-        twin = variant_by_settings.setdefault(json.dumps(sections), name)
-        if twin != name:
-            raise ConfigError(f"{path}: variants {twin} and {name} are the same with this config: choose one (--only)")
+    for name, settings in settings_by_variant.items():
+        first_name = variant_by_settings.setdefault(json.dumps(settings), name)
+        if first_name != name:
+            raise ConfigError(
+                f"{path}: variants {first_name} and {name} are the same with this config: choose one (--only)"
+            )
 
 
 def read_seeds(text: str) -> list[int]:
-    """Parse comma-separated seeds."""
+    """Parse the comma-separated seeds of the option --seeds. Raise ConfigError for a repeated or malformed seed."""
     seeds = [seed.strip() for seed in text.split(",")]
     are_whole_numbers = all(seed.isdecimal() for seed in seeds)
     if not are_whole_numbers or len(set(seeds)) < len(seeds):
@@ -86,7 +96,7 @@ def read_seeds(text: str) -> list[int]:
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the overrides of each variant in a YAML file.
+    """Return the variants of a YAML file by name, each with its overrides and its descriptive keys.
 
     Raises:
         ConfigError: there is no such file, it has anchors, tags or repeated names, or a variant is not a mapping.
@@ -108,13 +118,19 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def choose(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path) -> dict[str, dict[str, Any]]:
-    """Return the variants whose names or aliases are in `only`, or all if it is empty, in the order of the file."""
+    """Return the variants whose names or aliases are in `only`, or all if it is empty, in the order of the file.
+
+    Raises:
+        ConfigError: `only` has an unknown name; the message lists the known names.
+    """
+    if not only:
+        return variants
     name_by_alias = {name: name for name in variants}
-    name_by_alias |= {variant["also"]: name for name, variant in variants.items() if "also" in variant}
+    for name, variant in variants.items():
+        if "also" in variant:
+            name_by_alias[variant["also"]] = name
     for alias in only:
         if alias not in name_by_alias:
             raise ConfigError(f"{path}: no variant {alias!r}; known are {', '.join(name_by_alias)}")
-    if not only:
-        return variants
-    chosen_names = {name_by_alias[alias] for alias in only}
+    chosen_names = [name_by_alias[alias] for alias in only]
     return {name: variant for name, variant in variants.items() if name in chosen_names}

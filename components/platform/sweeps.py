@@ -18,46 +18,54 @@ from infoxlm_core.tasks.scores import Scores
 
 
 def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[tuple[Trial, Mapping[str, float]]]:
-    """Return the metrics of each planned trial of an ablation, and end the runs of unfinished trials as failed."""
-    logged = {run.trial.name: run.metrics for run in step.run.trials()}
+    """Return the metrics of each planned trial of an ablation. End the runs of unfinished trials as failed.
+
+    Args:
+        step: the last step of the ablation.
+        planned: the trials, each {"variant", "seed", "what", "rank"}.
+    """
+    metrics_by_trial = {run.trial.name: run.metrics for run in step.run.trials()}
     results = []
-    for values in planned:
-        trial = Trial.parse(values)
-        metrics = logged.get(trial.name, {})
-        if not metrics:  # a trial that never started gets a failed run, so that it is visible
-            tracking.open_run(step.store, values).end(runtime.find_ending(step.store).status)
+    for planned_trial in planned:
+        trial = Trial.parse(planned_trial)
+        metrics = metrics_by_trial.get(trial.name, {})
+        if not metrics:  # a trial that never started gets a failed run, so that the tracker shows it
+            tracking.open_run(step.store, planned_trial).end(runtime.find_ending(step.store).status)
         results.append((trial, metrics))
     return results
 
 
 def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
-    """Return the outcomes by question of an ablation's finished trials: variant -> seed -> outcomes."""
-    outcomes: dict[str, dict[int, Outcomes]] = {}
+    """Return which questions each finished trial of an ablation answered correctly, by variant and seed."""
+    outcomes_by_variant: dict[str, dict[int, Outcomes]] = {}
     for trial_run in run.trials():
-        trial_outcomes = trial_run.read_outcomes() if trial_run.metrics else None
-        if trial_outcomes:
-            outcomes.setdefault(trial_run.trial.model, {})[trial_run.trial.seed] = trial_outcomes
-    return outcomes
+        is_finished = bool(trial_run.metrics)
+        outcomes = trial_run.read_outcomes() if is_finished else None
+        if outcomes:
+            outcomes_by_variant.setdefault(trial_run.trial.model, {})[trial_run.trial.seed] = outcomes
+    return outcomes_by_variant
 
 
 def read_first_seeds(step: StageRun, planned: Sequence[Mapping[str, Any]], path: str) -> dict[str, dict[str, Any]]:
-    """Return a JSON file of the first finished trial of each variant, in the order of the plan."""
-    runs = {run.trial.name: run for run in step.run.trials() if run.status == "FINISHED"}
-    contents: dict[str, dict[str, Any]] = {}
-    for values in planned:
-        trial = Trial.parse(values)
-        if trial.model not in contents and trial.name in runs:
-            contents[trial.model] = runs[trial.name].read_json(path)
-    return contents
+    """Return, for each variant, the content of the JSON file at `path` in the run of its first finished trial."""
+    finished_runs = {run.trial.name: run for run in step.run.trials() if run.status == "FINISHED"}
+    contents_by_variant: dict[str, dict[str, Any]] = {}
+    for planned_trial in planned:
+        trial = Trial.parse(planned_trial)
+        if trial.model not in contents_by_variant and trial.name in finished_runs:
+            contents_by_variant[trial.model] = finished_runs[trial.name].read_json(path)
+    return contents_by_variant
 
 
 def read_scores(step: StageRun) -> dict[str, Scores]:
-    """Return the scores of a suite's finished trials by name, and end the runs of unfinished trials as failed."""
-    runs = step.run.trials()
-    for run in runs:
+    """Return the scores of the finished trials of a suite by name. End the runs of unfinished trials as failed."""
+    scores = {}
+    for run in step.run.trials():
         if run.status == "RUNNING":
             tracking.tracker().find_run(run.run_id).end(runtime.find_ending(step.store).status)
-    return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
+        elif run.status == "FINISHED":
+            scores[run.trial.name] = run.read_scores()
+    return scores
 
 
 def publish(
@@ -74,13 +82,13 @@ def publish(
 
     Args:
         step: the last step of the sweep.
-        kind: kind of the artifact, and name of its page.
+        kind: kind of the artifact, and name of its files.
         summary: summary of the trials.
-        figures: the metrics to log.
+        figures: metrics to log.
         comparison: KFP output that will point to the artifact.
         report: KFP output for the HTML page.
         metrics: KFP output for the metrics.
-        write: writes the page into a directory; None: the page of all other sweeps.
+        write: writes the page of `kind` into a directory. Default: `page.write`.
     """
     key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 
@@ -94,14 +102,18 @@ def publish(
     artifact = artifacts.get_or_build(step.store, kind, key, build)
     step.publish(comparison, artifact, metrics)
     shutil.copy(artifact / f"{kind}.html", report.path)
-    step.report({re.sub(r"[^\w.:/ -]", "_", metric): value for metric, value in figures.items()})
+    # MLflow refuses other characters in the name of a metric.
+    step.report({re.sub(r"[^\w.:/ -]", "_", name): value for name, value in figures.items()})
     step.run.log_artifacts(artifact, kind)
-    unfinished = ", ".join(summary.unfinished)
-    note = f" Not finished: {unfinished}." if unfinished else ""
-    step.run.annotate(f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html).{note}")
-    if unfinished:
+    description = f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html)."
+    ending = runtime.Ending("FINISHED")
+    if summary.unfinished:
+        unfinished = ", ".join(summary.unfinished)
         logging.warning("Some trials are not finished, so the figures do not include them: %s.", unfinished)
+        description += f" Not finished: {unfinished}."
+        ending = runtime.find_ending(step.store)
+    step.run.annotate(description)
     table = (artifact / f"{kind}.md").read_text(encoding="utf-8")
-    step.summarise(table, f"report      {artifacts.url_of(artifact / f'{kind}.html')}")
-    ending = runtime.find_ending(step.store) if unfinished else runtime.Ending("FINISHED")
+    report_url = artifacts.url_of(artifact / f"{kind}.html")
+    step.summarise(table, f"report      {report_url}")
     step.run.end(*ending)
