@@ -7,7 +7,7 @@ Test sets write a code with two or three letters, and some append a script or re
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from infoxlm_core.errors import InputError
 
@@ -61,30 +61,20 @@ def shorten(codes: Iterable[str]) -> dict[str, str]:
     variant_of_name: dict[str, str] = {}
     for code in _plain_codes_first(codes):
         short_name = two_letters(code)
-        variant = _script_or_region(code)
+        variant = "-".join(re.split("[-_]", code)[1:])  # `Latn` of `deu_Latn`, empty for `deu`
         gets_short_name = not variant or variant_of_name.setdefault(short_name, variant) == variant
         names[code] = short_name if gets_short_name else code
     return names
 
 
-def _script_or_region(code: str) -> str:
-    """Return `Latn` for `deu_Latn`, and an empty text for `deu`."""
-    return "-".join(re.split("[-_]", code)[1:])
-
-
 def _plain_codes_first(codes: Iterable[str]) -> list[str]:
     """Sort codes without a script or region before those with one."""
-
-    def sort_key(code: str) -> tuple[int, str]:
-        number_of_subtags = len(re.split("[-_]", code))
-        return number_of_subtags, code
-
-    return sorted(codes, key=sort_key)
+    return sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code))
 
 
-def sort(codes: Iterable[str]) -> list[str]:
-    """Sort codes in the order of the paper's Tables 2 and 3, then all others by name."""
-    ranks = {language: rank for rank, language in enumerate(GROUPS["36"])}
+def sort(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]:
+    """Sort codes in an order of two-letter codes, by default that of the paper's tables. Others follow by name."""
+    ranks = {language: rank for rank, language in enumerate(order)}
 
     def sort_key(code: str) -> tuple[int, str]:
         return ranks.get(two_letters(code), len(ranks)), code

@@ -19,7 +19,7 @@ from infoxlm_core.config import (
     StageConfig,
     TokenizationConfig,
 )
-from infoxlm_core.config.base import NonNegativeInt
+from infoxlm_core.config.base import NonNegativeInt, put
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.languages import two_letters
 from infoxlm_core.systems.translation.config import TranslationConfig
@@ -218,18 +218,8 @@ def override(values: Any, change: str) -> None:
     name, equals, value = change.partition("=")
     if not equals:
         raise ConfigError(f"override {change!r}: write section.name=value")
-    put(values, name.strip(), yaml.load(value, Loader=StrictLoader))  # noqa: S506 - a SafeLoader
-
-
-def put(values: Any, name: str, value: Any) -> None:
-    """Set the value with a dotted name, such as `pretraining.optimization.steps`, in a mapping of sections."""
-    *section_names, field_name = name.split(".")
-    for section_name in section_names:
-        values = values.setdefault(section_name, {}) if isinstance(values, dict) else None
-    if not isinstance(values, dict):
-        section = ".".join(section_names)
-        raise ConfigError(f"override {name!r}: {section} is not a section")
-    values[field_name] = value
+    new_value = yaml.load(value, Loader=StrictLoader)  # noqa: S506 - a SafeLoader
+    put(values, name.strip(), new_value, f"override {name.strip()!r}")
 
 
 def parse_changed(kind: type[Config], values: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Config:
@@ -249,7 +239,7 @@ def parse_changed(kind: type[Config], values: Mapping[str, Any], changes: Mappin
         return parsed
     changed_values = parsed.model_dump(mode="json", exclude_none=True)
     for name, value in changes.items():
-        put(changed_values, name, value)
+        put(changed_values, name, value, f"override {name!r}")
     return kind.parse(changed_values, where)
 
 
@@ -276,7 +266,7 @@ def override_sections(
             raise ConfigError(
                 f"overrides: {name!r} is not a field of a section: write SECTION.NAME; sections are {section_names}"
             )
-        put(values, name, value)
+        put(values, name, value, f"override {name!r}")
     run = RunConfig.parse({**values, "num_workers": num_workers})
     run.check_whole_run()
     checked = run.resolve_tokenizer().model_dump(mode="json", exclude_none=True)

@@ -2,17 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from infoxlm_core import languages
@@ -61,8 +53,24 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
+def put(values: Any, name: str, new_value: Any, location: str) -> None:
+    """Set a value in nested mappings by its dotted name, such as `optimization.steps`. Missing mappings are added.
+
+    Raises:
+        ConfigError: a name before the last one belongs to a value that is not a mapping. The message starts with
+            `location`.
+    """
+    *section_names, field_name = name.split(".")
+    section = values
+    for section_name in section_names:
+        section = section.setdefault(section_name, {}) if isinstance(section, dict) else None
+    if not isinstance(section, dict):
+        raise ConfigError(f"{location}: {'.'.join(section_names)} is not a section")
+    section[field_name] = new_value
+
+
 def whole_or(*words: str) -> BeforeValidator:
-    """Return a validator of a field that is a number of layers or one of these words. Its error is one line."""
+    """Return a validator that accepts a number of layers or one of the words. Its error message is one line."""
     layer_count = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])
 
     def validate(value: Any) -> Any:
@@ -97,9 +105,17 @@ class StageConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
+    added_later: ClassVar[tuple[str, ...]] = ()
+    """Fields that are newer than some stored artifacts, whose keys contain the result fields of their configs."""
+
     def result_fields(self) -> dict[str, Any]:
-        """Return the fields that affect the result, that is, all except saving, logging and probing."""
-        return self.model_dump(mode="json", exclude={"checkpoints", "log_every", "probe"})
+        """Return the fields that affect the result, that is, all except saving, logging and probing.
+
+        Newer fields are omitted at their defaults, so that the keys of older artifacts do not change.
+        """
+        fields = self.model_dump(mode="json", exclude={"checkpoints", "log_every", "probe"})
+        _omit_added_fields(self, fields)
+        return fields
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
@@ -117,11 +133,9 @@ class StageConfig(BaseModel):
         except ValidationError as error:
             first_error = error.errors()[0]
             location = first_error["loc"]
-            names = [str(name) for name in (*where.split("."), *location)]
-            field = ".".join(name for name in names if name)
-            further_errors = ""
-            if error.error_count() > 1:
-                further_errors = f" (and {error.error_count() - 1} more)"
+            field = ".".join(str(name) for name in (where, *location) if name != "")
+            num_further = error.error_count() - 1
+            further_errors = f" (and {num_further} more)" if num_further else ""
             if first_error["type"] == "extra_forbidden":
                 valid_names = ", ".join(sorted(_list_fields_at(cls, location[:-1])))
                 raise ConfigError(f"{field}: unknown name; known are {valid_names}{further_errors}") from None
@@ -129,6 +143,15 @@ class StageConfig(BaseModel):
             if first_error["type"] != "value_error":  # the messages of our own validators already name the value
                 reason += f", not {first_error['input']!r:.120}"
             raise ConfigError(f"{field or cls.__name__}: {reason}{further_errors}") from None
+
+
+def _omit_added_fields(config: StageConfig, values: dict[str, Any]) -> None:
+    """Remove the fields `added_later` that have their default values, also from the configs inside this one."""
+    for name, value in config:
+        if name in config.added_later and value == type(config).model_fields[name].default:
+            del values[name]
+        elif isinstance(value, StageConfig) and name in values:
+            _omit_added_fields(value, values[name])
 
 
 def _list_fields_at(config_class: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

@@ -1,6 +1,6 @@
 """Configs of `prepare_corpus` and `tokenize_corpus`."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -117,6 +117,8 @@ class CleaningConfig(StageConfig):
 class PreparationConfig(StageConfig):
     """Turns raw text files into clean, deduplicated, decontaminated corpora."""
 
+    added_later: ClassVar[tuple[str, ...]] = ("held_out_share",)
+
     languages: tuple[Language, ...] = Field(min_length=1)
     """ISO 639 codes of all languages of the run; text in other languages is not read."""
 
@@ -153,13 +155,6 @@ class PreparationConfig(StageConfig):
     cleaning: CleaningConfig = CleaningConfig()
     seed: NonNegativeInt = 1
     """Seed of the random choice of messages for `held_out_share` and `labelled_share`."""
-
-    def result_fields(self) -> dict[str, Any]:
-        """Return the fields that affect the result."""
-        values = super().result_fields()
-        if self.held_out_share == 0:  # so that artifacts of versions without this field are reused
-            del values["held_out_share"]
-        return values
 
     @property
     def holds_out_pairs(self) -> bool:
@@ -215,6 +210,8 @@ class PreparationConfig(StageConfig):
 class TokenizationConfig(StageConfig):
     """Trains a SentencePiece unigram model on the corpora and encodes them as flat token shards."""
 
+    added_later: ClassVar[tuple[str, ...]] = ("prefix",)
+
     vocabulary_size: Annotated[Whole, Field(gt=0, le=2**24)] | None = None
     """Number of token ids, special tokens included: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the pieces, and
     `<mask>` last. null: that of `model`, or 250,002 for a new one."""
@@ -255,6 +252,4 @@ class TokenizationConfig(StageConfig):
         values = super().result_fields()
         del values["processes"]
         values["vocabulary_size"] = self.new_vocabulary_size  # as in versions in which this number was the default
-        if not self.prefix:  # newer than some artifacts, whose keys must not change
-            del values["prefix"]
         return values

@@ -1,6 +1,6 @@
 """The config of `pretrain`: model, objectives, contrast and batches."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,8 @@ from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, Optimiz
 
 class ModelConfig(StageConfig):
     """Size of the encoder, or the checkpoint from which training starts."""
+
+    added_later: ClassVar[tuple[str, ...]] = ("frozen", "precision")
 
     start: Source | None = None
     """Model to continue from: a Hugging Face directory, `s3://bucket/prefix`, a hub name such as
@@ -153,6 +155,8 @@ class ObjectivesConfig(StageConfig):
 class ContrastConfig(StageConfig):
     """Cross-lingual contrast (InfoXLM, section 3.3) with momentum, queue and mixup."""
 
+    added_later: ClassVar[tuple[str, ...]] = ("margin", "projection")
+
     layer: Annotated[int | Literal["last"], whole_or("last")] = 8
     """Number of the universal layer, counted from 1: the Transformer layer whose output is contrasted. last: the top
     one, which public encoders of sentences use."""
@@ -279,6 +283,8 @@ class ProbeConfig(StageConfig):
 class PretrainingConfig(StageConfig):
     """Pre-trains InfoXLM, or one of the systems it is compared with, on token shards."""
 
+    added_later: ClassVar[tuple[str, ...]] = ("guard", "tokens")
+
     system: Literal["infoxlm", "xlm", "bert"] = "infoxlm"
     """System to pre-train. infoxlm: XLM-R's encoder on MLM, TLM and XLCO (also Unicoder and all ablations) · xlm:
     language embeddings, continuous streams of text, and one objective and one language (pair) per step · bert: segment
@@ -307,20 +313,6 @@ class PretrainingConfig(StageConfig):
         values = super().result_fields()
         for name in ("sharded", "recompute", "compiled"):  # they change memory and speed only
             del values["model"][name]
-        # Newer fields are omitted at their defaults, so that runs of versions without them can resume.
-        if self.model.precision == "auto":
-            del values["model"]["precision"]
-        if self.model.frozen == "none":
-            del values["model"]["frozen"]
-        if self.contrast.projection == "linear":
-            del values["contrast"]["projection"]
-        if self.contrast.margin == 0:
-            del values["contrast"]["margin"]
-        if not self.tokens:
-            del values["tokens"]
-        values["guard"] = self.guard.model_dump(mode="json", exclude_defaults=True)
-        if not values["guard"]:
-            del values["guard"]
         return values
 
     @property

@@ -1,7 +1,7 @@
 """The settings that all fine-tuning tasks share, and the configs of `evaluate` and `register`."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -117,6 +117,8 @@ class RecipeConfig(StageConfig):
 class CrossLingualConfig(RecipeConfig):
     """The settings of tasks whose test sets may mix two languages, or may be machine-translated."""
 
+    added_later: ClassVar[tuple[str, ...]] = ("translated_test",)
+
     mixed: Flag = False
     """Also test pairs of texts in two languages: premise and hypothesis, or paragraph and question."""
 
@@ -130,12 +132,6 @@ class CrossLingualConfig(RecipeConfig):
         if self.mixed and self.translated_test:
             raise ValueError("mixed has no effect with translated_test, whose texts have one language: set one of them")
         return self
-
-    def result_fields(self) -> dict[str, Any]:
-        fields = super().result_fields()
-        if not self.translated_test:  # omitted, so that results of earlier versions are found again
-            del fields["translated_test"]
-        return fields
 
 
 class AlignedSetConfig(StageConfig):
@@ -155,6 +151,8 @@ class AlignedSetConfig(StageConfig):
 
 class EvaluationConfig(StageConfig):
     """Evaluates models on test sets and writes scores, tables and figures."""
+
+    added_later: ClassVar[tuple[str, ...]] = ("guard", "merge")
 
     retrieval_pairs: PositiveInt = 1000
     """Number of held-out pairs per language, drawn once with `seed`."""
@@ -185,15 +183,6 @@ class EvaluationConfig(StageConfig):
         if self.merge and self.guard is None:
             raise ValueError("merge needs a guard, which chooses among its weights: set evaluation.guard")
         return self
-
-    def result_fields(self) -> dict[str, Any]:
-        fields = super().result_fields()
-        # Newer fields are omitted at their defaults, so that evaluations by earlier versions are found again.
-        if self.guard is None:
-            del fields["guard"]
-        if not self.merge:
-            del fields["merge"]
-        return fields
 
 
 class RegistrationConfig(StageConfig):

@@ -1,6 +1,6 @@
 """The configs of every training run: optimizer, schedule, guard and checkpoints."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -57,6 +57,8 @@ class OptimizationConfig(StageConfig):
 
 class GuardConfig(StageConfig):
     """Protection against steps that would make the training diverge."""
+
+    added_later: ClassVar[tuple[str, ...]] = ("deviations", "rewinds")
 
     deviations: Weight = 6.0
     """Number of standard deviations above the mean of the last 128 steps beyond which a loss or gradient norm is a

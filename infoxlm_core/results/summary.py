@@ -10,6 +10,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+from infoxlm_core import languages
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence, published, trials
 from infoxlm_core.results.evidence import Outcomes
@@ -369,7 +370,7 @@ def _summarise_task(task: Task[Any], results: Mapping[str, ModelResult], finishe
     if len({scores.test_set for scores in finished}) > 1:
         notes.append("The trials have different test sets. Do not compare their scores.")
     counts = {code: scores.counts[code] for scores in finished for code in scores.languages}
-    languages = task.sort(counts)
+    codes = languages.sort(counts, task.order)
     metrics = task.metrics[:1]
     if finished:
         metrics = tuple(dict.fromkeys((*task.metrics, *finished[0].mean)))
@@ -378,8 +379,8 @@ def _summarise_task(task: Task[Any], results: Mapping[str, ModelResult], finishe
         description=(task.__doc__ or "").splitlines()[0],
         main=task.metrics[0],
         metrics=metrics,
-        languages=tuple(languages),
-        counts={code: counts[code] for code in languages},
+        languages=tuple(codes),
+        counts={code: counts[code] for code in codes},
         notes=tuple(notes),
         models=results,
     )
@@ -467,9 +468,10 @@ def _summarise_model(
     grid_dev_languages: tuple[str, ...] = ()
     if first_scores.dev and len(grid_points) > 1:
         grid_dev_languages = tuple(first_scores.dev["languages"])
-    languages = {}
-    for code in task.sort(first_scores.languages):
-        languages[code] = _compute_statistics({seed: scores.languages[code] for seed, scores in scores_by_seed.items()})
+    by_language = {}
+    for code in languages.sort(first_scores.languages, task.order):
+        scores_of_language = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
+        by_language[code] = _compute_statistics(scores_of_language)
     means = {seed: scores.mean for seed, scores in scores_by_seed.items()}
     gaps = {seed: scores.transfer_gap for seed, scores in scores_by_seed.items() if scores.transfer_gap}
     mixed = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
@@ -489,7 +491,7 @@ def _summarise_model(
         rule=describe_rule(first_scores.selection, grid_dev_languages),
         tuned=tuned_models,
         steps=chosen_steps,
-        languages=languages,
+        languages=by_language,
         mean=_compute_statistics(means),
         transfer_gap=_compute_statistics(gaps) if gaps else None,
         within=mixed_statistics["within"] if mixed else None,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from infoxlm_core import manifests, outside
+from infoxlm_core.config.base import put
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results.evidence import STARTS
 from infoxlm_core.results.suite_config import Settings, SuiteConfig, SuiteTaskConfig
@@ -137,13 +138,7 @@ def apply(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, Any], seed:
     """Return the settings at one point of the grid, with one seed."""
     values = suite_task.settings.model_dump(mode="json")
     for name, value in grid.items():
-        *section_names, field_name = name.split(".")
-        section = values
-        for section_name in section_names:
-            section = section.setdefault(section_name, {})  # `parse` rejects unknown names
-            if not isinstance(section, dict):
-                raise ConfigError(f"tasks.{task}.grid.{name}: {section_name} has no fields")
-        section[field_name] = value
+        put(values, name, value, f"tasks.{task}.grid.{name}")  # `parse` rejects unknown names
     if task_of(suite_task.settings).trained:
         values["seed"] = seed
     return type(suite_task.settings).parse(values, f"tasks.{task}.settings")

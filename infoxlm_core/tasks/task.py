@@ -79,7 +79,7 @@ class Task(Generic[Settings]):
             value = getattr(settings, role)
             if isinstance(value, str):
                 paths[role] = [value]
-            elif value or role != "translated_test":  # an empty one is omitted, so that earlier results are found again
+            elif value or role not in settings.added_later:  # as in `StageConfig.result_fields`
                 paths[role] = list(value or ())  # None if an optional field is not set
         return paths
 
@@ -178,15 +178,6 @@ class Task(Generic[Settings]):
     def describe(self, settings: Settings, table: str) -> dict[str, str]:  # noqa: ARG002
         """Return aspects, besides test set and training, that decide whether scores compare with a published table."""
         return {}
-
-    def sort(self, codes: Iterable[str]) -> list[str]:
-        """Sort languages as in the paper's table, followed by the others in alphabetical order."""
-        ranks = {code: rank for rank, code in enumerate(self.order)}
-
-        def sort_key(code: str) -> tuple[int, str]:
-            return ranks.get(languages.two_letters(code), len(ranks)), code
-
-        return sorted(codes, key=sort_key)
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:  # noqa: ARG002
         """Return the scores as metrics for the tracking server: `PREFIX/mean`, `PREFIX/en`.
