@@ -17,7 +17,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import origin
 from infoxlm_core.results import before_after, evidence, report
-from infoxlm_core.results.summary import summarise_evaluation
+from infoxlm_core.results.summary import Summary, summarise_evaluation
 from infoxlm_core.tasks import TASKS, unreserved
 from infoxlm_core.tasks.perplexity import Perplexity
 from infoxlm_core.tasks.questions import Questions, draw_questions
@@ -64,52 +64,66 @@ def evaluate(
     tested_model = next(iter(encoders))
     questions = draw_questions(corpus, encoders[tested_model], config)
     scores = _measure(config, questions, encoders, classifiers)
-    models: dict[str, dict[str, Any]] = {}
-    for name, scores_by_task in scores.items():
-        models[name] = _describe_model(scores_by_task, encoders.get(name), corpus)
-    corpus_report = _read_corpus_report(corpus)
-    record: dict[str, Any] = {
-        "model": tested_model,
-        "pivot": questions.pivot,
-        "test_set": questions.digest,
-        "pairs": _count_pairs(questions),
-        "corpus": corpus_report,
-        "settings": config.result_fields(),
-        "models": models,
-    }
     outcomes = _collect_outcomes(scores)
+    record = _build_record(config, corpus, questions, encoders, scores)
     sections = []
     if evidence.PUBLIC_START in encoders and tested_model != evidence.PUBLIC_START:
         start = outcomes[evidence.PUBLIC_START]
         tested = outcomes[tested_model]
-        record["before_after"] = _compare_with_start(start, tested, questions, corpus_report)
+        record["before_after"] = _compare_with_start(start, tested, questions, record["corpus"])
         examples = before_after.find_examples(questions, start, tested)
         sections = before_after.lay_out(tested_model, record["before_after"], examples, hours or {})
-    title = f"{tested_model}: how well it carries meaning across languages"
-    descriptions = {name: report.describe_encoder(result["encoder"]) for name, result in models.items()}
-    tasks_with_settings = [(task, questions) for task in EVALUATED]
-    summary = summarise_evaluation(title, descriptions, tasks_with_settings, scores)
-    report.write(output, record, summary, sections)
+    report.write(output, record, _summarise(record, questions, scores), sections)
     evidence.write(output / evidence.FILE, outcomes)
     return _name_metrics(scores, questions)
 
 
 def _collect_outcomes(scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, pd.DataFrame]:
-    """Return one table of outcomes for each model."""
+    """Return for each model a table of which questions it answered correctly in all tasks that record this."""
     outcomes = {}
     for name, scores_by_task in scores.items():
-        all_outcomes = [task_scores.outcomes for task_scores in scores_by_task.values()]
-        tables = [task_outcomes for task_outcomes in all_outcomes if task_outcomes is not None]
+        tables = [result.outcomes for result in scores_by_task.values() if result.outcomes is not None]
         outcomes[name] = pd.concat(tables, ignore_index=True)
     return outcomes
+
+
+def _build_record(
+    config: EvaluationConfig,
+    corpus: Path,
+    questions: Questions,
+    encoders: Mapping[str, Path],
+    scores: Mapping[str, Mapping[str, Scores]],
+) -> dict[str, Any]:
+    """Return the content of scores.json without the comparison with the start."""
+    models = {}
+    for name, scores_by_task in scores.items():
+        models[name] = _describe_model(scores_by_task, encoders.get(name), corpus)
+    return {
+        "model": next(iter(encoders)),
+        "pivot": questions.pivot,
+        "test_set": questions.digest,
+        "pairs": _count_pairs(questions),
+        "corpus": _read_corpus_report(corpus),
+        "settings": config.result_fields(),
+        "models": models,
+    }
+
+
+def _summarise(record: Mapping[str, Any], questions: Questions, scores: Mapping[str, Mapping[str, Scores]]) -> Summary:
+    """Return the statistics of the report."""
+    title = f"{record['model']}: how well it carries meaning across languages"
+    descriptions = {name: report.describe_encoder(result["encoder"]) for name, result in record["models"].items()}
+    tasks_with_settings = [(task, questions) for task in EVALUATED]
+    return summarise_evaluation(title, descriptions, tasks_with_settings, scores)
 
 
 def _compare_with_start(
     start: pd.DataFrame, tested: pd.DataFrame, questions: Questions, corpus_report: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Compare the outcomes before and after the training, apart for languages that were not in its text.
+    """Compare the outcomes before and after the training.
 
-    The cleaning report tells which languages were in the text.
+    On the guard, languages of the training text and other languages are compared separately. The cleaning report lists
+    the languages of the training text.
     """
     codes = {questions.pivot, *questions.pairs}
     if corpus_report:
@@ -117,8 +131,9 @@ def _compare_with_start(
             if file["kept"] and not file["kind"].startswith("held_out"):
                 codes.add(file["language"])
     trained_languages = {languages.two_letters(code) for code in codes}
-    outcomes_of_start = evidence.Outcomes(start, questions.pivot)
-    return before_after.compare(outcomes_of_start, evidence.Outcomes(tested, questions.pivot), trained_languages)
+    before = evidence.Outcomes(start, questions.pivot)
+    after = evidence.Outcomes(tested, questions.pivot)
+    return before_after.compare(before, after, trained_languages)
 
 
 def _measure(
@@ -172,18 +187,15 @@ def _count_pairs(questions: Questions) -> dict[str, dict[str, int]]:
 
 def _read_corpus_report(corpus: Path) -> dict[str, Any] | None:
     path = corpus / "report.json"
-    if not path.is_file():
-        return None
-    report_of_cleaning: dict[str, Any] = outside.read_json(path, dict[str, Any], "prepare again")
-    return report_of_cleaning
+    return outside.read_json(path, dict[str, Any], "prepare again") if path.is_file() else None
 
 
 def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:
     """Return the scores of all models as metrics. Names of the first model's metrics have no prefix."""
     metrics: dict[str, float] = {}
-    for rank, (name, scores_by_task) in enumerate(scores.items()):
+    for model_index, (name, scores_by_task) in enumerate(scores.items()):
         name_in_metrics = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        prefix = f"{name_in_metrics}/" if rank else ""
+        prefix = "" if model_index == 0 else f"{name_in_metrics}/"
         for task in EVALUATED:
             if task.name in scores_by_task:
                 metrics |= task.name_metrics(scores_by_task[task.name], questions, prefix + task.name)
@@ -191,17 +203,13 @@ def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questio
 
 
 def read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
-    """Read the training curves beside an encoder: metric -> points (step, value), at most about `CURVE_POINTS` each."""
+    """Read the training curves beside an encoder: metric -> pairs (step, value), at most `CURVE_POINTS` each."""
     path = encoder / "metrics.jsonl"
-    curves: dict[str, list[Sequence[float]]] = {}
     if not path.is_file():
-        return curves
+        return {}
+    curves: dict[str, list[Sequence[float]]] = {}
     for step, values in tracker.read(path):
         for name, value in values.items():
             if name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval"):  # without those by language
                 curves.setdefault(name, []).append((step, value))
-    thinned_curves = {}
-    for name, curve in curves.items():
-        every = math.ceil(len(curve) / CURVE_POINTS)
-        thinned_curves[name] = curve[::every]
-    return thinned_curves
+    return {name: curve[:: math.ceil(len(curve) / CURVE_POINTS)] for name, curve in curves.items()}

@@ -75,7 +75,8 @@ def _export(source: Path, name: str, settings: ExportSettings, output: Path) -> 
     """Write and measure an export. See `export`."""
     sets: dict[str, AlignedSentences] = {}
     if settings.data:
-        sets = read_aligned(settings.data, settings.pivot, _list_other_languages(settings) or "all")
+        other_languages = [code for code in settings.languages if two_letters(code) != two_letters(settings.pivot)]
+        sets = read_aligned(settings.data, settings.pivot, other_languages or "all")
     encoder = sentence_encoder.load(source)
     prefix = encoder.settings.prefix
     content = sentence_transformers.read_tokenizer(source)
@@ -94,7 +95,7 @@ def _export(source: Path, name: str, settings: ExportSettings, output: Path) -> 
         vector=encoder.settings,
         config=encoder.encoder.config,
         max_tokens=any_encoder.served_max_tokens(output),
-        kept_share=_share_of_unchanged(trimmed, sets, prefix) if trimmed else None,
+        kept_share=_compute_unchanged_share(trimmed, sets, prefix) if trimmed else None,
         measurements=measurements,
         files=FILES,
         text_count=len(texts),
@@ -123,18 +124,16 @@ def check(settings: ExportSettings, output: Path) -> None:
         raise InputError(f"{output} exists: give a new directory")
 
 
-def _list_other_languages(settings: ExportSettings) -> list[str]:
-    """Return the languages without the pivot."""
-    return [code for code in settings.languages if two_letters(code) != two_letters(settings.pivot)]
-
-
 def _trim(encoder: SentenceEncoder, content: str, settings: ExportSettings) -> TrimmedTokenizer | None:
-    """Remove the pieces that the text or the languages do not need. Return None if the settings name neither.
+    """Remove the pieces that the text or the languages do not need from vocabulary and embeddings.
 
     Args:
-        encoder: loses the rows of the removed pieces.
-        content: tokenizer.json.
-        settings: name text or languages.
+        encoder: the model, whose embeddings are changed in place.
+        content: its tokenizer.json.
+        settings: the settings of the export.
+
+    Returns:
+        The smaller tokenizer, or None if the settings name neither text nor languages.
     """
     if settings.texts:
         prefix = encoder.settings.prefix
@@ -167,9 +166,11 @@ def _choose_texts(
     trimmed: TrimmedTokenizer | None,
     prefix: str,
 ) -> list[str]:
-    """Return up to `TEXTS` texts that are split as in the original model, to compare vectors and speed on.
+    """Return up to `TEXTS` texts, on which vectors and speed of the formats are compared.
 
-    They are drawn evenly from the aligned sentences, or are the first lines of the text, or the reference sentences.
+    They come in equal numbers from the columns of the aligned sentences, else they are the first lines of the text,
+    else the reference sentences. Texts that the trimmed tokenizer splits differently are left out, because their
+    vectors differ from the original ones.
     """
     if sets:
         columns = [column for pair in sets.values() for column in pair]
@@ -185,7 +186,9 @@ def _choose_texts(
     return texts[:TEXTS]
 
 
-def _share_of_unchanged(trimmed: TrimmedTokenizer, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:
+def _compute_unchanged_share(
+    trimmed: TrimmedTokenizer, sets: Mapping[str, AlignedSentences], prefix: str
+) -> float | None:
     """Return the share of aligned sentences that a trimmed tokenizer splits as before, or None without sentences."""
     sentences = [text for pair in sets.values() for column in pair for text in column]
     if not sentences:
@@ -196,12 +199,11 @@ def _share_of_unchanged(trimmed: TrimmedTokenizer, sets: Mapping[str, AlignedSen
 def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output: Path) -> list[Format]:
     """Write the ONNX files, and load every format from its files."""
     onnx_path = output / FILES[ONNX]
-    int8_path = output / FILES[INT8]
     if {ONNX, INT8} & set(format_names):
         onnx.write(encoder, onnx_path)
     if INT8 in format_names:
-        onnx.quantise(onnx_path, int8_path)
-    if ONNX not in format_names:
+        onnx.quantise(onnx_path, output / FILES[INT8])
+    if ONNX not in format_names:  # the file may have been written only to be quantised
         for path in onnx_path.parent.glob(f"{onnx_path.name}*"):
             path.unlink()
     formats = []

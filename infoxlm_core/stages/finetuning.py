@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -60,19 +61,22 @@ def finetune(
         InputError: data or encoder cannot be used, or the selection rule lacks development sets.
         CorpusTooSmall: no text to train on, or fewer than two labels.
     """
-    task = read_training(config, encoder, corpus)
-    selection.check(config.selection.rule, task.source, task.development)
-    module = task_models.create(encoder, task.head, task.labels, config.dropout, task.head_dropout, config.seed)
-    optimization = schedule(config, len(task.examples))
-    best = BestCheckpoints(run, config.selection, task.source)
-    fingerprint = fingerprint_of(config, encoder, task)
-    learned, all_words = active_vocabulary.limit(module.to(distributed.device()), task, optimization.weight_decay)
-    learner = TaskLearner(config, module, learned, optimization.steps, best)
-    logger.info("fine-tuning on %d examples, %d steps", len(task.examples), optimization.steps)
+    training = read_training(config, encoder, corpus)
+    selection.check(config.selection.rule, training.source, training.development)
+    module = task_models.create(
+        encoder, training.head, training.labels, config.dropout, training.head_dropout, config.seed
+    ).to(distributed.device())
+    optimization = schedule(config, len(training.examples))
+    best = BestCheckpoints(run, config.selection, training.source)
+    fingerprint = fingerprint_of(config, encoder, training)
+    # Only the embeddings of words that occur in the examples are trained; `all_words` restores the others.
+    limited_training, all_words = active_vocabulary.limit(module, training, optimization.weight_decay)
+    learner = TaskLearner(config, module, limited_training, optimization.steps, best)
+    logger.info("fine-tuning on %d examples, %d steps", len(training.examples), optimization.steps)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
         figures = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
         distributed.on_first(functools.partial(export, learner, encoder, run, output, all_words))
-    return figures | {"steps": optimization.steps, "examples": len(task.examples)}
+    return figures | {"steps": optimization.steps, "examples": len(training.examples)}
 
 
 def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> Training:
@@ -80,28 +84,29 @@ def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> T
     return task_of(config).read_training(config, encoder, corpus)
 
 
-def fingerprint_of(config: RecipeConfig, encoder: Path, learned: Training) -> Fingerprint:
-    """Return what must not change for a run to resume: the content of its data and the settings of training."""
+def fingerprint_of(config: RecipeConfig, encoder: Path, training: Training) -> Fingerprint:
+    """Return what must not change for a run to resume: the settings of the training and the content of its data."""
     settings, data = task_of(config).select_training_inputs(config)
-    # Development sets count, too: they decide which step is exported.
-    by_role = {role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()}
-    inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(learned), **by_role}
+    # Development sets are included, because they decide which step is exported.
+    data_digests = {role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()}
+    inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(training), **data_digests}
     return Fingerprint.of(settings, manifests.FINETUNING, inputs)
 
 
-def digest_of(task: Training) -> str:
+def digest_of(training: Training) -> str:
     """Return the digest of the training examples, their targets and the development languages."""
-    digest = hashlib.sha256(json.dumps([task.head.name, task.labels, task.development]).encode())
-    for array in (task.examples.ids, task.examples.types, task.examples.lengths, task.targets):
+    digest = hashlib.sha256(json.dumps([training.head.name, training.labels, training.development]).encode())
+    examples = training.examples
+    for array in (examples.ids, examples.types, examples.lengths, training.targets):
         digest.update(np.ascontiguousarray(array).data)  # without a copy of gigabytes
     return f"sha256:{digest.hexdigest()}"
 
 
-def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
+def schedule(config: RecipeConfig, num_examples: int) -> OptimizationConfig:
     """Return the optimization settings with steps and warm-up computed from `epochs`, if that is set."""
     if config.epochs is None:
         return config.optimization
-    steps = -(-config.epochs * examples // config.batch_size)  # rounded up
+    steps = math.ceil(config.epochs * num_examples / config.batch_size)
     warmup = min(int(config.warmup_share * steps), steps - 1)
     return config.optimization.model_copy(update={"steps": steps, "warmup_steps": warmup})
 
@@ -109,7 +114,17 @@ def schedule(config: RecipeConfig, examples: int) -> OptimizationConfig:
 def export(
     learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """Write the models that the selection rule chose. Afterwards the module holds the weights of the last of them."""
+    """Write the models that the selection rule chose.
+
+    The best weights are loaded into the learner's module, so training cannot continue afterwards.
+
+    Args:
+        learner: the finished learner.
+        encoder: directory of the encoder that the training started from.
+        run: directory of the run, with its curves.
+        output: receives the models.
+        all_words: returns a context in which the module has the embeddings of all words.
+    """
     rule = learner.config.selection.rule
     evaluations = learner.best.evaluations()
     chosen_steps = learner.best.choose(evaluations, learner.steps)

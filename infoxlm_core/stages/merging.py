@@ -1,6 +1,5 @@
 """Stage merge: an encoder and its start -> the model between them that keeps what the start knew."""
 
-import functools
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,11 @@ from infoxlm_core.tasks.scores import mean_over
 logger = logging.getLogger(__name__)
 
 LARGEST_LOSS = 0.005
-"""Half a point of accuracy: what the merged encoder may lose on the guard."""
+"""The accuracy that the merged encoder may lose on the guard: half a percentage point."""
 
 
 class Point(NamedTuple):
-    """The accuracies at one weight."""
+    """The accuracies of the merged encoder at one weight."""
 
     weight: float
     held_out: float
@@ -84,19 +83,19 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
     Returns:
         The chosen weight, whether it keeps what the start knew (1 or 0), and the accuracies at this weight.
     """
-    measure = functools.partial(_measure, config=config, held_out=_read_held_out(config, corpus, encoder))
-    start_accuracies, start_answers = measure(start)
+    held_out = _read_held_out(config, corpus, encoder)
+    start_accuracies, start_answers = _measure(start, config, held_out)
     curve = [Point(0.0, **start_accuracies, guard_lower=0.0)]
     for weight in sorted(set(config.merge)):
         with tempfile.TemporaryDirectory(prefix="infoxlm-merge-") as folder:
             interpolate(start, encoder, weight, Path(folder, "encoder"))
-            accuracies, answers = measure(Path(folder, "encoder"))
+            accuracies, answers = _measure(Path(folder, "encoder"), config, held_out)
         interval = evidence.paired_bootstrap(answers, start_answers)
         curve.append(Point(weight, **accuracies, guard_lower=interval.lower))
         logger.info("weight %g: held out %.4f, guard %.4f", weight, accuracies["held_out"], accuracies["guard"])
     chosen, passed = choose_weight(curve[1:])
     if not passed:
-        logger.warning("every weight of evaluation.merge loses too much: the smallest one, %g, is taken", chosen.weight)
+        logger.warning("every weight of evaluation.merge loses too much on the guard: %g is used", chosen.weight)
     facts = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": [point._asdict() for point in curve]}
     merge(start, encoder, chosen.weight, output / "encoder", facts)
     return chosen._asdict() | {"passed": int(passed)}
@@ -113,7 +112,7 @@ def _read_held_out(config: EvaluationConfig, corpus: Path, encoder: Path) -> dic
 def _measure(
     model: Path, config: EvaluationConfig, held_out: Mapping[str, AlignedSentences]
 ) -> tuple[dict[str, float], pd.Series]:
-    """Return the accuracies of a model on both sets, and its answers to the questions of the guard."""
+    """Return the accuracies of a model on the held-out pairs and the guard, and its score of each guard question."""
     assert config.guard  # noqa: S101 - the config requires it
     embedder = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
     hits = guard.retrieve(held_out, embedder)
@@ -128,7 +127,7 @@ def choose_weight(curve: Sequence[Point]) -> tuple[Point, bool]:
     """Return the point with the largest weight that keeps what the start knew, else with the smallest weight.
 
     A weight keeps it if the paired interval of the guard's gain over the start lies above -`LARGEST_LOSS`, as in the
-    promotion gate. The second value tells whether the returned point does.
+    promotion gate. The second value tells whether the returned point keeps it.
     """
     accepted = [point for point in curve if point.guard_lower > -LARGEST_LOSS]
     if accepted:
