@@ -95,7 +95,7 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
         logger.info("weight %g: held out %.4f, guard %.4f", weight, accuracies["held_out"], accuracies["guard"])
     chosen, passed = choose_weight(curve[1:])
     if not passed:
-        logger.warning("every weight of evaluation.merge loses too much on the guard: %g is used", chosen.weight)
+        logger.warning("every weight of evaluation.merge loses too much: the smallest one, %g, is taken", chosen.weight)
     facts = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": [point._asdict() for point in curve]}
     merge(start, encoder, chosen.weight, output / "encoder", facts)
     return chosen._asdict() | {"passed": int(passed)}
