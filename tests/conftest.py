@@ -12,6 +12,8 @@ import sys
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Ray gives its workers the lowest priority but four: beside another test process, they would hardly ever run.
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
 
 import string
 from collections import Counter

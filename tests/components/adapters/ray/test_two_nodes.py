@@ -44,7 +44,7 @@ def cluster_of_two() -> Iterator[Any]:
     }
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1)
