@@ -6,7 +6,7 @@ A step is a pure function of (seed, step) and of the state before it, so that re
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -57,34 +57,24 @@ def train(
         TrainingDiverged: too many steps were bad, and a rewind is impossible or did not help.
         NoValidCheckpoint, ConfigMismatch: see `Checkpoints.load_newest`.
     """
-    is_first_worker = distributed.rank() == 0
     trainable_parameters = [p for p in learner.module.parameters() if p.requires_grad]
     optimizer = make_adamw(trainable_parameters, config)
     progress = Progress(guard=Guard(guard.deviations))
     run = _Run(learner, optimizer, progress, checkpoints, tracker)
     metrics = run.resume()
     pace = Pace(config.steps)
-    comparison_interval = max(MIN_COMPARISON_INTERVAL, checkpoints.every // 10)
-    is_save_due = False
-
     with ThreadPoolExecutor(1, "batches") as executor:
-
-        def prepare_batches(step: int) -> Future[Sequence[MicroBatch]]:
-            return executor.submit(learner.batches, step, progress.guard.skipped_positions(step))
-
-        next_batches = prepare_batches(progress.step)
+        preparer = _BatchPreparer(executor, learner, progress, config.steps)
+        preparer.prepare(progress.step)
         while progress.step < config.steps:
-            # The CPU prepares the next step's batches while this step computes.
-            stop_requested = is_first_worker and (checkpoints.asked_to_stop() or checkpoints.save_has_failed())
-            batches, seconds_waited = _wait_for(next_batches)
-            if progress.step + 1 < config.steps:
-                next_batches = prepare_batches(progress.step + 1)
+            stop_requested = run.is_stop_requested()
+            batches, seconds_waited = preparer.take_batches()
             metrics, is_stopping = train_step(learner, optimizer, config, progress, batches, stop_requested)
+            is_last_step = progress.step == config.steps
 
             # All workers evaluate, because each may hold a part of the network; the first worker writes the curves.
-            is_last_step = progress.step == config.steps
             evaluations = observe(progress.step) if observe else {}
-            if is_first_worker:
+            if distributed.rank() == 0:
                 metrics |= evaluations | progress.guard.metrics(progress.step)
                 speed = pace.record(progress.step, metrics, seconds_waited)
                 if progress.step % log_every == 0 or evaluations or is_last_step:
@@ -93,33 +83,34 @@ def train(
             # A single bad step was skipped. After several, the training does not recover by itself.
             if progress.guard.bad_in_a_row >= config.max_bad_steps:
                 run.rewind(guard.rewinds)
-                next_batches = prepare_batches(progress.step)
-                is_save_due = False
-                continue
-
-            # Compare the workers more often than checkpoints are saved: it is cheap, one pass over all weights.
-            if progress.step % comparison_interval == 0:
-                run.compare_workers()
-
-            # Do not save among bad steps: that would replace checkpoints from before them.
-            is_save_due = is_save_due or progress.step % checkpoints.every == 0 or is_stopping
-            if is_last_step or (is_save_due and progress.guard.bad_in_a_row == 0):
-                run.save(metrics, is_last_save=is_stopping or is_last_step)
-                is_save_due = False
-
-            if is_stopping and not is_save_due:
-                distributed.on_first(checkpoints.forget_request)
-                raise Preempted(
-                    f"asked to stop after step {progress.step}: a checkpoint is saved. Run again to continue"
-                )
+                preparer.prepare(progress.step)
+            else:
+                run.save_if_due(metrics, is_stopping, is_last_step)
     return metrics
 
 
-def _wait_for(batches: Future[Sequence[MicroBatch]]) -> tuple[Sequence[MicroBatch], float]:
-    """Wait until batches are prepared. Return them and the seconds of waiting."""
-    start_time = time.monotonic()
-    prepared_batches = batches.result()
-    return prepared_batches, time.monotonic() - start_time
+@dataclass
+class _BatchPreparer:
+    """Prepares the micro-batches of the next step in a thread, while the current step computes."""
+
+    executor: ThreadPoolExecutor
+    learner: Learner
+    progress: Progress
+    steps: int  # of the whole training
+
+    def prepare(self, step: int) -> None:
+        """Start to prepare the batches of a step."""
+        skipped_positions = self.progress.guard.skipped_positions(step)
+        self.prepared_batches = self.executor.submit(self.learner.batches, step, skipped_positions)
+
+    def take_batches(self) -> tuple[Sequence[MicroBatch], float]:
+        """Return the batches of the next step and the seconds of waiting, and start to prepare the step after it."""
+        start_time = time.monotonic()
+        batches = self.prepared_batches.result()
+        seconds_waited = time.monotonic() - start_time
+        if self.progress.step + 1 < self.steps:
+            self.prepare(self.progress.step + 1)
+        return batches, seconds_waited
 
 
 @dataclass
@@ -131,6 +122,13 @@ class _Run:
     progress: Progress
     checkpoints: Checkpoints
     tracker: Tracker
+    is_save_due: bool = False
+
+    def is_stop_requested(self) -> bool:
+        """Return whether the first worker must save and stop: it was requested to, or a save has failed."""
+        if distributed.rank() > 0:
+            return False
+        return self.checkpoints.asked_to_stop() or self.checkpoints.save_has_failed()
 
     def resume(self) -> dict[str, float]:
         """Restore the newest checkpoint, if there is one. Return the metrics of its step."""
@@ -162,6 +160,7 @@ class _Run:
                 f"{bad_steps} had a loss or gradient that is not finite, or a loss of more than twice its limit, "
                 f"after {guard.rewinds} rewinds: lower optimization.learning_rate or raise contrast.temperature"
             )
+        self.is_save_due = False
         target = self.progress.step
         guard.rewind(self.progress.guard, target, step)
         self.progress.guard = guard
@@ -173,6 +172,25 @@ class _Run:
         """Raise RankDesync if weights, key encoder or queue differ between workers."""
         tensors = dict(self.learner.module.named_parameters()) | self.learner.state()
         distributed.check_equal(tensors, self.progress.step)
+
+    def save_if_due(self, metrics: Mapping[str, float], is_stopping: bool, is_last_step: bool) -> None:
+        """Compare the workers and save a checkpoint when due. The last and a requested save wait for the file.
+
+        Raises:
+            Preempted: the run was asked to stop, and a checkpoint is saved.
+        """
+        step = self.progress.step
+        # Compare the workers more often than checkpoints are saved: it is cheap, one pass over all weights.
+        if step % max(MIN_COMPARISON_INTERVAL, self.checkpoints.every // 10) == 0:
+            self.compare_workers()
+        # Do not save among bad steps: that would replace checkpoints from before them.
+        self.is_save_due = self.is_save_due or step % self.checkpoints.every == 0 or is_stopping
+        if is_last_step or (self.is_save_due and self.progress.guard.bad_in_a_row == 0):
+            self.save(metrics, is_last_save=is_stopping or is_last_step)
+            self.is_save_due = False
+        if is_stopping and not self.is_save_due:
+            distributed.on_first(self.checkpoints.forget_request)
+            raise Preempted(f"asked to stop after step {step}: a checkpoint is saved. Run again to continue")
 
     def save(self, metrics: Mapping[str, float], is_last_save: bool) -> None:
         """Save a checkpoint with the metrics of its step, after comparing the workers.
