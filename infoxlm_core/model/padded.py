@@ -134,32 +134,9 @@ def read_config(directory: Path) -> PretrainedConfig:
 
 
 def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> Padded:
-    """Load a task model, or with `fresh` an encoder with a random head.
-
-    Raises:
-        InputError: the model cannot be loaded, lacks weights, or has other shapes than config.json describes.
-    """
-    auto_class: Any = getattr(transformers, f"AutoModelFor{head.architecture}")
-    stored_weights.check_dtypes(directory)
-    try:
-        model, report = stored_weights.load_checked(auto_class, directory, config, new_head=fresh)
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file can raise almost any exception
-        raise InputError(
-            f"{directory} cannot be loaded for {head.name} ({one_line(error)}): give another encoder"
-        ) from None
-    # A new head needs no stored weights, and many checkpoints lack the pooler.
-    required_prefix = f"{model.base_model_prefix}." if fresh else ""
-    missing_names = []
-    for name in sorted(report["missing_keys"]):
-        if name.startswith(required_prefix) and "pooler" not in name:
-            missing_names.append(name)
-    if missing_names:
-        raise InputError(
-            f"{directory} lacks {len(missing_names)} weights ({missing_names[0]}, …): give a complete model"
-        )
-    pretrained.check_numbers(model, directory)
+    """Load a task model, or with `fresh` an encoder with a random head. See `load_model` for errors."""
+    auto_class = getattr(transformers, f"AutoModelFor{head.architecture}")
+    model = stored_weights.load_model(auto_class, directory, config, new_head=fresh)
     return Padded(model, head)
 
 

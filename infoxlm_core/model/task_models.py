@@ -135,7 +135,6 @@ class TokenModel(Packed):
 
 
 TaskModel = SequenceModel | TokenModel | padded.Padded
-_PREFIXES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 
 
 def create(
@@ -212,7 +211,7 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
         tokenizers.copy(tokenizer, directory, pretrained.max_tokens_of(module.config.to_dict()))
         return
     config: Any = copy.deepcopy(module.config)
-    config.architectures = [f"{_PREFIXES[config.model_type]}For{module.head.architecture}"]
+    config.architectures = [f"{pretrained.CLASS_PREFIXES[config.model_type]}For{module.head.architecture}"]
     config.dtype = torch.float32
     if not module.head.outputs:
         config.classifier_dropout = module.dropout

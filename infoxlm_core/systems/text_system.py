@@ -171,7 +171,9 @@ class TextSystem(System):
             types=type_count if type_count > 1 else 0,
             first_position=0,
         )
-        self._check_stored_shapes(size, directory)
+        with torch.device("meta"):
+            network = self.network(size, 0.0)
+        self._check_stored_shapes(network, directory)
         return size
 
     def _read_config(self, directory: Path) -> PretrainedConfig:
@@ -186,34 +188,25 @@ class TextSystem(System):
             )
         return self.config_class.from_dict(content)
 
-    def _check_stored_shapes(self, size: EncoderSize, directory: Path) -> None:
-        """Raise InputError if the directory has weight files, but not those of a network of this size."""
-        stored = stored_weights.read_headers(directory)
-        if not stored:
-            return
-        with torch.device("meta"):
-            network = self.network(size, 0.0)
+    def _check_stored_shapes(self, network: nn.Module, directory: Path) -> None:
+        """Raise InputError if the directory has weight files, but not the weights of this network."""
         expected_shapes = {self.hugging_face_name(name): tuple(p.shape) for name, p in network.named_parameters()}
-        stored_shapes = {name: weight.shape for name, weight in stored.items()}
-        stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
+        stored_shapes = {name: weight.shape for name, weight in stored_weights.read_headers(directory).items()}
+        if stored_shapes:
+            stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
 
     def load_into(self, model: TextNetwork, directory: Path) -> None:
-        """Copy exported weights into a model. Raise InputError if one is missing or has another shape."""
+        """Copy the weights of an exported model into another model.
+
+        Raises:
+            InputError: the file of weights is missing or damaged, or a weight is missing, has another shape, or is not
+                finite.
+        """
         path = directory / WEIGHTS
         if not path.is_file():
             raise InputError(f"{path} is missing: give the directory of a trained model")
         stored_weights.check_dtypes(directory)
+        self._check_stored_shapes(model, directory)
         weights = pretrained.read_tensors(path)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                stored_name = self.hugging_face_name(name)
-                shape = tuple(parameter.shape)
-                if stored_name not in weights:
-                    raise InputError(f"{path} has no {stored_name}: give a model of this size")
-                weight = weights[stored_name]
-                if tuple(weight.shape) != shape:
-                    raise InputError(
-                        f"{path}: {stored_name} is {tuple(weight.shape)}, not {shape}: give a model of this size"
-                    )
-                parameter.copy_(weight)
-        pretrained.check_numbers(model, directory)
+        model.load_state_dict({name: weights[self.hugging_face_name(name)] for name, _ in model.named_parameters()})
+        stored_weights.check_numbers(model, directory)

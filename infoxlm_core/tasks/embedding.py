@@ -145,7 +145,7 @@ def embed(
         advance: called with the number of sentences of every finished batch.
         language: that of the texts, for models with language embeddings, such as XLM; without it none is added.
     """
-    _, contrast_pooling = contrast_space(model) or (0, "")
+    _, contrast_pooling = contrast_space(model.config) or (0, "")
     vectors = {spec: torch.empty(len(texts), model.config.hidden_size, device=model.device) for spec in specs}
     for start in range(0, len(texts), CHUNK):
         features = encode(model, tokenizer, texts[start : start + CHUNK], max_tokens)
@@ -228,7 +228,7 @@ def load_embedder(
     if pooling not in ALL_POOLINGS:
         raise InputError(f"{directory}: pooling {pooling!r:.100} is not known: give {', '.join(ALL_POOLINGS)}")
     projection = load_projection(directory, model) if pooling == "contrast" else None
-    contrast = contrast_space(model)
+    contrast = contrast_space(model.config)
     if projection is not None and contrast is not None and layer != contrast.layer:
         raise InputError(
             f"{directory}: its contrast vectors are of layer {contrast.layer}, not {layer}: leave layer out"

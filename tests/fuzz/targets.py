@@ -304,7 +304,7 @@ def _embed(folder: Path) -> Any:
     """As `infoxlm embed` does."""
     directories.check(folder)
     model, tokenizer = any_encoder.load_encoder(folder, "cpu")
-    space = any_encoder.contrast_space(model)
+    space = any_encoder.contrast_space(model.config)
     any_encoder.describe(model)
     if space:
         projection = any_encoder.load_projection(folder, model)

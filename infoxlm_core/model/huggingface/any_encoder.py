@@ -2,8 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,34 +69,12 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
     if tokenizer.pad_token_id is None:
         raise InputError(f"{directory}: its tokenizer has no padding token: set pad_token in tokenizer_config.json")
     tokenizer.padding_side = "right"  # so that position 0 is always the first token
-    model = _load_model(directory)
+    auto_class = transformers.AutoModelForMaskedLM if has_language_model_head(directory) else transformers.AutoModel
+    model = stored_weights.load_model(auto_class, directory, padded.read_config(directory))
     if model.config.is_encoder_decoder:
         raise InputError(f"{directory} is an encoder-decoder ({model.config.model_type}): give an encoder-only model")
     _check_forward_pass(model, directory)
     return model.to(device or devices.choose()), tokenizer
-
-
-def _load_model(directory: Path) -> Any:
-    """Load a model with finite weights in fp32. See `load_encoder` for errors."""
-    auto_class: Any = transformers.AutoModel
-    if has_language_model_head(directory):
-        auto_class = transformers.AutoModelForMaskedLM
-    stored_weights.check_dtypes(directory)
-    try:
-        with _silence_transformers():
-            model, report = stored_weights.load_checked(auto_class, directory, padded.read_config(directory))
-    except InputError:
-        raise
-    except Exception as error:  # a damaged file can raise almost any exception of four libraries
-        raise InputError(f"{directory} cannot be loaded as a model ({one_line(error)}): export it again") from error
-    # Transformers fills missing weights with random numbers. Only the pooler may be missing, since it is never used.
-    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-    if missing:
-        raise InputError(
-            f"{directory} lacks {len(missing)} weights ({missing[0]}, …): give a complete {auto_class.__name__}"
-        )
-    pretrained.check_numbers(model, directory)
-    return model
 
 
 def _check_forward_pass(model: Any, directory: Path) -> None:
@@ -111,21 +87,6 @@ def _check_forward_pass(model: Any, directory: Path) -> None:
         raise InputError(f"{directory} cannot be used as a model ({one_line(error)}): export it again") from None
 
 
-@contextmanager
-def _silence_transformers() -> Iterator[None]:
-    """Suppress progress bars and the table of missing weights. Our own errors name the weights that matter."""
-    verbosity = transformers.logging.get_verbosity()
-    had_progress_bars = transformers.logging.is_progress_bar_enabled()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-        if had_progress_bars:
-            transformers.logging.enable_progress_bar()
-
-
 class Space(NamedTuple):
     """Which vectors represent sentences."""
 
@@ -133,12 +94,8 @@ class Space(NamedTuple):
     pooling: str
 
 
-def contrast_space(model: "Model") -> Space | None:
-    """Return the layer and pooling at which the model was trained by contrast, or None if its config does not say."""
-    return _contrast_space(model.config)
-
-
-def _contrast_space(config: PretrainedConfig) -> Space | None:
+def contrast_space(config: PretrainedConfig) -> Space | None:
+    """Return the layer and pooling at which a model was trained by contrast, or None if its config does not say."""
     contrast = getattr(config, "infoxlm", None)
     return Space(contrast["layer"], contrast["pooling"]) if contrast else None
 
@@ -161,7 +118,7 @@ def served_space(model: "Model | Path | str") -> Space:
     else:
         directory = Path(str(model.name_or_path))
         config = model.config
-    space = _contrast_space(config)
+    space = contrast_space(config)
     if space is not None:
         return space
     pooling = "mean"
@@ -174,19 +131,20 @@ def _read_pooling(directory: Path) -> str:
     """Return the pooling of a model of sentence-transformers: `cls` or `mean`."""
     pooling = "mean"
     for module in outside.read_json(directory / MODULES, list[_Module], "copy the model again"):
-        kind = module["type"].rpartition(".")[2]
-        if kind == "Dense":
+        class_name = module["type"].rpartition(".")[2]
+        if class_name == "Dense":
             _warn_of_dense(directory)
-        if kind == "Pooling":
+        if class_name == "Pooling":
             path = directory / Path(module["path"]).name / "config.json"
             settings = outside.read_json(path, dict[str, Any], "copy the model again")
-            active_modes = settings.get("pooling_mode")  # since version 6; before, each mode had a key
-            if active_modes is None:
-                active_modes = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
-            mode = active_modes[0] if isinstance(active_modes, list) and len(active_modes) == 1 else active_modes
-            pooling = _POOLING_MODES.get(str(mode), "")
-            if not pooling:
+            mode = settings.get("pooling_mode")  # since version 6; before, each mode had a key
+            if mode is None:
+                mode = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
+            if isinstance(mode, list) and len(mode) == 1:
+                mode = mode[0]
+            if str(mode) not in _POOLING_MODES:
                 raise InputError(f"{path}: its pooling is {mode!r:.100}, not cls or mean: give a layer and a pooling")
+            pooling = _POOLING_MODES[str(mode)]
     return pooling
 
 
@@ -197,9 +155,13 @@ def _warn_of_dense(directory: Path) -> None:
 
 
 def keep_served_space(start: Path, directory: Path) -> None:
-    """Let the export of a start before its first step be served with the vectors of the start, if its files name them.
+    """Record the layer and pooling of a start in its export before the first step, if the start's files name them.
 
-    Otherwise it would be measured at the layer and pooling of the training, which may be worse for it.
+    Otherwise the start would be measured at the layer and pooling of the training, which may be worse for it.
+
+    Args:
+        start: directory of the model that a training starts from.
+        directory: the export; its config.json is changed.
     """
     if not pretrained.read_config(start).get("infoxlm") and not (start / MODULES).is_file():
         return
@@ -272,7 +234,7 @@ def describe(model: "Model") -> dict[str, Any]:
         "hidden": model.config.hidden_size,
         "vocabulary": model.config.vocab_size,
         "parameters": model.num_parameters(),
-        "contrast": contrast_space(model),
+        "contrast": contrast_space(model.config),
     }
     prefix = served_prefix(model)
     if prefix:
@@ -287,7 +249,7 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
         InputError: the model was trained without contrast, or the file is missing or damaged.
     """
     path = Path(directory) / PROJECTION
-    if not contrast_space(model) or not path.is_file():
+    if not contrast_space(model.config) or not path.is_file():
         raise InputError(
             f"{directory} has no contrast vectors (infoxlm in config.json, {PROJECTION}): give mean or cls"
         )

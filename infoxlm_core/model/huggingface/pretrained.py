@@ -24,7 +24,8 @@ from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import stored_weights, tokenizers
 
-WEIGHTS, PROJECTION = "model.safetensors", "projection.safetensors"
+WEIGHTS = "model.safetensors"
+PROJECTION = "projection.safetensors"
 CLASS_PREFIXES = {"xlm-roberta": "XLMRoberta", "roberta": "Roberta", "bert": "Bert", "distilbert": "DistilBert"}
 """The values of model_type that `Encoder` can compute, and the first part of the names of their classes."""
 MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # those whose heads for tasks are known too
@@ -123,7 +124,6 @@ _DISTILBERT_KEYS = {  # keys of config.json
 }
 
 TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
-_NOT_FINITE = "contains NaN or infinity: its training failed, so use another model"
 
 
 def hugging_face_name(name: str, first: NameRules = ()) -> str:
@@ -243,10 +243,10 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
 def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
     """Return the class in which to export a model: that of its start, unless a masked-LM head was added to it."""
     prefix = CLASS_PREFIXES[config.model_type]
-    own_class: str = (config.architectures or [f"{prefix}Model"])[0]
-    is_language_model = own_class.endswith(("ForMaskedLM", "ForPreTraining"))
-    if has_head == is_language_model:
-        return own_class
+    start_class: str = (config.architectures or [f"{prefix}Model"])[0]
+    start_has_head = start_class.endswith(("ForMaskedLM", "ForPreTraining"))
+    if has_head == start_has_head:
+        return start_class
     return f"{prefix}ForMaskedLM" if has_head else f"{prefix}Model"
 
 
@@ -459,12 +459,5 @@ def load_into(
             if weight.shape != parameter.shape:
                 raise InputError(f"{path}: {stored_name} is {tuple(weight.shape)}, not {tuple(parameter.shape)}")
             if not weight.isfinite().all():  # not by `check_numbers`: skipped parameters may be uninitialised
-                raise InputError(f"{path}: {stored_name} {_NOT_FINITE}")
+                raise InputError(f"{path}: {stored_name} {stored_weights.NOT_FINITE}")
             parameter.copy_(weight)
-
-
-def check_numbers(model: nn.Module, directory: Path) -> None:
-    """Raise InputError if a weight of a model, loaded from a directory, is not finite."""
-    not_finite = [name for name, value in model.named_parameters() if not value.isfinite().all()]
-    if not_finite:
-        raise InputError(f"{directory}: {not_finite[0]} {_NOT_FINITE}")

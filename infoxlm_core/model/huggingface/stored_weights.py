@@ -7,11 +7,13 @@ has shapes and no memory, and compared with the weights that its files hold.
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PretrainedConfig
@@ -20,6 +22,7 @@ from transformers.initialization import meta_device_safe_creation_ops
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError, one_line
 
+NOT_FINITE = "contains NaN or infinity: its training failed, so use another model"
 REMEDY = "give the config.json that belongs to these weights"
 SPARE_VALUES = 1 << 24
 """Values that a model may have and its files may lack, besides as many as the files hold: heads, poolers, buffers."""
@@ -135,9 +138,14 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
         )
 
 
-def load_checked(
-    auto_class: Any, directory: Path, config: PretrainedConfig, new_head: bool = False
-) -> tuple[Any, dict[str, Any]]:
+def check_numbers(model: nn.Module, directory: Path) -> None:
+    """Raise InputError if a weight of a model, loaded from a directory, is not finite."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise InputError(f"{directory}: {name} {NOT_FINITE}")
+
+
+def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_head: bool = False) -> Any:
     """Load a Hugging Face model in fp32, after comparing its config with its files.
 
     Args:
@@ -146,19 +154,59 @@ def load_checked(
         config: its config, in which labels or dropout may have been changed.
         new_head: replace a missing head, or one of another shape, by a random one.
 
-    Returns:
-        The model, and Transformers' report on missing and unexpected weights.
+    Raises:
+        InputError: the model cannot be loaded, lacks weights, has other shapes than config.json describes, or has
+            weights that are not finite.
     """
-    with torch.device("meta"), meta_device_safe_creation_ops():
-        empty_model = auto_class.from_config(copy.deepcopy(config), dtype=torch.float32)
-    check_shapes(empty_model, directory, f"{empty_model.base_model_prefix}.", new_head)
-    return auto_class.from_pretrained(
-        directory,
-        config=config,
-        use_safetensors=True,
-        output_loading_info=True,
-        local_files_only=True,
-        trust_remote_code=False,
-        dtype=torch.float32,
-        ignore_mismatched_sizes=new_head,
-    )
+    check_dtypes(directory)
+    try:
+        with torch.device("meta"), meta_device_safe_creation_ops():
+            empty_model = auto_class.from_config(copy.deepcopy(config), dtype=torch.float32)
+        encoder_prefix = f"{empty_model.base_model_prefix}."
+        check_shapes(empty_model, directory, encoder_prefix, new_head)
+        with _silence_transformers():
+            model, report = auto_class.from_pretrained(
+                directory,
+                config=config,
+                use_safetensors=True,
+                output_loading_info=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                ignore_mismatched_sizes=new_head,
+            )
+    except InputError:
+        raise
+    except Exception as error:  # a damaged file can raise almost any exception of four libraries
+        raise InputError(
+            f"{directory} cannot be loaded as {auto_class.__name__} ({one_line(error)}): give another model"
+        ) from error
+    # Transformers fills missing weights with random numbers. Only a new head, and the pooler, which many checkpoints
+    # lack and which is never used, may be missing.
+    required_prefix = encoder_prefix if new_head else ""
+    missing_names = []
+    for name in sorted(report["missing_keys"]):
+        if name.startswith(required_prefix) and "pooler" not in name:
+            missing_names.append(name)
+    if missing_names:
+        raise InputError(
+            f"{directory} lacks {len(missing_names)} weights ({missing_names[0]}, …): "
+            f"give a complete {auto_class.__name__}"
+        )
+    check_numbers(model, directory)
+    return model
+
+
+@contextmanager
+def _silence_transformers() -> Iterator[None]:
+    """Suppress progress bars and the table of missing weights. Our own errors name the weights that matter."""
+    verbosity = transformers.logging.get_verbosity()
+    had_progress_bars = transformers.logging.is_progress_bar_enabled()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+        if had_progress_bars:
+            transformers.logging.enable_progress_bar()

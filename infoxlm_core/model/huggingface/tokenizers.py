@@ -36,6 +36,17 @@ USUAL_NAMES = {
 """Names of the special tokens of XLM-R and BERT."""
 
 
+@contextmanager
+def reading(subject: str) -> Iterator[None]:
+    """Turn every exception about a damaged tokenizer, and every panic of Rust code, into InputError."""
+    try:
+        yield
+    except BaseException as error:  # a damaged file can raise almost any exception
+        if isinstance(error, Exception) or outside.is_panic(error):
+            raise InputError(f"{subject} cannot be read ({one_line(error)}): copy its files again") from None
+        raise
+
+
 def find_files(source: Path) -> list[Path]:
     """Return the files of a tokenizer. The first is its tokenizer.json or its SentencePiece model.
 
@@ -86,7 +97,7 @@ def copy_files(files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBas
 
     Without a file that names the tokenizer's class, a tokenizer_config.json is written.
     """
-    names = [FAST, *(path.name for path in files[1:])]
+    names = [FAST] + [path.name for path in files[1:]]
     for path, name in zip(files, names, strict=True):
         if name != "config.json":
             shutil.copyfile(outside.check_readable(path), directory / name)
@@ -137,18 +148,13 @@ def round_scores(model: bytes) -> bytes:
     return proto.SerializeToString()
 
 
+@reading("the SentencePiece model")
 def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
     """Write tokenizer.json and tokenizer_config.json, with which `AutoTokenizer` gives SentencePiece's ids.
 
     Raises:
         InputError: the model is damaged.
     """
-    with reading("the SentencePiece model"):
-        _write_fast(model, directory, max_tokens)
-
-
-def _write_fast(model: bytes, directory: Path, max_tokens: int) -> None:
-    """Convert a SentencePiece model, and write it with its settings."""
     proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
     proto.ParseFromString(model)
     bos, pad, eos, unk, mask = SPECIAL_TOKENS
@@ -201,17 +207,6 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
                 "give the tokenizer it was trained with"
             )
     return tokenizer
-
-
-@contextmanager
-def reading(subject: str) -> Iterator[None]:
-    """Turn every exception about a damaged tokenizer, and every panic of Rust code, into InputError."""
-    try:
-        yield
-    except BaseException as error:  # a damaged file can raise almost any exception
-        if isinstance(error, Exception) or outside.is_panic(error):
-            raise InputError(f"{subject} cannot be read ({one_line(error)}): copy its files again") from None
-        raise
 
 
 def copy(source: Path, directory: Path, max_tokens: int) -> None:

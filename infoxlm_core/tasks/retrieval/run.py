@@ -132,7 +132,7 @@ def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]
     layers = range(last_layer + 1)
     layer_of_name = {"last": last_layer}
     if "contrast" in (pooling, layer_name):
-        contrast = contrast_space(model)
+        contrast = contrast_space(model.config)
         if contrast is None:
             raise InputError(
                 f"{encoder}: config.json names no contrast layer (field infoxlm). Remove {vector} from vectors."
