@@ -7,27 +7,17 @@ our packages and checks that importing them fails.
 """
 
 import importlib
-import importlib.abc
 import json
 import sys
-from typing import Any
 
 BLOCKED_PACKAGES = ("infoxlm_core", "components", "pipelines")
 
 
-class BlockingFinder(importlib.abc.MetaPathFinder):
-    """An import hook that blocks our packages, wherever they are installed."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG002
-        if name.partition(".")[0] in BLOCKED_PACKAGES:
-            raise ModuleNotFoundError(f"{name} is blocked", name=name)
-
-
 def block_packages() -> list[str]:
-    """Block our packages, and return the names of those whose import fails."""
-    sys.meta_path.insert(0, BlockingFinder())
+    """Block our packages, wherever they are installed, and return the names of those whose import fails."""
     failed_imports = []
     for name in BLOCKED_PACKAGES:
+        sys.modules[name] = None  # type: ignore[assignment]  # the import of such a module fails
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
