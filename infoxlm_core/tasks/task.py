@@ -220,9 +220,9 @@ def load_chosen(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[t
     """Load the selected models one after the other. Yield the directory, the model and its languages."""
     from infoxlm_core.model import task_models
 
-    find_directory = selection.directories(tuned)
     languages_by_directory: dict[Path, list[str]] = {}
     for language in dict.fromkeys(languages):
-        languages_by_directory.setdefault(find_directory(language), []).append(language)
+        directory = selection.find_directory(tuned, language)
+        languages_by_directory.setdefault(directory, []).append(language)
     for directory, model_languages in languages_by_directory.items():
         yield directory, task_models.load(directory, head), model_languages

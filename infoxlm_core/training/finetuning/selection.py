@@ -6,7 +6,7 @@ tuned/selection.json   {"rule", "looks": [{"step", "languages", "mean"}], "chose
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -97,15 +97,11 @@ def directory_of(tuned: Path, chosen: Mapping[str, int], step: int) -> Path:
     return tuned if step == chosen[ALL] else tuned / "steps" / str(step)
 
 
-def directories(tuned: Path) -> Callable[[str], Path]:
-    """Return a function from a language to the directory of the model that was chosen for it."""
+def find_directory(tuned: Path, language: str) -> Path:
+    """Return the directory of the model that was chosen for a language."""
     content = read(tuned)
     chosen: dict[str, int] = content["chosen"] if content else {ALL: 0}
-
-    def find_directory(language: str) -> Path:
-        return directory_of(tuned, chosen, chosen.get(language, chosen[ALL]))
-
-    return find_directory
+    return directory_of(tuned, chosen, chosen.get(language, chosen[ALL]))
 
 
 def development(tuned: Path) -> dict[str, Any] | None:

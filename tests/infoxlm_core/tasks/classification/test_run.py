@@ -84,7 +84,7 @@ def test_scores_are_shares_of_right_answers_by_language_and_the_rest_follows_fro
     right = {}
     for language in ("en", "de"):
         premises, hypotheses, labels = map(list, zip(*read(data, "test", language), strict=True))
-        _, said = ask_transformers(selection.directories(tuned)(language), premises, hypotheses)
+        _, said = ask_transformers(selection.find_directory(tuned, language), premises, hypotheses)
         right[language] = sum(a == b for a, b in zip(said, labels, strict=True)) / 60
     assert {name: row["accuracy"] for name, row in scores.languages.items()} == pytest.approx(right)
     assert scores.mean["accuracy"] == pytest.approx((right["en"] + right["de"]) / 2)
@@ -100,7 +100,7 @@ def test_development_scores_are_those_of_the_kept_models(tuned, data, tmp_path):
 
     for language in ("en", "de"):
         premises, hypotheses, labels = map(list, zip(*read(data, "dev", language), strict=True))
-        _, said = ask_transformers(selection.directories(tuned)(language), premises, hypotheses)
+        _, said = ask_transformers(selection.find_directory(tuned, language), premises, hypotheses)
         assert dev["languages"][language] == sum(a == b for a, b in zip(said, labels, strict=True)) / 40
 
 
@@ -109,7 +109,7 @@ def test_mixed_pairs_take_premises_of_one_language_and_hypotheses_of_another(tun
     scores = run.measure(config(data, mixed=True), tuned, tmp_path)
 
     german, english = (list(zip(*read(data, "test", language), strict=True)) for language in ("de", "en"))
-    _, said = ask_transformers(selection.directories(tuned)("de"), list(german[0]), list(english[1]))
+    _, said = ask_transformers(selection.find_directory(tuned, "de"), list(german[0]), list(english[1]))
     cells = {name: cell["accuracy"] for name, cell in scores.mixed["cells"].items()}
     assert set(cells) == {"en-en", "en-de", "de-en", "de-de"}
     assert cells["de-en"] == sum(a == b for a, b in zip(said, german[2], strict=True)) / 60
@@ -149,7 +149,7 @@ def test_translate_test_classifies_the_translations_as_text_of_the_source(tuned,
 
     assert text_languages == ["en"] * 120
     second, first, _ = map(list, zip(*german, strict=True))
-    _, expected = ask_transformers(selection.directories(tuned)("en"), first, second)
+    _, expected = ask_transformers(selection.find_directory(tuned, "en"), first, second)
     predictions = pd.read_parquet(tmp_path / "out/predictions.parquet").groupby("language")["predicted"]
     assert predictions.get_group("de").tolist() == expected
     assert scores.languages["en"] == original.languages["en"]

@@ -90,7 +90,7 @@ def test_a_rule_keeps_the_weights_of_its_step(monkeypatch, encoder, data, moment
     assert [(one["step"], one["languages"]) for one in found["looks"]] == [(x.step, x.languages) for x in EVALUATIONS]
     for language in ("en", "de", "fr"):
         step = CHOSEN[rule].get(language, CHOSEN[rule]["*"])
-        kept = task_models.load(selection.directories(tuned)(language), TASKS["classification"].head)
+        kept = task_models.load(selection.find_directory(tuned, language), TASKS["classification"].head)
         assert torch.equal(weights_of(kept), moments[step // EVERY - 1])
     curves = dict(tracker.read(tuned / "metrics.jsonl"))
     assert curves[15]["dev/de"] == 0.8 and curves[15]["dev/mean"] == pytest.approx(0.55)
@@ -114,7 +114,7 @@ def test_a_run_that_dies_at_an_evaluation_and_goes_on_ends_with_the_same_model(
     assert len(selection.read(tuned)["looks"]) == len(EVALUATIONS)
     for language in ("en", "de"):
         expected = moments[CHOSEN[rule].get(language, CHOSEN[rule]["*"]) // EVERY - 1]
-        kept = task_models.load(selection.directories(tuned)(language), TASKS["classification"].head)
+        kept = task_models.load(selection.find_directory(tuned, language), TASKS["classification"].head)
         assert torch.equal(weights_of(kept), expected)
 
 
@@ -197,7 +197,7 @@ def test_the_development_score_of_a_model_is_that_of_the_moments_that_were_chose
 
 def test_a_model_from_elsewhere_speaks_for_every_language(tmp_path):
     assert selection.read(tmp_path) is None and selection.development(tmp_path) is None
-    assert selection.directories(tmp_path)("de") == tmp_path
+    assert selection.find_directory(tmp_path, "de") == tmp_path
 
 
 @pytest.mark.slow
