@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.model.attention import choose_flash
-from infoxlm_core.model.encoder import Encoder, EncoderSize, compiler_for
+from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.model.linear_cross_entropy import linear_cross_entropy
 from infoxlm_core.systems.text_batches import TextBatch, TextSampler, micro_batches
 from infoxlm_core.training import distributed
-from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout, warn_if_bf16_is_slow
+from infoxlm_core.training.learner import Learner, LossWeights, autocast, prepare_encoder, seed_dropout
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits and labels of a sentence objective -> their summed loss
 
@@ -80,13 +79,7 @@ class TextLearner(Learner):
         self.sentence_losses = losses
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.device = distributed.device()
-        choose_flash(self.device)
-        model.encoder.recompute = config.model.recompute
-        if config.model.compiled:
-            compiler = compiler_for(self.device, config.model.dropout)
-            model.encoder.compiler = compiler
-            model.compiler = compiler
-        warn_if_bf16_is_slow(config.model, self.device)
+        model.compiler = prepare_encoder(model.encoder, config.model, self.device)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
         """Return this worker's micro-batches.

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.sampling import digest_key
 from infoxlm_core.model import devices
+from infoxlm_core.model.attention import choose_flash
+from infoxlm_core.model.encoder import Encoder, compiler_for
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +105,18 @@ def autocast(device: torch.device, precision: str = "auto") -> torch.autocast:
     return torch.autocast(device.type, dtype or torch.bfloat16, enabled=dtype is not None)
 
 
-def warn_if_bf16_is_slow(config: ModelConfig, device: torch.device) -> None:
-    """Log a warning if `model.precision` is bf16 on a CPU without instructions for it."""
+def prepare_encoder(encoder: Encoder, config: ModelConfig, device: torch.device) -> str:
+    """Choose the attention kernels, the compiler and the recomputation of an encoder. Return the compiler, or "".
+
+    Logs a warning if `model.precision` is bf16 on a CPU without instructions for it.
+    """
+    choose_flash(device)
+    encoder.recompute = config.recompute
+    if config.compiled:
+        encoder.compiler = compiler_for(device, config.dropout)
     if config.precision == "bf16" and device.type == "cpu" and not devices.cpu_multiplies_bf16():
         logger.warning(
             "model.precision is bf16, for which this CPU has no instructions (AVX512-BF16, AMX): "
             "steps take longer than with auto"
         )
+    return encoder.compiler

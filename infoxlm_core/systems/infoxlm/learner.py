@@ -13,8 +13,6 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
-from infoxlm_core.model.attention import choose_flash
-from infoxlm_core.model.encoder import compiler_for
 from infoxlm_core.model.flops import must_do_flops
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.systems.infoxlm.sentence_objectives import SENTENCE_OBJECTIVES, XLCO, add_by_group
@@ -24,8 +22,8 @@ from infoxlm_core.training.learner import (
     LossWeights,
     autocast,
     half_precision,
+    prepare_encoder,
     seed_dropout,
-    warn_if_bf16_is_slow,
 )
 
 logger = logging.getLogger(__name__)
@@ -44,14 +42,9 @@ class InfoXLMLearner(Learner):
         self.device = distributed.device()
         self.shares = distributed.shares(config.batches.virtual_shards)
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
-        choose_flash(self.device)
-        if config.model.compiled:
-            compiler = compiler_for(self.device, config.model.dropout)
-            model.encoder.compiler = compiler
-            if model.head is not None:
-                model.head.compiler = compiler
-        model.encoder.recompute = config.model.recompute
-        warn_if_bf16_is_slow(config.model, self.device)
+        compiler = prepare_encoder(model.encoder, config.model, self.device)
+        if model.head is not None:
+            model.head.compiler = compiler
         enabled = [objective for objective in SENTENCE_OBJECTIVES if objective.name in self.weights.by_name]
         self.objectives = [objective(config, model) for objective in enabled]
         if config.model.sharded:
@@ -83,27 +76,27 @@ class InfoXLMLearner(Learner):
             for number, batch in enumerate(drawn_batches):
                 rng_key = (step, shard_range.start, number)
                 batches.append(replace(batch, rng_key=rng_key, flops=self._flops(batch)))
-        batches = self._with_idle_batches(batches, by_shard=has_dropout)
+        batches = self._add_idle_batches(batches, by_shard=has_dropout)
         if self.device.type == "cpu":
             return batches
         tile = min(GPU_TILE, self.module.encoder.size.max_tokens)
         return [batch.aligned(tile, self.sampler.vocabulary.pad) for batch in batches]
 
-    def _with_idle_batches(self, batches: list[PackedBatch], by_shard: bool) -> list[PackedBatch]:
-        """Append idle batches for a sharded network, which all workers must call equally often.
+    def _add_idle_batches(self, batches: list[PackedBatch], by_shard: bool) -> list[PackedBatch]:
+        """Append idle batches if the network is sharded, because all workers must call it equally often.
 
         Args:
-            batches: of this worker.
-            by_shard: they were cut from each virtual shard, instead of all together.
+            batches: micro-batches of this worker.
+            by_shard: whether each micro-batch has samples of one virtual shard only.
         """
         if not self.config.model.sharded:
             return batches
-        samples = self.sampler.per_shard
+        samples_per_shard = self.sampler.per_shard
         size = self.config.batches.micro_batch_size
         if by_shard:
-            batch_counts = [len(share) * math.ceil(samples / size) for share in self.shares]
+            batch_counts = [len(share) * math.ceil(samples_per_shard / size) for share in self.shares]
         else:
-            batch_counts = [math.ceil(len(share) * samples / size) for share in self.shares]
+            batch_counts = [math.ceil(len(share) * samples_per_shard / size) for share in self.shares]
         idle_batch = replace(batches[0], idle=True)
         return batches + [idle_batch] * (max(batch_counts) - len(batches))
 
@@ -185,14 +178,14 @@ class InfoXLMLearner(Learner):
             self._fill_queue()
 
     def _fill_queue(self) -> None:
-        """Fill the queue with K real keys of a reserved random stream, so that training batches do not change."""
+        """Fill the queue with the keys of K samples, from a random stream that training batches do not use."""
         size = self.config.contrast.queue_size
         samples = self.config.batches.global_batch_size
         my_shards = self.shares[distributed.rank()]
         for number in range(math.ceil(size / samples)):
             draw = self.sampler.draw(f"prefill {number}", my_shards, only="xlco")
             batches = micro_batches(draw, self.config.batches.micro_batch_size)
-            for batch in self._with_idle_batches(batches, by_shard=False):
+            for batch in self._add_idle_batches(batches, by_shard=False):
                 self.xlco.make_keys(batch.to(self.device))
                 if batch.idle:
                     self.xlco.new_keys.pop()

@@ -141,7 +141,7 @@ def _gradient_in_half_precision(
 ) -> torch.Tensor:
     """The gradient of a first step on a device that computes in `kind`, as a GPU does; masters stay in fp32."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(infoxlm, "compiler_for", lambda *_: compiler)
+        patch.setattr(learners, "compiler_for", lambda *_: compiler)
         for module in (learners, infoxlm):
             patch.setattr(module, "half_precision", lambda *_: kind)
         wanted, shards = config(sharded), open_shards(path)
