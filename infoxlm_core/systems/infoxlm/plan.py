@@ -57,8 +57,10 @@ class Shape(NamedTuple):
     view: int
 
 
-LONG, SHORT = Shape("long", 512, 512, 128), Shape("short", 512, 96, 64)
-"""All sequences full; and sentences as short as in the released recipe."""
+LONG = Shape("long", 512, 512, 128)
+"""A step in which all sequences are full."""
+SHORT = Shape("short", 512, 96, 64)
+"""A step of sentences as short as those of the released recipe."""
 
 
 def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
@@ -115,54 +117,69 @@ def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
 
 def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRow]:
     """Return the bytes on each device. The first five rows are exact, the others estimates for long sequences."""
-    model, keys = build(config, vocabulary)
+    model, key_encoder = build(config, vocabulary)
     size = model.encoder.size
     d = size.hidden
-    total = count(model)
+    parameter_count = count(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     trained_count = sum(parameter.numel() for parameter in trained)
-    contrasts = bool(config.objectives.xlco)
-    sharded = config.model.sharded
-    micro_batch = config.batches.micro_batch_size
-    if config.model.dropout:  # then micro-batches lie within virtual shards
-        micro_batch = min(micro_batch, config.batches.global_batch_size // config.batches.virtual_shards)
-    queue = config.contrast.queue_size
-    top = model.contrast_layer
+    key_encoder_count = 0
+    queue_size = 0
+    converted_count = 0  # weights of the key encoder of which autocast makes bf16 copies
+    if config.objectives.xlco:
+        key_encoder_count = count(key_encoder)
+        queue_size = config.contrast.queue_size
+        if not config.model.sharded:
+            converted_count = sum(count(module) for module in key_encoder.modules() if isinstance(module, Linear))
+    shards = gpus if config.model.sharded else 1
+    by_gpus = f", by {gpus} GPUs" if config.model.sharded else ""
     shape = fit_shape(config, LONG)
-    lm = micro_batch * (shape.mlm + shape.tlm)  # tokens
-    views = micro_batch * shape.view  # tokens
-    layer_tokens = lm * size.layers + views * top
-    if config.model.recompute:  # layers store their input; one layer at a time stores everything
-        activation_bytes = d * (ACTIVATION_BYTES * (lm + views) + 2 * layer_tokens)
-        activations = f"{ACTIVATION_BYTES} B x d a token in one layer, 2 B in the others: {lm + views:,} tokens"
-    else:
-        activation_bytes = d * ACTIVATION_BYTES * layer_tokens
-        activations = (
-            f"{ACTIVATION_BYTES} B x d a token a layer: {lm:,} tokens x {size.layers} layers, {views:,} x {top}"
-        )
-    chunk_rows = min(ROWS, round(config.objectives.mask_ratio * lm))
-    shards = gpus if sharded else 1
-    by_gpus = f", by {gpus} GPUs" if sharded else ""
-    copied = 0  # weights of the key encoder, of which autocast makes bf16 copies
-    if contrasts and not sharded:
-        copied = sum(count(module) for module in keys.modules() if isinstance(module, Linear))
+    lm_tokens = _count_micro_batch(config) * (shape.mlm + shape.tlm)
+    activation_bytes, activations = _estimate_activations(config, size, model.contrast_layer, lm_tokens, shape.view)
+    chunk_rows = min(ROWS, round(config.objectives.mask_ratio * lm_tokens))
     rows = [
-        ("weights", 4 * total / shards, f"4 B x {total:,} parameters, fp32{by_gpus}"),
+        ("weights", 4 * parameter_count / shards, f"4 B x {parameter_count:,} parameters, fp32{by_gpus}"),
         ("gradients", 4 * trained_count / shards, f"4 B x parameters that are trained, fp32{by_gpus}"),
         ("AdamW moments", (8 * trained_count + 4 * len(trained)) / shards,
          f"8 B x parameters that are trained, fp32; 4 B x {len(trained)} tensors{by_gpus}"),
-        ("key encoder", contrasts * 4 * count(keys) / shards,
-         f"4 B x {count(keys):,}: fp32, up to layer {top}, and W{by_gpus}"),
-        ("queue", contrasts * queue * (4 * d + 24), f"K x (4 d + 24) B: K {queue:,} keys, ids"),
+        ("key encoder", 4 * key_encoder_count / shards,
+         f"4 B x {count(key_encoder):,}: fp32, up to layer {model.contrast_layer}, and W{by_gpus}"),
+        ("queue", queue_size * (4 * d + 24), f"K x (4 d + 24) B: K {config.contrast.queue_size:,} keys, ids"),
         ("gradients to be summed", 4 * trained_count if gpus > 1 else 0,
          "4 B x parameters that are trained, with several workers; of shards until the step ends"),
-        ("bf16 weights", 2 * (total + copied), f"2 B x parameters and {copied:,} of the key encoder, under autocast"),
+        ("bf16 weights", 2 * (parameter_count + converted_count),
+         f"2 B x parameters and {converted_count:,} of the key encoder, under autocast"),
         ("activations", activation_bytes, activations),
         ("one chunk of logits", 6 * chunk_rows * size.vocabulary,
          f"6 B x {chunk_rows:,} rows x {size.vocabulary:,} words"),
         ("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
     ]  # fmt: skip
     return [PlanRow(name, value, "B", formula) for name, value, formula in rows]
+
+
+def _count_micro_batch(config: PretrainingConfig) -> int:
+    """Return the number of samples of each objective in a micro-batch."""
+    batches = config.batches
+    if config.model.dropout:  # then micro-batches lie within virtual shards
+        return min(batches.micro_batch_size, batches.global_batch_size // batches.virtual_shards)
+    return batches.micro_batch_size
+
+
+def _estimate_activations(
+    config: PretrainingConfig, size: EncoderSize, contrast_layer: int, lm_tokens: int, view_length: int
+) -> tuple[int, str]:
+    """Return the bytes that layers store for the backward pass of a micro-batch, and how they are calculated."""
+    view_tokens = _count_micro_batch(config) * view_length
+    layer_tokens = lm_tokens * size.layers + view_tokens * contrast_layer  # tokens, counted once in each layer
+    if config.model.recompute:  # layers store their input; one layer at a time stores everything
+        stored_bytes = size.hidden * (ACTIVATION_BYTES * (lm_tokens + view_tokens) + 2 * layer_tokens)
+        return stored_bytes, (
+            f"{ACTIVATION_BYTES} B x d a token in one layer, 2 B in the others: {lm_tokens + view_tokens:,} tokens"
+        )
+    return size.hidden * ACTIVATION_BYTES * layer_tokens, (
+        f"{ACTIVATION_BYTES} B x d a token a layer: {lm_tokens:,} tokens x {size.layers} layers, "
+        f"{view_tokens:,} x {contrast_layer}"
+    )
 
 
 def check_memory(config: PretrainingConfig, size: EncoderSize, available: float) -> None:
