@@ -33,13 +33,14 @@ KIND = "translator"
 
 
 def metric_of(language: str) -> BLEU:
-    """Return BLEU with sacreBLEU's tokenizer for a target language; text without spaces is compared by character.
-
-    sacreBLEU's word segmenters for such languages need other packages or a download.
-    """
+    """Return BLEU with the tokenizer of sacreBLEU for a target language."""
     code = languages.two_letters(language)
-    by_character = dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")
-    return BLEU(tokenize={"zh": "zh", **by_character}.get(code, "13a"))
+    if code == "zh":
+        return BLEU(tokenize="zh")
+    # Text without spaces is compared by character: sacreBLEU's word segmenters need other packages or a download.
+    if code in ("ja", "km", "lo", "my", "th"):
+        return BLEU(tokenize="char")
+    return BLEU(tokenize="13a")
 
 
 def bleu(translations: Sequence[str], references: Sequence[str], language: str) -> tuple[float, str]:
@@ -80,7 +81,7 @@ class TextTranslator:
 
     @classmethod
     def of(cls, model: Translator, config: TranslationConfig, shards: Shards) -> "TextTranslator":
-        """Return a model in training with the tokenizer of its shards; InputError if that is not SentencePiece."""
+        """Return a model in training with the tokenizer of its shards. Raise InputError if it is not SentencePiece."""
         model_file = shards.directory / "tokenizer" / tokenizers.MODEL
         if not model_file.is_file():
             raise InputError(f"{model_file}: no such file: set tokenization.model to a SentencePiece model")
@@ -89,7 +90,7 @@ class TextTranslator:
 
     @classmethod
     def load(cls, directory: Path) -> "TextTranslator":
-        """Load a translator that `save` wrote, in evaluation mode; InputError if the directory has another model."""
+        """Load a translator that `save` wrote, in evaluation mode. Raise InputError for a directory without one."""
         remedy = "give the output of translate"
         if not directories.is_translator(directory):
             raise InputError(f"{directory} has no translator: {remedy}")
@@ -118,7 +119,7 @@ class TextTranslator:
         (directory / CONFIG).write_text(json.dumps(description, indent=1, default=asdict) + "\n")
 
     def source_of(self, target: str) -> str:
-        """Return the language from which the model translates into `target`; InputError if it does not."""
+        """Return the language from which the model translates into `target`. Raise InputError if it does not."""
         if target not in self.pair:
             raise InputError(f"the model translates between {' and '.join(self.pair)}, not into {target}")
         first, second = self.pair
@@ -132,9 +133,10 @@ class TextTranslator:
         device = self.model.bias.device
         translations = [""] * len(sentences)
         lengths = [len(sentence) for sentence in sentences]
-        shortest_first = np.argsort(lengths, kind="stable")  # similar lengths together
+        shortest_first = np.argsort(lengths, kind="stable")
         with evaluating(self.model), torch.inference_mode(), autocast(device):
             for start in range(0, len(sentences), BATCH_SIZE):
+                # Sentences of similar length finish after similar numbers of generated tokens.
                 indices = shortest_first[start : start + BATCH_SIZE]
                 batch = pack_sentences([sentences[index] for index in indices], source_number).to(device)
                 max_lengths = [generated_tokens(length, 1.5, 10) for length in batch.lengths]

@@ -47,7 +47,7 @@ class HeldOutPairs:
 
     @classmethod
     def read(cls, corpus: Path, pair: tuple[str, str]) -> "HeldOutPairs":
-        """Read all held-out pairs of two languages of a prepared corpus; InputError if there are none."""
+        """Read all held-out pairs of two languages of a prepared corpus. Raise InputError if there are none."""
         texts: dict[str, list[str]] = {language: [] for language in pair}
         for source, target in (pair, pair[::-1]):
             for path in sorted((corpus / "held_out" / f"{source}-{target}").glob("*.parquet")):
@@ -64,14 +64,14 @@ class HeldOutPairs:
         return HeldOutPairs({language: texts[:count] for language, texts in self.texts.items()})
 
     def after(self, count: int) -> "HeldOutPairs":
-        """Return the pairs after the first ones; InputError if there are none."""
+        """Return the pairs after the first ones. Raise InputError if there are none."""
         remaining = HeldOutPairs({language: texts[count:] for language, texts in self.texts.items()})
         if not all(remaining.texts.values()):
             raise InputError(f"the validation uses all held-out pairs: lower translation.validation_pairs ({count})")
         return remaining
 
     def translate(self, translator: TextTranslator) -> dict[str, TranslatedText]:
-        """Translate the text of both languages; return the results by direction, such as `en-fr`."""
+        """Translate the text of both languages. Return the results by direction, such as `en-fr`."""
         results = {}
         for target, references in self.texts.items():
             source = translator.source_of(target)
@@ -84,7 +84,7 @@ class HeldOutPairs:
 
 
 def evaluate(translator: Path, corpus: Path, validation_pairs: int, output: Path) -> dict[str, Any]:
-    """Translate the held-out pairs that chose no weights; write items.parquet, and return the content of scores.json.
+    """Translate the held-out pairs that chose no weights, write items.parquet, and return the content of scores.json.
 
     Args:
         translator: directory of the translator.

@@ -26,7 +26,7 @@ Scores = Mapping[str, Any]
 
 
 def evaluate(translator: Path, corpus: Path, validation_pairs: int, name: str, output: Path) -> dict[str, float]:
-    """Evaluate a translator; write scores.json, items.parquet and the page `report`, and return the metrics.
+    """Evaluate a translator, write scores.json, items.parquet and the page `report`, and return the metrics.
 
     Args:
         translator: directory of the translator.
@@ -73,7 +73,7 @@ _DIRECTION_TEXT = (
 
 
 def _compare_with_paper(summary: Summary) -> Section:
-    """Return the section with XLM's table and our rows; a direction that only one of them has is empty in the other."""
+    """Return the section with XLM's table and our rows. A direction that only one of them has is empty in the other."""
     paper = published.translation()
     prefix = f"{METRIC}/"
     ours = [metric.removeprefix(prefix) for metric in summary.metrics if metric.startswith(prefix)]
@@ -130,13 +130,15 @@ def _tabulate_examples(direction: str, scores_of: Mapping[str, Scores]) -> PageT
 
 
 def _draw_curves(direction: str, curves: Mapping[str, list[tuple[int, float]]]) -> Figure | None:
-    """Draw BLEU of every variant by optimizer step; None without a validation."""
+    """Draw BLEU of every variant by optimizer step. Return None if there was no validation."""
     if not any(curves.values()):
         return None
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")
     axes = figure.subplots()
-    for (variant, points), colour in zip(curves.items(), figures.assign_colours(curves).values(), strict=True):
-        axes.plot([step for step, _ in points], [score for _, score in points], color=colour, label=variant)
+    for variant, colour in figures.assign_colours(curves).items():
+        steps = [step for step, _ in curves[variant]]
+        scores = [score for _, score in curves[variant]]
+        axes.plot(steps, scores, color=colour, label=variant)
     axes.set(xlabel="optimizer step", ylabel=f"BLEU {direction}")
     axes.legend()
     return figure

@@ -88,8 +88,8 @@ class TranslationBatch:
 
 
 @dataclass(frozen=True)
-class Sides:
-    """Sentences of one corpus in one language, and in a parallel corpus their translations."""
+class Corpus:
+    """The sentences of one corpus in the target language, and in a parallel corpus their translations."""
 
     target: Table
     source: Table | None
@@ -107,8 +107,8 @@ class TranslationSampler:
         self.mask_id = shards.vocabulary.mask
         all_languages = languages_of(shards)
         self.language_numbers = {language: all_languages.index(language) for language in config.languages}
-        self.mono: dict[str, list[Sides]] = {}
-        self.pairs: dict[str, list[Sides]] = {}
+        self.mono: dict[str, list[Corpus]] = {}
+        self.pairs: dict[str, list[Corpus]] = {}
         for language in config.languages:
             if config.denoising or config.back_translation:
                 self.mono[language] = _check_text(_select_sentences(shards, language, config), language, config)
@@ -116,8 +116,8 @@ class TranslationSampler:
                 pairs = _select_pairs(shards, language, config)
                 self.pairs[language] = _check_text(pairs, f"pairs with {language}", config)
 
-    def turns(self, step: int) -> list[tuple[str, str]]:
-        """Return the pairs of objective and language that take turns around a step."""
+    def list_turns(self, step: int) -> list[tuple[str, str]]:
+        """Return the pairs (objective, target language) among which the steps around this one alternate."""
         objectives = []
         if denoising_weight(self.config, step):
             objectives.append("dae")
@@ -129,7 +129,7 @@ class TranslationSampler:
 
     def draw(self, step: int, shard: int) -> TranslationBatch:
         """Return the micro-batch of a virtual shard at a step."""
-        turns = self.turns(step)
+        turns = self.list_turns(step)
         objective, language = turns[step % len(turns)]
         rng = generator(self.config.seed, step, shard, objective)
         language_number = self.language_numbers[language]
@@ -157,12 +157,15 @@ class TranslationSampler:
         return second_language if language_number == first_language else first_language
 
     def _draw(
-        self, corpora: list[Sides], count: int, rng: np.random.Generator
+        self, corpora: list[Corpus], count: int, rng: np.random.Generator
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return sentences without `</s>`, and in a parallel corpus their translations."""
+        """Draw sentences. Return them without `</s>`, and in a parallel corpus their translations."""
         sampler = TableSampler([[len(corpus.rows) for corpus in corpora]], alpha=1.0)
-        drawn_corpora, drawn_indices = sampler.draw(count, rng)
-        rows = np.array([corpora[c].rows[i] for c, i in zip(drawn_corpora, drawn_indices, strict=True)])
+        drawn_corpora, drawn_indices = sampler.draw(count, rng)  # (count,) each
+        drawn_rows = []
+        for corpus_number, index in zip(drawn_corpora, drawn_indices, strict=True):
+            drawn_rows.append(corpora[corpus_number].rows[index])
+        rows = np.array(drawn_rows)
         max_row_tokens = self.config.side_tokens + 1
         targets = gather([corpus.target for corpus in corpora], drawn_corpora, rows, max_row_tokens).rows
         sources = [corpus.source for corpus in corpora if corpus.source]
@@ -176,31 +179,33 @@ def _short_rows(table: Table, max_tokens: int) -> np.ndarray:
     return np.flatnonzero(np.diff(table.offsets) <= max_tokens)
 
 
-def _select_sentences(shards: Shards, language: str, config: TranslationConfig) -> list[Sides]:
-    """Return the short sentences of a language."""
+def _select_sentences(shards: Shards, language: str, config: TranslationConfig) -> list[Corpus]:
+    """Return the sentences of a language that have at most `side_tokens` tokens."""
     max_tokens = config.side_tokens + 1  # stored sentences end with </s>
-    return [Sides(table, None, _short_rows(table, max_tokens)) for table in shards.mono.get(language, [])]
+    return [Corpus(table, None, _short_rows(table, max_tokens)) for table in shards.mono.get(language, [])]
 
 
-def _select_pairs(shards: Shards, target_language: str, config: TranslationConfig) -> list[Sides]:
-    """Return the selected training pairs of both languages, with `target_language` on the target side."""
+def _select_pairs(shards: Shards, target_language: str, config: TranslationConfig) -> list[Corpus]:
+    """Return the share `parallel_share` of the training pairs, with `target_language` on the target side."""
     corpora = []
     for name, tables in shards.pairs.items():
         if sorted(name.split("-")) != sorted(config.languages):
             continue
         for pairs in tables:
-            sides = (pairs.source, pairs.target)
-            source, target = sides if name.endswith(f"-{target_language}") else reversed(sides)
-            is_selected = (pairs.sentence_ids.astype(np.uint64) % 10_000) < 10_000 * config.parallel_share
-            short_rows = np.intersect1d(
-                _short_rows(source, config.side_tokens), _short_rows(target, config.side_tokens)
-            )
-            corpora.append(Sides(target, source, short_rows[is_selected[short_rows]]))
+            source = pairs.source
+            target = pairs.target
+            if not name.endswith(f"-{target_language}"):
+                source, target = target, source
+            is_selected = (pairs.sentence_ids.astype(np.uint64) % 10_000) < 10_000 * config.parallel_share  # (pairs,)
+            short_sources = _short_rows(source, config.side_tokens)
+            short_targets = _short_rows(target, config.side_tokens)
+            short_rows = np.intersect1d(short_sources, short_targets)
+            corpora.append(Corpus(target, source, short_rows[is_selected[short_rows]]))
     return corpora
 
 
-def _check_text(corpora: list[Sides], text: str, config: TranslationConfig) -> list[Sides]:
-    """Return the corpora; CorpusTooSmall, which names the text, if they have no row to draw from."""
+def _check_text(corpora: list[Corpus], text: str, config: TranslationConfig) -> list[Corpus]:
+    """Return the corpora. Raise CorpusTooSmall if they have no row to draw from; `text` is their name."""
     if not any(len(corpus.rows) for corpus in corpora):
         raise CorpusTooSmall(
             f"{text} has no sentence of at most {config.side_tokens} tokens: add text, or raise side_tokens or "

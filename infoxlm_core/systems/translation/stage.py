@@ -21,7 +21,7 @@ from infoxlm_core.model.encoder import evaluating
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.translation import decoding
-from infoxlm_core.systems.translation.config import Initialisation, TranslationConfig, generated_tokens
+from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
 from infoxlm_core.systems.translation.decoding import TextTranslator
 from infoxlm_core.systems.translation.evaluation import HeldOutPairs
 from infoxlm_core.systems.translation.model import Translator, start_from
@@ -35,7 +35,7 @@ from infoxlm_core.systems.translation.samples import (
 from infoxlm_core.systems.xlm import XLM, XLMSystem, first_weights
 from infoxlm_core.training import distributed, loop
 from infoxlm_core.training.checkpoints import RemoteCheckpoints
-from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints, figures
+from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints, name_metrics
 from infoxlm_core.training.finetuning.selection import ALL, DevScores
 from infoxlm_core.training.fingerprint import Fingerprint
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
@@ -53,7 +53,7 @@ def train(
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Train from the newest valid checkpoint in `run`; every worker calls this function.
+    """Train from the newest valid checkpoint in `run`. Every worker calls this function.
 
     Args:
         config: settings of the stage.
@@ -119,10 +119,10 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
     first_weights(model, config.seed)
     pretrained_xlm = XLM(size)
     system.load_into(pretrained_xlm, encoder)
-    halves: tuple[tuple[str, Initialisation], ...] = (("encoder", config.encoder), ("decoder", config.decoder))
-    for half, initialisation in halves:
-        if initialisation != "random":
-            start_from(model, pretrained_xlm, half, only_embeddings=initialisation == "embeddings")
+    if config.encoder != "random":
+        start_from(model, pretrained_xlm, "encoder", only_embeddings=config.encoder == "embeddings")
+    if config.decoder != "random":
+        start_from(model, pretrained_xlm, "decoder", only_embeddings=config.decoder == "embeddings")
     return model.to(distributed.device())
 
 
@@ -174,7 +174,7 @@ class TranslationLearner(Learner):
         return pack_sentences(sentences, source_language).to(self.device)
 
     def observe(self, step: int) -> dict[str, float]:
-        """Return BLEU of both directions and their mean, if a validation is due; keep the weights if it is the best."""
+        """If a validation is due, return BLEU of both directions and their mean, and save the best weights so far."""
         is_due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
         if not is_due:
             return {}
@@ -184,7 +184,7 @@ class TranslationLearner(Learner):
         scores = {direction: result.bleu for direction, result in self.validation.translate(self.translator).items()}
         dev_scores = DevScores(step, scores)
         self.best.update(self.module, [*self.best.evaluations(), dev_scores])
-        return figures(dev_scores)
+        return name_metrics(dev_scores)
 
 
 def _tokens_after_first(sentences: PackedSentences) -> Tensor:

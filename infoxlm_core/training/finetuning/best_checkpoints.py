@@ -24,7 +24,7 @@ PREFIX = "dev/"
 MEAN = "dev/mean"
 
 
-def figures(scores: DevScores) -> dict[str, float]:
+def name_metrics(scores: DevScores) -> dict[str, float]:
     """Return the development scores of one evaluation by metric name."""
     metrics = {f"{PREFIX}{language}": score for language, score in scores.languages.items()}
     return metrics | {MEAN: scores.mean}

@@ -21,7 +21,7 @@ from infoxlm_core.model.padded import Padded
 from infoxlm_core.model.task_head import Head
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.training import distributed
-from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints, figures
+from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints, name_metrics
 from infoxlm_core.training.finetuning.selection import DevScores
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, seed_dropout
 
@@ -148,7 +148,7 @@ class TaskLearner(Learner):
         scores = DevScores(step, score_dev(self.module))
         logger.info("step %d: %.4f on the development sets", step, scores.mean)
         self.best.update(self.module, [*self.best.evaluations(), scores])
-        return figures(scores)
+        return name_metrics(scores)
 
 
 def _draw_order(seed: int, num_examples: int, epoch: int) -> np.ndarray:
