@@ -134,14 +134,14 @@ def loss(small: bool) -> Iterator[Row]:
             yield compare(gradients, exact_gradients, 0.01, rows=count, probability=median)
 
 
-def one_step(small: bool) -> tuple[ours.Given, float, dict[str, Tensor]]:
+def one_step(small: bool) -> tuple[ours.FixedBatchLearner, float, dict[str, Tensor]]:
     """Return our learner on this machine's device, the loss of one batch of all objectives, and its gradient."""
     words = 1_000 if small else inputs.VOCABULARIES["32k"]
     size = {"layers": 2, "hidden": 64, "ffn": 128, "heads": 2} if small else speed.SIZES["base"]
     contrast = {"layer": 1 if small else 8, "queue_size": 1024, "temperature": 20.0}
     config = inputs.config(size, contrast=contrast, optimization={"warmup_steps": 0, "learning_rate": 1e-5})
     model = ours.make_model(config, words, noise=False)
-    learner = ours.Given(config, model.to(distributed.device()))
+    learner = ours.FixedBatchLearner(config, model.to(distributed.device()))
     loss = learner.mean_loss(inputs.batch("ragged", words, 0, ("mlm", "tlm", "xlco")))
     loss.backward()
     gradient = {name: p.grad.detach().cpu() for name, p in model.named_parameters() if p.grad is not None}
@@ -249,18 +249,8 @@ def waiting(small: bool) -> Iterator[Row]:
     yield {"a step": waits_per_step, "lines": dict(lines), "ok": waits_per_step <= 1}
 
 
-KERNELS = {
-    "attention": ("flash", "fmha", "attention"),
-    "products": ("gemm", "cutlass", "nvjet", "cublas", "wgrad"),
-    "copies": ("memcpy", "memset"),
-    "optimizer": ("adam", "multi_tensor", "foreach"),
-    "reductions": ("reduce", "softmax", "norm"),
-}
-"""Kinds of kernels by words in their names; all others are elementwise."""
-
-
 def profile(small: bool) -> Iterator[Row]:
-    """Profile one step: the GPU's time by kind of kernel, and the ten longest kernels."""
+    """Profile one step: the time of all kernels, and the ten kernels that take the most time."""
     learner = speed.make_learner("base", "InfoXLM")
     batch = speed.make_batch("InfoXLM", "full").to("cuda")
     for _ in range(3):
@@ -269,24 +259,13 @@ def profile(small: bool) -> Iterator[Row]:
     with torch.profiler.profile(activities=activities) as traced:
         learner.take_step(batch)
         torch.cuda.synchronize()
-    events = [event for event in traced.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    by_kind: Counter[str] = Counter()
-    by_name: Counter[str] = Counter()
-    for event in events:
-        by_kind[kind_of_kernel(event.name)] += event.device_time
-        by_name[event.name[:100]] += event.device_time
-    total = sum(by_kind.values())
-    shares = {kind: spent / total for kind, spent in by_kind.most_common()}
-    yield {"kernels": len(events), "ms": total / 1e3, **shares}
-    for name, spent in by_name.most_common(10):
-        yield {"kernel": name, "ms": spent / 1e3, "share": spent / total}
-
-
-def kind_of_kernel(kernel: str) -> str:
-    for kind, words in KERNELS.items():
-        if any(word in kernel.lower() for word in words):
-            return kind
-    return "elementwise"
+    kernels = [average for average in traced.key_averages() if average.device_type == torch.autograd.DeviceType.CUDA]
+    kernels.sort(key=lambda kernel: kernel.self_device_time_total, reverse=True)
+    total_us = sum(kernel.self_device_time_total for kernel in kernels)
+    yield {"kernels": sum(kernel.count for kernel in kernels), "ms": total_us / 1e3}
+    for kernel in kernels[:10]:
+        kernel_us = kernel.self_device_time_total
+        yield {"kernel": kernel.key[:100], "ms": kernel_us / 1e3, "share": kernel_us / total_us}
 
 
 def memory(small: bool) -> Iterator[Row]:

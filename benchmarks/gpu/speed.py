@@ -119,12 +119,12 @@ def make_batch(objective: str, shape: str, divisor: int = 1) -> PackedBatch:
     return inputs.pack(drawn, WORDS, rng)
 
 
-def make_learner(name: str, objective: str) -> ours.Given:
+def make_learner(name: str, objective: str) -> ours.FixedBatchLearner:
     """Return our learner on the GPU, with random weights."""
     objectives = {"tlm": 0, "xlco": 0} if objective == "MLM" else {}
     contrast = {"layer": CONTRAST_LAYER[name], "queue_size": QUEUE}
     config = inputs.config(SIZES[name], objectives=objectives, contrast=contrast, optimization={"warmup_steps": 0})
-    return ours.Given(config, ours.make_model(config, WORDS, noise=False).cuda())
+    return ours.FixedBatchLearner(config, ours.make_model(config, WORDS, noise=False).cuda())
 
 
 def one_batch_a_step(config: PretrainingConfig, samples: int) -> PretrainingConfig:

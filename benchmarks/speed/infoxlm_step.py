@@ -24,7 +24,7 @@ def compare(shape: str, vocabulary: str, rounds: int, size: dict | None = None, 
     contrast = {"layer": max(1, layers * 2 // 3), "queue_size": queue, "temperature": 20.0}
     config = inputs.config(size or {}, contrast=contrast, optimization={"warmup_steps": 0, "learning_rate": 1e-7})
     model = ours.make_model(config, words)
-    learner = ours.Given(config, model)
+    learner = ours.FixedBatchLearner(config, model)
     batches = [inputs.batch(shape, words, number, ("mlm", "tlm", "xlco"), count) for number in range(rounds + 1)]
     case = Case(f"infoxlm_step, {shape}, {vocabulary}", inputs.describe(batches[1:] or batches) | {"queue": queue})
     case.about = {OURS: "train_step: packed, one backward, contrast stops at its layer, fused AdamW, lerp"}

@@ -47,7 +47,7 @@ def measure_peak(variant: str, words: int) -> int:
     batch = inputs.batch("ragged", words, 1)
     if variant == OURS:
         module = model
-        loss = ours.Given(config, model).mean_loss
+        loss = ours.FixedBatchLearner(config, model).mean_loss
     else:
         peer = peers.HuggingFace(model) if variant == "Hugging Face" else peers.Fairseq(model)
         module = peer.model

@@ -22,7 +22,7 @@ def compare(shape: str, vocabulary: str, rounds: int, size: dict | None = None, 
     words = inputs.VOCABULARIES.get(vocabulary) or int(vocabulary)
     config = inputs.config(size or {}, objectives={"tlm": 0, "xlco": 0})
     model = ours.make_model(config, words)
-    learner = ours.Given(config, model)
+    learner = ours.FixedBatchLearner(config, model)
     batches = [inputs.batch(shape, words, number, count=count) for number in range(rounds + 1)]
     case = Case(f"mlm_step, {shape}, {vocabulary}", inputs.describe(batches[1:] or batches))
     case.about = {OURS: "packed, head and last layer on masked rows"}

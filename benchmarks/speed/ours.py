@@ -31,7 +31,7 @@ def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -
     return model
 
 
-class Given(InfoXLMLearner):
+class FixedBatchLearner(InfoXLMLearner):
     """The learner of the product, on batches that do not come from shards."""
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:

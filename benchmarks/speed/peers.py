@@ -4,55 +4,37 @@ This project does not depend on fairseq. If fairseq is not installed, comparison
 """
 
 import logging
-import re
 import warnings
 from argparse import Namespace
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
+from transformers import XLMRobertaForMaskedLM
 
 from benchmarks.speed.inputs import pad, padded_targets, split
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.huggingface.pretrained import TYPE_ROW, hugging_face_name
+from infoxlm_core.model.huggingface import fairseq
+from infoxlm_core.model.huggingface.pretrained import TYPE_ROW, hugging_face_config, hugging_face_name
 
 ZERO_GRADIENTS = ("attention.self.key.bias",)
 """The bias of keys adds the same number to all scores of a query, so its gradient is rounding noise."""
 
-FAIRSEQ_NAMES = [  # Hugging Face -> fairseq, applied one after the other
-    (r"^lm_head\.", "encoder.lm_head."),
-    (r"^roberta\.embeddings\.word_embeddings", "encoder.sentence_encoder.embed_tokens"),
-    (r"^roberta\.embeddings\.position_embeddings", "encoder.sentence_encoder.embed_positions"),
-    (r"^roberta\.embeddings\.LayerNorm", "encoder.sentence_encoder.layernorm_embedding"),
-    (r"^roberta\.encoder\.layer\.", "encoder.sentence_encoder.layers."),
-    (r"\.attention\.self\.query\.", ".self_attn.q_proj."),
-    (r"\.attention\.self\.key\.", ".self_attn.k_proj."),
-    (r"\.attention\.self\.value\.", ".self_attn.v_proj."),
-    (r"\.attention\.output\.dense\.", ".self_attn.out_proj."),
-    (r"\.attention\.output\.LayerNorm\.", ".self_attn_layer_norm."),
-    (r"\.intermediate\.dense\.", ".fc1."),
-    (r"\.output\.dense\.", ".fc2."),
-    (r"\.output\.LayerNorm\.", ".final_layer_norm."),
-]
-
 
 def fairseq_name(name: str) -> str:
-    """Return fairseq's name of a parameter for Hugging Face's."""
-    for pattern, replacement in FAIRSEQ_NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
+    """Return the name of one of our parameters in ve-fairseq, which renamed a LayerNorm."""
+    return f"encoder.{fairseq.fairseq_name(name)}".replace("emb_layer_norm", "layernorm_embedding")
 
 
-def weights_of(model: InfoXLM) -> dict[str, Tensor]:
-    """Return our parameters, without the contrast projection, under Hugging Face's names."""
-    named = model.named_parameters()
-    return {hugging_face_name(name): p.detach().clone() for name, p in named if name != "projection"}
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of our model or key encoder, without the contrast projection, under our names."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if name != "projection"}
 
 
 def gradients_of(model: InfoXLM) -> dict[str, Tensor]:
@@ -65,23 +47,18 @@ def gradients_of(model: InfoXLM) -> dict[str, Tensor]:
     return gradients
 
 
-def hugging_face_config(size: EncoderSize) -> XLMRobertaConfig:
-    return XLMRobertaConfig(
-        vocab_size=size.vocabulary, hidden_size=size.hidden, num_hidden_layers=size.layers,
-        num_attention_heads=size.heads, intermediate_size=size.ffn, max_position_embeddings=size.positions,
-        type_vocab_size=1, layer_norm_eps=size.epsilon, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, attn_implementation="sdpa",
-    )  # fmt: skip
-
-
 class HuggingFace:
     """`XLMRobertaForMaskedLM` on padded batches, `model(**batch).loss`."""
 
     about = "transformers XLMRobertaForMaskedLM, eager, sdpa, dropout 0, padded to the longest, labels -100"
 
     def __init__(self, model: InfoXLM) -> None:
-        self.model = XLMRobertaForMaskedLM(hugging_face_config(model.encoder.size))
-        missing, unexpected = self.model.load_state_dict(weights_of(model), strict=False)
+        config = hugging_face_config(model.encoder.size, attn_implementation="sdpa")
+        config.hidden_dropout_prob = 0.0
+        config.attention_probs_dropout_prob = 0.0
+        self.model = XLMRobertaForMaskedLM(config)
+        weights = {hugging_face_name(name): value for name, value in weights_of(model).items()}
+        missing, unexpected = self.model.load_state_dict(weights, strict=False)
         allowed = {TYPE_ROW, "lm_head.decoder.weight", "lm_head.decoder.bias"}
         assert set(missing) <= allowed and not unexpected, (missing, unexpected)
         row = self.model.get_parameter(TYPE_ROW)
@@ -126,7 +103,9 @@ class Fairseq:
 
     def __init__(self, model: InfoXLM) -> None:
         self.model = make_fairseq(model.encoder.size)
-        load_fairseq(self.model, weights_of(model))
+        weights = weights_of(model)
+        load_fairseq(self.model, weights)
+        self.names = list(weights)
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
         counts = split(batch)["lm"]
@@ -138,7 +117,7 @@ class Fairseq:
         return fairseq_mlm(self.model, inputs["ids"], inputs["targets"])
 
     def gradients(self) -> dict[str, Tensor]:
-        return gradients_of_fairseq(self.model)
+        return gradients_of_fairseq(self.model, self.names)
 
 
 def fairseq_mlm(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
@@ -184,18 +163,13 @@ def make_fairseq(size: EncoderSize) -> nn.Module:
 
 @torch.no_grad()
 def load_fairseq(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy weights, given under Hugging Face's names, into every parameter."""
+    """Copy weights, given under our names, into every parameter."""
     by_name = {fairseq_name(name): value for name, value in weights.items()}
     for name, parameter in model.named_parameters():
         parameter.copy_(by_name[name])
 
 
-def gradients_of_fairseq(model: nn.Module) -> dict[str, Tensor]:
-    """Return fairseq's gradients under Hugging Face's names."""
-    layers = len({name.split(".")[3] for name, _ in model.named_parameters() if ".layers." in name})
-    plain = XLMRobertaForMaskedLM(XLMRobertaConfig(vocab_size=8, hidden_size=2, num_hidden_layers=layers,
-                                                   num_attention_heads=1, intermediate_size=2))  # fmt: skip
-    names = {fairseq_name(name): name for name, _ in plain.named_parameters()}
-    names |= {"encoder.sentence_encoder.embed_tokens.weight": "roberta.embeddings.word_embeddings.weight"}
-    names |= {"encoder.lm_head.bias": "lm_head.bias"}
-    return {names[name]: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+def gradients_of_fairseq(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return fairseq's gradients under Hugging Face's names; `names` are ours of all its parameters."""
+    new_names = {fairseq_name(name): hugging_face_name(name) for name in names}
+    return {new_names[name]: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

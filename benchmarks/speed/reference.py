@@ -15,7 +15,6 @@ from benchmarks.speed.peers import fairseq_mlm, gradients_of_fairseq, load_fairs
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.huggingface.pretrained import hugging_face_name
 from infoxlm_core.model.momentum import KeyEncoder, Queue
 
 
@@ -35,9 +34,8 @@ class Reference:
         self.query = make_fairseq(model.encoder.size)
         self.key = make_fairseq(model.encoder.size)
         load_fairseq(self.query, weights)
-        named = keys.named_parameters()
-        key_weights = {hugging_face_name(name): p for name, p in named if name != "projection"}
-        load_fairseq(self.key, weights | key_weights)
+        self.names = list(weights)
+        load_fairseq(self.key, weights | weights_of(keys))  # the upper layers and the head are those of the query
         self.projection = nn.Parameter(model.projection.detach().clone())
         self.key_projection = keys.projection.detach().clone()
         self.queue = queue.rows.clone()
@@ -109,4 +107,4 @@ class Reference:
             key.copy_(key * m + query * (1.0 - m))
 
     def gradients(self) -> dict[str, Tensor]:
-        return gradients_of_fairseq(self.query) | {"projection": self.projection.grad.clone()}
+        return gradients_of_fairseq(self.query, self.names) | {"projection": self.projection.grad.clone()}

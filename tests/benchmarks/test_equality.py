@@ -40,7 +40,7 @@ def test_both_variants_are_still_equal_after_a_step():
     optimization = {"warmup_steps": 0, "learning_rate": 1e-3}
     config = inputs.config(TOY, contrast={"layer": 2, "queue_size": 64}, optimization=optimization)
     model = ours.make_model(config, 500)
-    learner = ours.Given(config, model)
+    learner = ours.FixedBatchLearner(config, model)
     reference = Reference(config, model, learner.xlco.key_encoder, learner.xlco.queue)
     for group in reference.optimizer.param_groups:
         group["lr"] = 1e-3
