@@ -88,22 +88,24 @@ def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
     Returns:
         The same columns with token ids, and for pairs the column `sentence_id`. Monolingual rows end with `</s>`.
     """
-    texts = {side: chunk[side].to_pylist() for side in chunk.column_names}
     encode_texts = encoder_of(tokenizer.model)
-    ids = {side: encode_texts([tokenizer.prefix + text for text in column]) for side, column in texts.items()}
+    ids: dict[str, list[np.ndarray]] = {}
+    for side in chunk.column_names:
+        ids[side] = encode_texts([tokenizer.prefix + text for text in chunk[side].to_pylist()])
     [prefix_ids] = encode_texts([tokenizer.prefix])
     complete_rows = []
     for row in range(len(chunk)):
-        if not any(np.array_equal(column[row], prefix_ids) for column in ids.values()):
+        if not any(np.array_equal(row_ids[row], prefix_ids) for row_ids in ids.values()):
             complete_rows.append(row)
     columns = {}
-    for side, column in ids.items():
-        remaining_rows = [column[row] for row in complete_rows]
+    for side, row_ids in ids.items():
+        remaining_ids = [row_ids[row] for row in complete_rows]
         if side == "text":
-            remaining_rows = [np.append(row_ids, tokenizer.vocabulary.end) for row_ids in remaining_rows]
-        columns[side] = _make_column(remaining_rows)
-    if "source" in texts:
-        sentence_ids = [sentence_id(texts["source"][row]) for row in complete_rows]
+            remaining_ids = [np.append(token_ids, tokenizer.vocabulary.end) for token_ids in remaining_ids]
+        columns[side] = _make_column(remaining_ids)
+    if "source" in ids:
+        sources = chunk["source"].to_pylist()
+        sentence_ids = [sentence_id(sources[row]) for row in complete_rows]
         columns[SENTENCE_ID] = pa.array(sentence_ids, pa.uint64())
     return pa.table(columns)
 

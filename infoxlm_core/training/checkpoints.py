@@ -77,16 +77,15 @@ def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spaci
     bad_names = [name for name in newest_first if name in bad]
     valid_names = [name for name in newest_first if name not in bad]
     names_to_keep = set(valid_names[:keep])
-    if spacing:
-        steps = {name: step_of(name) or 0 for name in valid_names}
-        newest_step = max(steps.values(), default=0)
+    if spacing and valid_names:
+        newest_step = step_of(valid_names[0]) or 0
         distant_targets = []
         for name in valid_names:
-            if steps[name] % spacing == 0:
-                if steps[name] > newest_step - guard.DISTANCE:
-                    names_to_keep.add(name)
-                else:
-                    distant_targets.append(name)
+            step = step_of(name) or 0
+            if step % spacing == 0 and step > newest_step - guard.DISTANCE:
+                names_to_keep.add(name)
+            elif step % spacing == 0:
+                distant_targets.append(name)
         names_to_keep.update(distant_targets[:2])
     outdated_names = [name for name in valid_names if name not in names_to_keep]
     return bad_names + outdated_names

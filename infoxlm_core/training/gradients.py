@@ -25,7 +25,7 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     A bucket is sent once it and all buckets before it are complete, so that all workers send the same buckets in the
     same order. A parameter without gradient contributes zeros. Gradients of shards are already summed by FSDP2.
     """
-    buckets = make_buckets([p for p in parameters if not mixed.is_shard(p)])
+    buckets = make_buckets([parameter for parameter in parameters if not mixed.is_shard(parameter)])
     if distributed.world_size() == 1 or not buckets:
         yield
         return
@@ -36,8 +36,10 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     sent: list[tuple[Tensor, dist.Work | None]] = []
 
     def send_complete_buckets() -> None:
-        while len(sent) < len(buckets) and missing_counts[len(sent)] == 0:
-            flat = _flatten_gradients(buckets[len(sent)])
+        for number in range(len(sent), len(buckets)):
+            if missing_counts[number] > 0:
+                return
+            flat = _flatten_gradients(buckets[number])
             sent.append((flat, dist.all_reduce(flat, async_op=True)))
 
     def on_gradient(parameter: Tensor) -> None:
@@ -55,9 +57,14 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     for bucket, (flat, work) in zip(buckets, sent, strict=True):
         if work is not None:
             work.wait()
-        gradients = flat.split([parameter.numel() for parameter in bucket])
-        for parameter, gradient in zip(bucket, gradients, strict=True):
-            parameter.grad = gradient.view_as(parameter)
+        _set_gradients(bucket, flat)
+
+
+def _set_gradients(parameters: Sequence[nn.Parameter], flat_gradients: Tensor) -> None:
+    """Set the gradients of parameters to views of their gradients end to end."""
+    gradients = flat_gradients.split([parameter.numel() for parameter in parameters])
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.view_as(parameter)
 
 
 def _flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:

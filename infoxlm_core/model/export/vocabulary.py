@@ -70,7 +70,8 @@ def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
     ids: set[int] = set()
     characters = {"▁"}
     stream = iter(lines)
-    while batch := list(islice(stream, _LINES)):
+    batch = list(islice(stream, _LINES))
+    while batch:
         for line, encoding in zip(batch, tokenizer.encode_batch(batch), strict=True):
             normalised = tokenizer.normalizer.normalize_str(line) if tokenizer.normalizer else line
             ids.update(encoding.ids)
@@ -78,6 +79,7 @@ def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
             if unknown_word in encoding.ids:
                 # WordPiece reads a word from its start until no piece fits. The pieces before are not in the result.
                 ids.update(vocabulary[piece] for piece in _substrings(tokenizer, normalised) if piece in vocabulary)
+        batch = list(islice(stream, _LINES))
     for piece, piece_id in vocabulary.items():
         if piece.removeprefix(_CONTINUATION) in characters:
             ids.add(piece_id)
@@ -128,7 +130,7 @@ def _renumber(settings: dict[str, Any], ranks: dict[int, int]) -> None:
     """Replace the ids in the content of a tokenizer.json, and remove the pieces without a new id."""
     model = settings["model"]
     if model["type"] == "Unigram":
-        model["vocab"] = [entry for number, entry in enumerate(model["vocab"]) if number in ranks]
+        model["vocab"] = [piece_and_score for number, piece_and_score in enumerate(model["vocab"]) if number in ranks]
         if model["unk_id"] is not None:
             model["unk_id"] = ranks[model["unk_id"]]
     else:

@@ -39,7 +39,7 @@ class SentenceObjective(ABC):
 
     @abstractmethod
     def count(self, batch: PackedBatch) -> int:
-        """Return the targets of a micro-batch, by whose number in the global batch the loss is divided."""
+        """Return the number of targets in a micro-batch. The loss is divided by their number in the global batch."""
 
     @abstractmethod
     def loss(self, batch: PackedBatch, queries: Tensor, by_group: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -104,21 +104,21 @@ class XLCO(SentenceObjective):
         excluded = self.exclude(batch.sentence_ids, negative_ids)
         logits = xlco_logits(queries, keys, negatives, contrast.temperature, excluded)
         losses = xlco_losses(logits, contrast.margin / contrast.temperature)
-        share = batch.items / len(losses)  # 1, or 1/2 where each item is contrasted from both sides
+        weight = batch.items / len(losses)  # 1, or 1/2 where each item is contrasted from both sides
         with torch.no_grad():
-            add_by_group(by_group, batch.view_groups, losses.detach(), share)
+            add_by_group(by_group, batch.view_groups, losses.detach(), weight)
             stride = math.ceil(len(negatives) / STATISTICS_ROWS)
             negative_logits = logits[:, 1::stride]  # (B, sampled negatives); column 0 has the positive logits
             negative_logits = negative_logits.masked_fill(negative_logits.isinf(), torch.nan)  # excluded ones
             sums = {
-                "xlco": losses.sum() * share,
-                "hits": xlco_hits(logits) * share,
-                "positive": logits[:, 0].sum() * share,
-                "negative": negative_logits.nanmean(dim=1).nan_to_num().sum() * share,
-                "negative_square": negative_logits.square().nanmean(dim=1).nan_to_num().sum() * share,
+                "xlco": losses.sum() * weight,
+                "hits": xlco_hits(logits) * weight,
+                "positive": logits[:, 0].sum() * weight,
+                "negative": negative_logits.nanmean(dim=1).nan_to_num().sum() * weight,
+                "negative_square": negative_logits.square().nanmean(dim=1).nan_to_num().sum() * weight,
                 "key_check": keys.sum() * 0.0,  # not finite if any key is not
             }
-        return losses.sum() * share, sums
+        return losses.sum() * weight, sums
 
     def exclude(self, query_ids: Tensor, key_ids: Tensor) -> Tensor | None:
         """Return which keys are no negatives of each query: (B, K) bool, or None if all keys are negatives.
@@ -156,7 +156,7 @@ class XLCO(SentenceObjective):
         return keys
 
     def enqueue(self, step: int, limit: int | None = None) -> None:
-        """Push at most `limit` new keys of all workers into the queue, in the order of the global batch."""
+        """Push the new keys of all workers into the queue, in the order of the global batch, and at most `limit`."""
         keys = torch.cat([keys for keys, _ in self.new_keys])
         sentence_ids = torch.cat([ids for _, ids in self.new_keys])
         samples_per_shard = self.config.batches.global_batch_size // self.config.batches.virtual_shards
@@ -202,15 +202,15 @@ class XLCO(SentenceObjective):
 SENTENCE_OBJECTIVES: tuple[type[SentenceObjective], ...] = (XLCO,)
 
 
-def add_by_group(by_group: Tensor, groups: Tensor, losses: Tensor, share: float = 1.0) -> None:
+def add_by_group(by_group: Tensor, groups: Tensor, losses: Tensor, weight: float = 1.0) -> None:
     """Add losses and their number to the sums of their groups.
 
     Args:
         by_group: (2, groups) sum of losses and number of losses in each group; changed in place.
         groups: (N,) group of each loss.
         losses: (N,).
-        share: weight of each loss.
+        weight: factor of each loss and of its count.
     """
     loss_sums, loss_counts = by_group
-    loss_sums.index_add_(0, groups, losses.to(loss_sums.dtype) * share)
-    loss_counts.index_add_(0, groups, torch.ones_like(losses).to(loss_counts.dtype) * share)
+    loss_sums.index_add_(0, groups, losses.to(loss_sums.dtype) * weight)
+    loss_counts.index_add_(0, groups, torch.ones_like(losses).to(loss_counts.dtype) * weight)

@@ -117,12 +117,13 @@ def _check_start(start: Path, size: EncoderSize, shards: Shards) -> None:
     facts = shards.manifest["facts"]
     model_file = start / facts.get("tokenizer_file", tokenizers.MODEL)
     shards_digest = facts["tokenizer"]
-    start_digest = f"sha256:{manifests.file_sha256(model_file)}" if model_file.is_file() else shards_digest
-    if start_digest != shards_digest:
-        raise TokenizerMismatch(
-            f"{start} has tokenizer {start_digest[:15]}…, {shards.directory} {shards_digest[:15]}…: "
-            f"tokenize with the model's own (tokenization.model: {model_file})"
-        )
+    if model_file.is_file():
+        start_digest = f"sha256:{manifests.file_sha256(model_file)}"
+        if start_digest != shards_digest:
+            raise TokenizerMismatch(
+                f"{start} has tokenizer {start_digest[:15]}…, {shards.directory} {shards_digest[:15]}…: "
+                f"tokenize with the model's own (tokenization.model: {model_file})"
+            )
     pad = shards.vocabulary.pad
     if size.first_position not in (0, pad + 1):
         raise ConfigError(
