@@ -14,6 +14,8 @@ from functools import cached_property
 import numpy as np
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from infoxlm_core.data.layouts import number_positions
+
 CHUNK = 20_000  # texts that are tokenised at a time: Python lists need 20 times the memory of arrays
 
 
@@ -37,9 +39,7 @@ class Examples:
         """Return the examples at `rows`, in that order, as int64. Rows may repeat."""
         rows = np.asarray(rows, np.int64)
         lengths = self.lengths[rows]
-        new_starts = lengths.cumsum() - lengths
-        position_in_example = np.arange(lengths.sum()) - np.repeat(new_starts, lengths)  # (T',)
-        indices = np.repeat(self.starts[rows], lengths) + position_in_example
+        indices = np.repeat(self.starts[rows], lengths) + number_positions(lengths)  # (T',)
         return Examples(self.ids[indices].astype(np.int64), self.types[indices].astype(np.int64), lengths)
 
 

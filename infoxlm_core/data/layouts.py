@@ -46,7 +46,7 @@ def gather(tables: list[Table], table_indices: np.ndarray, rows: np.ndarray, max
         start = table.offsets.item(row)
         end = min(table.offsets.item(row + 1), start + max_tokens)
         token_ids.append(table.tokens[start:end])
-    lengths = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
+    lengths = np.array([len(ids) for ids in token_ids], np.int64)
     return Sequences(end_to_end(token_ids), lengths)
 
 
@@ -120,11 +120,10 @@ def mix(
     pairs = zip(first[0].rows, first[1].rows, second[0].rows, second[1].rows, strict=True)
     decisions = zip(mode.tolist(), cross.tolist(), joined.tolist(), strict=True)
     for (c1, c2, d1, d2), (mode_bits, is_crossed, is_joined) in zip(pairs, decisions, strict=True):
-        source = [c1]
-        target = [c2]
-        if is_joined:
-            source.append(d2 if is_crossed else d1)
-            target.append(d1 if is_crossed else d2)
+        if is_crossed:
+            d1, d2 = d2, d1
+        source = [c1, d1] if is_joined else [c1]
+        target = [c2, d2] if is_joined else [c2]
         if mode_bits & REVERSE_SOURCE:
             source.reverse()
         if mode_bits & REVERSE_TARGET:

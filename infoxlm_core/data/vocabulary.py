@@ -73,6 +73,3 @@ class Vocabulary:
     def are_delimiters(self, ids: np.ndarray) -> np.ndarray:
         """Return for each id whether it begins a sequence or ends a segment."""
         return (ids == self.begin) | (ids == self.end)
-
-
-XLM_R = Vocabulary.xlm_r(250_002)

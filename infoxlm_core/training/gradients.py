@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from infoxlm_core.model import mixed
 from infoxlm_core.training import distributed
@@ -62,18 +63,15 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 
 def _set_gradients(parameters: Sequence[nn.Parameter], flat_gradients: Tensor) -> None:
     """Set the gradients of parameters to views of their gradients end to end."""
-    gradients = flat_gradients.split([parameter.numel() for parameter in parameters])
+    gradients = _unflatten_dense_tensors(flat_gradients, parameters)
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient.view_as(parameter)
+        parameter.grad = gradient
 
 
 def _flatten_gradients(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Return the gradients of parameters end to end. A missing gradient counts as zeros."""
-    flat_gradients = []
-    for parameter in parameters:
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        flat_gradients.append(gradient.flatten())
-    return flat_gradients[0] if len(flat_gradients) == 1 else torch.cat(flat_gradients)  # one needs no copy
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return _flatten_dense_tensors(gradients)  # a single gradient is not copied
 
 
 def make_buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -183,7 +183,8 @@ def _select_query_encoder(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor
     """
     if any(name.startswith("roberta.") for name in state):
         return dict(state), pretrained.hugging_face_name, []
-    prefix = next(p for p in _PREFIXES if not p or f"{p}sentence_encoder.embed_tokens.weight" in state)
+    used_prefixes = [prefix for prefix in _PREFIXES if f"{prefix}sentence_encoder.embed_tokens.weight" in state]
+    prefix = used_prefixes[0] if used_prefixes else ""
     tensors: dict[str, Tensor] = {}
     unused = []
     for name, value in state.items():

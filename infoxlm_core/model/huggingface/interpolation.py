@@ -36,12 +36,13 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
     """
     _check_equal_kind(start, encoder)
     weights = _interpolate_weights(start, encoder, weight)
-    written = (WEIGHTS, PROJECTION, manifests.NAME)
 
     def ignore(folder: str, names: list[str]) -> list[str]:
+        """Return the files that are not copied: the manifest, and the weights in one file or several."""
         if Path(folder) != encoder:
             return []
-        return [name for name in names if name in written or name.startswith(("model-", "model.safetensors."))]
+        ignored_names = (WEIGHTS, PROJECTION, manifests.NAME)
+        return [name for name in names if name in ignored_names or name.startswith(("model-", "model.safetensors."))]
 
     shutil.copytree(encoder, output, ignore=ignore)
     save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
@@ -56,14 +57,16 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
 
 def _check_equal_kind(start: Path, encoder: Path) -> None:
     """Raise InputError if the models have different types or tokenizers."""
-    start_type, encoder_type = (pretrained.read_config(path)["model_type"] for path in (start, encoder))
+    start_type = pretrained.read_config(start)["model_type"]
+    encoder_type = pretrained.read_config(encoder)["model_type"]
     if start_type != encoder_type:
         raise InputError(f"{start} is a model of type {start_type!r}, {encoder} of type {encoder_type!r}: {_REMEDY}")
-    for name in (tokenizers.MODEL, "tokenizer.json"):
-        if (start / name).is_file() and (encoder / name).is_file():
-            if manifests.file_sha256(start / name) != manifests.file_sha256(encoder / name):
-                raise InputError(f"{start} and {encoder} have different tokenizers ({name}): {_REMEDY}")
-            return
+    for name in (tokenizers.MODEL, tokenizers.FAST):
+        if not (start / name).is_file() or not (encoder / name).is_file():
+            continue
+        if manifests.file_sha256(start / name) != manifests.file_sha256(encoder / name):
+            raise InputError(f"{start} and {encoder} have different tokenizers ({name}): {_REMEDY}")
+        return  # each of these files defines the whole tokenizer, so comparing one is enough
 
 
 def _interpolate_weights(start: Path, encoder: Path, weight: float) -> dict[str, Tensor]:

@@ -13,9 +13,8 @@ logger = logging.getLogger(__name__)
 FACT = "origin"
 """Name among the facts in the manifest of an encoder that was trained from a published model."""
 _CARD = "README.md"
-_HUB_FOLDER = (
-    "models--"  # begins the folder of a model in the cache of the hub: models--intfloat--multilingual-e5-small
-)
+_HUB_FOLDER = "models--"
+"""Prefix of a model's folder in the cache of the hub, such as models--intfloat--multilingual-e5-small."""
 
 
 class Origin(TypedDict, total=False):

@@ -120,9 +120,8 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
     # Buffers are computed, whatever an old export holds under their names.
     missing_values = sum(buffer.numel() for buffer in model.buffers())
     for name, parameter in model.named_parameters():
-        weight = None
-        for stored_name in (name, name.removeprefix(prefix), f"{prefix}{name}"):
-            weight = weight or stored.get(stored_name)
+        possible_names = (name, name.removeprefix(prefix), f"{prefix}{name}")
+        weight = next((stored[possible_name] for possible_name in possible_names if possible_name in stored), None)
         is_replaced = new_head and not name.startswith(prefix)
         if weight is None or is_replaced:
             missing_values += parameter.numel()

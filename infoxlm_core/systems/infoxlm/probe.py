@@ -58,6 +58,7 @@ def _accuracy(queries: Tensor, candidates: Tensor) -> float:
 def _read_first_pairs(
     tables: Sequence[Pairs], count: int, max_tokens: int, vocabulary: Vocabulary
 ) -> tuple[Sequences, Sequences]:
+    """Return both sides of the first `count` distinct pairs, with special tokens."""
     chosen_pairs = list(itertools.islice(_find_distinct_pairs(tables, max_tokens), count))
     table_numbers, rows = np.array(chosen_pairs).T
     source = gather([table.source for table in tables], table_numbers, rows, max_tokens)
@@ -91,7 +92,7 @@ def _read_bytes(table: Table, row: int, max_tokens: int) -> bytes:
 def _encode(
     encoder: Encoder, side: Sequences, layer: int, pooling: str, device: torch.device, precision: str
 ) -> Tensor:
-    """Return unit vectors (N, d) of sentences, in the precision of training since other workers wait."""
+    """Return unit vectors (N, d) of N sentences. Compute in the precision of training, because other workers wait."""
     vectors = []
     for start in range(0, len(side.lengths), SEQUENCES):
         batch = side[start : start + SEQUENCES]
@@ -99,6 +100,6 @@ def _encode(
         ids = devices.send(torch.from_numpy(batch.flat), device)  # (T,) tokens of all sentences end to end
         position_ids = devices.send(torch.from_numpy(number_positions(batch.lengths)), device)  # (T,)
         with autocast(device, precision):
-            hidden = encoder(ids, position_ids, lengths, last=layer)
-        vectors.append(pool(hidden, lengths, pooling).float())
+            hidden = encoder(ids, position_ids, lengths, last=layer)  # (T, d)
+        vectors.append(pool(hidden, lengths, pooling).float())  # (sentences of the batch, d)
     return F.normalize(torch.cat(vectors), dim=1)

@@ -12,10 +12,11 @@ from infoxlm_core.data.layouts import Sequences, lay_out, mix
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, generator, probabilities
 from infoxlm_core.data.shards import Table, make_blocks, open_shards, write_table
-from infoxlm_core.data.vocabulary import XLM_R, Vocabulary
+from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
 from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
 
+XLM_R = Vocabulary.xlm_r(250_002)
 # GB of parallel text and the probabilities of InfoXLM's Table 9, alpha 0.7
 PAIRS = {"ar": (5.88, 0.1288), "bg": (0.49, 0.0226), "de": (4.21, 0.1020), "el": (2.28, 0.0664), "es": (7.09, 0.1469),
          "fr": (7.63, 0.1546), "hi": (0.62, 0.0267), "ru": (7.72, 0.1559), "sw": (0.06, 0.0052), "th": (0.47, 0.0220),
