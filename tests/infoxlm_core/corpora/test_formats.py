@@ -260,3 +260,50 @@ def test_a_bomb_is_refused_before_a_line_of_it_is_used(tmp_path):
 
     with pytest.raises(InputError, match="DecompressionLimit"):
         next(lines.read(packed))
+
+
+OSCAR = (  # OSCAR 23.01: crate oscar-io, type Document
+    '{"content": "Erste Zeile\\nZweite Zeile", "warc_headers": {"warc-record-id": "<urn:uuid:1>"}, "metadata": '
+    '{"identification": {"label": "de", "prob": 0.9}, "sentence_identifications": [null, null]}}\n'
+)
+MADLAD = '{"text": "Erste Zeile\\\\nZweite Zeile"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field"),
+    [
+        ("de_part_1.jsonl.zst", zstandard.compress(OSCAR.encode()), "content"),
+        ("de_clean_0000.jsonl.gz", gzip.compress(MADLAD.encode()), "text"),
+    ],
+)
+def test_each_line_of_a_published_document_is_a_row(tmp_path, name, content, field):
+    rows = rows_of(write(tmp_path / name, content), "jsonl", text_field=field)
+
+    assert [(row.texts, row.line) for row in rows] == [(("Erste Zeile",), 1), (("Zweite Zeile",), 1)]
+    with pytest.raises(
+        InputError, match=rf"{name}:1: body: Input should be .*: set text_field to one of its keys \({field}"
+    ):
+        rows_of(tmp_path / name, "jsonl", text_field="body")
+
+
+def test_documents_of_culturax_are_read_from_their_column(tmp_path):
+    document = {"text": ["Ein Satz\nNoch einer"], "timestamp": ["2020/01/01"], "url": ["https://a"], "source": ["mC4"]}
+    pq.write_table(pa.table(document), tmp_path / "de_part_00000.parquet")
+
+    rows = rows_of(tmp_path / "de_part_00000.parquet", "parquet", text_field="text")
+    assert [row.texts for row in rows] == [("Ein Satz",), ("Noch einer",)]
+    with pytest.raises(InputError, match=r"no column content: set text_field to one of its columns \(text, timestamp"):
+        rows_of(tmp_path / "de_part_00000.parquet", "parquet", text_field="content")
+
+
+def test_a_document_that_is_too_long_is_one_dropped_row(tmp_path):
+    long = '{"text": "' + "x" * (2 * lines.MAX_LINE) + '"}\n'
+
+    rows = rows_of(write(tmp_path / "x.jsonl", long + MADLAD), "jsonl", text_field="text")
+    assert [row.dropped for row in rows] == ["too_long", None, None]
+
+
+def test_blank_lines_between_the_documents_of_cc100_are_empty_rows(tmp_path):
+    rows = rows_of(write(tmp_path / "de.txt.xz", lzma.compress(b"Ein Satz.\nNoch einer.\n\nAnderes.\n\n")))
+
+    assert [row.texts[0] for row in rows] == ["Ein Satz.", "Noch einer.", "", "Anderes.", ""]
