@@ -1,7 +1,7 @@
 """The interface of a task: settings, data, training, measurement, and the names of its metrics.
 
 Config files are read together with this module, so it must not import torch, pandas or transformers. A subclass imports
-them inside the methods that need them. See CONTRIBUTING.md for how to add a task.
+them inside the methods that need them. See docs/extending.md for how to add a task.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -83,8 +83,8 @@ def test_translations_of_the_test_are_data_that_training_does_not_depend_on():
     assert task.select_training_inputs(settings) == (task.settings.parse({"data": ["a"]}), {"data": ["a"]})
 
 
-def test_the_task_of_contributing_md_is_learned_and_measured(encoder, tmp_path, monkeypatch):
-    text = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+def test_the_task_of_the_document_is_learned_and_measured(encoder, tmp_path, monkeypatch):
+    text = (Path(__file__).parents[3] / "docs/extending.md").read_text(encoding="utf-8")
     [code] = [block for block in text.split("```python\n")[1:] if block.startswith("# infoxlm_core/tasks/")]
     names: dict = {}
     exec(code.split("```")[0], names)

@@ -21,7 +21,7 @@ from tests.toys.pretraining import tiny_config
 
 
 class Spread(SentenceObjective):
-    """The example of CONTRIBUTING.md."""
+    """The example of docs/extending.md."""
 
     name = "spread"
 
