@@ -39,15 +39,16 @@ class RunConfig(StageConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
     registration: RegistrationConfig = RegistrationConfig()
     translation: TranslationConfig | None = None
-    """Trains a translator instead of a sentence encoder: `infoxlm run` then runs the pipeline of translation, which has
-    no fine-tuning and no other evaluation."""
+    """Settings of a translator. If set, `infoxlm run` trains a translator instead of a sentence encoder, without
+    fine-tuning."""
 
     data_workers: NonNegativeInt = 0
-    """Ray workers of preparation and tokenization, one for each CPU core; 0: the calling process does the work.
-    They affect speed, never results."""
+    """Number of Ray workers that prepare and tokenize text, one for each CPU core. 0: the calling process does the
+    work. This number affects the speed, but not the results."""
 
     num_workers: NonNegativeInt = 0
-    """Ray workers of pre-training and fine-tuning, one for each GPU or CPU core; 0: the calling process trains."""
+    """Number of Ray workers of pre-training and fine-tuning, one for each GPU or CPU core. 0: the calling process
+    trains."""
 
     @model_validator(mode="after")
     def _enough_for_all_workers(self) -> Self:

@@ -54,37 +54,29 @@ class RayConfig(StageConfig):
     """Seconds to wait for GPUs before the step fails. Time in Kueue's queue does not count."""
 
     partial_seconds: PositiveInt = 600
-    """Seconds after which a job deletes its pods if only some of them find a node, and is created again later.
-
-    The pods of a job are scheduled one by one, so two jobs that each fit alone may block each other. Use a longer time
-    than your cloud takes to add a node. With `queue`, nothing is deleted, because Kueue admits only whole jobs.
-    """
+    """Seconds after which a job is deleted if only some of its pods have found a node. The job is created again later.
+    This prevents two jobs from blocking each other, because the pods of a job are scheduled one by one. Use a longer
+    time than your cloud takes to add a node. With `queue`, no job is deleted, because Kueue admits only whole jobs."""
 
     run_seconds: PositiveInt = 14 * 86_400
     """Limit on the run time of a job in seconds. If the step is retried, training resumes from its checkpoint."""
 
     min_workers: NonNegativeInt = 0
-    """Least number of workers with which pre-training continues if a lost node is not replaced within 5 minutes.
-
-    0 waits for the full number. Use it for spot nodes. Losses are equal up to rounding. The full number is requested
-    again after the next loss and in the next job. With this setting, worker pods save no checkpoint when they are
-    evicted or the job is deleted, so the steps since the last checkpoint are repeated.
-    """
+    """Smallest number of workers with which pre-training continues if a lost node is not replaced within 5 minutes. Use
+    it for spot nodes. 0: the training waits for all workers. Losses are equal up to rounding. After the next loss of a
+    node, and in the next job, all workers are requested again. With this setting, a worker pod that is evicted or
+    deleted saves no checkpoint, so the steps since the last checkpoint are repeated."""
 
     grace_seconds: PositiveInt = 120
     """Termination grace period of Ray pods in seconds. Use twice the time that saving a checkpoint takes."""
 
     disk: Bytes | None = None
-    """Request of a Ray pod for `ephemeral-storage`, which buffers shards and checkpoints. Use twice their size.
-
-    A pod without a request is evicted first if the disk of its node is full.
-    """
+    """Disk space that a Ray pod requests (`ephemeral-storage`). It contains shards and checkpoints, so use twice their
+    size. If the disk of a node is full, a pod without a request is evicted first."""
 
     devices: dict[DeviceName, PositiveInt] = Field(default_factory=dict)
-    """Further extended resources of a pod with GPUs, such as {rdma/hca: 8} or {vpc.amazonaws.com/efa: 32}.
-
-    Without RDMA, gradients are exchanged between nodes over TCP, which takes longer than the rest of a step.
-    """
+    """Further extended resources of a pod with GPUs, such as {rdma/hca: 8} or {vpc.amazonaws.com/efa: 32}. Without
+    RDMA, nodes exchange gradients over TCP, which takes longer than the rest of a step."""
 
     shared_memory: Bytes = "16Gi"
     """Size of /dev/shm in a worker pod, a part of its memory."""

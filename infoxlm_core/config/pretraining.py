@@ -28,45 +28,46 @@ class ModelConfig(StageConfig):
     start: Source | None = None
     """Model to continue from: a Hugging Face directory, `s3://bucket/prefix`, a hub name such as
     `FacebookAI/xlm-roberta-base`, or `models:/NAME@ALIAS`. System infoxlm takes models of the types xlm-roberta,
-    roberta, bert and distilbert, with or without a head, and exports them in their own class. Its sizes replace those
-    below. null: random weights."""
+    roberta, bert and distilbert, with or without a head, and exports them in their own class. The sizes of this model
+    replace the sizes below. null: random weights."""
 
     layers: Annotated[Whole, Field(gt=0, le=1000)] = 12
     """Number of Transformer layers: 12 in the base size, 24 in the large size."""
 
     hidden: Annotated[Whole, Field(gt=0, le=2**17)] = 768
-    """Dimensions of each token's hidden vector; must be a multiple of `heads`."""
+    """Number of dimensions of the hidden vector of a token. It must be a multiple of `heads`."""
 
     ffn: Annotated[Whole, Field(gt=0, le=2**20)] = 3072
-    """Dimensions inside the feed-forward part of a layer; four times `hidden` in XLM-R."""
+    """Number of dimensions inside the feed-forward part of a layer. XLM-R uses four times `hidden`."""
 
     heads: Annotated[Whole, Field(gt=0, le=2**12)] = 12
-    """Number of attention heads of each layer; in XLM-R each has 64 dimensions."""
+    """Number of attention heads of each layer. In XLM-R, each head has 64 dimensions."""
 
     max_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
     """Number of tokens of the longest sequence that the model can read, special tokens included."""
 
     frozen: Annotated[int | Literal["none", "embeddings"], whole_or("none", "embeddings")] = "none"
-    """Weights of the start that are not trained, which saves their gradients and Adam moments. none: all are trained ·
-    embeddings: those of words, positions and token types · a number n: the embeddings and the n lowest layers."""
+    """Weights of the start that are not trained. Frozen weights need no memory for gradients and Adam moments. none:
+    all weights are trained · embeddings: the embeddings of words, positions and token types · a number n: the
+    embeddings and the n lowest layers."""
 
     dropout: Share = 0.0
-    """Dropout probability of embeddings, attention weights and layer outputs. The released command uses 0, which exact
-    comparisons of runs need too."""
+    """Dropout probability of embeddings, attention weights and layer outputs. The command of the released code uses 0.
+    Exact comparisons of runs also need 0."""
 
     sharded: Flag = False
-    """Whether W workers each store 1/W of the weights, gradients, Adam moments and key encoder, and gather each layer
-    when they compute it. Use it if the encoder does not fit into memory: it takes 16 / W instead of 16 bytes per
-    parameter, is slower and gives the same result."""
+    """Whether W workers each store 1/W of the weights, gradients, Adam moments and key encoder. They gather each layer
+    when they compute it. Use it if the encoder does not fit into memory. It needs 16 / W instead of 16 bytes per
+    parameter. It is slower and gives the same result."""
 
     recompute: Flag = False
-    """Whether layers store only their input and compute the rest again in the backward pass. Use it if micro-batches do
-    not fit into memory: in bf16 it stores 2 instead of 38 bytes per token, layer and hidden dimension, computes a third
-    more matrix products, and gives the same result."""
+    """Whether layers store only their input, and compute the rest again in the backward pass. Use it if micro-batches
+    do not fit into memory. In bf16, it stores 2 instead of 38 bytes per token, layer and hidden dimension. It computes
+    a third more matrix products and gives the same result."""
 
     compiled: Flag = True
-    """Whether layers are compiled into a few fused kernels by PyTorch's inductor on GPUs, which takes about a minute at
-    the start. Without a C compiler, and on CPUs, layers are not compiled."""
+    """Whether PyTorch compiles the layers on GPUs. Compiled layers are faster, but compilation takes about a minute at
+    the start. On CPUs and without a C compiler, layers are not compiled."""
 
     precision: Literal["auto", "bf16"] = "auto"
     """Number format of matrix products; weights, Adam moments and sums are fp32. auto: bf16 on GPUs, fp32 on CPUs ·
@@ -106,8 +107,8 @@ class ObjectivesConfig(StageConfig):
     """Weight of next-sentence prediction (NSP); only for system bert."""
 
     weighting: Literal["mean", "count"] = "mean"
-    """What each objective's summed loss is divided by. mean: its own number of targets · count: the number of targets
-    of all objectives together (as in the released code)."""
+    """Number by which the summed loss of an objective is divided. mean: the number of its own targets · count: the
+    number of targets of all objectives together (as in the released code)."""
 
     mask_ratio: Share = 0.15
     """Share of the tokens of a sequence that MLM and TLM predict."""
@@ -116,8 +117,8 @@ class ObjectivesConfig(StageConfig):
     """Share of the predicted tokens that are replaced by `<mask>`."""
 
     keep_share: Share = 0.1
-    """Share of the predicted tokens that stay unchanged; those neither masked nor unchanged (0.1 by default) are
-    replaced by random tokens."""
+    """Share of the predicted tokens that stay unchanged. The remaining predicted tokens (0.1 by default) are replaced
+    by random tokens."""
 
     masking: Literal["exact", "released", "xlm", "bert"] = "exact"
     """How predicted tokens are chosen, where u is uniform in [0, 1). exact: floor(mask_ratio * length + u) of all
@@ -158,8 +159,8 @@ class ContrastConfig(StageConfig):
     added_later: ClassVar[tuple[str, ...]] = ("margin", "projection")
 
     layer: Annotated[int | Literal["last"], whole_or("last")] = 8
-    """Number of the universal layer, counted from 1: the Transformer layer whose output is contrasted. last: the top
-    one, which public encoders of sentences use."""
+    """Number of the universal layer, counted from 1. This is the Transformer layer whose output is contrasted. last:
+    the top layer, which public sentence encoders use."""
 
     queue_size: PositiveInt = 131_072
     """Number of keys of earlier steps that serve as negatives."""
@@ -185,51 +186,52 @@ class ContrastConfig(StageConfig):
     it."""
 
     temperature: PositiveFloat = 0.25
-    """Divisor of the dot products of queries and keys; lower values sharpen the softmax. With `normalise`, use about
-    0.05."""
+    """Number by which the dot products of queries and keys are divided. Lower values sharpen the softmax. With
+    `normalise`, use about 0.05."""
 
     normalise: Flag = False
     """Whether queries and keys are scaled to unit length before their dot product."""
 
     margin: Annotated[Number, Field(ge=0)] = 0.0
-    """Margin that is subtracted from the similarity of a query and its translation before division by `temperature`, so
-    that the translation must win by this much (LaBSE, Feng et al. 2022; not in the paper). 0: none. With `normalise`,
-    similarities are cosines: use 0.1 to 0.3."""
+    """Margin that is subtracted from the similarity of a query and its translation, before the division by
+    `temperature`. The translation must then be more similar than other sentences by this margin (LaBSE, Feng et al.
+    2022; not in the paper). 0: no margin. With `normalise`, use 0.1 to 0.3."""
 
     pooling: Literal["cls", "mean"] = "cls"
-    """Vector that represents a sentence. cls: that of its first token, which needs a pre-trained start such as XLM-R ·
-    mean: the mean of its tokens' vectors; use it from random weights."""
+    """Vector that represents a sentence. cls: the vector of its first token, which needs a pre-trained start such as
+    XLM-R · mean: the mean of the vectors of its tokens, which also works from random weights."""
 
     projection: Literal["linear", "none"] = "linear"
-    """What maps the pooled vector to the space of the contrast. linear: a trained matrix with random initial weights ·
-    none: nothing; use it if the start is an encoder of sentences, whose vectors a random matrix would distort."""
+    """Layer between the pooled vector and the contrast. linear: a trained matrix with random initial weights · none: no
+    layer. Use none if the start is a sentence encoder, because a random matrix would distort its vectors."""
 
     symmetric: Flag = False
     """Whether the loss is the mean of both directions, source to target and target to source. Only keys of the target
     side are enqueued."""
 
     in_batch_negatives: Flag = False
-    """Whether the other keys of the micro-batch are negatives too; the micro-batch size then changes the result."""
+    """Whether the other keys of the micro-batch are also negatives. The size of the micro-batch then changes the
+    result."""
 
     mixup: Share = 1.0
     """Probability that a pair is joined with another pair before contrast."""
 
     partner: Literal["other_corpus", "next"] = "other_corpus"
-    """Pair that mixup joins. other_corpus: a random pair of another corpus, if there is another · next: the pair
-    that follows in the same corpus, which is the same in every epoch (as in the released code)."""
+    """Pair that mixup adds to a pair. other_corpus: a random pair of another corpus, if there is one · next: the next
+    pair of the same corpus, which is the same in every epoch (as in the released code)."""
 
     cross: Share = 0.5
     """Probability that the joined pair's sides are swapped, so that each view mixes two languages."""
 
     corruption: Share = 0.0
-    """Share of the tokens of both views that are masked without being predicted; 0.15 in the released code."""
+    """Share of the tokens of both sides that are masked but not predicted. The released code uses 0.15."""
 
     false_negatives: Literal["overlap", "exact", "off"] = "overlap"
     """Which keys are excluded as false negatives. overlap: keys that share a sentence with the query · exact: keys of
     exactly the query's sentences · off: none. Two sentences are the same if their English sides are equal."""
 
     start_step: NonNegativeInt = 0
-    """Number of optimizer steps before contrast begins; the key encoder then starts as a copy of the query encoder."""
+    """Number of optimizer steps before contrast begins. The key encoder then starts as a copy of the query encoder."""
 
     def resolve_layer(self, layer_count: int) -> int:
         """Return the number of the universal layer in an encoder with this number of layers."""
@@ -240,15 +242,16 @@ class BatchesConfig(StageConfig):
     """Sizes of the batches of an optimizer step."""
 
     global_batch_size: Annotated[Whole, Field(gt=0, le=2**24)] = 2048
-    """Samples of each objective per optimizer step, over all workers; must be a multiple of `virtual_shards`."""
+    """Number of samples of each objective per optimizer step, over all workers. It must be a multiple of
+    `virtual_shards`."""
 
     virtual_shards: Annotated[Whole, Field(gt=0, le=2**20)] = 64
-    """Number of fixed slices of the global batch, which are divided as evenly as possible among the workers; there can
-    be no more workers than slices. With dropout, no micro-batch is larger than a slice."""
+    """Number of fixed slices of the global batch. The slices are divided among the workers, so there can be no more
+    workers than slices. With dropout, no micro-batch is larger than a slice."""
 
     micro_batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
-    """Samples of each objective per forward pass of a worker. It changes memory and speed, but not the result unless
-    there is dropout."""
+    """Number of samples of each objective per forward pass of a worker. It changes memory and speed. It changes the
+    result only if there is dropout."""
 
     block_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
     """Largest number of tokens of an MLM sequence, special tokens included."""
@@ -257,8 +260,8 @@ class BatchesConfig(StageConfig):
     """Largest number of tokens of one side of a pair, without special tokens."""
 
     alpha: Share = 0.7
-    """Exponent of the language distribution: a language (pair) of size n is drawn with probability proportional to
-    n^alpha."""
+    """Exponent of the language distribution. A language or language pair with n samples is drawn with a probability
+    proportional to n^alpha."""
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
@@ -274,7 +277,7 @@ class ProbeConfig(StageConfig):
     """Retrieval among a few held-out pairs during training. It does not change the result."""
 
     every: NonNegativeInt = 1_000
-    """Optimizer steps from one probe to the next; 0: no probes."""
+    """Number of optimizer steps from one probe of retrieval to the next. 0: no probes."""
 
     pairs: PositiveInt = 100
     """Number of held-out pairs of each language pair."""
@@ -299,14 +302,15 @@ class PretrainingConfig(StageConfig):
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     probe: ProbeConfig = ProbeConfig()
     tokens: NonNegativeInt = 0
-    """Number of tokens of the whole run, over all objectives and both encoders of XLCO, to compare systems at equal
-    cost. `optimization.steps` then follows from the tokens of the first 100 steps. 0: `optimization.steps` decides."""
+    """Number of tokens of the whole run, over all objectives and both encoders of XLCO. Use it to compare systems at
+    equal cost. `optimization.steps` is then calculated from the tokens of the first 100 steps. 0: `optimization.steps`
+    determines the length of the run."""
 
     log_every: PositiveInt = 10
-    """Optimizer steps from one point of the logged curves to the next."""
+    """Number of optimizer steps between two points of the logged curves."""
 
     seed: NonNegativeInt = 1
-    """Seed of the initial weights, samples, masks and dropout; runs with the same seed are equal."""
+    """Seed of the initial weights, samples, masks and dropout. Two runs with the same seed have the same results."""
 
     def result_fields(self) -> dict[str, Any]:
         """Return the fields that affect the result. A run can resume if they are unchanged."""

@@ -47,26 +47,26 @@ class SelectionConfig(StageConfig):
     """How the weights that a fine-tuning run exports are selected."""
 
     rule: Literal["last", "source", "joint", "each"] = "last"
-    """Which weights are exported. last: those after the last step · source: those with the best score on the
-    development set of the first training language (strictly zero-shot; as XTREME) · joint: those with the best mean
-    score on the development sets of all languages (#M=1; as InfoXLM) · each: for every language, those with the best
-    score on its own development set (#M=N; as XLM and mBERT)."""
+    """Which weights are exported. last: the weights after the last step · source: the weights with the best score on
+    the development set of the first training language, which is strictly zero-shot (as in XTREME) · joint: the weights
+    with the best mean score on the development sets of all languages (#M=1, as in InfoXLM) · each: for every language,
+    the weights with the best score on its own development set (#M=N, as in XLM and mBERT)."""
 
     every: PositiveInt = 5_000
-    """Number of optimizer steps between two evaluations on the development sets; the last step is always evaluated."""
+    """Number of optimizer steps between two evaluations on the development sets. The last step is always evaluated."""
 
 
 class TuningConfig(OptimizationConfig):
     """AdamW with the defaults of fine-tuning: no weight decay, BERT's betas and epsilon."""
 
     steps: PositiveInt = 10_000
-    """Number of optimizer steps, warm-up included; ignored if `epochs` is set."""
+    """Number of optimizer steps, including the warm-up. It is ignored if `epochs` is set."""
 
     learning_rate: PositiveFloat = 7e-6
     """Peak learning rate, reached after `warmup_steps` steps."""
 
     warmup_steps: NonNegativeInt = 1_000
-    """Optimizer steps of the linear warm-up; ignored if `epochs` is set."""
+    """Number of optimizer steps of the linear warm-up. It is ignored if `epochs` is set."""
 
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay rates of Adam's first and second moment."""
@@ -83,23 +83,22 @@ class RecipeConfig(StageConfig):
     """The settings that fine-tuning on any task needs."""
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 256
-    """Largest number of tokens of a sequence, special tokens included."""
+    """Largest number of tokens of a sequence, including special tokens."""
 
     batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
-    """Sequences per optimizer step, over all workers."""
+    """Number of sequences per optimizer step, over all workers."""
 
     micro_batch_size: Annotated[Whole, Field(gt=0, le=2**20)] = 32
-    """Sequences per forward pass of a worker. It changes memory and speed, but not the result unless there is
-    dropout."""
+    """Number of sequences per forward pass of a worker. It changes memory and speed. It changes the result only if
+    there is dropout."""
 
     dropout: Share = 0.1
-    """Dropout probability in the encoder. Above 0, attention on GPUs uses PyTorch's memory-efficient kernel instead of
-    FlashAttention, and the result depends on how a batch is split, that is, on `micro_batch_size` and the number of
-    workers."""
+    """Dropout probability in the encoder. Above 0, the result depends on `micro_batch_size` and the number of workers,
+    and attention on GPUs uses PyTorch's memory-efficient kernel instead of FlashAttention."""
 
     epochs: PositiveInt | None = None
-    """Number of passes over the training text. If set, `optimization.steps` follows from it, and the warm-up from
-    `warmup_share`."""
+    """Number of passes over the training text. If set, it determines `optimization.steps`, and `warmup_share`
+    determines the warm-up."""
 
     warmup_share: Share = 0.1
     """Share of all optimizer steps that are warm-up, if `epochs` is set."""
@@ -120,12 +119,13 @@ class CrossLingualConfig(RecipeConfig):
     added_later: ClassVar[tuple[str, ...]] = ("translated_test",)
 
     mixed: Flag = False
-    """Also test pairs of texts in two languages: premise and hypothesis, or paragraph and question."""
+    """Whether to test also pairs of texts in two different languages, such as a premise and a hypothesis, or a
+    paragraph and a question."""
 
     translated_test: tuple[str, ...] = ()
     """Files or folders of test sets that were machine-translated into the first training language (translate-test).
-    They name the language of their originals, and replace the test sets of all other languages than the first training
-    language. Only a suite and `evaluate` read them."""
+    Their names contain the language of the original. They replace the test sets of all languages except the first
+    training language. Only a suite and `evaluate` read them."""
 
     @model_validator(mode="after")
     def _translations_have_one_language(self) -> Self:
@@ -138,15 +138,16 @@ class AlignedSetConfig(StageConfig):
     """Names a set of aligned sentences: the translations of the sentences of one language."""
 
     data: Source
-    """Folder of aligned files: LASER's `tatoeba.deu-eng.deu` and `.eng`, or NAME.en-de.en and NAME.en-de.de, or one
-    file a language, line by line translations of each other, or en-de.tsv; or a prepared corpus, for its held-out
-    pairs."""
+    """Folder of aligned sentences, or a prepared corpus, of which the held-out pairs are used. The files of a folder
+    are named like LASER's `tatoeba.deu-eng.deu` and `tatoeba.deu-eng.eng`, like NAME.en-de.en and NAME.en-de.de, or
+    like en-de.tsv. A folder may also contain one file per language, in which equal lines translate each other."""
 
     pivot: Language = "en"
     """The language that all others are aligned with."""
 
     languages: Literal["all", "14", "22", "36"] | Annotated[tuple[Language, ...], Field(min_length=1)] = "all"
-    """all: every language of the set · 14, 22, 36: those of the paper's Table 2, Table 3, and both · or a list."""
+    """Languages to test. all: every language of the test set · 14: those of the paper's Table 2 · 22: those of its
+    Table 3 · 36: those of both tables · or a list of codes."""
 
 
 class EvaluationConfig(StageConfig):
@@ -164,19 +165,21 @@ class EvaluationConfig(StageConfig):
     """Sentences per forward pass."""
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 256
-    """Largest number of tokens of a sentence, special tokens included; longer sentences are truncated."""
+    """Largest number of tokens of a sentence, including special tokens. Longer sentences are truncated."""
 
     seed: NonNegativeInt = 1
-    """Seed of the drawn pairs, sentences and masks, which are equal for all models that are compared."""
+    """Seed of the pairs, sentences and masks. All compared models use the same ones."""
 
     guard: AlignedSetConfig | None = None
-    """A general test set, such as Tatoeba, that shows what a model forgets when it is trained further on special text.
-    Every model retrieves its sentences with the vectors that users get: metrics `guard/mean` and `guard/LANGUAGE`."""
+    """A general test set, such as Tatoeba. It shows whether a model becomes worse on general text when it is trained on
+    special text. The metrics `guard/mean` and `guard/LANGUAGE` are the retrieval scores of the vectors that users
+    get."""
 
     merge: tuple[Annotated[Number, Field(gt=0, le=1)], ...] = ()
-    """Weights for merging the trained encoder with its start: 0.25 is a quarter of the way from the start to the
-    encoder. The largest weight is taken of which `guard` shows a loss of less than half a point (the lower end of the
-    paired interval), else the smallest one. If empty, the encoder stays as it was trained."""
+    """Weights for merging the trained encoder with its start. A weight of 0.25 is a quarter of the way from the start
+    to the trained encoder. The step `merge` takes the largest weight with a loss of less than half a point on `guard`
+    (lower end of the paired interval). If no weight meets this limit, it takes the smallest one. If empty, the trained
+    encoder is not merged."""
 
     @model_validator(mode="after")
     def _guard_chooses_weight(self) -> Self:
@@ -192,18 +195,18 @@ class RegistrationConfig(StageConfig):
     """Name of the registered model."""
 
     metric: Metric = "retrieval/served"
-    """Score on which candidate and champion are compared, question by question; higher is better. retrieval/served is
-    that of the vectors that users get: contrast layer and pooling, or the mean of the last layer without contrast."""
+    """Score on which candidate and champion are compared, question by question. Higher is better. retrieval/served is
+    the score of the vectors that users get. They come from the contrast layer, or from the last layer if there is no
+    contrast."""
 
     gate: dict[Metric, Annotated[Number, Field(gt=-1, lt=1)]] = Field(default_factory=dict)
-    """Smallest gain that each metric needs: the lower end of the gain's confidence interval must lie above it. A
-    negative value, such as guard/mean: -0.005, tolerates a loss. `metric` needs a gain above 0 unless it is listed
-    here."""
+    """Limit for the gain of each metric. The lower end of the confidence interval of the gain must lie above the limit.
+    A negative limit, such as guard/mean: -0.005, allows a loss. The limit of `metric` is 0 unless it is listed here."""
 
     against: Literal["champion", "start"] = "champion"
-    """With which model a candidate is compared before it becomes champion. champion: with the current champion; the
-    first version is champion without a comparison. start: first with the model that its training started from, on the
-    same questions and with the same limits, even if it is the first version; then with the current champion."""
+    """Model with which a candidate is compared before it becomes champion. champion: the current champion; the first
+    version becomes champion without a comparison. start: first the model from which the training started, also for the
+    first version; then the current champion. Both comparisons use the same questions and limits."""
 
     @property
     def gates(self) -> dict[str, float]:

@@ -20,11 +20,11 @@ class OptimizationConfig(StageConfig):
     """Peak learning rate, reached after `warmup_steps` steps."""
 
     warmup_steps: NonNegativeInt = 10_000
-    """Optimizer steps of the linear warm-up; must be below `steps`."""
+    """Number of optimizer steps of the linear warm-up. It must be below `steps`."""
 
     schedule: Literal["linear", "inverse_sqrt"] = "linear"
-    """How the learning rate decays after the warm-up. linear: to 0 at the last step · inverse_sqrt: learning_rate *
-    sqrt(warmup_steps / step), with a warm-up that starts at 1e-7 (as XLM)."""
+    """How the learning rate decays after the warm-up. linear: linearly to 0 at the last step · inverse_sqrt:
+    learning_rate * sqrt(warmup_steps / step), with a warm-up that starts at 1e-7 (as XLM)."""
 
     betas: tuple[Beta, Beta] = (0.9, 0.98)
     """Decay rates of Adam's first and second moment."""
@@ -40,13 +40,13 @@ class OptimizationConfig(StageConfig):
     LayerNorm weights."""
 
     clip_norm: PositiveFloat = 1.0
-    """Largest global L2 norm of the gradients, after division by the number of targets; larger gradients are scaled
-    down to it."""
+    """Largest global L2 norm of the gradients, after the division by the number of targets. Larger gradients are scaled
+    down to this norm."""
 
     max_bad_steps: PositiveInt = 3
-    """Number of steps in a row after which the run rewinds to a checkpoint (see `guard`) or stops, if their losses or
-    gradients are not finite, or their losses more than twice the limit of a spike. A bad step is skipped, but counts as
-    a step."""
+    """Number of bad steps in a row after which the run rewinds to a checkpoint (see `guard`) or stops. Here, a step
+    counts as bad if its loss or gradient is not finite, or its loss is more than twice the limit of a spike. Bad steps
+    are skipped."""
 
     @model_validator(mode="after")
     def _warmup_ends(self) -> Self:
@@ -61,25 +61,25 @@ class GuardConfig(StageConfig):
     added_later: ClassVar[tuple[str, ...]] = ("deviations", "rewinds")
 
     deviations: Weight = 6.0
-    """Number of standard deviations above the mean of the last 128 steps beyond which a loss or gradient norm is a
-    spike, from the 65th step on. Steps with a spike are skipped. A lasting rise is accepted after some steps. 0: only
-    steps that are not finite are skipped."""
+    """Limit of a spike, in standard deviations above the mean of the last 128 steps. From step 65 on, a step is skipped
+    if its loss or gradient norm is above this limit. A lasting rise is accepted after some steps. 0: only steps that
+    are not finite are skipped."""
 
     rewinds: Annotated[Whole, Field(ge=0, le=2)] = 2
-    """Number of times that a run may rewind before it stops. To rewind is to return to a checkpoint at least 100 steps
-    back and to skip the data since then; see `optimization.max_bad_steps`."""
+    """Number of times that a run may rewind before it stops. A run that rewinds returns to a checkpoint that is at
+    least 100 steps old, and skips the data that it has used since then. See `optimization.max_bad_steps`."""
 
 
 class CheckpointsConfig(StageConfig):
     """How often a run saves, how many checkpoints stay, and which run it resumes."""
 
     every: PositiveInt = 5_000
-    """Optimizer steps from one checkpoint to the next."""
+    """Number of optimizer steps from one checkpoint to the next."""
 
     keep: PositiveInt = 3
     """Number of newest checkpoints that stay on disk."""
 
     resume: RunName = ""
-    """Name of a pre-training run, such as `pretrained-3f2a…` in the store's `runs`, to resume from its newest
-    checkpoint although data, tokenizer or settings have changed; each difference is logged. If empty, a run whose
-    inputs have changed does not resume."""
+    """Name of a pre-training run in the folder `runs` of the store, such as `pretrained-3f2a…`. The run resumes from
+    the newest checkpoint of this run, even if data, tokenizer or settings have changed. Each difference is logged. If
+    empty, a run whose inputs have changed does not resume."""

@@ -22,31 +22,31 @@ class SuiteTaskConfig(StageConfig):
     """One task of a suite, with its seeds and its grid."""
 
     like: Name | None = None
-    """An earlier task of the suite, from which this one takes everything that it does not set itself."""
+    """Name of an earlier task of the suite. This task takes everything from it that it does not set itself."""
 
     settings: Annotated[Settings, Field(discriminator="task")]
-    """Settings of the task; their field `task` names its kind."""
+    """Settings of the task. The field `task` in them names the kind of the task."""
 
     grid: dict[str, Annotated[tuple[float | int | str, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    """Field of `settings`, such as `optimization.learning_rate` -> values to try; the best on the development sets is
-    reported."""
+    """Values to try for each field of `settings`, such as `optimization.learning_rate`. The suite reports the values
+    with the best score on the development sets."""
 
     seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1,)
-    """Seeds of fine-tuning; mean and deviation over them are reported."""
+    """Seeds of fine-tuning. The suite reports the mean and the standard deviation over the seeds."""
 
     table: Table = "none"
     """The published table that is shown beside our scores."""
 
 
 class SuiteConfig(StageConfig):
-    """Encoders x tasks -> tables, figures and metrics."""
+    """A suite evaluates several encoders on several tasks, and reports tables, figures and metrics."""
 
     models: Annotated[dict[Name, str], Field(min_length=1)]
-    """Name -> a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. The first model is the one
-    under test; the others are floors and peers."""
+    """Models by name. A model is a directory, s3://bucket/prefix, a name on the hub, or models:/NAME@ALIAS. The first
+    model is the one that is tested. The others are compared with it."""
 
     tasks: Annotated[dict[Name, SuiteTaskConfig], Field(min_length=1)]
-    """Name, with which the names of its metrics begin -> the task."""
+    """Tasks by name. The names of the metrics of a task start with its name."""
 
     @model_validator(mode="before")
     @classmethod

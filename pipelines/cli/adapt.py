@@ -48,7 +48,7 @@ def adapt(
     ] = Path("adapted.yaml"),
     output: Annotated[Path, typer.Option(help="Directory for the exported encoder.")] = Path("adapted"),
     to: Annotated[
-        str, typer.Option(help="Formats of the export: sentence-transformers, onnx, onnx-int8.")
+        str, typer.Option(help="Comma-separated formats of the export: sentence-transformers, onnx, onnx-int8.")
     ] = "sentence-transformers",
     store: Store = "runs",
     set_: Overrides = None,

@@ -46,8 +46,8 @@ command = functools.partial(app.command, cls=_ReportingCommand)
 Store = Annotated[
     str,
     typer.Option(
-        help="Directory or s3://bucket/prefix for artifacts and checkpoints. It also has MLflow's database, unless "
-        "MLFLOW_TRACKING_URI names a server."
+        help="Directory or s3://bucket/prefix for artifacts and checkpoints. It also contains the MLflow database, "
+        "unless MLFLOW_TRACKING_URI names a server."
     ),
 ]
 _PACKAGED_CONFIGS = Path(__file__).parents[1] / "configs"
@@ -73,7 +73,7 @@ def config_file(argument: str | Path) -> Path:
 RunFile = Annotated[
     Path,
     typer.Argument(
-        help="YAML file of the run, or the name of a packaged one: demo, base, large, base15.",
+        help="YAML file of the run, or the name of a packaged file: demo, base, large or base15.",
         parser=config_file,
         metavar="FILE",
     ),

@@ -30,12 +30,14 @@ def submit(
     host: Host = "",
     save: Annotated[
         Path | None,
-        typer.Option(help="Do not submit: write the pipeline and its parameters to this YAML file, to upload by hand."),
+        typer.Option(
+            help="Do not submit. Write the pipeline and its parameters to this YAML file, which you can upload."
+        ),
     ] = None,
     pipeline: Annotated[
         Literal["infoxlm", "ablations", "suite", "promotion", "translation", "translation-ablations"],
         typer.Option(
-            help="promotion: promote the candidate of the model named in `registration`, with the gate there. "
+            help="promotion: promote the candidate of the model in the section `registration`. "
             "translation, translation-ablations: FILE needs a section `translation`."
         ),
     ] = "infoxlm",
@@ -50,8 +52,8 @@ def submit(
     namespace: Annotated[
         str, typer.Option(help="Namespace of the run, if Kubeflow is multi-user. Default: from the cluster file.")
     ] = "",
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step, ignoring Kubeflow's cache.")] = False,
-    wait: Annotated[bool, typer.Option(help="Follow the run to its end, and exit with its exit code.")] = True,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Run every step, and ignore Kubeflow's cache.")] = False,
+    wait: Annotated[bool, typer.Option(help="Wait until the run ends, and exit with its exit code.")] = True,
 ) -> None:
     """Submit a pipeline to Kubeflow Pipelines and follow its run.
 

@@ -30,7 +30,10 @@ def evaluate(
     task: Annotated[str, typer.Option(help=f"One of {HELD_OUT}, {', '.join(PRESETS)}.")],
     data: Annotated[str, typer.Option(help="Test sets: a directory, a file, or s3://bucket/prefix.")],
     languages: Annotated[
-        str, typer.Option(help="Only tatoeba and pairs: all, 14, 22, 36 (the paper's groups) or codes such as de,fr.")
+        str,
+        typer.Option(
+            help="Only for tatoeba and pairs: all, 14, 22 or 36 (the groups of the paper), or codes such as de,fr."
+        ),
     ] = "all",
     vector: Annotated[
         list[str] | None,
@@ -48,9 +51,9 @@ def evaluate(
         ),
     ] = None,
     margin: Annotated[
-        bool, typer.Option("--margin", help="Only tatoeba and pairs: rank by ratio margin instead of cosine.")
+        bool, typer.Option("--margin", help="Only for tatoeba and pairs: rank by ratio margin instead of cosine.")
     ] = False,
-    floor: Annotated[str | None, typer.Option(help="A second model, to compare with.")] = None,
+    floor: Annotated[str | None, typer.Option(help="A second model with which the model is compared.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a setting of the task, such as batch_size=16. Repeatable."),

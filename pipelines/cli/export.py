@@ -16,7 +16,9 @@ def export(
         typer.Argument(help="Directory in Hugging Face format, models:/NAME@ALIAS, models:/NAME/VERSION or ORG/NAME."),
     ],
     output: Annotated[Path, typer.Option(help="Directory to create.")],
-    to: Annotated[str, typer.Option(help="Formats: sentence-transformers, onnx, onnx-int8.")] = "sentence-transformers",
+    to: Annotated[
+        str, typer.Option(help="Comma-separated formats: sentence-transformers, onnx, onnx-int8.")
+    ] = "sentence-transformers",
     languages: Annotated[
         str,
         typer.Option(
@@ -32,15 +34,15 @@ def export(
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of aligned sentences, to measure the loss of retrieval on.")
+        Path | None, typer.Option(help="Folder of aligned sentences. The loss of retrieval is measured on it.")
     ] = None,
     pivot: Annotated[str, typer.Option(help="The language that all others of --data are aligned with.")] = "en",
     store: Store = "runs",
 ) -> None:
     """Export an encoder for sentence-transformers, text-embeddings-inference and ONNX Runtime.
 
-    Writes a directory with the layers up to that of the sentence vector, and README.md with the size, speed and loss
-    of each format and how to load it.
+    The command writes a directory that contains only the layers that the sentence vector needs. The README.md in this
+    directory describes how to load each format, and compares the formats in size, speed and loss of retrieval.
     """
     from components.platform import artifacts, sources
     from infoxlm_core.stages import export as stage

@@ -13,15 +13,17 @@ def merge(
     start: Annotated[
         str,
         typer.Argument(
-            help="The model that the training started from: a directory, s3://…, a name on the hub, or models:/NAME."
+            help="Model from which the training started: a directory, s3://…, a name on the hub, or models:/NAME."
         ),
     ],
-    encoder: Annotated[str, typer.Argument(help="The trained model, in one of the same forms.")],
-    weight: Annotated[float, typer.Option(min=0.0, max=1.0, help="0: the start · 1: the trained model.")],
+    encoder: Annotated[str, typer.Argument(help="Trained model, in the same forms.")],
+    weight: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Weight of the trained model. 0 writes START, and 1 writes ENCODER.")
+    ],
     output: Annotated[Path, typer.Option(help="Directory to create, in Hugging Face format.")],
     store: Store = "runs",
 ) -> None:
-    """Write the model START + WEIGHT * (ENCODER - START), which keeps part of what the start knew.
+    """Write the weighted average of a model and its start: START + WEIGHT * (ENCODER - START).
 
     Both models must have the same type, tokenizer and shapes. The directory is a complete model: config, tokenizer,
     reference vectors and a manifest with the weight.

@@ -20,40 +20,41 @@ def mine(
         str, typer.Argument(help="Directory in Hugging Face format, models:/NAME@ALIAS or models:/NAME/VERSION.")
     ],
     source: Annotated[Path, typer.Argument(help="File with one sentence per line, such as news.en or en.txt.gz.")],
-    target: Annotated[Path, typer.Argument(help="The same in another language.")],
+    target: Annotated[Path, typer.Argument(help="File with one sentence per line in the other language.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File for the pairs: .tsv, .tmx or .parquet.")],
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="Translation pairs (.tsv, .tmx, .xliff, .jsonl or .parquet) that choose the margin; see below."
+            help="File of known translation pairs (.tsv, .tmx, .xliff, .jsonl or .parquet), which determine the margin."
         ),
     ] = None,
     precision: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="With --calibrate: the share of right pairs to reach.")
+        float, typer.Option(min=0.0, max=1.0, help="With --calibrate: share of the mined pairs that must be right.")
     ] = 0.95,
     threshold: Annotated[
-        float | None, typer.Option(help="Instead of --calibrate: the lowest margin of a pair; 0 writes all pairs.")
+        float | None, typer.Option(help="Instead of --calibrate: smallest margin of a pair. 0 writes all pairs.")
     ] = None,
     languages: Annotated[
-        str, typer.Option(help="Languages of the two files, such as en,de. Default: those in their names.")
+        str, typer.Option(help="Languages of the two files, such as en,de. Default: the languages in their names.")
     ] = "",
     prefix: Annotated[
-        str | None, typer.Option(help="Text before every sentence. Default: that of the model's training.")
+        str | None,
+        typer.Option(help="Text before every sentence. Default: the prefix with which the model was trained."),
     ] = None,
     store: Store = "runs",
 ) -> None:
-    """Mine translation pairs from two files, in which most lines have no translation.
+    """Find translation pairs in two files of sentences, in which most sentences have no translation.
 
-    Each line is in at most one pair. Pairs are ranked by the ratio margin: the cosine of two lines, divided by the mean
-    of the cosines to their nearest neighbours. Duplicate lines are used once, and equal lines are not a pair.
+    The command ranks pairs by the ratio margin: the cosine of two lines, divided by the mean of the cosines to their
+    nearest neighbours. Each line is in at most one pair. Duplicate lines are used once, and equal lines are not a pair.
 
-    No threshold of the margin fits all models and texts. Therefore, --calibrate adds known translation pairs to the two
-    files, and chooses the lowest margin with the given precision. The known pairs must be of the same kind of text as
-    the files, and must not be in the training text of the model. 1,000 to 2,000 pairs are enough.
+    The right threshold of the margin depends on the model and the text. With --calibrate, the command adds known
+    translation pairs to the two files, and chooses the smallest margin that has the precision of --precision. Use 1,000
+    to 2,000 pairs of the same kind of text. They must not be in the training text of the model.
 
-    The command also writes OUTPUT.json: the curves of precision and recall, the histogram of margins, and the numbers
-    of dropped lines. It keeps the vectors of the files in a cache (~/.cache/infoxlm/vectors), so that another call with
-    the same files and model only searches.
+    The command also writes OUTPUT.json with the precision and recall at each margin, a histogram of the margins, and
+    the numbers of dropped lines. It stores the vectors in ~/.cache/infoxlm/vectors. A second call with the same files
+    and model reuses them.
 
     infoxlm mine models:/infoxlm@champion news.en news.de --calibrate memory.tmx --output mined.tmx
     """

@@ -84,16 +84,16 @@ def embed(
         bool, typer.Option("--vectors", help="Print one JSON vector per line instead of similarities.")
     ] = False,
     file: Annotated[
-        Path | None, typer.Option(help="Embed the lines of this file of any size, and write their vectors to --output.")
+        Path | None, typer.Option(help="Embed the lines of this file, and write their vectors to --output.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="NumPy file (.npy) for the vectors of --file, as float32.")
     ] = None,
     store: Store = "runs",
 ) -> None:
-    """Embed sentences, and print the cosine similarity of each sentence to the first one, or all vectors.
+    """Embed sentences. Print the cosine similarity of each sentence to the first one, or all vectors.
 
-    With --file, embed a file of one sentence per line. Row i of the array that is written is the vector of line i.
+    With --file, the command embeds a file with one sentence per line. Row i of the output is the vector of line i.
 
     infoxlm embed models:/infoxlm@champion --file sentences.txt --output vectors.npy
     """
@@ -160,8 +160,10 @@ def serve(
         str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
     ],
     name: Annotated[str, typer.Option(help="Name of the model in the URL.")] = "infoxlm",
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all addresses.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, envvar="INFOXLM_PORT", help="Port; 0: any free port.")] = 8080,
+    host: Annotated[str, typer.Option(help="Address of the server. 0.0.0.0 means all addresses.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, envvar="INFOXLM_PORT", help="Port of the server. 0 means any free port.")
+    ] = 8080,
     store: Store = "runs",
 ) -> None:
     """Serve sentence vectors over HTTP, after checking that the model computes its ten reference vectors.

@@ -22,11 +22,11 @@ def promote(
     to: Annotated[
         str,
         typer.Option(
-            help="Copy the model to NAME, or to URI/NAME of another server, and compare it with that champion."
+            help="Copy the model to NAME, or to URI/NAME on another server, and compare it with the champion there."
         ),
     ] = "",
     by_hand: Annotated[
-        str, typer.Option(help="Promote without a comparison; the text is the reason that is recorded.")
+        str, typer.Option(help="Promote without a comparison, and record this text as the reason.")
     ] = "",
     store: Store = "runs",
 ) -> None:
@@ -51,7 +51,7 @@ def promote(
 @command()
 def rollback(
     name: Annotated[str, typer.Argument(help="Name of the registered model.")],
-    reason: Annotated[str, typer.Option(help="Reason; it is recorded in both versions.")],
+    reason: Annotated[str, typer.Option(help="Reason of the rollback. It is recorded in both versions.")],
     store: Store = "runs",
 ) -> None:
     """Make the previous champion the champion again. Repeating the command changes nothing."""

@@ -64,7 +64,10 @@ def ablate(
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds for each variant.")] = "1,2,3",
     store: Store = "runs",
     num_workers: Annotated[
-        int, typer.Option(help="Training workers of each trial; 0: the step itself trains. Two trials run at a time.")
+        int,
+        typer.Option(
+            help="Number of training workers of each trial. 0: the step itself trains. Two trials run at a time."
+        ),
     ] = 0,
     set_: Overrides = None,
     launcher: Launcher = "ray",
@@ -88,8 +91,10 @@ def ablate(
 
 @command()
 def compare(
-    run: Annotated[str, typer.Option(help="Id or name of the run of an ablation, or latest.")] = "latest",
-    metrics: Annotated[str, typer.Option(help="Comma-separated metrics. Default: the main ones.")] = "",
+    run: Annotated[
+        str, typer.Option(help="Id or name of the run of an ablation, or latest for the last one.")
+    ] = "latest",
+    metrics: Annotated[str, typer.Option(help="Comma-separated metrics. Default: the main metrics.")] = "",
     output: Annotated[
         Path | None, typer.Option(help="Directory for the report with its tables and figures. Default: print only.")
     ] = None,
@@ -122,7 +127,8 @@ def suite_(
     only: Annotated[str, typer.Option(help="Comma-separated names of tasks to measure. Default: all.")] = "",
     store: Store = "runs",
     num_workers: Annotated[
-        int, typer.Option(help="Workers of each fine-tuning; 0: the step itself fine-tunes. Two steps run at a time.")
+        int,
+        typer.Option(help="Number of workers of each fine-tuning. 0: the step itself trains. Two steps run at a time."),
     ] = 0,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting, such as tasks.xnli.seeds=[1,2]. Repeatable.")
@@ -150,7 +156,10 @@ def plan(
     config: RunFile,
     gpus: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of GPUs, one worker each. Default: 8, or the virtual shards if fewer."),
+        typer.Option(
+            min=1,
+            help="Number of GPUs, with one worker each. Default: 8, or the number of virtual shards if it is smaller.",
+        ),
     ] = None,
     gpu: Annotated[
         str,

@@ -21,9 +21,12 @@ KINDS: dict[str, type[StageConfig]] = {
 }
 PAGE = """# Settings of the YAML files
 
-`make compile` generates this from the docstrings under the fields; `infoxlm config pretraining.contrast` prints one
-section. Names are those of `--set`: `[]` stands for each item of a list, `NAME` for a name that you choose. Files are
-read as YAML 1.2.
+This page is for users who write or change a YAML file. It lists all settings with their values, defaults and meaning.
+To print one section, run for example `infoxlm config pretraining.contrast`. To override a setting, pass its name to
+`--set`. In a name, `[]` stands for each item of a list, and `NAME` stands for a name that you choose. Files are read
+as YAML 1.2.
+
+`make compile` generates this page from the docstrings under the fields.
 
 """
 
@@ -39,7 +42,7 @@ def config_(
         bool, typer.Option("--markdown", help="Print all settings in the format of docs/configuration.md.")
     ] = False,
     help_: Annotated[
-        bool, typer.Option("--help", help="Show this message; with a section, describe the section.")
+        bool, typer.Option("--help", help="Show this message. With a section, describe the section.")
     ] = False,
 ) -> None:
     """Describe the settings of a YAML file: name, default, valid values and meaning. Without a section: of a run."""

@@ -25,17 +25,18 @@ def gc(
         ),
     ] = "",
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete the items. Without this option they are only listed.")
+        bool, typer.Option("--delete", help="Delete the items. Without this option, the command only lists them.")
     ] = False,
 ) -> None:
     """List or delete unneeded items of a store: old artifacts, checkpoints, costs, and records of jobs and failures.
 
-    The command keeps items younger than --older-than, and the artifacts from which registered models were built,
-    including corpus and shards. It also keeps all items to which a kept item refers, such as the shards of a training
-    that still saves checkpoints. Registered models are in MLflow and are never deleted.
+    The command keeps items that are younger than --older-than. It keeps the artifacts from which registered models were
+    built, including corpus and shards. It also keeps all items to which a kept item refers, such as the shards of a
+    training that still saves checkpoints. It never deletes registered models, which are in MLflow.
 
-    Use an MLflow account that can read all models: the artifacts of other models are not protected. A later run
-    recreates deleted artifacts. On Kubeflow, submit this run with `--no-cache`, because the cache may refer to them.
+    Use an MLflow account that can read all models. The command does not keep the artifacts of models that the account
+    cannot read. A later run creates deleted artifacts again. On Kubeflow, submit this run with `--no-cache`, because
+    the cache may refer to the deleted artifacts.
     """
     minimum_age = _parse_age(older_than)
     from components.adapters.mlflow import connection, model_versions

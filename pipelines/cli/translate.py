@@ -19,7 +19,9 @@ def translate(
     sentences: Annotated[
         list[str] | None, typer.Argument(help="Sentences. Default: the lines of standard input.")
     ] = None,
-    to: Annotated[str, typer.Option(help="Language of the translations, one of the two of the model.")] = ...,  # type: ignore[assignment]
+    to: Annotated[
+        str, typer.Option(help="Language of the translations. It must be one of the two languages of the model.")
+    ] = ...,  # type: ignore[assignment]
     file: Annotated[Path | None, typer.Option(help="Translate the lines of this file.")] = None,
     store: Store = "runs",
 ) -> None:

@@ -17,7 +17,7 @@ class NoiseConfig(StageConfig):
     """Largest distance, in tokens, by which a token moves."""
 
     drop: Share = 0.1
-    """Probability that a token is dropped; at least one token of a sentence stays."""
+    """Probability that a token is dropped. At least one token of a sentence stays."""
 
     blank: Share = 0.1
     """Probability that a token is replaced by `<mask>`."""
@@ -37,49 +37,53 @@ class TranslationConfig(StageConfig):
     model, other weights are random · pretrained: all weights of the pre-trained model."""
 
     decoder: Initialisation = "pretrained"
-    """Initial weights of the decoder, as for the encoder; its attention to the source always starts random."""
+    """Initial weights of the decoder, with the same values as for the encoder. The attention to the source always
+    starts with random weights."""
 
     dropout: Share = 0.1
     """Dropout probability in the encoder and the decoder."""
 
     noise: NoiseConfig = NoiseConfig()
     denoising: tuple[tuple[NonNegativeInt, Weight], ...] = ((0, 1.0), (400_000, 0.1), (1_200_000, 0.0))
-    """Pairs of an optimizer step and the weight of denoising at that step, interpolated linearly; []: no denoising. The
-    default is XLM's, which counts rounds of four optimizer steps: 0.1 after 100,000 rounds, 0 after 300,000."""
+    """Pairs of an optimizer step and the weight of denoising at that step. Between two steps, the weight is
+    interpolated linearly. []: no denoising. The default is that of XLM: a weight of 0.1 after 400,000 steps and of 0
+    after 1,200,000 steps."""
 
     back_translation: Flag = True
     """Whether the translator learns to restore sentences from its own translations of them."""
 
     parallel_share: Share = 0.0
-    """Share of the training pairs whose translations are learned. 0: unsupervised · 1: all pairs. A pair is selected by
-    a hash of its English side."""
+    """Share of the training pairs from which the translator learns. 0: unsupervised training · 1: all pairs. A hash of
+    the English side selects the pairs."""
 
     side_tokens: PositiveInt = 100
-    """Largest number of tokens of a sentence, without special tokens. Training leaves out longer sentences, and
-    translation truncates them."""
+    """Largest number of tokens of a sentence, without special tokens. The training skips longer sentences, and `infoxlm
+    translate` truncates them."""
 
     batch_tokens: PositiveInt = 2000
-    """Target tokens of a batch of denoising or of translation pairs, for each virtual shard."""
+    """Number of target tokens in a batch of denoising or translation pairs, for each virtual shard."""
 
     back_translation_sentences: PositiveInt = 32
-    """Sentences of a back-translation batch of each virtual shard."""
+    """Number of sentences in a batch of back-translation, for each virtual shard."""
 
     virtual_shards: PositiveInt = 1
-    """Number of fixed slices of the global batch, which the workers share; also the largest number of workers."""
+    """Number of fixed slices of the global batch, which are divided among the workers. It is also the largest possible
+    number of workers."""
 
     optimization: OptimizationConfig = OptimizationConfig(
         steps=500_000, schedule="inverse_sqrt", learning_rate=1e-4, warmup_steps=4_000, weight_decay=0.0, clip_norm=5.0
     )
     validate_every: PositiveInt = 6_250
-    """Optimizer steps from one validation to the next; the weights with the best mean BLEU of both directions are
-    exported. The default is 200,000 sentences in batches of 32."""
+    """Number of optimizer steps between two validations. The weights with the best mean BLEU of both directions are
+    exported. The default corresponds to 200,000 sentences in batches of 32."""
 
     validation_pairs: PositiveInt = 1_000
-    """Number of held-out pairs, the first ones, on which a validation computes BLEU; the evaluation uses the others."""
+    """Number of held-out pairs on which a validation computes BLEU. The validation uses the first pairs, and the
+    evaluation uses the others."""
 
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     log_every: PositiveInt = 10
-    """Optimizer steps from one point of the logged curves to the next."""
+    """Number of optimizer steps between two points of the logged curves."""
 
     seed: NonNegativeInt = 1
     """Seed of the random initial weights, samples, noise and dropout."""

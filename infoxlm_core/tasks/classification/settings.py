@@ -9,34 +9,36 @@ from infoxlm_core.config.tasks import CrossLingualConfig, Paths
 
 
 class ClassificationConfig(CrossLingualConfig):
-    """Encoder + labelled text -> classifier of sentences or sentence pairs (XNLI, PAWS-X, SIB-200, any table)."""
+    """Fine-tune an encoder to classify sentences or sentence pairs (XNLI, PAWS-X, SIB-200, any table)."""
 
     task: Literal["classification"] = "classification"
     """The kind of task."""
 
     data: Source | Paths | None = None
-    """CSV, TSV or Parquet files, or folders in the layout of XNLI, XNLI-MT, XTREME, PAWS-X or SIB-200; none: the
+    """CSV, TSV or Parquet files, or folders in the layout of XNLI, XNLI-MT, XTREME, PAWS-X or SIB-200. null: the
     labelled set of the prepared corpus."""
 
     text: str = "text"
-    """Column of the sentence; in a file without a header the first."""
+    """Name of the column with the sentence. In a file without a header, it is the first column."""
 
     text_pair: str | None = None
-    """Column of the second sentence of a pair, if there is one; in a file without a header the second."""
+    """Name of the column with the second sentence of a pair, if there is one. In a file without a header, it is the
+    second column."""
 
     label: str = "label"
-    """Column of the label; in a file without a header the last."""
+    """Name of the column with the label. In a file without a header, it is the last column."""
 
     language: str = "language"
-    """Column of the language code; not needed where the file's name says it, as `train-en.tsv` does."""
+    """Name of the column with the language code. It is not needed if the name of the file contains the code, such as
+    `train-en.tsv`."""
 
     split: str = "split"
-    """Column that says train, dev or test; a file without it is training text, unless its name says another. If no
-    file says any, a tenth of the rows becomes the test. Several languages then need the same rows in the same order, so
-    that no test row translates a training row."""
+    """Name of the column that contains train, dev or test. A file without this column is training text, unless its name
+    contains dev or test. If there is no test text at all, a tenth of the rows becomes the test set. All languages then
+    need the same rows in the same order, so that no test row translates a training row."""
 
     train_languages: tuple[Language, ...] = ("en",)
-    """Languages to train on; every language is tested."""
+    """Languages to train on. All languages are tested."""
 
     head_dropout: Share = 0.1
     """Dropout probability before the classifier's layers."""

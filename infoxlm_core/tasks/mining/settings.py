@@ -8,15 +8,15 @@ from infoxlm_core.config.base import Language, PositiveInt, Source, StageConfig,
 
 
 class MiningConfig(StageConfig):
-    """Encoder + two lists of sentences -> how well their translation pairs are recognised (BUCC 2018)."""
+    """Measure how well an encoder finds the translation pairs in two lists of sentences (BUCC 2018)."""
 
     task: Literal["mining"] = "mining"
     """The kind of task."""
 
     data: Source
-    """Folder of sets in the layout of BUCC 2018: NAME.de and NAME.en with a number, a tab and a sentence in each line,
-    and NAME.gold with the numbers of two sentences that translate each other in each line. Several sets may be in the
-    folder, one for each language."""
+    """Folder of sets in the layout of BUCC 2018: Each line of NAME.de and NAME.en has a number, a tab and a sentence.
+    Each line of NAME.gold has the numbers of two sentences that translate each other. The folder may contain a set for
+    each language."""
 
     pivot: Language = "en"
     """The language that all sets contain."""
@@ -25,10 +25,10 @@ class MiningConfig(StageConfig):
     """Read only the sets whose NAME contains this text, such as training."""
 
     prefix: str | None = None
-    """Text added before every sentence; null: the prefix that the model was trained with."""
+    """Text that is added before every sentence. null: the prefix with which the model was trained."""
 
     batch_size: PositiveInt = 64
-    """Sentences per forward pass; changes memory and speed, not the result."""
+    """Number of sentences per forward pass. It changes memory and speed, but not the result."""
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 256
-    """Largest number of tokens of a sentence, special tokens included; longer sentences are truncated."""
+    """Largest number of tokens of a sentence, including special tokens. Longer sentences are truncated."""

@@ -7,17 +7,17 @@ from infoxlm_core.config.tasks import Paths, RecipeConfig
 
 
 class NamedEntitiesConfig(RecipeConfig):
-    """Encoder + sentences with tagged words -> a tagger of entities (WikiANN, XTREME's panx)."""
+    """Fine-tune an encoder to find named entities in sentences with tagged words (WikiANN, XTREME's panx)."""
 
     task: Literal["named_entities"] = "named_entities"
     """The kind of task."""
 
     data: Source | Paths
-    """Files, or folders in the layout of XTREME's panx or of WikiANN: one word and its tag (`O`, `B-PER`, `I-PER`, …)
-    per line, divided by a tab, and blank lines between sentences."""
+    """Files, or folders in the layout of XTREME's panx or of WikiANN. Each line has a word, a tab and the tag of the
+    word (`O`, `B-PER`, `I-PER`, …). Blank lines separate sentences."""
 
     train_languages: tuple[Language, ...] = ("en",)
-    """Languages to train on; every language is tested."""
+    """Languages to train on. All languages are tested."""
 
     head_dropout: Share = 0.1
-    """Dropout probability before the output layer; its random numbers depend on how a batch is split."""
+    """Dropout probability before the output layer. Above 0, the result depends on how a batch is split."""

@@ -11,7 +11,7 @@ TRAINED = "train.en.json"  # stands for the training text of a reader that is on
 
 
 class AnsweringConfig(CrossLingualConfig):
-    """Encoder + questions about paragraphs, in SQuAD's format -> a reader that marks the answer (MLQA, XQuAD)."""
+    """Fine-tune an encoder to answer questions about paragraphs, in the format of SQuAD (MLQA, XQuAD, TyDiQA)."""
 
     task: Literal["question_answering"] = "question_answering"
     """The kind of task."""
@@ -20,19 +20,22 @@ class AnsweringConfig(CrossLingualConfig):
     """Files in SQuAD's format."""
 
     dev: tuple[str, ...] = ()
-    """Files or folders of development sets, one file per language; needed by every `selection.rule` but `last`."""
+    """Files or folders of development sets, one file per language. All values of `selection.rule` except `last` need
+    them."""
 
     test: Paths
     """Files or folders in the layout of MLQA, XQuAD or TyDiQA: `test-context-de-question-de.json`, `xquad.de.json`."""
 
     normaliser: Literal["mlqa", "squad"] = "squad"
-    """How answers are compared: as MLQA does in its seven languages, or as SQuAD does (XQuAD, TyDiQA)."""
+    """How answers are compared. mlqa: as MLQA does in its seven languages · squad: as SQuAD does, also for XQuAD and
+    TyDiQA."""
 
     max_tokens: PositiveInt = 384
-    """Largest number of tokens of a window: question, part of the paragraph, and special tokens."""
+    """Largest number of tokens of a window, which consists of the question, a part of the paragraph, and special
+    tokens."""
 
     question_tokens: PositiveInt = 64
-    """Largest number of tokens of a question; longer questions are truncated."""
+    """Largest number of tokens of a question. Longer questions are truncated."""
 
     stride: PositiveInt = 128
     """Number of paragraph tokens that two consecutive windows share."""

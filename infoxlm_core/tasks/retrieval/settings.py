@@ -15,29 +15,30 @@ weigh as much as the hundreds of another language."""
 
 
 class RetrievalConfig(AlignedSetConfig):
-    """Encoder + aligned sentences -> how often the translation is the nearest (Tatoeba, NTREX, FLORES, your own)."""
+    """Measure how often an encoder finds the translation of a sentence (Tatoeba, NTREX, FLORES, your own pairs)."""
 
     task: Literal["retrieval"] = "retrieval"
     """The kind of task."""
 
     vectors: Annotated[tuple[Vector, ...], Field(min_length=1)] = ("mean@best", "cls@last", "served")
-    """POOLING@LAYER, or served: the vector that users get by default. Pooling: mean (of all tokens), mean_no_special,
-    cls, contrast (projected, as in pre-training). Layer: a number as in Hugging Face's hidden_states, last, contrast
-    (that of pre-training) or best (chosen on this very set by the mean of both directions). The first one gives the
-    main scores."""
+    """Sentence vectors to test, each as POOLING@LAYER or served. The first one gives the main scores. served is the
+    vector that users get by default. POOLING is mean (of all tokens), mean_no_special, cls, or contrast (projected, as
+    in pre-training). LAYER is a number as in Hugging Face's hidden_states, last, contrast (the layer of pre-training),
+    or best (the layer with the best mean of both directions on this test set)."""
 
     prefix: str | None = None
-    """Text added before every sentence, such as `query: `; empty: none; null: the prefix that the model was trained
-    with."""
+    """Text that is added before every sentence, such as `query: `. Empty: no text. null: the prefix with which the
+    model was trained."""
 
     margin: Flag = False
-    """Compare by ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of cosine."""
+    """Whether to compare sentences by the ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of the
+    cosine."""
 
     batch_size: PositiveInt = 64
-    """Sentences per forward pass; changes memory and speed, not the result."""
+    """Number of sentences per forward pass. It changes memory and speed, but not the result."""
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 512
-    """Largest number of tokens of a sentence, special tokens included; longer sentences are truncated."""
+    """Largest number of tokens of a sentence, including special tokens. Longer sentences are truncated."""
 
     def result_fields(self) -> dict[str, Any]:
         fields = super().result_fields()
