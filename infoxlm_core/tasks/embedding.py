@@ -145,7 +145,7 @@ def embed(
         advance: called with the number of sentences of every finished batch.
         language: that of the texts, for models with language embeddings, such as XLM; without it none is added.
     """
-    _, contrast_pooling = contrast_space(model.config) or (0, "")
+    _, contrast_pooling = contrast_space(model.config) or (0, "")  # the pooling that "contrast" stands for
     vectors = {spec: torch.empty(len(texts), model.config.hidden_size, device=model.device) for spec in specs}
     for start in range(0, len(texts), CHUNK):
         features = encode(model, tokenizer, texts[start : start + CHUNK], max_tokens)

@@ -82,8 +82,8 @@ def measure(
     vectors = F.normalize(embed_original(prefixed), dim=1)  # (N, d)
     expected = Reference(settings.layer, settings.pooling, tuple(texts), vectors)
     tokenizer = sentence_encoder.load_tokenizer(output)
-    runs = [encoder.run, *(file_format.run for file_format in formats)]
-    embed_functions = [partial(sentence_encoder.embed, run, tokenizer) for run in runs]
+    embed_functions = [partial(sentence_encoder.embed, encoder.run, tokenizer)]
+    embed_functions += [partial(sentence_encoder.embed, file_format.run, tokenizer) for file_format in formats]
     original_speed, *speeds = _measure_speeds(embed_functions, prefixed)
     original = Measurement(
         format=ORIGINAL,

@@ -43,6 +43,7 @@ class Perplexity(Task[EvaluationConfig]):
     unit: ClassVar[str] = "sentences"
 
     def measure_held_out(self, questions: Questions, model: Path, config: EvaluationConfig) -> Scores | None:
+        """Return the perplexities by language, or None if the model cannot fill gaps."""
         if not has_language_model_head(model) or tokenizers.load(model).mask_token_id is None:
             return None
         encoder, tokenizer = load_encoder(model)
@@ -103,7 +104,8 @@ def measure(
         num_gaps += len(targets)
     if num_gaps == 0:
         return math.nan
-    return _exp(total_loss / num_gaps)
+    mean_loss = total_loss / num_gaps
+    return math.exp(mean_loss) if mean_loss < 700 else math.inf  # math.exp raises an error above 709
 
 
 def _predict_at(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns: Tensor) -> Tensor:
@@ -115,7 +117,3 @@ def _predict_at(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns:
             return model(**batch).logits
     finally:
         hook.remove()
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf  # math.exp raises an error above 709

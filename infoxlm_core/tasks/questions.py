@@ -58,7 +58,7 @@ def draw_questions(corpus: Path, reference: Path, config: EvaluationConfig) -> Q
     pivot, held_out = read_held_out(corpus)
     pairs = {language: draw_pairs(rows, config) for language, rows in held_out.items()}
     tokenizer = tokenizers.load(reference)
-    unshared = {language: shares_no_token(tokenizer, drawn, config.max_tokens) for language, drawn in pairs.items()}
+    unshared = {language: mark_unshared(tokenizer, drawn, config.max_tokens) for language, drawn in pairs.items()}
     counts = {language: len(rows) for language, rows in held_out.items()}
     sentences = draw_sentences(pivot, held_out, config)
     training_text = draw_training_text(corpus, sentences, config.seed)
@@ -120,7 +120,7 @@ def _rank(seed: int, text: str) -> bytes:
     return hashlib.sha256(f"{seed}/{text}".encode()).digest()
 
 
-def shares_no_token(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor:
+def mark_unshared(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor:
     """Return for each of N pairs whether its sentences have no token with a letter or digit in common: (N,) bool.
 
     Such pairs cannot be found by names, numbers or placeholders that a translation copies. Punctuation and bare spaces
@@ -130,7 +130,10 @@ def shares_no_token(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tens
     source_ids = tokenizer([source for source, _ in pairs], **options)["input_ids"]
     target_ids = tokenizer([target for _, target in pairs], **options)["input_ids"]
     token_ids = set(itertools.chain(*source_ids, *target_ids))
-    word_ids = {token_id for token_id in token_ids if _contains_letter_or_digit(str(tokenizer.decode([token_id])))}
+    word_ids = set()
+    for token_id in token_ids:
+        if any(character.isalnum() for character in str(tokenizer.decode([token_id]))):
+            word_ids.add(token_id)
     is_unshared = []
     for source, target in zip(source_ids, target_ids, strict=True):
         shared_ids = set(source) & set(target)
@@ -138,10 +141,6 @@ def shares_no_token(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tens
     return torch.tensor(is_unshared)
 
 
-def _contains_letter_or_digit(text: str) -> bool:
-    return any(character.isalnum() for character in text)
-
-
 def digest_question(text: str) -> str:
-    """Return the id of a question in the table of outcomes, from which its text cannot be read."""
+    """Return the id of a question in the table of outcomes: a digest, because the text may be confidential."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

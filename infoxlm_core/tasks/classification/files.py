@@ -113,12 +113,16 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     schema = pq.read_schema(outside.check_readable(path))
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{path}: two columns have the same name. Rename one.")
-    columns = [field.name for field in schema if not pa.types.is_nested(field.type) and not _is_bytes(field.type)]
+    columns = []
+    for field in schema:
+        if not pa.types.is_nested(field.type) and not _is_bytes(field.type):
+            columns.append(field.name)
     table = tables.read_frame(path, columns, "save it as UTF-8").astype("string")
     return table.set_axis(range(1, len(table) + 1))
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
+    """Return whether a column has bytes, perhaps as the values of a dictionary."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 

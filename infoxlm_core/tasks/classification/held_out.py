@@ -17,7 +17,7 @@ REMEDY = "Give the output of finetune."
 
 
 def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
-    """Classify the rows of test.parquet. Details have the accuracy of always answering the most frequent label.
+    """Classify the rows of test.parquet. `details` has the accuracy of a model that knows only the commonest label.
 
     Args:
         directory: a fine-tuned classifier.

@@ -37,7 +37,7 @@ MAX_UNKNOWN = 0.05  # share of rows that may be left out because training has no
 
 
 def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Examples:
-    """Tokenise columns text and, if there is one, text_pair, truncated to what the model can read."""
+    """Tokenise the columns `text` and, if it exists, `text_pair`, truncated to what the model can read."""
     limit = min(max_tokens, pretrained.max_tokens_of(pretrained.read_config(directory)))
     pairs = table["text_pair"].tolist() if "text_pair" in table else None
     examples = encode(tokenizers.load(directory), table["text"].tolist(), pairs, limit)
@@ -51,7 +51,14 @@ def predict(classifier: Any, examples: Examples, tokens: int = TOKENS) -> list[s
 
 
 def predict_rows(tuned: Path, table: pd.DataFrame, max_tokens: int, tokens: int = TOKENS) -> pd.Series:
-    """Return the label of each row, predicted by the model that was chosen for the row's language."""
+    """Return the label that the model chosen for a row's language predicts, for each row.
+
+    Args:
+        tuned: directory of the fine-tuned models.
+        table: the rows.
+        max_tokens: longer texts are truncated.
+        tokens: tokens of one forward pass.
+    """
     predicted = pd.Series("", index=table.index, dtype="string")
     for directory, classifier, languages in load_chosen(tuned, HEAD, table["language"].unique()):
         rows = table[table["language"].isin(languages)]
@@ -104,7 +111,7 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
 
 
 def check_overlap(train: pd.DataFrame, test: pd.DataFrame) -> None:
-    """Warn if training rows contain text of test rows. Raise InputError if they contain more than half of it."""
+    """Warn if test rows are also training rows. Raise InputError if more than `MAX_OVERLAP` of them are."""
     overlap = _comparable_text(test).isin(set(_comparable_text(train)))
     if not overlap.any():
         return
@@ -151,24 +158,25 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
 
 
 def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.DataFrame:
-    """Drop a few rows whose label the classifier does not have, with a warning. Raise InputError if there are many."""
+    """Return the rows whose label the classifier has. Raise InputError if more than `MAX_UNKNOWN` have another."""
     is_unknown = ~table["label"].isin(list(labels))
-    if is_unknown.any():
-        label = table["label"][is_unknown].iloc[0]
-        count = int(is_unknown.sum())
-        if count > MAX_UNKNOWN * len(table):
-            raise InputError(
-                f"{split}: {count} of {len(table)} rows have a label ({label!r}) that is not one of the classifier's "
-                f"({', '.join(labels)}). Write the labels in the same way in all splits, or remove these rows."
-            )
-        logger.warning(
-            "%s: left out %d of %d rows, whose labels (%s) are not in training", split, count, len(table), label
+    if not is_unknown.any():
+        return table.copy()
+    label = table["label"][is_unknown].iloc[0]
+    num_unknown = int(is_unknown.sum())
+    if num_unknown > MAX_UNKNOWN * len(table):
+        raise InputError(
+            f"{split}: {num_unknown} of {len(table)} rows have a label ({label!r}) that is not one of the classifier's "
+            f"({', '.join(labels)}). Write the labels in the same way in all splits, or remove these rows."
         )
+    logger.warning(
+        "%s: left out %d of %d rows, whose labels (%s) are not in training", split, num_unknown, len(table), label
+    )
     return table[~is_unknown].copy()
 
 
 def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
-    """Raise InputError if labels or numbers of rows show that the languages' rows do not translate each other."""
+    """Raise InputError if the rows of the languages do not translate each other, as far as labels and counts show."""
     if any("text_pair" not in language_rows for language_rows in rows.values()):
         raise InputError("mixed needs pairs of texts. Set mixed to false.")
     difference = describe_difference(rows)
@@ -183,7 +191,15 @@ def _score_mixed(
     labels: Mapping[str, str],
     accuracy: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Score premises of one language with hypotheses of another, by the model of the premises' language (section 6)."""
+    """Score premises of one language with hypotheses of another (InfoXLM, section 6).
+
+    Args:
+        config: the settings.
+        tuned: directory of the fine-tuned models; that of the premises' language predicts.
+        rows: the test rows by language.
+        labels: label of the classifier -> label of the data.
+        accuracy: the accuracy of each language's own pairs.
+    """
     accuracy_by_pair = {(language, language): share for language, share in accuracy.items()}
     for first, premises in rows.items():
         pairs = []

@@ -123,9 +123,9 @@ def split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def describe_difference(rows: Mapping[str, pd.DataFrame]) -> str | None:
-    """Describe the first sign that row i of a language does not translate row i of the others, if any.
+    """Return why row i of a language cannot translate row i of the others, or None if nothing shows it.
 
-    Translations have the same label.
+    Languages may differ in the number of rows, or in the label of a row.
     """
     (first_language, first_rows), *other_languages = rows.items()
     for language, other_rows in other_languages:
@@ -149,7 +149,7 @@ def list_files(config: ClassificationConfig, corpus: Path | None) -> list[Labell
 
 
 def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> pd.DataFrame:
-    """Read files into one table in which every label and every language has one spelling."""
+    """Read files into one table, in which each label and each language is always written in the same way."""
     tables = [_read_file(file, config) for file in files]
     without_pair = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" not in table]
     with_pair = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" in table]
@@ -211,8 +211,7 @@ def _choose_columns(file: LabelledFile, names: Sequence[Any], config: Classifica
     else:
         fitting = [header for header in (columns, *HEADERS) if set(header.values()) <= set(names)]
         if not fitting:
-            missing = [(field, column) for field, column in columns.items() if column not in names]
-            field, column = missing[0]
+            field, column = next(item for item in columns.items() if item[1] not in names)
             raise InputError(f"{file.path}: no column {column!r} ({field}). Its columns are {', '.join(names)}.")
         columns = dict(fitting[0])
     for name, column in (("language", config.language), ("split", config.split)):
@@ -227,7 +226,7 @@ def _choose_columns(file: LabelledFile, names: Sequence[Any], config: Classifica
 
 
 def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
-    """Drop rows with an empty cell if they are allowed, as in training text of public sets. Refuse them otherwise."""
+    """Drop rows with an empty cell. Raise InputError if they are not `allowed`, or if no other row remains."""
     cells = table.drop(columns="split")  # a row without a split is complete
     is_blank = cells.apply(lambda column: column.str.strip()) == ""
     empty = cells.isna() | is_blank
@@ -242,7 +241,10 @@ def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
 
 
 def normalise_labels(labels: Iterable[str], where: str) -> dict[str, str]:
-    """Return a name for each label: labels of natural language inference get one spelling, others lose outer spaces."""
+    """Map each label to its name without outer spaces.
+
+    Labels of natural language inference, which public sets spell differently, get the same names in all sets.
+    """
     names = {label: label.strip() for label in labels}
     inference_names = {}
     for label, name in names.items():

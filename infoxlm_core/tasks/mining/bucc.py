@@ -52,31 +52,31 @@ def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
     for gold in files:
         if gold.suffix != GOLD or name not in gold.stem:
             continue
-        sides = _find_sides(gold, files)
-        if len(sides) != 2 or pivot not in sides:
+        file_of_language = _find_sentence_files(gold, files)
+        if len(file_of_language) != 2 or pivot not in file_of_language:
             raise InputError(f"{gold}: give two files beside it, {gold.stem}.{pivot} and that of another language")
-        (language,) = sides.keys() - {pivot}
+        (language,) = file_of_language.keys() - {pivot}
         if language in sets:
             names = f"{sets[language].gold.name}, {gold.name}"
             raise InputError(f"{folder} has {language} twice ({names}): set name to a part of one of the names")
-        sets[language] = SetFiles(sides[language], sides[pivot], gold)
+        sets[language] = SetFiles(file_of_language[language], file_of_language[pivot], gold)
     if not sets:
         raise InputError(f"{folder} has no {GOLD} file with {name!r} in its name. Give NAME.de, NAME.en and NAME.gold.")
     return sets
 
 
-def _find_sides(gold: Path, files: Iterable[Path]) -> dict[str, Path]:
+def _find_sentence_files(gold: Path, files: Iterable[Path]) -> dict[str, Path]:
     """Return the files of sentences that belong to a gold file, by language."""
-    sides = {}
+    file_of_language = {}
     for path in files:
         code = path.suffix.removeprefix(".")
         if path.stem == gold.stem and languages.is_known(code):
-            sides[languages.two_letters(code)] = path
-    return sides
+            file_of_language[languages.two_letters(code)] = path
+    return file_of_language
 
 
 def read_set(files: SetFiles) -> MiningSet:
-    """Read a set; InputError if a line is damaged or gold names an unknown sentence."""
+    """Read a set. Raise InputError if a line is damaged, or the gold file names an unknown sentence."""
     sources = _read_sentences(files.sources)
     targets = _read_sentences(files.targets)
     row_of_source = {sentence_id: row for row, sentence_id in enumerate(sources.ids)}
@@ -102,7 +102,7 @@ def _read_sentences(path: Path) -> NumberedSentences:
 
 
 def _read_columns(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield the number and the two columns of each line; InputError for a line or a file without them."""
+    """Yield the number and the two columns of each line. Raise InputError if a line has other columns."""
     number = 0
     for number, line in enumerate(lines.read_complete(path), 1):
         first_column, _, second_column = line.partition("\t")

@@ -24,7 +24,7 @@ MOST_FALSE_MATCHES = 0.5
 
 
 class Curves(NamedTuple):
-    """What is mined from each margin up."""
+    """Number and quality of the pairs that have at least each of N margins."""
 
     margins: np.ndarray  # (N,) ascending
     num_pairs: np.ndarray  # (N,) pairs of the files
@@ -46,31 +46,33 @@ def estimate(search: Search, matches: Matches) -> Curves:
     """Estimate precision and recall of the matches of the files at each of their margins."""
     margins = np.unique(matches.margins)
     num_pairs = _count_from(matches.margins, margins)
+    # First matching: planted lines may be matched with their translations.
+    first = match_lines(search._replace(num_planted=0))
+    planted_sources = first.sources - search.num_sources  # number of the planted pair; negative for lines of the file
+    planted_targets = first.targets - search.num_targets
+    is_right = (planted_sources == planted_targets) & (planted_sources >= 0)
+    recall = _count_from(first.margins[is_right], margins) / search.num_planted
+    # Second matching: planted lines are without translation.
+    second = match_lines(_leave_out_translations(search))
 
-    def share(planted_margins: np.ndarray) -> np.ndarray:
+    def estimate_share(planted_margins: np.ndarray) -> np.ndarray:
         # One is added to each count, because a count may be 0 by chance.
         return (_count_from(planted_margins, margins) + 1) / (search.num_planted + 2)
 
-    complete = match_lines(search._replace(num_planted=0))
-    source_pairs = complete.sources - search.num_sources  # negative for lines of the file
-    target_pairs = complete.targets - search.num_targets
-    is_right = (source_pairs == target_pairs) & (source_pairs >= 0)
-    recall = _count_from(complete.margins[is_right], margins) / search.num_planted
+    def bound(num_lines: int, false_margins: np.ndarray, mismatch_margins: np.ndarray) -> np.ndarray:
+        false_matches = estimate_share(false_margins)
+        mismatches = estimate_share(mismatch_margins)
+        return bound_wrong_pairs(num_pairs, num_lines, false_matches, mismatches, search.num_planted)
 
-    deprived = match_lines(_leave_out_translations(search))
-    wrong_by_sources = bound_wrong_pairs(
-        num_pairs,
+    wrong_by_sources = bound(
         search.num_sources,
-        share(deprived.margins[deprived.sources >= search.num_sources]),
-        share(complete.margins[~is_right & (source_pairs >= 0)]),
-        search.num_planted,
+        second.margins[second.sources >= search.num_sources],
+        first.margins[~is_right & (planted_sources >= 0)],
     )
-    wrong_by_targets = bound_wrong_pairs(
-        num_pairs,
+    wrong_by_targets = bound(
         search.num_targets,
-        share(deprived.margins[deprived.targets >= search.num_targets]),
-        share(complete.margins[~is_right & (target_pairs >= 0)]),
-        search.num_planted,
+        second.margins[second.targets >= search.num_targets],
+        first.margins[~is_right & (planted_targets >= 0)],
     )
     num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # two estimates of the same number
     precision = np.clip(1 - num_wrong / num_pairs, 0, 1)
@@ -125,7 +127,7 @@ def choose_margin(curves: Curves, precision: float) -> float:
 
 
 def _leave_out_translations(search: Search) -> Search:
-    """Return the search with planted lines as lines of the files that are not matched with their translations."""
+    """Return a search that treats planted lines like those of the files, but never matches two of one pair."""
     planted = np.arange(search.num_planted)
     source_twins = search.source_twins.copy()
     target_twins = search.target_twins.copy()

@@ -45,7 +45,7 @@ class MinedPair(NamedTuple):
 
 
 def read_distinct(path: Path) -> DistinctLines:
-    """Read the lines of a plain or compressed file; InputError if fewer than two remain."""
+    """Read each distinct line of a plain or compressed file once. Raise InputError if it has fewer than two."""
     number_of_text: dict[str, int] = {}
     dropped: Counter[str] = Counter()
     for number, line, problem in lines.read(path):
@@ -71,7 +71,7 @@ def name_languages(paths: tuple[Path, Path]) -> LanguagePair:
     """
     codes = []
     for path in paths:
-        known_codes = [part for part in path.name.split(".") if languages.is_known(part)]
+        known_codes = [word for word in path.name.split(".") if languages.is_known(word)]
         if len(known_codes) != 1:
             raise InputError(f"{path}: its name does not tell its language: give --languages, such as en,de")
         codes.append(languages.two_letters(known_codes[0]))
@@ -79,7 +79,7 @@ def name_languages(paths: tuple[Path, Path]) -> LanguagePair:
 
 
 def check_languages(codes: Sequence[str]) -> LanguagePair:
-    """Return two different languages; InputError if they are not."""
+    """Return the codes as a pair. Raise InputError unless they are two different languages."""
     if len(codes) != 2 or not all(languages.is_known(code) for code in codes) or codes[0] == codes[1]:
         raise InputError(f"languages {', '.join(codes)}: give --languages with two, such as en,de")
     return codes[0], codes[1]
@@ -141,17 +141,12 @@ def _write_tmx(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair])
 
 
 def _write_parquet(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
-    source_language, target_language = codes
-    schema = pa.schema(
-        [
-            ("margin", pa.float32()),
-            (f"{source_language}_line", pa.int64()),
-            (f"{target_language}_line", pa.int64()),
-            (source_language, pa.string()),
-            (target_language, pa.string()),
-        ]
-    )
-    rows = [dict(zip(schema.names, pair, strict=True)) for pair in pairs]
+    """Write a row for each pair. Its columns are the fields of `MinedPair`, named by language."""
+    source, target = codes
+    types = [pa.float32(), pa.int64(), pa.int64(), pa.string(), pa.string()]
+    names = ["margin", f"{source}_line", f"{target}_line", source, target]
+    rows = [dict(zip(names, pair, strict=True)) for pair in pairs]
+    schema = pa.schema(list(zip(names, types, strict=True)))
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd")
 
 

@@ -42,18 +42,21 @@ class Matches(NamedTuple):
 
 
 def match_lines(search: Search) -> Matches:
-    """Match the lines of the files; planted lines count as neighbours only."""
+    """Match the lines of the files. Planted lines only count as neighbours, and equal texts are not matched."""
     forward = leave_out(search.forward, search.source_twins)
     backward = leave_out(search.backward, search.target_twins)
     return match(forward, backward, search.num_sources, search.num_targets)
 
 
 def leave_out(neighbours: Neighbours, partners: np.ndarray) -> Neighbours:
-    """Return the nearest vectors of each vector among all but its partner: one less than `neighbours`.
+    """Remove the partner of each vector from its neighbours, or the farthest neighbour if the partner is not there.
 
     Args:
-        neighbours: k of each of N vectors; for a vector without partner, the last one is left out.
+        neighbours: the k nearest vectors of each of N vectors.
         partners: (N,) the row of each vector's partner in the other set; -1 for none.
+
+    Returns:
+        k - 1 neighbours of each vector.
     """
     is_partner = neighbours.rows == partners[:, None]  # (N, k)
     partners_last = np.argsort(is_partner, axis=1, kind="stable")

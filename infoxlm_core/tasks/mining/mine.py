@@ -76,20 +76,20 @@ def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) 
 def mine(
     corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path, precision: float, threshold: float | None
 ) -> Mined:
-    """Match the lines of two files.
+    """Match the lines of two files by their vectors, and choose the lowest margin of a translation pair.
 
     Args:
         corpus: the lines.
-        embedder: computes their vectors.
-        model_digest: identifies the files of its model.
+        embedder: computes the vectors of the lines.
+        model_digest: identifies the files of the embedder's model.
         cache: folder of vectors; see `embed_once`.
-        precision: the share of right pairs that a chosen margin must reach.
-        threshold: the lowest margin of a pair; None: it is chosen by the planted pairs.
+        precision: smallest share of right pairs among the mined ones; ignored if a threshold is given.
+        threshold: the lowest margin of a pair; None: the lowest one that reaches the precision on the planted pairs.
 
     Raises:
         InputError: no margin reaches the precision, or no line can be matched.
     """
-    search = _search(corpus, embedder, model_digest, cache)
+    search = _find_neighbours(corpus, embedder, model_digest, cache)
     matches = match_lines(search)
     if not len(matches.margins):
         raise InputError("no line is next to a line of the other file: give files with more lines")
@@ -102,29 +102,26 @@ def mine(
     return Mined(matches, num_pairs, threshold, curves, in_both_files)
 
 
-def _search(corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path) -> Search:
+def _find_neighbours(corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path) -> Search:
     """Embed all lines and planted lines, and find their neighbours."""
 
     def embed(texts: Sequence[str]) -> list[np.ndarray]:
         return [vector_files.embed_once(embedder, model_digest, texts, cache)] if texts else []
 
-    planted_sources = [source for source, _ in corpus.planted]
-    planted_targets = [target for _, target in corpus.planted]
-    forward, backward = find_neighbours(
-        embed(corpus.sources.texts) + embed(planted_sources), embed(corpus.targets.texts) + embed(planted_targets)
-    )
+    source_texts = corpus.sources.texts
+    target_texts = corpus.targets.texts
+    # Lines and planted lines are separate arrays, because the vectors of the lines are used again with other pairs.
+    source_vectors = embed(source_texts) + embed([source for source, _ in corpus.planted])
+    target_vectors = embed(target_texts) + embed([target for _, target in corpus.planted])
+    forward, backward = find_neighbours(source_vectors, target_vectors)
     no_twins = [-1] * len(corpus.planted)
-    return Search(
-        forward,
-        backward,
-        np.array(_find_twins(corpus.sources.texts, corpus.targets.texts) + no_twins),
-        np.array(_find_twins(corpus.targets.texts, corpus.sources.texts) + no_twins),
-        len(corpus.planted),
-    )
+    source_twins = np.array(_find_twins(source_texts, target_texts) + no_twins)
+    target_twins = np.array(_find_twins(target_texts, source_texts) + no_twins)
+    return Search(forward, backward, source_twins, target_twins, len(corpus.planted))
 
 
 def _find_twins(texts: Sequence[str], other_texts: Sequence[str]) -> list[int]:
-    """Return the row of the same text in the other file for each text, or -1."""
+    """Return for each text the row of the same text in the other file, or -1 if the other file lacks it."""
     row_of_text = {text: row for row, text in enumerate(other_texts)}
     return [row_of_text.get(text, -1) for text in texts]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VectorArrays = Sequence[np.ndarray]  # arrays (N_i, d) whose rows are numbered as if they were one array
 MAX_EXACT = 300_000  # vectors of a set that are compared one by one; 20 minutes of a core for two sets of 384 numbers
-MAX_NEIGHBOURS = NEIGHBOURS + 1  # one more than the margin needs, because a planted translation may be left out
+MAX_NEIGHBOURS = NEIGHBOURS + 1  # one more than the margin needs, because an equal text or a translation is left out
 BLOCK = 2048  # vectors of each set that are compared at a time; changes memory and speed, not the result
 TRAINING_VECTORS = 50  # of each cell of an index
 PROBED_CELLS = 128  # cells of an index that a search visits
@@ -90,14 +90,14 @@ class _Nearest:
 
     def add(self, first_row: int, cosines: Tensor, first_candidate: int) -> None:
         """Add the cosines (n, m) of n vectors, the first of which is `first_row`, to m candidates."""
-        is_of_block = slice(first_row, first_row + len(cosines))
+        block = slice(first_row, first_row + len(cosines))
         num_candidates = min(self.cosines.shape[1], cosines.shape[1])
         block_cosines, block_rows = cosines.topk(num_candidates, dim=1)
-        all_cosines = torch.cat([self.cosines[is_of_block], block_cosines], dim=1)
-        all_rows = torch.cat([self.rows[is_of_block], block_rows + first_candidate], dim=1)
+        all_cosines = torch.cat([self.cosines[block], block_cosines], dim=1)
+        all_rows = torch.cat([self.rows[block], block_rows + first_candidate], dim=1)
         nearest_cosines, positions = all_cosines.topk(self.cosines.shape[1], dim=1)
-        self.cosines[is_of_block] = nearest_cosines
-        self.rows[is_of_block] = all_rows.gather(1, positions)
+        self.cosines[block] = nearest_cosines
+        self.rows[block] = all_rows.gather(1, positions)
 
     def get(self) -> Neighbours:
         return Neighbours(self.cosines.numpy(), self.rows.numpy())
@@ -114,7 +114,7 @@ def _search_index(queries: VectorArrays, candidates: VectorArrays) -> Neighbours
             vectors = block.numpy()
             index.nprobe = PROBED_CELLS
             block_cosines, block_rows = index.search(vectors, num_neighbours)
-            is_incomplete = (block_rows < 0).any(axis=1)  # the visited cells have too few vectors
+            is_incomplete = (block_rows < 0).any(axis=1)  # the visited cells have fewer vectors than neighbours
             if is_incomplete.any():
                 index.nprobe = index.nlist  # all cells
                 complete = index.search(vectors[is_incomplete], num_neighbours)

@@ -8,7 +8,7 @@ import logging
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -64,7 +64,9 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
     scores = {}
     counts = {}
     thresholds = {}
+    contents = {}  # plain values that identify the questions
     for language, mining_set in sets.items():
+        contents[language] = mining_set._asdict() | {"gold": sorted(mining_set.gold)}
         matches = _match(mining_set, embedder, output)
         choosing, measured = divide(mining_set, matches)
         thresholds[language] = choose_threshold(choosing)
@@ -77,7 +79,7 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
         scores,
         mean_over(scores),
         counts=counts,
-        test_set=manifests.digest({language: _describe_set(mining_set) for language, mining_set in sets.items()}),
+        test_set=manifests.digest(contents),
         details={
             "thresholds": thresholds,
             "vector": embedder.spec._asdict() | {"prefix": embedder.prefix},
@@ -89,11 +91,10 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
 def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
     """Match all sources of a set with all its targets."""
     output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output) as folder:
-        vectors = []
-        for sentences in (mining_set.sources, mining_set.targets):
-            vectors.append(vector_files.embed_once(embedder, "", sentences.texts, Path(folder)))
-        forward, backward = find_neighbours([vectors[0]], [vectors[1]])
+    with tempfile.TemporaryDirectory(dir=output) as folder:  # of the vectors, which are read from disk
+        source_vectors = vector_files.embed_once(embedder, "", mining_set.sources.texts, Path(folder))
+        target_vectors = vector_files.embed_once(embedder, "", mining_set.targets.texts, Path(folder))
+        forward, backward = find_neighbours([source_vectors], [target_vectors])
     no_source_twins = np.full(len(forward.rows), -1)
     no_target_twins = np.full(len(backward.rows), -1)
     return match_lines(Search(forward, backward, no_source_twins, no_target_twins, num_planted=0))
@@ -122,7 +123,7 @@ def choose_threshold(half: Half) -> float:
 
 
 def score(half: Half, threshold: float) -> dict[str, float]:
-    """Return F1, precision and recall of the matches from a threshold up; the precision of no match is 0."""
+    """Return F1, precision and recall of the matches whose margin reaches the threshold. Without any, all are 0."""
     is_mined = half.margins >= threshold
     num_right = int(half.is_gold[is_mined].sum())
     num_mined = int(is_mined.sum())
@@ -133,11 +134,8 @@ def score(half: Half, threshold: float) -> dict[str, float]:
     }
 
 
-def _describe_set(mining_set: MiningSet) -> dict[str, Any]:
-    return {"sources": mining_set.sources, "targets": mining_set.targets, "gold": sorted(mining_set.gold)}
-
-
 def _write_matches(path: Path, mining_set: MiningSet, matches: Matches) -> None:
+    """Write a row for each match, with ids and texts of its sentences, and whether it is a gold pair."""
     sources, targets, gold = mining_set
     rows = list(zip(matches.sources.tolist(), matches.targets.tolist(), strict=True))
     columns = {

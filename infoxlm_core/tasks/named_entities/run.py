@@ -45,9 +45,7 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path) -> Training:
     """Read and tokenise training and development sets."""
     sets = read_tagged(settings, ("train", "dev"))
     labels = list_labels(settings, sets)
-    languages = list(
-        dict.fromkeys(two_letters(language) for language in settings.train_languages)
-    )  # without duplicates
+    languages = list(dict.fromkeys(map(two_letters, settings.train_languages)))  # without duplicates
     train_sentences: list[Sentence] = []
     language_of_sentence: list[str] = []
     for language in languages:
@@ -117,7 +115,7 @@ def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
 def encode(
     sentences: Sequence[Sentence], directory: Path, max_tokens: int, languages: Sequence[str]
 ) -> tuple[Examples, list[FirstTokens]]:
-    """Tokenise sentences of these languages. Also return the first token of each word.
+    """Tokenise sentences, and find the first token of each word.
 
     Args:
         sentences: N sentences.

@@ -114,7 +114,7 @@ def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
         questions = question_set.questions
         if not questions:
             raise InputError(f"{path}: the file has no questions. Remove the file or copy it again.")
-        ((question_id, count),) = Counter(question.id for question in questions).most_common(1)
+        question_id, count = Counter(question.id for question in questions).most_common(1)[0]
         if count > 1:
             raise InputError(f"{path}: {count} questions have the id {question_id}. Make ids unique.")
         num_without_span = sum(question.span is None for question in questions)
@@ -126,7 +126,9 @@ def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
 
 
 def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[LanguagePair, Path]:
-    """Map each language to its file, by file names alone. With `mixed`, also map each pair of different languages.
+    """Map the languages of paragraphs and questions to their file, without opening it.
+
+    Files of two different languages are left out unless `mixed` is true.
 
     Raises:
         InputError: two files have the same languages, or no file has the expected ones.
@@ -139,9 +141,10 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
             raise InputError(f"{sets[pair]} and {path} are both {pair_name}. Give one {split} file per language.")
         if mixed or pair[0] == pair[1]:
             sets[pair] = path
-    if not any(context == question for context, question in sets):
+    num_in_one_language = sum(context == question for context, question in sets)
+    if not num_in_one_language:
         raise InputError(f"{', '.join(paths)}: no file has questions in the language of its paragraphs ({split}).")
-    if mixed and all(context == question for context, question in sets):
+    if mixed and num_in_one_language == len(sets):
         raise InputError(f"{', '.join(paths)}: no file has two languages. Set mixed to false ({split}).")
     return sets
 

@@ -74,14 +74,13 @@ def read_training(config: AnsweringConfig, encoder: Path) -> Training:
 
 def list_training_languages(config: AnsweringConfig) -> list[str]:
     """Return the languages of the training text, from the names of its files. English is first if it is among them."""
-    languages: list[str] = []
+    languages: dict[str, None] = {}  # an ordered set
     for path in map(Path, config.train):
         training_files = files.list_files([str(path)], "train") if path.is_dir() else [path]
         for file in training_files:
             paragraph_language, _ = files.parse_languages(file)
-            languages.append(paragraph_language)
-    distinct = list(dict.fromkeys(languages))
-    return sorted(distinct, key=lambda language: language != "en")  # a stable sort, which moves only English
+            languages[paragraph_language] = None
+    return sorted(languages, key=lambda language: language != "en")  # a stable sort, which moves only English
 
 
 def _load_tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer, int]:
@@ -139,7 +138,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     sets = _read_test(config, source)
     paragraph_languages = [question_set.languages[0] for question_set in sets.values()]
     for language in paragraph_languages:
-        choose_normaliser(config.normaliser, language)  # raises an error before hours of inference
+        choose_normaliser(config.normaliser, language)  # a language without normaliser is refused before inference
     predictions: dict[LanguagePair, dict[str, str]] = {}
     for directory, reader, languages in load_chosen(tuned, HEAD, paragraph_languages):
         tokenizer, window_length = _load_tokenizer(config, directory)
@@ -151,12 +150,12 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     _write_predictions(output / "predictions", predictions)
 
     scores_by_pair = {}
+    scores_by_language = {}
     for pair, question_set in sets.items():
         scores_by_pair[pair] = _score(config, question_set, predictions[pair])
-    scores_by_language = {}
-    for (paragraph_language, question_language), scores in scores_by_pair.items():
+        paragraph_language, question_language = pair
         if paragraph_language == question_language:
-            scores_by_language[paragraph_language] = scores
+            scores_by_language[paragraph_language] = scores_by_pair[pair]
     return Scores.from_languages(
         "question_answering",
         scores_by_language,

@@ -81,35 +81,27 @@ def make_windows(
         )
     encoded = tokenizer(list(questions), add_special_tokens=False, truncation=True, max_length=question_tokens)
     tokens = tokenise(tokenizer, paragraphs)
-    rows = []
+    rows = []  # of each window the fields question_of, offsets, first_tokens and token_counts
     examples = []
     for question, (question_ids, paragraph) in enumerate(zip(encoded["input_ids"], paragraph_of, strict=True)):
         typed_question = _add_type(question_ids, template.question_type)
         before = np.hstack([template.prefix, typed_question, template.middle])  # (2, n) ids and types
         offset = before.shape[1]
         room = max_tokens - offset - template.suffix.shape[1]
-        begin, end = tokens.bounds[paragraph : paragraph + 2].tolist()
-        if begin == end:
+        paragraph_start, paragraph_end = tokens.bounds[paragraph : paragraph + 2].tolist()
+        if paragraph_start == paragraph_end:
             raise InputError(f"question {questions[question]!r:.80}: its paragraph has no tokens. Remove the question.")
         # No window starts within the last `stride` tokens, because the previous window contains them.
-        last_start = max(begin + 1, end - stride)
-        for start in range(begin, last_start, room - stride):
-            token_count = min(room, end - start)
+        last_start = max(paragraph_start + 1, paragraph_end - stride)
+        for start in range(paragraph_start, last_start, room - stride):
+            token_count = min(room, paragraph_end - start)
             rows.append((question, offset, start, token_count))
             typed_paragraph = _add_type(tokens.ids[start : start + token_count], template.paragraph_type)
             examples.append(np.hstack([before, typed_paragraph, template.suffix]))
-    question_of, offsets, first_tokens, token_counts = np.array(rows, np.int64).T
     ids, types = np.hstack(examples)
     lengths = np.array([example.shape[1] for example in examples])
-    return Windows(
-        Examples(ids, types, lengths),
-        question_of,
-        offsets,
-        first_tokens,
-        token_counts,
-        np.asarray(paragraph_of, np.int64),
-        tokens,
-    )
+    columns = np.array(rows, np.int64).T  # (4, N)
+    return Windows(Examples(ids, types, lengths), *columns, np.asarray(paragraph_of, np.int64), tokens)
 
 
 class _PairTemplate(NamedTuple):
@@ -162,26 +154,34 @@ def tokenise(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Paragraphs:
 
 
 def _trim_spaces(text: str, characters: np.ndarray) -> np.ndarray:
-    """Move the (n, 2) edges of tokens inwards past spaces: SentencePiece's tokens may begin with the space before."""
+    """Move the start and end characters of n tokens, (n, 2), inwards past spaces.
+
+    SentencePiece's tokens may begin with the space before a word.
+    """
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), _SPACES)
     positions = np.arange(len(text) + 1)
     # For every position, the next character that is not a space: a minimum that runs from the end of the text.
-    candidates = np.where(np.append(is_space, False), len(text), positions)
-    next_word = np.minimum.accumulate(candidates[::-1])[::-1]
+    word_positions = np.where(np.append(is_space, False), len(text), positions)
+    next_word = np.minimum.accumulate(word_positions[::-1])[::-1]
     # For every position, the end of the last character before it that is not a space.
-    candidates = np.where(np.insert(is_space, 0, True), 0, positions)
-    previous_word_end = np.maximum.accumulate(candidates)
+    word_ends = np.where(np.insert(is_space, 0, True), 0, positions)
+    previous_word_end = np.maximum.accumulate(word_ends)
     trimmed_starts = np.minimum(next_word[characters[:, 0]], characters[:, 1])
     trimmed_ends = np.maximum(previous_word_end[characters[:, 1]], trimmed_starts)
     return np.stack([trimmed_starts, trimmed_ends], axis=1)
 
 
 def _extend_over_marks(text: str, characters: np.ndarray) -> np.ndarray:
-    """Extend tokens over the vowel signs and accents after them that a tokenizer dropped, as uncased BERT's does."""
+    """Extend the characters (n, 2) of tokens over vowel signs and accents that the tokenizer dropped after them.
+
+    The tokenizer of uncased BERT drops them.
+    """
     next_starts = np.append(characters[1:, 0], len(text))
     for token in np.flatnonzero(characters[:, 1] < next_starts):
-        while characters[token, 1] < next_starts[token] and category(text[characters[token, 1]]).startswith("M"):
-            characters[token, 1] += 1
+        end = characters[token, 1]
+        while end < next_starts[token] and category(text[end]).startswith("M"):  # a mark, in Unicode's categories
+            end += 1
+        characters[token, 1] = end
     return characters
 
 
@@ -198,11 +198,13 @@ def find_targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarr
     paragraphs = windows.paragraphs
     answer_tokens = np.empty((len(spans), 2), np.int64)
     for question, (paragraph, (start, end)) in enumerate(zip(windows.paragraph_of, spans, strict=True)):
-        begin, stop = paragraphs.bounds[paragraph : paragraph + 2]
+        first_token, end_token = paragraphs.bounds[paragraph : paragraph + 2]
+        token_starts = paragraphs.starts[first_token:end_token]
+        token_ends = paragraphs.ends[first_token:end_token]
         # All tokens that have a character of the answer. Binary search is possible, because starts and ends never
         # decrease within a paragraph.
-        answer_tokens[question, 0] = begin + np.searchsorted(paragraphs.ends[begin:stop], start, side="right")
-        answer_tokens[question, 1] = begin + np.searchsorted(paragraphs.starts[begin:stop], end, side="left") - 1
+        answer_tokens[question, 0] = first_token + np.searchsorted(token_ends, start, side="right")
+        answer_tokens[question, 1] = first_token + np.searchsorted(token_starts, end, side="left") - 1
     first, last = answer_tokens[windows.question_of].T  # (N,) each
     window_ends = windows.first_tokens + windows.token_counts
     is_inside = (first <= last) & (windows.first_tokens <= first) & (last < window_ends)

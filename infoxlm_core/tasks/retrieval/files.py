@@ -62,9 +62,8 @@ def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all
     readers = _find_pairs(files, pivot) or _find_single_files(files, pivot, folder)
     if not readers:
         raise InputError(f"{folder} has no aligned files of {pivot} and another language. Give {_LAYOUTS}.")
-    # Only the files of the requested languages are read.
     selected_codes = languages.choose(readers, requested, str(folder))
-    return {code: readers[code]() for code in selected_codes}
+    return {code: readers[code]() for code in selected_codes}  # only these files are read
 
 
 def list_test_files(data: Path) -> list[Path]:
@@ -101,7 +100,9 @@ def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], Ali
         elif match["side"] in (pivot_code, language):
             pivot_path = path.with_name(f"{match['pair']}.{pivot_code}")
             translation_path = path.with_name(f"{match['pair']}.{language}")
-            _check_both_exist(path, pivot_path, translation_path)
+            for expected_path in (pivot_path, translation_path):
+                if not expected_path.is_file():
+                    raise InputError(f"{path}: {expected_path.name} is missing beside it. Give both files.")
             if path == pivot_path:  # the pair is added once, with the file of its translations
                 continue
             has_xtreme_name = match["pair"] == f"{language}-{pivot_code}"  # XTREME's names have the pivot last
@@ -111,12 +112,6 @@ def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], Ali
         _add_path(paths, language, path)
         readers[language] = reader
     return readers
-
-
-def _check_both_exist(path: Path, pivot_path: Path, translation_path: Path) -> None:
-    for expected_path in (pivot_path, translation_path):
-        if not expected_path.is_file():
-            raise InputError(f"{path}: {expected_path.name} is missing beside it. Give both files.")
 
 
 def _add_path(paths: dict[str, Path], code: str, path: Path) -> None:
@@ -216,8 +211,7 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
         pivot, _, language = path.parent.name.partition("-")
         pivots.add(pivot)
         pairs.setdefault(language, []).extend(_read_pairs(path))
-    empty_languages = [language for language, rows in pairs.items() if not rows]
-    for language in empty_languages:
+    for language in [language for language, rows in pairs.items() if not rows]:
         logger.warning("no held-out pairs of %s: it is not evaluated", language)
         del pairs[language]
     if not pairs:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
-from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.config import AlignedSetConfig, EvaluationConfig
@@ -17,12 +16,10 @@ from infoxlm_core.tasks import unreserved
 from infoxlm_core.tasks.embedding import Embedder, load_embedder
 from infoxlm_core.tasks.questions import Questions, digest_question
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, list_test_files, read_aligned
-from infoxlm_core.tasks.retrieval.nearest import find_both, mark_hits
+from infoxlm_core.tasks.retrieval.nearest import Hits, find_both, mark_hits
 from infoxlm_core.tasks.retrieval.run import score_directions
 from infoxlm_core.tasks.scores import Scores, mean_over
 from infoxlm_core.tasks.task import Task
-
-Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether each question was answered correctly
 
 
 class Guard(Task[EvaluationConfig]):
@@ -77,9 +74,11 @@ def measure(guard: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores:
 def retrieve(sets: Mapping[str, AlignedSentences], embed: Embedder) -> dict[str, Hits]:
     """Search for the translations of all sentences, and return the hits by language."""
     # Most sets have the same pivot sentences in all languages, so each is embedded once.
-    pivot_sentences = list(dict.fromkeys(source for sources, _ in sets.values() for source in sources))
-    row_of_sentence = {sentence: row for row, sentence in enumerate(pivot_sentences)}
-    pivot_vectors = embed(pivot_sentences)  # (sentences, d)
+    row_of_sentence: dict[str, int] = {}
+    for sources, _ in sets.values():
+        for source in sources:
+            row_of_sentence.setdefault(source, len(row_of_sentence))
+    pivot_vectors = embed(list(row_of_sentence))  # (sentences, d)
     hits: dict[str, Hits] = {}
     for language, (sources, targets) in sets.items():
         source_vectors = pivot_vectors[[row_of_sentence[source] for source in sources]]

@@ -16,6 +16,7 @@ from infoxlm_core.tasks.embedding import POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.questions import Questions, digest_question
 from infoxlm_core.tasks.retrieval import sentence_map
 from infoxlm_core.tasks.retrieval.nearest import (
+    Hits,
     NearestRows,
     VectorsBySpec,
     accuracy,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from infoxlm_core.model.huggingface.any_encoder import Model
 
 logger = logging.getLogger(__name__)
-Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether each question was answered correctly
 
 
 class VectorScores(NamedTuple):
@@ -43,13 +43,17 @@ class VectorScores(NamedTuple):
         """The mean over languages and both directions."""
         return self.mean["mean"]
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the means, and the scores by language, for scores.json."""
+        return {**self.mean, "languages": self.languages}
+
 
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
     """Retrieve with the vectors of every layer. Report the scores of the vector that `infoxlm embed` computes.
 
-    `details` also has the scores of the vector that is best on these pairs, the mean at every layer, a map of the
-    served vectors, and their scores without their language's centre, which is the mean of training sentences (Libovický
-    et al. 2020).
+    `details` also has the scores of the vector that is best on these pairs, the mean at every layer, and a map of the
+    served vectors. With training text, it has the scores of centred vectors too: the served ones minus the mean vector
+    of training sentences in their language (Libovický et al. 2020).
     """
     model, tokenizer = load_encoder(directory)
     num_layers = model.config.num_hidden_layers + 1
@@ -71,21 +75,21 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     best = max(specs, key=lambda spec: results[spec].accuracy)  # the first of equals
     logger.info("%s: retrieval %.4f (%s, layer %d)", directory, results[served].accuracy, *served)
 
-    accuracy_by_layer = {}
+    by_layer = {}
     for pooling in POOLINGS:
-        accuracy_by_layer[pooling] = [results[VectorSpec(pooling, layer)].accuracy for layer in range(num_layers)]
+        by_layer[pooling] = [results[VectorSpec(pooling, layer)].accuracy for layer in range(num_layers)]
     details = {
         "served": served._asdict(),
-        "best": {**best._asdict(), **results[best].mean, "languages": results[best].languages},
+        "best": best._asdict() | results[best].to_dict(),
         "chance": fmean(1 / len(pairs) for pairs in questions.pairs.values()),
-        "by_layer": accuracy_by_layer,
+        "by_layer": by_layer,
         "encoder": describe(model),
         "map": sentence_map.project(mapped_vectors),
     }
-    nearest_by_place = {"served": results[served].nearest, "best": results[best].nearest}
+    nearest_by_vector = {"served": results[served].nearest, "best": results[best].nearest}
     if centred in results:
-        details["centred"] = {**results[centred].mean, "languages": results[centred].languages}
-        nearest_by_place["centred"] = results[centred].nearest
+        details["centred"] = results[centred].to_dict()
+        nearest_by_vector["centred"] = results[centred].nearest
     return Scores(
         "retrieval",
         results[served].languages,
@@ -93,7 +97,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         counts={language: len(pairs) for language, pairs in questions.pairs.items()},
         test_set=questions.digest,
         details=details,
-        outcomes=tabulate(questions, nearest_by_place),
+        outcomes=tabulate(questions, nearest_by_vector),
     )
 
 
@@ -122,9 +126,11 @@ def _embed(
         return embed(model, tokenizer, prefixed, specs, config.batch_size, config.max_tokens, language=language)
 
     # Most pivot sentences are questions in several languages, so each is embedded once.
-    pivot_sentences = list(dict.fromkeys(source for pairs in questions.pairs.values() for source, _ in pairs))
-    row_of_sentence = {sentence: row for row, sentence in enumerate(pivot_sentences)}
-    pivot_vectors = embed_texts(pivot_sentences, questions.pivot)
+    row_of_sentence: dict[str, int] = {}
+    for pairs in questions.pairs.values():
+        for source, _ in pairs:
+            row_of_sentence.setdefault(source, len(row_of_sentence))
+    pivot_vectors = embed_texts(list(row_of_sentence), questions.pivot)
     for language, pairs in questions.pairs.items():
         source_rows = [row_of_sentence[source] for source, _ in pairs]
         source_vectors = {spec: vectors[source_rows] for spec, vectors in pivot_vectors.items()}
@@ -179,24 +185,23 @@ def score(hits: Hits, subset: Tensor) -> dict[str, Any]:
     return scores
 
 
-def tabulate(questions: Questions, nearest_by_place: Mapping[str, Mapping[str, NearestRows]]) -> pd.DataFrame:
+def tabulate(questions: Questions, nearest_by_vector: Mapping[str, Mapping[str, NearestRows]]) -> pd.DataFrame:
     """Return a row for each question, direction and reported vector. `results/evidence.py` reads the table.
 
     Column `nearest` has the row of the sentence that was retrieved. It is not stored.
 
     Args:
         questions: the questions of the evaluation.
-        nearest_by_place: name of the vector (`served`, `best`, `centred`; column `place`) -> language -> direction ->
-            (N,) rows.
+        nearest_by_vector: name of the vector (`served`, `best` or `centred`) -> language -> the retrieved rows.
     """
     tables = []
-    for place, nearest_by_language in nearest_by_place.items():
+    for vector_name, nearest_by_language in nearest_by_vector.items():
         for language, nearest in nearest_by_language.items():
             question_ids = [digest_question(source) for source, _ in questions.pairs[language]]
             for direction, is_hit in mark_hits(nearest).items():
                 columns: dict[str, Any] = {
                     "task": "retrieval",
-                    "place": place,
+                    "place": vector_name,
                     "language": language,
                     "direction": direction,
                     "question": question_ids,

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 VectorsBySpec = Mapping[VectorSpec, Tensor]  # (N, d) vectors of the same N sentences
 Values = TypeVar("Values", Tensor, np.ndarray)
 NearestRows = dict[str, Tensor]  # direction -> (N,) the row of the most similar candidate of each query
+Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether each question was answered correctly
 
 CHUNK = 1024  # queries that are compared at a time; changes memory, not the result
 MATRIX_ROWS = 4096  # up to this many sentences per language, one matrix of cosines serves both directions
@@ -117,7 +118,7 @@ def find_nearest_by_language(
 
 
 def mark_hits(nearest: NearestRows) -> dict[str, Tensor]:
-    """Return by direction, (N,) bool, for which rows the translation was found."""
+    """Return for each direction which translations were found: those in the row of their query, (N,) bool."""
     return {direction: rows == torch.arange(len(rows)) for direction, rows in nearest.items()}
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
@@ -55,30 +56,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     # A vector such as mean@best stands for several candidates, of which the best is chosen by its score.
     candidates = {vector: parse_vector(vector, model, encoder) for vector in config.vectors}
     specs = _list_specs(candidates, sets, model, encoder)
-    projection = None
-    if any(spec.pooling == "contrast" for spec in specs):
-        projection = load_projection(encoder, model)
-
-    prefix = served_prefix(model) if config.prefix is None else config.prefix
-    num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
-    with progress("retrieval", num_sentences, "sentences") as advance:
-
-        def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
-            prefixed = [prefix + text for text in texts]
-            return embed(
-                model,
-                tokenizer,
-                prefixed,
-                specs,
-                config.batch_size,
-                config.max_tokens,
-                projection,
-                advance,
-                language,
-            )
-
-        nearest = find_nearest_by_language(_embed(sets, config.pivot, embed_texts, advance), config.margin)
-
+    nearest = _retrieve(config, sets, specs, model, tokenizer, encoder)
     scores: dict[VectorSpec, dict[str, dict[str, float]]] = {}
     for spec in specs:
         scores[spec] = {language: score_directions(mark_hits(nearest[language][spec])) for language in sets}
@@ -119,7 +97,7 @@ def _list_specs(
 
 
 def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]:
-    """Return the vector that `served` or `POOLING@LAYER` names, or for `best` those of all layers, lowest first.
+    """Return the vector that `served` or `POOLING@LAYER` names; for `POOLING@best`, those of all layers.
 
     Raises:
         InputError: the model does not have the layer, or was not contrasted.
@@ -146,6 +124,30 @@ def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]
     if layer not in layers:
         raise InputError(f"{encoder} has no vector {vector}. Give a layer from {layers[0]} to {layers[-1]}.")
     return [VectorSpec(pooling, layer)]
+
+
+def _retrieve(
+    config: RetrievalConfig,
+    sets: Mapping[str, AlignedSentences],
+    specs: Sequence[VectorSpec],
+    model: "Model",
+    tokenizer: Tokenizer,
+    encoder: Path,
+) -> dict[str, dict[VectorSpec, NearestRows]]:
+    """Embed all sentences, and find the nearest ones by language and vector, with a progress bar."""
+    projection = None
+    if any(spec.pooling == "contrast" for spec in specs):
+        projection = load_projection(encoder, model)
+    prefix = served_prefix(model) if config.prefix is None else config.prefix
+    num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
+    with progress("retrieval", num_sentences, "sentences") as advance:
+
+        def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
+            prefixed = [prefix + text for text in texts]
+            limits = (config.batch_size, config.max_tokens)
+            return embed(model, tokenizer, prefixed, specs, *limits, projection, advance, language)
+
+        return find_nearest_by_language(_embed(sets, config.pivot, embed_texts, advance), config.margin)
 
 
 def _embed(
@@ -189,16 +191,8 @@ def trace_layers(means: Mapping[VectorSpec, Mapping[str, float]], last_layer: in
 
 def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapping[str, NearestRows]) -> None:
     """Write a row for each sentence whose translation was not found."""
-    schema = pa.schema(
-        {
-            "language": "string",
-            "direction": "string",
-            "line": "int64",
-            "sentence": "string",
-            "right": "string",
-            "found": "string",
-        }.items()
-    )
+    types = {"language": "string", "direction": "string", "line": "int64"}
+    types |= {"sentence": "string", "right": "string", "found": "string"}
     rows = []
     for language, (sources, targets) in sets.items():
         for direction, queries, candidates in (("to_pivot", targets, sources), ("from_pivot", sources, targets)):
@@ -215,4 +209,5 @@ def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapp
                 }
                 rows.append(row)
     path.parent.mkdir(parents=True, exist_ok=True)
+    schema = pa.schema(types.items())  # given, because there may be no rows
     pq.write_table(pa.Table.from_pylist(rows, schema), path)

@@ -48,14 +48,16 @@ def project(vectors_by_language: Mapping[str, Tensor]) -> dict[str, list[list[fl
         Language -> the x and the y coordinates of its first sentences, rounded to three digits.
     """
     limit = MAX_SENTENCES // len(vectors_by_language)
-    first_vectors = [vectors[:limit] for vectors in vectors_by_language.values()]
-    mean = torch.cat(first_vectors).mean(dim=0)
-    _, _, directions = torch.linalg.svd(torch.cat(first_vectors) - mean, full_matrices=False)
+    first_vectors = {language: vectors[:limit] for language, vectors in vectors_by_language.items()}
+    all_vectors = torch.cat(list(first_vectors.values()))
+    mean = all_vectors.mean(dim=0)
+    _, _, directions = torch.linalg.svd(all_vectors - mean, full_matrices=False)
     axes = directions[:2]  # (2, d)
     largest = axes.abs().argmax(dim=1, keepdim=True)
-    axes = axes * axes.gather(1, largest).sign()
-    coordinates = {}
-    for language, vectors in zip(vectors_by_language, first_vectors, strict=True):
-        points = axes @ (vectors - mean).T  # (2, N)
-        coordinates[language] = [[round(value, 3) for value in row] for row in points.tolist()]
+    axes = axes * axes.gather(1, largest).sign()  # the sign of a singular vector is arbitrary
+    coordinates: dict[str, list[list[float]]] = {}
+    for language, vectors in first_vectors.items():
+        coordinates[language] = []
+        for axis_coordinates in (axes @ (vectors - mean).T).tolist():  # of (2, N)
+            coordinates[language].append([round(value, 3) for value in axis_coordinates])
     return coordinates

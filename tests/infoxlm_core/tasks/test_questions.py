@@ -3,7 +3,7 @@
 import torch
 
 from infoxlm_core.config import EvaluationConfig
-from infoxlm_core.tasks.questions import Questions, draw_pairs, draw_sentences, shares_no_token
+from infoxlm_core.tasks.questions import Questions, draw_pairs, draw_sentences, mark_unshared
 from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
 from tests.toys.models import save_tokenizer
 
@@ -37,7 +37,7 @@ def test_punctuation_and_bare_spaces_are_no_common_token_but_words_numbers_and_p
         ("save", "save ."),
     ]
 
-    assert shares_no_token(tokenizer, pairs, 32).tolist() == [True, True, False, False, False]
+    assert mark_unshared(tokenizer, pairs, 32).tolist() == [True, True, False, False, False]
 
 
 def test_a_language_with_few_pairs_without_a_common_token_has_no_score_of_them():
