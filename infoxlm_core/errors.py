@@ -23,7 +23,10 @@ class InfoXLMError(Exception):
 
 
 def from_name(name: str, message: str) -> InfoXLMError:
-    """Return the error that another process reported, or the base class if the name is unknown."""
+    """Create an error from the class name and the message that another process reported.
+
+    If this module has no error class of this name, the error is an `InfoXLMError`.
+    """
     error_class = globals().get(name)
     if isinstance(error_class, type) and issubclass(error_class, InfoXLMError):
         return error_class(message)

@@ -121,7 +121,13 @@ def _compare_answers(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any
 
 
 def find_examples(questions: "Questions", start: pd.DataFrame, encoder: pd.DataFrame) -> Examples:
-    """Return questions to show, spread over all languages; the tables are those of `held_out.tabulate`."""
+    """Return questions that a page shows, spread over all languages.
+
+    Args:
+        questions: the held-out questions.
+        start: the answers of the model before its training, as `held_out.tabulate` returns them.
+        encoder: the answers of the trained model.
+    """
     before = start[start["place"] == "served"].reset_index()
     after = encoder[encoder["place"] == "served"].reset_index()
     answers = after[["language", "direction"]].assign(
@@ -133,10 +139,10 @@ def find_examples(questions: "Questions", start: pd.DataFrame, encoder: pd.DataF
     )
     is_broken = answers["right_before"] & ~answers["right_after"]
     is_fixed = answers["right_after"] & ~answers["right_before"]
-    # Languages have mostly the same questions, so each language shows others.
+    # Most questions are the same in all languages, so each of L languages shows every L-th row, from its own number on.
     language_number = answers["language"].map({code: number for number, code in enumerate(questions.pairs)})
-    is_turn = answers["row"] % len(questions.pairs) == language_number
-    is_neighbour = is_turn & (answers["direction"] == "from_pivot")
+    is_shown_row = answers["row"] % len(questions.pairs) == language_number
+    is_neighbour = is_shown_row & (answers["direction"] == "from_pivot")
     return Examples(
         broken=_draw_examples(questions, answers[is_broken], MAX_EXAMPLES),
         fixed=_draw_examples(questions, answers[is_fixed], MAX_EXAMPLES),
@@ -150,10 +156,11 @@ def _draw_examples(questions: "Questions", answers: pd.DataFrame, limit: int) ->
     spread_answers = answers.assign(turn=turn).sort_values("turn", kind="stable").head(limit)
     examples = []
     for answer in spread_answers.itertuples():
-        sources, targets = zip(*questions.pairs[answer.language], strict=True)
-        queries, candidates, direction = sources, targets, f"{questions.pivot} → {answer.language}"
+        queries, candidates = zip(*questions.pairs[answer.language], strict=True)
+        direction = f"{questions.pivot} → {answer.language}"
         if answer.direction == "to_pivot":
-            queries, candidates, direction = targets, sources, f"{answer.language} → {questions.pivot}"
+            queries, candidates = candidates, queries
+            direction = f"{answer.language} → {questions.pivot}"
         example = Example(
             direction, queries[answer.row], candidates[answer.row], candidates[answer.before], candidates[answer.after]
         )
@@ -208,18 +215,19 @@ def lay_out_merge(merge: Mapping[str, Any]) -> Section:
         Column("lower end of the guard's gain, points", _in_points),
     )
     lines = []
-    for point in merge["curve"]:
-        cells = (point["held_out"], point["guard"], point["guard_lower"])
-        name = f"{point['weight']:g}" if point["weight"] else "0 (start)"
-        lines.append(Line(name, cells, under_test=point["weight"] == merge["weight"]))
-    text = (
-        f"This encoder is start + {merge['weight']:g} × (trained encoder - start). It has the largest weight at which "
-        f"the paired {INTERVAL} of the guard's gain lies above {_in_points(-merge['largest_loss'], 0)} points. The "
-        "weight was chosen on the guard, so the guard's score is slightly too high."
-    )
+    for scores in merge["curve"]:
+        cells = (scores["held_out"], scores["guard"], scores["guard_lower"])
+        name = f"{scores['weight']:g}" if scores["weight"] else "0 (start)"
+        lines.append(Line(name, cells, under_test=scores["weight"] == merge["weight"]))
+    text = f"This encoder is start + {merge['weight']:g} × (trained encoder - start)."
     problems = []
-    if not merge["passed"]:
-        text = f"This encoder is start + {merge['weight']:g} × (trained encoder - start)."
+    if merge["passed"]:
+        text += (
+            f" It has the largest weight at which the paired {INTERVAL} of the guard's gain lies above "
+            f"{_in_points(-merge['largest_loss'], 0)} points. The weight was chosen on the guard, so the guard's score "
+            "is slightly too high."
+        )
+    else:
         problems.append("No weight keeps what the start knew: the smallest weight was taken.")
     title = f"Accuracies by weight; the weight of this encoder is {merge['weight']:g}"
     table = PageTable("merge", title, columns, tuple(lines), head="weight")
@@ -236,6 +244,7 @@ def _describe_hours(hours: Mapping[str, float]) -> dict[str, str]:
 
 
 def _tabulate_changes(name: str, title: str, model: str, rows: Iterable[Mapping[str, Any]]) -> PageTable:
+    """Tabulate accuracies, gains and counts of answers, a row for each group of languages."""
     columns = (
         Column("start, %", _in_percent),
         Column(f"{model}, %", _in_percent),

@@ -274,9 +274,9 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
 def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
     """Draw the accuracies of held-out pairs and guard by weight of a merge. A line marks the chosen weight."""
     figure, (axes,) = _start(5.6, 3.4, ["Accuracy by weight of the merge"])
-    weights = [point["weight"] for point in curve]
+    weights = [scores["weight"] for scores in curve]
     for name, label, colour in (("held_out", "held-out pairs", MODEL), ("guard", "guard", REFERENCE)):
-        axes.plot(weights, [point[name] for point in curve], "-o", color=colour, markersize=4, label=label)
+        axes.plot(weights, [scores[name] for scores in curve], "-o", color=colour, markersize=4, label=label)
     axes.axvline(weight, color=_COLOURS[2], linestyle=":", label="chosen")
     axes.set_xlabel("weight (0: start, 1: trained encoder)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
@@ -287,9 +287,8 @@ def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
 def draw_map(maps: Mapping[str, SentenceMap]) -> Figure:
     """Draw the sentences of each model as dots in the colours of their languages; lines join translations."""
     figure, axes = _start(4.5 * len(maps), 4.6, list(maps), share_y=False)
-    shades = [
-        matplotlib.colormaps["tab20"](number) for number in range(20)
-    ]  # each colour is followed by a light form of it
+    tab20 = matplotlib.colormaps["tab20"]
+    shades = [tab20(number) for number in range(20)]  # each colour is followed by a lighter shade of it
     colours = [*shades[::2], *shades[1::2]]
     for panel, coordinates in zip(axes, maps.values(), strict=True):
         for (language, (x, y)), colour in zip(coordinates.items(), colours, strict=False):

@@ -66,9 +66,9 @@ def write_page(
     name: str,
     summary: Summary,
     lead: str,
-    added: Sequence[Section],
+    last_sections: Sequence[Section],
     drawings: Mapping[str, figures.Draw],
-    first: Sequence[Section] = (),
+    first_sections: Sequence[Section] = (),
 ) -> None:
     """Write NAME.html, NAME.md, figures/ and tables/ into a directory.
 
@@ -77,12 +77,12 @@ def write_page(
         name: the page's file name without suffix.
         summary: the results of the sweep.
         lead: the first paragraph.
-        added: sections after those of the summary.
-        drawings: name -> function that draws a figure of an added section.
-        first: sections between the headlines and the tasks.
+        last_sections: sections after those of the summary.
+        drawings: name -> function that draws a figure of the first or the last sections.
+        first_sections: sections between the headlines and the tasks.
     """
     headlines, *tasks = lay_out(summary)
-    sections = [headlines, *first, *tasks, *added]
+    sections = [headlines, *first_sections, *tasks, *last_sections]
     rendered = figures.render(figures.list_drawings(summary) | dict(drawings))
     context = {"summary": summary, "name": name, "lead": lead, "sections": sections}
     inline_images = {figure: _inline(images["svg"]) for figure, images in rendered.items()}
@@ -105,7 +105,7 @@ def to_markdown(summary: Summary) -> str:
 
 
 def lay_out(summary: Summary) -> list[Section]:
-    """Return the sections of a sweep."""
+    """Return the sections of a sweep, the headlines first."""
     tables_of_tasks = task_tables.tabulate(summary)
     sections = [_show_headlines(summary)]
     differences = task_tables.tabulate_differences(summary)
@@ -254,7 +254,7 @@ def render(template: str, **context: Any) -> str:
 
 
 def list_first(names: Sequence[str]) -> str:
-    """Return the first `MAX_NAMES` names of a list, and how many more there are."""
+    """Return the first `MAX_NAMES` names of a list as text, and how many more there are."""
     text = ", ".join(names[:MAX_NAMES])
     if len(names) > MAX_NAMES:
         text += f" and {len(names) - MAX_NAMES} more"

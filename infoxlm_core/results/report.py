@@ -21,14 +21,14 @@ from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
 from infoxlm_core.tasks.task import Fact
 
 
-def write(output: Path, scores: Mapping[str, Any], summary: Summary, first: Sequence[Section] = ()) -> None:
+def write(output: Path, scores: Mapping[str, Any], summary: Summary, first_sections: Sequence[Section] = ()) -> None:
     """Write scores.json, report.html, report.md, model_card.md, figures/ and tables/ of an evaluation.
 
     Args:
         output: the directory.
         scores: the content of scores.json.
         summary: the statistics of these scores.
-        first: sections after the headlines.
+        first_sections: sections after the headlines.
     """
     model = scores["models"][scores["model"]]
     corpus = count_lines(scores["corpus"])
@@ -45,11 +45,13 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary, first: Sequ
     }
     merge = model.get("merge")
     if merge:
-        first = [*first, before_after.lay_out_merge(merge)]
+        first_sections = [*first_sections, before_after.lay_out_merge(merge)]
         drawings["merge"] = partial(figures.draw_merge, merge["curve"], merge["weight"])
-    page.write_page(output, "report", summary, _write_lead(scores), sections, drawings, first)
-    # The card is published with the model, so it has no sentences of the test.
-    changes = [table for section in first for table in section.tables if not table.has_sentences]
+    page.write_page(output, "report", summary, _write_lead(scores), sections, drawings, first_sections)
+    changes = []
+    for section in first_sections:
+        # The card is published with the model, so it has no sentences of the test.
+        changes += [table for table in section.tables if not table.has_sentences]
     card = page.render("model_card.md", scores=scores, corpus=corpus, changes=changes)
     page.write_files(output, {"model_card.md": card, "scores.json": page.to_json(scores)})
 

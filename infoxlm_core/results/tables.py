@@ -15,6 +15,9 @@ SENTENCE = "sentence"
 """Role of a column with sentences of a corpus, which may contain any character."""
 
 
+# Formats of a `Column`. The second argument is the mean of the cell, which only some formats need, for the decimals.
+
+
 def percent(share: float | None, _: float = 0.0) -> str:
     """Format a share as percent, without the percent sign."""
     return "–" if share is None else f"{100 * share:.1f}"
@@ -37,10 +40,10 @@ def short(number: float, _: float = 0.0) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and the format of its figures. `show` gets a value, and the one that decides the decimals."""
+    """A heading and the format of its figures."""
 
     name: str
-    show: Callable[[float, float], str] = percent
+    show: Callable[[float, float], str] = percent  # gets a mean or its deviation, and the mean
     role: str = ""  # CSS class: `sum` for the mean before all languages, `soft` for grey, `text` for words, SENTENCE
     intervals: bool = False  # show the confidence interval of a figure
 
@@ -84,7 +87,10 @@ class PageTable:
 
 
 def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
-    """Return a cell and its deviation over seeds as text: (`76.2`, ` ± 0.3`)."""
+    """Return the mean and the deviation over seeds of a cell as text: (`76.2`, ` ± 0.3`).
+
+    If the cell has fewer seeds than the `seeds` of its row, the deviation ends with their number.
+    """
     if isinstance(cell, str):
         return cell, ""
     statistic = cell if isinstance(cell, Statistic) else exact(cell)  # counts are integers

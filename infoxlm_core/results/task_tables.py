@@ -99,8 +99,8 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
 def tabulate_question_differences(summary: Summary) -> PageTable | None:
     """Tabulate the differences of an ablation's variants to the first one over the questions. None without answers."""
     compared = {model: variant.question_differences for model, variant in summary.variants.items()}
-    measured = {name for differences in compared.values() for name in differences}
-    metrics = [name for name in summary.metrics if name in measured]
+    measured = {metric for differences in compared.values() for metric in differences}
+    metrics = [metric for metric in summary.metrics if metric in measured]
     lines = []
     for model, differences in compared.items():
         if differences:
@@ -142,9 +142,7 @@ def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
             by_layer[model] = mean_by_layer(result)
     if not by_layer:
         return None
-    layer_count = 0  # of the deepest model
-    for poolings in by_layer.values():
-        layer_count = max(layer_count, *(len(shares) for shares in poolings.values()))
+    layer_count = max(len(shares) for poolings in by_layer.values() for shares in poolings.values())
     lines = []
     for model, poolings in by_layer.items():
         best_share = max(max(shares) for shares in poolings.values())
@@ -317,7 +315,7 @@ def _tabulate_gaps(summary: Summary) -> list[PageTable]:
         gaps = tuple(transfer_gap_of(task, model) for task in tasks.values())
         if any(gaps):
             lines.append(Line(model, gaps, under_test=model == summary.model))
-    # The paper reports gaps only for zero-shot transfer.
+    # The paper reports gaps only for zero-shot transfer, so columns of other tasks have no published cells.
     published_columns = []
     for task in tasks.values():
         published_columns.append(task.table if task.setting == "zero-shot" else "")

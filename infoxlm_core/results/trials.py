@@ -99,12 +99,12 @@ def plan(config: SuiteConfig) -> list[Planned]:
         _check_grid_and_seeds(task, suite_task)
         grid_points = _list_grid_points(suite_task)
         for (model, source), grid, seed in itertools.product(config.models.items(), grid_points, suite_task.seeds):
-            words = [model, task]
+            name = f"{model} {task}"
             if grid:
-                words.append(describe(grid))
+                name += f" {describe(grid)}"
             if task_of(suite_task.settings).trained:
-                words.append(f"seed {seed}")
-            trial = Trial(" ".join(words), model, seed, task, grid)
+                name += f" seed {seed}"
+            trial = Trial(name, model, seed, task, grid)
             planned.append(Planned(trial, source, apply(task, suite_task, grid, seed)))
     return planned
 

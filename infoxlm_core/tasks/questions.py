@@ -2,12 +2,13 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -139,6 +140,32 @@ def mark_unshared(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor
         shared_ids = set(source) & set(target)
         is_unshared.append(word_ids.isdisjoint(shared_ids))
     return torch.tensor(is_unshared)
+
+
+def tabulate_outcomes(
+    task: str,
+    language: Any,
+    question_ids: Sequence[str],
+    is_right: Any,
+    vector: str = "",
+    direction: str = "",
+    unshared: Any = False,
+) -> pd.DataFrame:
+    """Return a table with a row for each question. `results/evidence.py` describes its columns and reads it.
+
+    `language`, `is_right` and `unshared` are one value for all questions, or an array with one for each.
+    """
+    return pd.DataFrame(
+        {
+            "task": task,
+            "place": vector,
+            "language": language,
+            "direction": direction,
+            "question": question_ids,
+            "unshared": unshared,
+            "right": is_right,
+        }
+    )
 
 
 def digest_question(text: str) -> str:

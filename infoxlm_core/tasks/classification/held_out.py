@@ -10,7 +10,7 @@ from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import padded
 from infoxlm_core.tasks.classification.run import accuracy_by_language, predict_rows
-from infoxlm_core.tasks.questions import digest_question
+from infoxlm_core.tasks.questions import digest_question, tabulate_outcomes
 from infoxlm_core.tasks.scores import Scores
 
 REMEDY = "Give the output of finetune."
@@ -71,14 +71,5 @@ def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
     digests = []
     for question, occurrence in zip(questions, occurrences, strict=True):
         digests.append(digest_question(f"{question}\t{occurrence}"))
-    return pd.DataFrame(
-        {
-            "task": "classification",
-            "place": "",
-            "language": rows["language"].astype(str),
-            "direction": "",
-            "question": digests,
-            "unshared": False,
-            "right": (rows["predicted"] == rows["label"]).astype(bool),
-        }
-    )
+    is_right = (rows["predicted"] == rows["label"]).astype(bool)
+    return tabulate_outcomes("classification", rows["language"].astype(str), digests, is_right)

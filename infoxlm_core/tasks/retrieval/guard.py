@@ -6,7 +6,7 @@ The outcomes of each question are recorded, so the promotion gate can limit the 
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 
@@ -14,7 +14,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import AlignedSetConfig, EvaluationConfig
 from infoxlm_core.tasks import unreserved
 from infoxlm_core.tasks.embedding import Embedder, load_embedder
-from infoxlm_core.tasks.questions import Questions, digest_question
+from infoxlm_core.tasks.questions import Questions, digest_question, tabulate_outcomes
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, list_test_files, read_aligned
 from infoxlm_core.tasks.retrieval.nearest import Hits, find_both, mark_hits
 from infoxlm_core.tasks.retrieval.run import score_directions
@@ -100,14 +100,6 @@ def _tabulate(sets: Mapping[str, AlignedSentences], hits: Mapping[str, Hits], te
             occurrences[source] += 1  # a set may ask for several translations of one sentence
             question_ids.append(digest_question(f"{test_set}/{occurrences[source]}/{source}"))
         for direction, is_hit in hits[language].items():
-            columns: dict[str, Any] = {
-                "task": Guard.name,
-                "place": "",
-                "language": language,
-                "direction": direction,
-                "question": question_ids,
-                "unshared": False,
-                "right": is_hit.numpy(),
-            }
-            tables.append(pd.DataFrame(columns))
+            table = tabulate_outcomes(Guard.name, language, question_ids, is_hit.numpy(), direction=direction)
+            tables.append(table)
     return pd.concat(tables, ignore_index=True)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, served_prefix, served_space
 from infoxlm_core.tasks.embedding import POOLINGS, VectorSpec, embed
-from infoxlm_core.tasks.questions import Questions, digest_question
+from infoxlm_core.tasks.questions import Questions, digest_question, tabulate_outcomes
 from infoxlm_core.tasks.retrieval import sentence_map
 from infoxlm_core.tasks.retrieval.nearest import (
     Hits,
@@ -198,16 +198,10 @@ def tabulate(questions: Questions, nearest_by_vector: Mapping[str, Mapping[str, 
     for vector_name, nearest_by_language in nearest_by_vector.items():
         for language, nearest in nearest_by_language.items():
             question_ids = [digest_question(source) for source, _ in questions.pairs[language]]
+            is_unshared = questions.select_unshared(language).numpy()
             for direction, is_hit in mark_hits(nearest).items():
-                columns: dict[str, Any] = {
-                    "task": "retrieval",
-                    "place": vector_name,
-                    "language": language,
-                    "direction": direction,
-                    "question": question_ids,
-                    "unshared": questions.select_unshared(language).numpy(),
-                    "right": is_hit.numpy(),
-                    "nearest": nearest[direction].numpy(),
-                }
-                tables.append(pd.DataFrame(columns))
+                table = tabulate_outcomes(
+                    "retrieval", language, question_ids, is_hit.numpy(), vector_name, direction, is_unshared
+                )
+                tables.append(table.assign(nearest=nearest[direction].numpy()))
     return pd.concat(tables, ignore_index=True)
