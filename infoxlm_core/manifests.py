@@ -117,7 +117,8 @@ def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
     # An absolute name starts with an empty part. No operating system accepts a null character in a name.
     has_forbidden_part = not {"", ".", ".."}.isdisjoint(name.split("/"))
     if has_forbidden_part or "\0" in name:
-        path_without_control_characters = repr(f"{source or directory}/{name}")[1:-1]
+        location = source or directory
+        path_without_control_characters = repr(f"{location}/{name}")[1:-1]
         raise InputError(f"{path_without_control_characters}: the file name leads out of its folder: rename it")
     return Path(directory, name)
 
@@ -238,7 +239,7 @@ def write(
 
 
 def unlisted_files(directory: Path, files: Collection[str]) -> list[str]:
-    """Return the files of an artifact that are not among `files`, those in its manifest, and that readers might use."""
+    """Return the files of an artifact that its manifest does not list in `files`, without those that readers ignore."""
     unlisted = []
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))

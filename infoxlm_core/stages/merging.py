@@ -54,18 +54,14 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
         raise InputError(f"{output} exists: give another directory")
     interpolate(start, encoder, weight, output)
     reference_vectors.write(output)
-    encoder_manifest = _read_manifest(encoder)
+    encoder_manifest = manifests.load_if_ours(encoder) or {}
     lineage = dict(encoder_manifest.get("inputs", {}))
     for name, directory in (("encoder", encoder), ("start", start)):
-        digest = _read_manifest(directory).get("digest")
-        if digest:
-            lineage[name] = digest
+        manifest = manifests.load_if_ours(directory)
+        if manifest:
+            lineage[name] = manifest["digest"]
     merge_facts = {"merge": {"weight": weight, **(facts or {})}}
     manifests.write(output, "encoder", encoder_manifest.get("facts", {}) | merge_facts, lineage)
-
-
-def _read_manifest(directory: Path) -> dict[str, Any]:
-    return manifests.load_if_ours(directory) or {}
 
 
 def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Path, output: Path) -> dict[str, Any]:

@@ -105,12 +105,12 @@ class Task(Generic[Settings]):
     def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
         """Raise ConfigError, which names `where`, for settings that a suite cannot measure. Read no data."""
 
-    def check(self, settings: Settings, chosen: bool) -> None:
+    def check(self, settings: Settings, has_grid: bool) -> None:
         """Read all local sets once, so that a mistake is found before hours of training.
 
         Args:
             settings: with local paths.
-            chosen: whether a grid point is chosen by development sets, which must then exist.
+            has_grid: whether the suite tries several grid points, which development sets must compare.
 
         Raises:
             InputError: a set is missing, not readable or incomplete.
@@ -122,7 +122,10 @@ class Task(Generic[Settings]):
         return {role: data for role in self.roles if role not in self.only_tested}
 
     def select_training_inputs(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
-        """Return the settings and the data (by role) that a fine-tuned model depends on, without those for tests."""
+        """Return the settings and the data that a fine-tuned model depends on, without those for tests.
+
+        The data are paths by the name of their field.
+        """
         data = self.list_data(settings)
         training_data = {role: paths for role, paths in data.items() if role not in self.only_tested}
         return _clear_fields(settings, self.only_tested), training_data
@@ -176,7 +179,7 @@ class Task(Generic[Settings]):
         raise NotImplementedError
 
     def describe(self, settings: Settings, table: str) -> dict[str, str]:  # noqa: ARG002
-        """Return aspects, besides test set and training, that decide whether scores compare with a published table."""
+        """Return settings that decide whether scores are comparable with a published table: name -> value."""
         return {}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:  # noqa: ARG002
@@ -217,7 +220,7 @@ def _clear_fields(settings: Settings, fields: Iterable[str]) -> Settings:
 
 
 def load_chosen(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
-    """Load the selected models one after the other. Yield the directory, the model and its languages."""
+    """Load the models that were chosen for languages, one after the other. Yield directory, model and its languages."""
     from infoxlm_core.model import task_models
 
     languages_by_directory: dict[Path, list[str]] = {}

@@ -214,8 +214,8 @@ def _score_mixed(
     return mix({pair: {"accuracy": share} for pair, share in sorted(accuracy_by_pair.items())}, "accuracy")
 
 
-def check(config: ClassificationConfig, chosen: bool) -> None:
-    """Check that there are training and test rows and, if a choice depends on them, development rows."""
+def check(config: ClassificationConfig, has_grid: bool) -> None:
+    """Raise InputError if rows are missing that training, the choice of a grid point or step, or the test needs."""
     labels, table = _read_for_check(config)
     paths = config.data if isinstance(config.data, str) else ", ".join(dict.fromkeys(config.data or ()))
     remedy = "Add a split, or settings.data."
@@ -223,7 +223,7 @@ def check(config: ClassificationConfig, chosen: bool) -> None:
         raise InputError(f"{paths}: no train rows in {', '.join(config.train_languages)}. {remedy}")
     if len(labels) < 2:
         raise InputError(f"{paths}: all train rows have the label {min(labels)!r}. There is nothing to learn.")
-    needs_dev = chosen or config.selection.rule != "last"
+    needs_dev = has_grid or config.selection.rule != "last"
     required_splits = ["dev", "test"] if needs_dev else ["test"]
     for split in required_splits:
         if not (table["split"] == split).any():

@@ -39,10 +39,10 @@ class Classification(Task[ClassificationConfig]):
         if settings.data is None:
             raise ConfigError(f"{where}.settings.data: a suite has no corpus. Name files or a folder.")
 
-    def check(self, settings: ClassificationConfig, chosen: bool) -> None:
+    def check(self, settings: ClassificationConfig, has_grid: bool) -> None:
         from infoxlm_core.tasks.classification import run
 
-        run.check(settings, chosen)
+        run.check(settings, has_grid)
 
     def list_test_files(self, settings: ClassificationConfig) -> list[Path]:
         from infoxlm_core.tasks.classification.table import list_files, select_translations

@@ -19,7 +19,7 @@ class Mining(Task[MiningConfig]):
     order: ClassVar[Sequence[str]] = ("de", "fr", "ru", "zh")
     presets: ClassVar[Mapping[str, Preset]] = {"mining": Preset()}
 
-    def check(self, settings: MiningConfig, chosen: bool) -> None:  # noqa: ARG002
+    def check(self, settings: MiningConfig, has_grid: bool) -> None:  # noqa: ARG002
         from infoxlm_core.tasks.mining import run
 
         run.read_sets(settings)

@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 FirstTokens = Mapping[int, int]  # word -> position of its first token; words without tokens are missing
 
 
-def check(settings: NamedEntitiesConfig, chosen: bool) -> None:
-    """Check that all sets are readable, and that development sets exist if a choice depends on them."""
+def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
+    """Raise InputError if a set is not readable, or the choice of a grid point or step lacks development sets."""
     sets = read_tagged(settings)
     list_labels(settings, sets)
-    needs_dev = chosen or settings.selection.rule != "last"
+    needs_dev = has_grid or settings.selection.rule != "last"
     required_splits = ["dev", "test"] if needs_dev else ["test"]
     for split in required_splits:
         if not sets[split]:

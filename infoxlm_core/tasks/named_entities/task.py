@@ -28,10 +28,10 @@ class NamedEntities(Task[NamedEntitiesConfig]):
     presets: ClassVar[Mapping[str, Preset]] = {"panx": Preset(), "named-entities": Preset()}
     head = HEAD
 
-    def check(self, settings: NamedEntitiesConfig, chosen: bool) -> None:
+    def check(self, settings: NamedEntitiesConfig, has_grid: bool) -> None:
         from infoxlm_core.tasks.named_entities import run
 
-        run.check(settings, chosen)
+        run.check(settings, has_grid)
 
     def list_test_files(self, settings: NamedEntitiesConfig) -> list[Path]:
         from infoxlm_core.tasks.named_entities.files import list_files

@@ -212,7 +212,7 @@ def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
 
 
 def check(config: AnsweringConfig) -> None:
-    """Check that all files are readable, and that their languages suit the normaliser and the rule of selection."""
+    """Raise InputError if a file is not readable, or its language has no normaliser, or the rule lacks dev sets."""
     files.read_training(config.train)
     source = list_training_languages(config)[0]
     test_sets = _read_test(config, source)

@@ -45,7 +45,7 @@ class QuestionAnswering(Task[AnsweringConfig]):
                 f"{where}.grid: {grid_points} points, but no development sets to choose by. Give settings.dev."
             )
 
-    def check(self, settings: AnsweringConfig, chosen: bool) -> None:  # noqa: ARG002 - `check_plan` has checked it
+    def check(self, settings: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG002 - `check_plan` has checked it
         from infoxlm_core.tasks.question_answering import run
 
         run.check(settings)

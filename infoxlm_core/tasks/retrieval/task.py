@@ -25,7 +25,7 @@ class Retrieval(Task[RetrievalConfig]):
     tables: ClassVar[tuple[str, ...]] = ("tatoeba",)
     presets: ClassVar[Mapping[str, Preset]] = {"tatoeba": Preset("tatoeba"), "pairs": Preset()}
 
-    def check(self, settings: RetrievalConfig, chosen: bool) -> None:  # noqa: ARG002
+    def check(self, settings: RetrievalConfig, has_grid: bool) -> None:  # noqa: ARG002
         from infoxlm_core.tasks.retrieval.files import read_aligned
 
         read_aligned(Path(settings.data), settings.pivot, settings.languages)

@@ -95,7 +95,7 @@ def test_the_task_of_the_document_is_learned_and_measured(encoder, tmp_path, mon
     values = {"train": str(tmp_path / "cola.tsv"), "test": str(tmp_path / "cola.tsv"), "max_tokens": 30}
     settings = task.settings.parse(values | {"optimization": {"steps": 2, "warmup_steps": 1}})
 
-    task.check(settings, chosen=False)
+    task.check(settings, has_grid=False)
     finetune(settings, encoder, None, tmp_path / "tuned", tmp_path / "run")
     scores = task.measure(settings, tmp_path / "tuned", tmp_path / "out")
 

@@ -159,7 +159,7 @@ def test_translate_test_needs_a_translation_of_each_row(tuned, data, tmp_path):
     (tmp_path / "test-de.tsv").write_text((data / "test-de.tsv").read_text().partition("\n")[2])
 
     with pytest.raises(InputError, match="59 translated test rows for de, but 60 test rows"):
-        run.check(config(data, translated_test=[str(tmp_path)]), chosen=False)
+        run.check(config(data, translated_test=[str(tmp_path)]), has_grid=False)
     with pytest.raises(InputError, match="0 translated test rows for de, but 60"):
         run.measure(config(data, translated_test=[str(data / "test-en.tsv")]), tuned, tmp_path / "out")
 

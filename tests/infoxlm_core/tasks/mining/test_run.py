@@ -39,7 +39,7 @@ def data(tmp_path) -> Path:
 def test_the_scores_are_those_of_the_half_that_did_not_choose_the_threshold(data, tmp_path):
     settings = MiningConfig(data=str(data))
     task = TASKS["mining"]
-    task.check(settings, chosen=False)
+    task.check(settings, has_grid=False)
 
     scores = task.measure(settings, save_bag_of_words(tmp_path / "encoder", words=WORDS), tmp_path / "out")
 

@@ -169,10 +169,10 @@ def test_what_would_fail_after_training_is_refused_before(tmp_path, missing, cha
         (tmp_path / name).unlink()
 
     if said is None:
-        TASK.check(settings(tmp_path), chosen=True)
+        TASK.check(settings(tmp_path), has_grid=True)
         return
     with pytest.raises(InputError, match=said):
-        TASK.check(settings(tmp_path, **changes), chosen=False)
+        TASK.check(settings(tmp_path, **changes), has_grid=False)
 
 
 def test_without_an_entity_there_is_nothing_to_learn(encoder, tmp_path):
