@@ -22,14 +22,15 @@ from infoxlm_core.results.tables import PageTable
 from infoxlm_core.tasks.task import Fact
 
 _COST_TEXT = (
-    "Mean over seeds. Tokens seen are those of all objectives, in the query encoder and in the key encoder. Process "
-    "hours are those of the training processes, also while they wait for a core. They lack attempts that were killed, "
-    "and trainings that an earlier run of the pipeline finished."
+    "Each value is the mean over seeds. The tokens are those of all objectives, in the query encoder and in the key "
+    "encoder. Process hours include the time in which a training process waits for a core. They do not include killed "
+    "attempts, or trainings that an earlier run of the pipeline finished."
 )
 _QUESTIONS_TEXT = (
-    "The same differences, with intervals over the held-out questions: a paired bootstrap of the answers, which are "
-    "averaged over the seeds that both variants have, with Bonferroni's correction. An interval without 0 shows that "
-    "the difference is not due to the choice of questions. It says nothing of other seeds."
+    "The table shows the same differences with intervals over the held-out questions. The intervals are from a paired "
+    "bootstrap of the answers with Bonferroni's correction. The answers are averaged over the seeds that both variants "
+    "have. An interval without 0 shows that the difference is not due to the choice of questions. It does not show "
+    "what other seeds would give."
 )
 MAX_NAMES = 12
 """Unfinished trials that a page lists by name."""
@@ -119,19 +120,19 @@ def lay_out(summary: Summary) -> list[Section]:
         sections.append(Section("Cost of the pre-training", _COST_TEXT, tables=[costs]))
     ablations = task_tables.tabulate_published_ablations(summary)
     if ablations:
-        text = f"Means of five runs on data that differ from ours: compare only the ranking. {published.SOURCE}."
+        text = f"Means of five runs on other data than ours, so compare only the ranking. {published.SOURCE}."
         sections.append(Section("What the paper reports", text, tables=[ablations]))
     sections += [_show_task(name, task, tables_of_tasks.get(name, ())) for name, task in summary.tasks.items()]
     if "transfer" in tables_of_tasks:
         text = (
-            "Score of the source language minus the mean of the others. Lower is better, but a model that is weak in "
-            "every language also has a small gap."
+            "The transfer gap is the score of the source language minus the mean of the other languages. Lower is "
+            "better, but a model that is weak in every language also has a small gap."
         )
         sections.append(Section("Transfer gap", text, tables=tables_of_tasks["transfer"], figures={"transfer-gap": ""}))
     if "mixed" in tables_of_tasks:
         text = (
-            "Within: both texts are in one language. Across: they are in two languages. Both are means over languages; "
-            "of a language, `across` averages all pairs in which it is one of the two."
+            "Within means that both texts are in the same language. Across means that they are in two languages. The "
+            "score `across` of a language is the mean over all language pairs that contain it."
         )
         sections.append(Section("Examples in two languages", text, tables=tables_of_tasks["mixed"]))
     settings = {}
@@ -156,7 +157,8 @@ def _show_headlines(summary: Summary) -> Section:
     if not summary.tasks:
         text += (
             " All variants are trained on the same text with the same vocabulary, and measured on the same held-out "
-            "text. A dash: the variant's objectives do not define the metric, or no trial has finished."
+            "text. A dash means that the objectives of the variant do not define the metric, or that no trial has "
+            "finished."
         )
     caption = (
         f"Each point is one seed, the bar is their mean, and the line is the {statistics.INTERVAL} of the mean "
@@ -176,10 +178,10 @@ def _show_differences(summary: Summary, table: PageTable) -> Section:
     comparisons = len(summary.variants) - 1
     correction = f" with Bonferroni's correction for {comparisons} comparisons" if comparisons > 1 else ""
     text = (
-        f"Metric of a variant minus the metric of {summary.model} with the same seed: mean ± sample standard "
-        f"deviation, and the {statistics.INTERVAL} of the mean (Student's t{correction}). Metrics in percent differ by "
-        "percentage points. An interval without 0 shows a difference. An interval with 0 does not show that the "
-        "variants are equal."
+        f"Each difference is the metric of a variant minus the metric of {summary.model} with the same seed. The table "
+        f"shows the mean ± sample standard deviation, and the {statistics.INTERVAL} of the mean (Student's "
+        f"t{correction}). Differences of percentages are in percentage points. An interval without 0 shows a "
+        "difference. An interval with 0 does not show that the variants are equal."
     )
     return Section("Differences between variants", text, tables=[table])
 
