@@ -175,9 +175,9 @@ def lay_out(model: str, comparison: Mapping[str, Any], examples: Examples, hours
     """Return the sections about the training: gains by language, examples, and the hours of the run."""
     total = comparison["held_out"][0]
     text = (
-        f"“start” is the encoder before this training. On the held-out pairs, {total['fixed']:,} of its errors are "
-        f"gone and {total['broken']:,} are new, of {total['answers']:,} answers: one for each pair and direction. "
-        f"Below each gain is its paired {INTERVAL}."
+        f"“start” is the encoder before this training. There are {total['answers']:,} answers, one for each held-out "
+        f"pair and direction. The training fixed {total['fixed']:,} wrong answers and broke {total['broken']:,} right "
+        f"answers. The paired {INTERVAL} of each gain is below the gain."
     )
     tables = [_tabulate_changes("before-after", "Held-out pairs", model, comparison["held_out"])]
     problems = []
@@ -185,15 +185,15 @@ def lay_out(model: str, comparison: Mapping[str, Any], examples: Examples, hours
         tables.append(_tabulate_changes("before-after-guard", "Guard: general text", model, comparison["guard"]))
         guard = comparison["guard"][0]
         if guard["upper"] < 0:
-            problems.append(f"The training made general text worse: the guard lost {-100 * guard['gain']:.2f} points.")
+            problems.append(f"The encoder is worse on general text: the guard lost {-100 * guard['gain']:.2f} points.")
     facts = [Fact(name, value) for name, value in _describe_hours(hours).items()]
     sections = [Section("Before and after", text, problems=problems, tables=tables, facts=facts)]
     example_tables = []
     if examples.broken:
-        title = f"Broken: found before, not any more ({len(examples.broken)} of {total['broken']:,})"
+        title = f"Broken: found before the training, but not after it ({len(examples.broken)} of {total['broken']:,})"
         example_tables.append(_tabulate_examples("broken", title, {"found instead": "after"}, examples.broken))
     if examples.fixed:
-        title = f"Fixed: not found before ({len(examples.fixed)} of {total['fixed']:,})"
+        title = f"Fixed: found only after the training ({len(examples.fixed)} of {total['fixed']:,})"
         example_tables.append(_tabulate_examples("fixed", title, {"found before": "before"}, examples.fixed))
     if example_tables:
         sections.append(Section("Broken and fixed pairs", tables=example_tables))
@@ -228,7 +228,7 @@ def lay_out_merge(merge: Mapping[str, Any]) -> Section:
             "is slightly too high."
         )
     else:
-        problems.append("No weight keeps what the start knew: the smallest weight was taken.")
+        problems.append("With every weight, the guard loses too much. The smallest weight was taken.")
     title = f"Accuracies by weight; the weight of this encoder is {merge['weight']:g}"
     table = PageTable("merge", title, columns, tuple(lines), head="weight")
     return Section("Merge with the start", text, problems=problems, tables=[table], figures={"merge": ""})

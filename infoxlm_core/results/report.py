@@ -106,9 +106,9 @@ def _show_map(maps: Mapping[str, SentenceMap]) -> Section:
     """Return the section with the maps of all models."""
     pivot, language, *_ = next(iter(maps.values()))
     text = (
-        "Each dot is a held-out sentence, in the plane in which the vectors of its model differ most. Lines join the "
-        f"sentences of {pivot} with their translations into {language}. Good vectors give short lines, and no groups "
-        "of one colour."
+        "Each dot is the vector of a held-out sentence, shown in the plane in which the vectors of the model differ "
+        f"most. Lines join the sentences in {pivot} with their translations into {language}. If the vectors are good, "
+        "the lines are short and there are no groups of a single colour."
     )
     return Section("Map of the sentences", text, figures={"map": ""})
 

@@ -107,7 +107,7 @@ def test_sentences_are_shown_as_text_whatever_they_contain(written):
 
     assert "<img src=x" not in html and "&lt;img src=x onerror=alert(1)&gt; | **bold**" in html
     assert r"\<img src=x onerror=alert(1)\> \| \*\*bold\*\* \[link\](javascript:x) line |" in markdown
-    assert "Fixed: not found before (1 of 1)" in html and "Broken: found" not in html
+    assert "Fixed: found only after the training (1 of 1)" in html and "Broken: found" not in html
     assert '<td class="sentence" dir="auto">' in html
     assert "CPU hours" in html and "0.50, up to this evaluation" in html
     assert HOSTILE in pd.read_csv(output / "tables/fixed.csv")["right translation"].to_list()
