@@ -18,11 +18,26 @@ IMAGE = f"registry.example/infoxlm@sha256:{'a1' * 32}"
 SECTIONS = ("preparation", "tokenization", "pretraining", "finetuning", "evaluation", "registration")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_defaults():
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("KF_PIPELINES_")]:
+            patch.delenv(name)
+        yield
+
+
 @pytest.fixture
-def kubeflow(monkeypatch):
-    for name in [name for name in os.environ if name.startswith("KF_PIPELINES_")]:
-        monkeypatch.delenv(name)
+def kubeflow():
     with running_kubeflow() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def with_the_demo(tmp_path_factory):
+    """A server to which all pipelines were uploaded with the demo; nothing else is sent to it."""
+    with running_kubeflow() as server:
+        result = upload(server, write_cluster(tmp_path_factory.mktemp("cluster")))
+        assert result.exit_code == 0, result.stderr
         yield server
 
 
@@ -50,11 +65,8 @@ def defaults(spec: dict) -> dict:
     }
 
 
-def test_create_run_without_typing_is_the_demo_on_this_cluster(kubeflow, tmp_path):
-    result = upload(kubeflow, write_cluster(tmp_path))
-
-    assert result.exit_code == 0, result.stderr
-    spec = uploaded(kubeflow)["infoxlm"]
+def test_create_run_without_typing_is_the_demo_on_this_cluster(with_the_demo):
+    spec = uploaded(with_the_demo)["infoxlm"]
     begin = defaults(spec)
     assert not [name for name, said in submit.declared_parameters(spec).items() if not said.get("isOptional")]
     assert begin["image"] == begin["cluster"]["image"] == IMAGE and begin["store"] == "s3://infoxlm/store"
@@ -62,18 +74,16 @@ def test_create_run_without_typing_is_the_demo_on_this_cluster(kubeflow, tmp_pat
     sections = {name: begin[name] for name in SECTIONS}
     demo = run_file.load(CONFIGS / "demo.yaml")
     assert run_file.RunConfig.parse(sections | {"num_workers": begin["num_workers"]}) == demo
-    assert components.load_component_from_text(kubeflow.uploads[0]).component_spec.inputs["image"].default == IMAGE
+    assert components.load_component_from_text(with_the_demo.uploads[0]).component_spec.inputs["image"].default == IMAGE
 
 
-def test_the_page_shows_few_parameters_and_how_to_fill_in_the_form(kubeflow, tmp_path):
+def test_the_page_shows_few_parameters_and_how_to_fill_in_the_form(with_the_demo):
     """The page lists parameters alphabetically, and shows no description of a parameter."""
-    upload(kubeflow, write_cluster(tmp_path))
-
-    for spec in uploaded(kubeflow).values():
+    for spec in uploaded(with_the_demo).values():
         assert len(submit.declared_parameters(spec)) <= 12
         description = spec["pipelineInfo"]["description"]
         assert "enter infoxlm-runner as Service Account" in description and "docs/configuration.md" in description
-    assert all("infoxlm-runner" in pipeline["description"] for pipeline in kubeflow.pipelines)
+    assert all("infoxlm-runner" in pipeline["description"] for pipeline in with_the_demo.pipelines)
 
 
 def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow, tmp_path):
@@ -93,19 +103,15 @@ def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow
 
 def test_where_kubeflow_has_many_users_the_namespace_of_the_runs_has_the_pipelines(kubeflow, tmp_path):
     cluster = write_cluster(tmp_path)
-    upload(kubeflow, cluster)
     cluster.write_text(cluster.read_text() + "namespace: team-a\n")
-    kubeflow.pipelines.clear()
 
     upload(kubeflow, cluster)
 
     assert {pipeline.get("namespace") for pipeline in kubeflow.pipelines} == {"team-a"}
 
 
-def test_an_ablation_and_a_promotion_begin_with_the_demo_too_and_a_suite_asks(kubeflow, tmp_path):
-    upload(kubeflow, write_cluster(tmp_path))
-
-    found = uploaded(kubeflow)
+def test_an_ablation_and_a_promotion_begin_with_the_demo_too_and_a_suite_asks(with_the_demo):
+    found = uploaded(with_the_demo)
     trials = defaults(found["infoxlm-ablations"])["trials"]
     assert [item["trial"]["variant"] for item in trials] == ["full", "-XLCO", "-TLM-XLCO"] * 3
     assert run_file.override_trials({name: defaults(found["infoxlm"])[name] for name in SECTIONS}, trials, {})
