@@ -115,9 +115,8 @@ def test_the_command_prints_the_same_table_later_and_writes_it(ablation, tmp_pat
     result = CliRunner().invoke(app, arguments)
 
     assert result.exit_code == 0, result.output
-    assert ["full", "2", "40.15 ± 0.07"] in [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines()
-    ]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in result.stdout.splitlines()]
+    assert ["full", "2", "40.15 ± 0.07"] in rows and ["-TLM", "0 of 2", "–"] in rows
     assert "Unfinished trials** are not included: -TLM seed 1, -TLM seed 2." in result.stdout
     assert result.stdout.startswith((made / "comparison.md").read_text())
     assert {path.name for path in (tmp_path / "out").iterdir()} == {

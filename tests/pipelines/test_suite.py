@@ -78,7 +78,7 @@ def finished(tmp_path_factory) -> subprocess.CompletedProcess:
     projected = {"settings": {"task": "retrieval", "data": str(base / "aligned"), "vectors": ["contrast@contrast"]}}
     config = write_suite(base, projected=projected)
     arguments = [str(config), "--store", str(base / "store"), "--only", "riddles,pairs,projected"]
-    return infoxlm("suite", *arguments, "--set", "tasks.riddles.seeds=[1,2]")
+    return infoxlm("suite", *arguments, "--set", "tasks.riddles.seeds=[2]")
 
 
 @pytest.mark.slow
@@ -87,13 +87,10 @@ def test_a_point_that_fails_is_named_and_does_not_sink_the_others(finished):
     assert finished.returncode == 2
     *_, last = finished.stderr.strip().splitlines()
     assert last.startswith("infoxlm: InputError: measure toy projected: ") and "names no contrast layer" in last
-    assert "4 trials: toy on riddles, pairs, projected" in finished.stdout
+    assert "3 trials: toy on riddles, pairs, projected" in finished.stdout
     assert "**Unfinished trials** are not included: toy projected." in finished.stdout
     riddles = finished.stdout.split("riddles: F1")[1]
-    assert (
-        "1, last step" in next(line for line in riddles.splitlines() if line.startswith("| toy "))
-        and "±" in riddles.split("riddles: exact match")[0]
-    )
+    assert "1, last step" in next(line for line in riddles.splitlines() if line.startswith("| toy "))
     assert "| InfoXLM" in finished.stdout and "InfoXLM paper: 1,000 pairs" in finished.stdout
 
 
@@ -106,12 +103,10 @@ def test_all_of_it_is_one_suite_in_mlflow_and_the_report_is_where_it_says(finish
     points = {found.data.tags["point"]: found for found in nested}
 
     assert {name: found.info.status for name, found in points.items()} == {
-        "toy riddles seed 1": "FINISHED", "toy riddles seed 2": "FINISHED", "toy pairs": "FINISHED",
-        "toy projected": "FAILED",
+        "toy riddles seed 2": "FINISHED", "toy pairs": "FINISHED", "toy projected": "FAILED",
     }  # fmt: skip
     summary = json.loads((only(store, "suite/*") / "suite.json").read_text())
     assert summary["model"] == "toy" and summary["unfinished"] == ["toy projected"]
-    found = [points[f"toy riddles seed {seed}"].data.metrics["riddles/f1"] for seed in (1, 2)]
-    assert parent.data.metrics["riddles/f1"] == pytest.approx(sum(found) / 2)
+    assert parent.data.metrics["riddles/f1"] == points["toy riddles seed 2"].data.metrics["riddles/f1"]
     assert f"report      {only(store, 'suite/*')}/suite.html" in finished.stdout
     assert (parent.info.run_name, parent.info.status) == ("toy", "FAILED")

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from infoxlm_core import run_file
 from infoxlm_core.errors import ConfigError
 from pipelines import trials
+from pipelines.cli import app
 from tests.helpers.commands import infoxlm, only
 from tests.toys.run import write_translation_config
 
@@ -41,21 +43,20 @@ def finished(swept) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_new_process_translates_with_the_registered_model_and_with_its_directory(finished):
+def test_a_new_process_translates_with_the_registered_model_as_this_one_does_with_its_directory(finished):
     registered = only(finished, "mlartifacts/**/model/manifest.json").read_bytes()
     directories = finished.glob("translator/*/translator")
     directory = next(path for path in directories if (path / "manifest.json").read_bytes() == registered)
     sentences = "Delete the folder\nOpen the calendar\n"
 
-    translations = []
-    for model in (str(directory), "models:/toy@champion"):
-        done = infoxlm("translate", model, "--to", "de", "--store", str(finished), input=sentences)
-        assert done.returncode == 0, done.stderr
-        translations.append(done.stdout.splitlines())
-    refused = infoxlm("translate", str(directory), "--to", "fr", "Open")
+    there = infoxlm("translate", "models:/toy@champion", "--to", "de", "--store", str(finished), input=sentences)
+    here = CliRunner().invoke(app, ["translate", str(directory), "--to", "de"], input=sentences)
+    refused = CliRunner().invoke(app, ["translate", str(directory), "--to", "fr", "Open"])
 
-    assert translations[0] == translations[1] and len(translations[0]) == 2 and all(translations[0])
-    assert refused.returncode == 2 and "the model translates between en and de, not into fr" in refused.stderr
+    assert (there.returncode, here.exit_code) == (0, 0), there.stderr + here.stderr
+    translations = here.stdout.splitlines()
+    assert there.stdout.splitlines() == translations and len(translations) == 2 and all(translations)
+    assert refused.exit_code == 2 and "the model translates between en and de, not into fr" in refused.stderr
 
 
 @pytest.mark.slow
