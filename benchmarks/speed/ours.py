@@ -36,7 +36,7 @@ class FixedBatchLearner(InfoXLMLearner):
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
         super().__init__(config, model, two_pairs(model.encoder.size.vocabulary))
-        if self.contrasts:
+        if self.has_contrast:
             self.make_contrast_hard()
         self.progress = Progress()
         self.optimizer = make_adamw(model.parameters(), config.optimization)
@@ -60,7 +60,7 @@ class FixedBatchLearner(InfoXLMLearner):
     def mean_loss(self, batch: PackedBatch) -> Tensor:
         """Return the sum of the objectives' mean losses, with gradient."""
         loss, _ = self.losses(batch, {name: 1.0 / batch.counts[name] for name in self.weights.by_name})
-        if self.contrasts:
+        if self.has_contrast:
             self.xlco.new_keys.clear()
         return loss
 

@@ -149,7 +149,7 @@ class RemoteRun:
         """Hold the lease of the run. Remove uploads and checkpoints that dead processes left incomplete."""
         with Lease(f"{self.url}/lease.json", self.holder, meanwhile=self._check_for_stop) as self._lease:
             self._store.sweep()
-            self.forget_request()  # the request was meant for an earlier process
+            self.delete_stop_request()  # the request was meant for an earlier process
             for name in set(self._checkpoint_folders()) - set(self.names()):
                 artifact_files.drop(f"{self.url}/{name}")
             yield
@@ -188,11 +188,11 @@ class RemoteRun:
         """Return whether the run has ever saved a checkpoint."""
         return self._store.get("saved.json") is not None
 
-    def asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Return whether this process has been asked to save and stop."""
         return self._stop_requested
 
-    def forget_request(self) -> None:
+    def delete_stop_request(self) -> None:
         """Delete the request to stop."""
         self._store.delete("stop")
         self._stop_requested = False

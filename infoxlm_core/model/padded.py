@@ -33,7 +33,7 @@ _HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_d
 class Padded(nn.Module):
     """A task model of Hugging Face that is called with packed sequences and draws its own dropout."""
 
-    drawn_outside = 0
+    external_dropouts = 0
 
     def __init__(self, model: "PreTrainedModel", head: Head) -> None:
         super().__init__()

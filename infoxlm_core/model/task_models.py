@@ -28,7 +28,7 @@ from infoxlm_core.model.task_head import Head
 class Packed(nn.Module):
     """The base of task models: an encoder over packed sequences."""
 
-    drawn_outside = 0  # dropout layers whose masks the caller draws for each example, as `dropout_masks`
+    external_dropouts = 0  # dropout layers whose masks the caller draws for each example, as `dropout_masks`
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class SequenceModel(Packed):
     In BERT, `dense` is the pooler, with no dropout before it.
     """
 
-    drawn_outside = 2
+    external_dropouts = 2
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__(encoder, config, head, dropout)

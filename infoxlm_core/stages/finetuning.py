@@ -136,5 +136,5 @@ def export(
             task_models.export(learner.module, encoder, directory)
         logger.info("exported the model after step %d to %s", step, directory)
     selection.write(output, rule, evaluations, chosen_steps)
-    learner.task.write_beside(output)
+    learner.task.write_extra_files(output)
     export_curves(run, output)

@@ -49,12 +49,8 @@ class TextBatch:
     @property
     def counts(self) -> dict[str, float]:
         """The numbers of targets of each objective, of tokens and of FLOPs."""
-        return {
-            self.objective: len(self.target_ids),
-            **{name: len(labels) for name, labels in self.labels.items()},
-            "tokens": len(self.ids),
-            "flops": self.flops,
-        }
+        counts = {self.objective: len(self.target_ids), "tokens": len(self.ids), "flops": self.flops}
+        return counts | {name: len(labels) for name, labels in self.labels.items()}
 
     def to(self, device: torch.device) -> "TextBatch":
         """Copy the batch to a device. On a GPU every sequence gets a row, which FlashAttention 3 requires."""

@@ -58,8 +58,8 @@ class TextSystem(System):
     def check_start(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
         """Raise ConfigError if an exported model cannot be trained on these shards."""
 
-    def first_weights(self, model: nn.Module, seed: int) -> None:
-        """Initialise the weights."""
+    def initialise(self, model: nn.Module, seed: int) -> None:
+        """Set the weights to random values by the seed."""
         initialise(model, seed)
 
     def build(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
@@ -88,7 +88,7 @@ class TextSystem(System):
                 first_position=0,
             )
             model = self.network(size, config.model.dropout)
-            self.first_weights(model, config.seed)
+            self.initialise(model, config.seed)
         return model.to(distributed.device())
 
     def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:

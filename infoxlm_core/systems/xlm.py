@@ -56,16 +56,6 @@ class XLM(TextNetwork):
         return hidden, self.bias, {}
 
 
-def first_weights(model: nn.Module, seed: int) -> None:
-    """Initialise like BERT, except that embeddings have a standard deviation of d^-0.5."""
-    initialise(model, seed)
-    bert_deviation = 0.02
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.Embedding):
-                module.weight.mul_(module.embedding_dim**-0.5 / bert_deviation)
-
-
 def lay_out_pairs(
     first: Sequences, second: Sequences, languages: tuple[int, int]
 ) -> tuple[Sequences, np.ndarray, np.ndarray]:
@@ -248,8 +238,14 @@ class XLMSystem(TextSystem):
         (r"^bias$", "pred_layer.proj.bias"),
     ]
 
-    def first_weights(self, model: nn.Module, seed: int) -> None:
-        first_weights(model, seed)
+    def initialise(self, model: nn.Module, seed: int) -> None:
+        """Initialise like BERT, except that embeddings have a standard deviation of d^-0.5."""
+        initialise(model, seed)
+        bert_deviation = 0.02
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, nn.Embedding):
+                    module.weight.mul_(module.embedding_dim**-0.5 / bert_deviation)
 
     def types(self, languages: Sequence[str]) -> int:
         return len(languages) if len(languages) > 1 else 0

@@ -141,10 +141,10 @@ class RemoteCheckpoints(Protocol):
     def has_saved(self) -> bool:
         """Return whether a checkpoint was ever uploaded."""
 
-    def asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Return without waiting whether the run was requested to save and stop."""
 
-    def forget_request(self) -> None:
+    def delete_stop_request(self) -> None:
         """Delete the request to stop."""
 
 
@@ -209,15 +209,15 @@ class Checkpoints:
                     if error is not None and error is not sys.exception():  # the training failed with another error
                         logger.error("a checkpoint could not be saved: %s", error)
 
-    def asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Return without waiting whether the run was requested to save and stop."""
-        return (self.directory / "stop").exists() or bool(self.remote and self.remote.asked_to_stop())
+        return (self.directory / "stop").exists() or bool(self.remote and self.remote.is_stop_requested())
 
-    def forget_request(self) -> None:
+    def delete_stop_request(self) -> None:
         """Delete the request to stop, so that the next start does not see it."""
         (self.directory / "stop").unlink(missing_ok=True)
         if self.remote:
-            self.remote.forget_request()
+            self.remote.delete_stop_request()
 
     def begin_save(self, checkpoint: Checkpoint) -> None:
         """Start saving in a thread. Call `finish_save` before the next one, and keep the tensors until then."""

@@ -128,7 +128,7 @@ class _Run:
         """Return whether the first worker must save and stop: it was requested to, or a save has failed."""
         if distributed.rank() > 0:
             return False
-        return self.checkpoints.asked_to_stop() or self.checkpoints.save_has_failed()
+        return self.checkpoints.is_stop_requested() or self.checkpoints.save_has_failed()
 
     def resume(self) -> dict[str, float]:
         """Restore the newest checkpoint, if there is one. Return the metrics of its step."""
@@ -189,7 +189,7 @@ class _Run:
             self.save(metrics, is_last_save=is_stopping or is_last_step)
             self.is_save_due = False
         if is_stopping and not self.is_save_due:
-            distributed.on_first(self.checkpoints.forget_request)
+            distributed.on_first(self.checkpoints.delete_stop_request)
             raise Preempted(f"asked to stop after step {step}: a checkpoint is saved. Run again to continue")
 
     def save(self, metrics: Mapping[str, float], is_last_save: bool) -> None:

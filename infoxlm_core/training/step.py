@@ -43,23 +43,17 @@ def train_step(
     Returns:
         The metrics of the step, and whether any worker was asked to stop.
     """
+    weights = learner.weights.by_name
     # The counts of the global batch are known before the first forward pass. They travel from CPU to CPU, so that no
     # worker waits for its device.
-    weights = learner.weights.by_name
     local_counts = count_targets([learner.counts(batch) for batch in batches], weights)
-    local_counts["stop"] = float(stop_requested)
-    counts = distributed.sum_numbers(local_counts)
+    counts = distributed.sum_numbers(local_counts | {"stop": float(stop_requested)})
     divisors = learner.weights.divisors(counts)
     scales = {name: weight / divisors[name] for name, weight in weights.items()}
 
     parameters = [p for p in learner.module.parameters() if p.requires_grad]
     sums = _backward(learner, batches, scales, parameters)
-    for parameter in parameters:
-        # A parameter has no gradient if its objective had no target. AdamW would skip it, so weight decay would depend
-        # on the number of workers.
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    norm_tensor = sharding.norm_of([p.grad for p in parameters if p.grad is not None])
+    norm_tensor = sharding.norm_of(_complete_gradients(parameters))
 
     # This is the only place where a step waits for its device. All workers read the same sums and norm, so all of them
     # come to the same decision.
@@ -121,6 +115,20 @@ def _backward(
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value.double()
     return sums
+
+
+def _complete_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients of all parameters, after setting missing gradients to zeros.
+
+    A parameter has no gradient if its objective had no target. AdamW would skip it, so weight decay would depend on the
+    number of workers.
+    """
+    gradients_of_parameters = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        gradients_of_parameters.append(parameter.grad)
+    return gradients_of_parameters
 
 
 def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, is_finite: bool) -> bool:

@@ -27,7 +27,7 @@ from infoxlm_core.training.learner import (
 )
 
 logger = logging.getLogger(__name__)
-GPU_TILE = 128  # on a GPU the tokens of a micro-batch are a multiple: a tile of its matrix products
+GPU_TILE = 128  # rows of a tile of matrix products on GPUs
 
 
 class InfoXLMLearner(Learner):
@@ -50,11 +50,11 @@ class InfoXLMLearner(Learner):
         if config.model.sharded:
             sharding.shard(model, model.encoder.layers, half_precision(self.device, config.model.precision))
             model.encoder.compile_in_place()
-            if self.contrasts:
+            if self.has_contrast:
                 self.xlco.shard()
 
     @property
-    def contrasts(self) -> bool:
+    def has_contrast(self) -> bool:
         return XLCO.name in self.weights.by_name
 
     @property
@@ -67,7 +67,8 @@ class InfoXLMLearner(Learner):
         only = "lm" if step < contrast.start_step else ""
         has_dropout = self.config.model.dropout > 0
         shard_ranges = [my_shards]
-        if has_dropout:  # it is drawn for each micro-batch, which then must not depend on the number of workers
+        if has_dropout:
+            # Dropout is drawn for each micro-batch, so a micro-batch must not depend on the number of workers.
             shard_ranges = [range(shard, shard + 1) for shard in my_shards]
         batches = []
         for shard_range in shard_ranges:
@@ -79,6 +80,7 @@ class InfoXLMLearner(Learner):
         batches = self._add_idle_batches(batches, by_shard=has_dropout)
         if self.device.type == "cpu":
             return batches
+        # On a GPU, matrix products are fastest if the number of tokens is a multiple of their tile.
         tile = min(GPU_TILE, self.module.encoder.size.max_tokens)
         return [batch.aligned(tile, self.sampler.vocabulary.pad) for batch in batches]
 
@@ -147,7 +149,7 @@ class InfoXLMLearner(Learner):
 
     def _idle_loss(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
         """Return a loss of weight 0 that takes part in the other workers' communication."""
-        keys = self.xlco.new_keys if self.contrasts else []
+        keys = self.xlco.new_keys if self.has_contrast else []
         key_count = len(keys)
         loss, _ = self.losses(replace(batch, idle=False), dict.fromkeys(scales, 0.0))
         del keys[key_count:]
@@ -174,7 +176,7 @@ class InfoXLMLearner(Learner):
     def after_step(self, step: int, good: bool = True) -> None:
         for objective in self.objectives:
             objective.after_step(step, good)
-        if self.contrasts and step == self.config.contrast.start_step:
+        if self.has_contrast and step == self.config.contrast.start_step:
             self._fill_queue()
 
     def _fill_queue(self) -> None:

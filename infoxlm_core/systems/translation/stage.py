@@ -32,7 +32,7 @@ from infoxlm_core.systems.translation.samples import (
     denoising_weight,
     pack_sentences,
 )
-from infoxlm_core.systems.xlm import XLM, XLMSystem, first_weights
+from infoxlm_core.systems.xlm import XLM, XLMSystem
 from infoxlm_core.training import distributed, loop
 from infoxlm_core.training.checkpoints import RemoteCheckpoints
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints, name_metrics
@@ -116,7 +116,7 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
             f"{encoder}: lower translation.side_tokens, or raise pretraining.model.max_tokens"
         )
     model = Translator(size, config.dropout)
-    first_weights(model, config.seed)
+    system.initialise(model, config.seed)
     pretrained_xlm = XLM(size)
     system.load_into(pretrained_xlm, encoder)
     if config.encoder != "random":

@@ -106,7 +106,7 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
         development=tuple(sorted(dev["language"].unique())),
         score_dev=score_dev if len(dev) else None,
         head_dropout=config.head_dropout,
-        write_beside=write_test_set,
+        write_extra_files=write_test_set,
     )
 
 

@@ -41,7 +41,7 @@ class Training:
     development: tuple[str, ...] = ()  # languages of the development sets
     score_dev: Callable[[TaskModel], dict[str, float]] | None = None  # model -> score of each of them, from 0 to 1
     head_dropout: float = 0.0
-    write_beside: Callable[[Path], None] = lambda _: None  # writes other files into the model's directory
+    write_extra_files: Callable[[Path], None] = lambda _: None  # writes other files into the model's directory
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class TaskLearner(Learner):
 
     def _draw_head_mask(self, step: int, positions: np.ndarray) -> Tensor | None:
         """Draw the head's dropout for the whole batch, so that it does not depend on the number of workers."""
-        if isinstance(self.module, Padded) or not self.module.drawn_outside:
+        if isinstance(self.module, Padded) or not self.module.external_dropouts:
             return None
-        shape = (self.config.batch_size, self.module.drawn_outside, self.module.encoder.size.hidden)
+        shape = (self.config.batch_size, self.module.external_dropouts, self.module.encoder.size.hidden)
         uniform = generator(self.config.seed, "dropout", step).random(shape)
         return torch.from_numpy(uniform[positions] >= self.module.dropout)
 

@@ -181,11 +181,11 @@ def test_a_checkpoint_of_a_fenced_worker_never_exists(remote, tmp_path):
 
 def test_a_request_to_stop_is_seen_within_moments(remote):
     with remote.held():
-        assert not remote.asked_to_stop()
+        assert not remote.is_stop_requested()
         artifacts.write(URL, "runs/r/stop", "")
-        until(remote.asked_to_stop)
-        remote.forget_request()
-        assert not remote.asked_to_stop()
+        until(remote.is_stop_requested)
+        remote.delete_stop_request()
+        assert not remote.is_stop_requested()
 
 
 @pytest.mark.parametrize(("request_", "stops"), [(b"\xff", False), (b"another's job", False), (b"job", True)])
@@ -194,4 +194,4 @@ def test_a_request_stops_only_the_holder_that_it_names(bucket, remote, request_,
         bucket.put_object(Key="store/runs/r/stop", Body=request_)
         remote._check_for_stop()
 
-        assert remote.asked_to_stop() is stops
+        assert remote.is_stop_requested() is stops

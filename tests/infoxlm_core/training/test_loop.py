@@ -246,7 +246,7 @@ def test_a_finished_run_started_again_tells_its_figures(undisturbed, tiny_shards
 @pytest.mark.item("F19")
 def test_asked_to_stop_it_saves_and_the_next_start_goes_on(undisturbed, tiny_shards, tmp_path, monkeypatch):
     asked = iter([False, False, False, True])
-    monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: next(asked, False))
+    monkeypatch.setattr(saving.Checkpoints, "is_stop_requested", lambda self: next(asked, False))
 
     with pytest.raises(Preempted, match="after step 4"):
         pretrain(tiny_config(checkpoints={"every": 100}), tiny_shards, tmp_path / "out", tmp_path / "run")
@@ -274,7 +274,7 @@ def test_among_bad_steps_nothing_is_saved_and_a_request_to_stop_waits_for_a_good
     save = saving.Checkpoints.save
     monkeypatch.setattr(InfoXLMLearner, "losses", spoiled)
     monkeypatch.setattr(InfoXLMLearner, "after_step", counted)
-    monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: asked and now[0] >= 2)
+    monkeypatch.setattr(saving.Checkpoints, "is_stop_requested", lambda self: asked and now[0] >= 2)
     monkeypatch.setattr(
         saving.Checkpoints, "save", lambda self, found, last: (saved.append(found.step), save(self, found, last))
     )

@@ -113,7 +113,7 @@ def test_two_such_runs_are_equal_and_so_are_those_that_are_stopped_anywhere(
         after_step(self, step, good)
 
     monkeypatch.setattr(InfoXLMLearner, "after_step", counted)
-    monkeypatch.setattr(saving.Checkpoints, "asked_to_stop", lambda self: now[0] + 1 == at[0])
+    monkeypatch.setattr(saving.Checkpoints, "is_stop_requested", lambda self: now[0] + 1 == at[0])
     stopped = []
     for at[0] in (5, 13, 16, 18, STEPS + 9):  # before the trouble, within it, where it goes back, after it
         try:

@@ -28,7 +28,7 @@ from infoxlm_core.systems.translation.evaluation import HeldOutPairs
 from infoxlm_core.systems.translation.model import Translator, start_from
 from infoxlm_core.systems.translation.samples import TranslationSampler, add_noise, denoising_weight, pack_sentences
 from infoxlm_core.systems.translation.stage import TranslationLearner, build, train
-from infoxlm_core.systems.xlm import XLM, first_weights
+from infoxlm_core.systems.xlm import XLM, XLMSystem
 from infoxlm_core.training import optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
@@ -58,7 +58,7 @@ def tiny(**changes) -> TranslationConfig:
 def translator(seed: int = 1) -> Translator:
     """Large weights, uneven biases and norms: what it says depends on everything; a forgotten part is seen."""
     model = Translator(SIZE)
-    first_weights(model, seed)
+    XLMSystem().initialise(model, seed)
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -211,7 +211,7 @@ def test_generation_says_at_each_step_what_the_network_finds_best():
 
 def test_in_bf16_the_decoder_reads_copies_of_its_weights_which_follow_them():
     model = Translator(SIZE)
-    first_weights(model, 1)
+    XLMSystem().initialise(model, 1)
     source, target = pack_sentences(sentences(4, 7), 0), pack_sentences(sentences(5, 6), 2)
     linears = [part for part in model.decoder.modules() if isinstance(part, Linear)]
 
@@ -242,7 +242,7 @@ def test_the_target_language_is_said_by_its_embedding_alone():
 @pytest.mark.item("A31")
 def test_a_start_gives_the_decoder_everything_but_its_attention_to_the_source():
     known = XLM(SIZE)
-    first_weights(known, 7)
+    XLMSystem().initialise(known, 7)
     model, untouched = translator(), translator()
 
     start_from(model, known, "decoder")
