@@ -75,10 +75,10 @@ def mask(
     candidates = _list_replacement_ids(vocabulary, config)
     random_ids = candidates[rng.integers(0, len(candidates), len(target_indices))]
     is_masked = uniform < config.mask_share
-    is_kept = uniform < config.mask_share + config.keep_share  # of those that are not masked
+    is_random = uniform >= config.mask_share + config.keep_share
     masked_ids = flat.copy()
-    replaced_or_kept = np.where(is_kept, flat[target_indices], random_ids)
-    masked_ids[target_indices] = np.where(is_masked, vocabulary.mask, replaced_or_kept)
+    masked_ids[target_indices[is_masked]] = vocabulary.mask
+    masked_ids[target_indices[is_random]] = random_ids[is_random]
     return masked_ids, target_indices
 
 

@@ -34,10 +34,10 @@ class TrimmedTokenizer:
             pad_id: the padding id of the model. Models like RoBERTa count positions from it, so it does not change.
         """
         self.original = _load(content)
-        kept_ids = {*chosen_ids, *range(pad_id + 1)}
+        remaining_ids = {*chosen_ids, *range(pad_id + 1)}
         settings = json.loads(content)
-        kept_ids |= _required_ids(settings)
-        self.ids = sorted(kept_ids)  # row i of the smaller word embeddings is row ids[i] of the original ones
+        remaining_ids |= _required_ids(settings)
+        self.ids = sorted(remaining_ids)  # row i of the smaller word embeddings is row ids[i] of the original ones
         ranks = {original_id: rank for rank, original_id in enumerate(self.ids)}
         _renumber(settings, ranks)
         self.content = json.dumps(settings, ensure_ascii=False)

@@ -195,7 +195,8 @@ def write(
     for name, parameter in module.named_parameters():
         if name != "projection":
             weights[hugging_face_name(name, names)] = parameter
-    weights = dict(untrained or {}) | weights
+    if untrained:
+        weights = dict(untrained) | weights
     if TYPE_ROW not in weights and config.model_type != "distilbert":
         weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
     write_model({name_in_class(name, config): value for name, value in weights.items()}, config, directory)
@@ -304,20 +305,9 @@ def size_of(directory: Path) -> EncoderSize:
         InputError: there is no config.json, it describes a model that `Encoder` cannot compute, or the weights have
             other shapes.
     """
-    path = directory / "config.json"
-    config = read_config(directory)
-    obstacle = find_obstacle(config)
-    if obstacle:
-        raise InputError(
-            f"{path}: {obstacle}: start from another model; infoxlm evaluate and infoxlm embed can use this one"
-        )
-    if config["model_type"] == "distilbert":
-        config = {_DISTILBERT_KEYS.get(key, key): value for key, value in config.items()} | {"type_vocab_size": 0}
-    outside.validate(config, ModelSizes, path, "give a complete model")
-    if config["hidden_size"] % config["num_attention_heads"]:
-        raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
+    config = _read_sizes(directory)
     stored = stored_weights.read_headers(directory)
-    types = config.get("type_vocab_size", 2)  # here and for the epsilon, the default of these types in Transformers
+    types = config.get("type_vocab_size", 2)  # as for the epsilon, the default of Transformers
     if types == 1 and not _has_nonzero_type_row(stored):
         types = 0  # nothing to add, and nothing to train
     size = EncoderSize(
@@ -334,6 +324,24 @@ def size_of(directory: Path) -> EncoderSize:
     if stored:  # a run can be planned without the weights
         _check_size(size, stored, directory)
     return size
+
+
+def _read_sizes(directory: Path) -> dict[str, Any]:
+    """Return the content of config.json with the keys of `ModelSizes`. See `size_of` for errors."""
+    path = directory / "config.json"
+    config = read_config(directory)
+    obstacle = find_obstacle(config)
+    if obstacle:
+        raise InputError(
+            f"{path}: {obstacle}: start from another model; infoxlm evaluate and infoxlm embed can use this one"
+        )
+    if config["model_type"] == "distilbert":
+        config = {_DISTILBERT_KEYS.get(key, key): value for key, value in config.items()}
+        config["type_vocab_size"] = 0
+    outside.validate(config, ModelSizes, path, "give a complete model")
+    if config["hidden_size"] % config["num_attention_heads"]:
+        raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
+    return config
 
 
 def _has_nonzero_type_row(stored: Mapping[str, stored_weights.StoredWeight]) -> bool:
