@@ -64,23 +64,47 @@ def attention(small: bool) -> Iterator[Row]:
         if len(half):
             variants.append((half, False))
         for rows, causal in variants:
-            results = {}
-            for target, dtype in ((torch.device("cpu"), torch.float64), (device, torch.float32), (device, None)):
-                model = copy.deepcopy(encoder).to(target, dtype)
-                layer_input = hidden.detach().clone().to(target, dtype).requires_grad_()
-                selection = {} if rows is None else {"rows": rows.to(target), "row_counts": row_counts}
-                with torch.autocast(target.type, torch.bfloat16, enabled=dtype is None):
-                    output = model.run(layer_input, lengths, 0, 2, causal=causal, **selection)
-                output.to(dtype or torch.float32).mul(output.detach()).mean().backward()
-                gradients = []
-                for parameter in model.layers.parameters():
-                    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    gradients.append(gradient.flatten())
-                results[dtype] = (output.detach(), layer_input.grad, torch.cat(gradients))
+            options = {"causal": causal}
+            if rows is not None:
+                options |= {"rows": rows, "row_counts": row_counts}
+            exact = run_layers(encoder, hidden, lengths, torch.device("cpu"), torch.float64, options)
+            fp32 = run_layers(encoder, hidden, lengths, device, torch.float32, options)
+            bf16 = run_layers(encoder, hidden, lengths, device, None, options)
             labels = {"lengths": name, "causal": causal, "rows": "all" if rows is None else "half of each"}
             # Rounding errors of 24 and of 8 bits add up from layer to layer, like noise.
-            yield compare(results[torch.float32], results[torch.float64], 1e-5, dtype="fp32", **labels)
-            yield compare(results[None], results[torch.float64], 4e-2, dtype="bf16", flash=flash, **labels)
+            yield compare(fp32, exact, 1e-5, dtype="fp32", **labels)
+            yield compare(bf16, exact, 4e-2, dtype="bf16", flash=flash, **labels)
+
+
+def run_layers(
+    encoder: Encoder,
+    hidden: Tensor,
+    lengths: Sequence[int],
+    device: torch.device,
+    dtype: torch.dtype | None,
+    options: dict[str, Any],
+) -> list[Tensor]:
+    """Return the output of the layers, and the gradients of their input and of their parameters.
+
+    Args:
+        encoder: is copied.
+        hidden: (T, d) input of the first layer.
+        lengths: tokens of each sequence.
+        device: where to compute.
+        dtype: type of weights and rows; None: fp32 weights under autocast to bf16.
+        options: other arguments of `Encoder.run`.
+    """
+    model = copy.deepcopy(encoder).to(device, dtype)
+    layer_input = hidden.detach().clone().to(device, dtype).requires_grad_()
+    options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in options.items()}
+    with torch.autocast(device.type, torch.bfloat16, enabled=dtype is None):
+        output = model.run(layer_input, lengths, 0, 2, **options)
+    output.to(dtype or torch.float32).mul(output.detach()).mean().backward()
+    gradients = []
+    for parameter in model.layers.parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradients.append(gradient.flatten())
+    return [output.detach(), layer_input.grad, torch.cat(gradients)]
 
 
 def dropout(small: bool) -> Iterator[Row]:
