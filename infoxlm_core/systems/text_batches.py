@@ -49,8 +49,10 @@ class TextBatch:
     @property
     def counts(self) -> dict[str, float]:
         """The numbers of targets of each objective, of tokens and of FLOPs."""
-        counts = {self.objective: len(self.target_ids), "tokens": len(self.ids), "flops": self.flops}
-        return counts | {name: len(labels) for name, labels in self.labels.items()}
+        counts: dict[str, float] = {self.objective: len(self.target_ids), "tokens": len(self.ids), "flops": self.flops}
+        for name, labels in self.labels.items():
+            counts[name] = len(labels)
+        return counts
 
     def to(self, device: torch.device) -> "TextBatch":
         """Copy the batch to a device. On a GPU every sequence gets a row, which FlashAttention 3 requires."""

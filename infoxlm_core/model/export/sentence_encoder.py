@@ -112,13 +112,13 @@ def _check_exportable(directory: Path, settings: VectorSettings, encoder: Any) -
 def read_settings(directory: Path) -> VectorSettings:
     """Read how a model computes its vectors: from our config.json, or from the files of sentence-transformers."""
     layer, pooling = any_encoder.served_space(directory)
-    own_settings = pretrained.read_config(directory).get("infoxlm")
+    recorded_settings = pretrained.read_config(directory).get("infoxlm")
     prompts: dict[str, str] = {}
     default_prompt = None
     normalise = False
-    if own_settings:
-        normalise = bool(own_settings.get("normalise", False))
-        prefix = own_settings.get("prefix", "")
+    if recorded_settings:
+        normalise = bool(recorded_settings.get("normalise", False))
+        prefix = recorded_settings.get("prefix", "")
         if prefix:
             prompts = {DEFAULT_PROMPT: prefix, "document": prefix}
             default_prompt = DEFAULT_PROMPT

@@ -137,24 +137,30 @@ class TranslationSampler:
         if objective == "bt":
             sentences, _ = self._draw(self.mono[language], self.config.back_translation_sentences, rng)
             return TranslationBatch("bt", pack_sentences(sentences, language_number), None, rng_key)
-        shortest_sequence = 3  # `</s> x </s>`
-        most_sentences = max(1, self.config.batch_tokens // shortest_sequence)
         corpora = self.pairs[language] if objective == "mt" else self.mono[language]
-        sentences, translations = self._draw(corpora, most_sentences, rng)
-        total_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])
-        count = max(1, int(np.searchsorted(total_tokens, self.config.batch_tokens, side="right")))
-        target = pack_sentences(sentences[:count], language_number)
+        sentences, translations = self._draw_full_batch(corpora, rng)
         if objective == "mt":
-            source = pack_sentences(translations[:count], self.other_number(language_number))
+            source = pack_sentences(translations, self.other_number(language_number))
         else:
-            noisy = [add_noise(sentence, self.config.noise, self.mask_id, rng) for sentence in sentences[:count]]
-            source = pack_sentences(noisy, language_number)
-        return TranslationBatch(objective, target, source, rng_key)
+            noisy_sentences = [add_noise(sentence, self.config.noise, self.mask_id, rng) for sentence in sentences]
+            source = pack_sentences(noisy_sentences, language_number)
+        return TranslationBatch(objective, pack_sentences(sentences, language_number), source, rng_key)
 
     def other_number(self, language_number: int) -> int:
         """Return the number of the other language."""
         first_language, second_language = self.language_numbers.values()
         return second_language if language_number == first_language else first_language
+
+    def _draw_full_batch(
+        self, corpora: list[Corpus], rng: np.random.Generator
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Draw as many sentences as fit into `batch_tokens`, but at least one. See `_draw`."""
+        shortest_sequence = 3  # `</s> x </s>`
+        most_sentences = max(1, self.config.batch_tokens // shortest_sequence)
+        sentences, translations = self._draw(corpora, most_sentences, rng)
+        total_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])
+        count = max(1, int(np.searchsorted(total_tokens, self.config.batch_tokens, side="right")))
+        return sentences[:count], translations[:count]
 
     def _draw(
         self, corpora: list[Corpus], count: int, rng: np.random.Generator
