@@ -189,8 +189,7 @@ def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_h
             missing_names.append(name)
     if missing_names:
         raise InputError(
-            f"{directory} lacks {len(missing_names)} weights ({missing_names[0]}, …): "
-            f"give a complete {auto_class.__name__}"
+            f"{directory} lacks {len(missing_names)} weights ({missing_names[0]}, …): give a complete model"
         )
     check_numbers(model, directory)
     return model
