@@ -69,7 +69,8 @@ def shorten(codes: Iterable[str]) -> dict[str, str]:
 
 def _plain_codes_first(codes: Iterable[str]) -> list[str]:
     """Sort codes without a script or region before those with one."""
-    return sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code))
+    by_name = sorted(codes)
+    return sorted(by_name, key=lambda code: len(re.split("[-_]", code)))  # a stable sort
 
 
 def sort(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]:

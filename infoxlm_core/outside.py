@@ -174,12 +174,12 @@ def parse_json(
         raise error(f"{source} cannot be read ({_describe(failure)}): {remedy}") from None
 
 
-def validate(value: Any, kind: Any, source: object, remedy: str, error: type[InfoXLMError] = InputError) -> Any:
+def validate(value: Any, kind: Any, source: object, remedy: str) -> Any:
     """Return a value of the expected type. The arguments are those of `parse_json`."""
     try:
         return _adapter(kind).validate_python(value, strict=True)
     except ValidationError as failure:
-        raise error(f"{source}: {_describe(failure)}: {remedy}") from None
+        raise InputError(f"{source}: {_describe(failure)}: {remedy}") from None
 
 
 def _describe(failure: ValidationError) -> str:
@@ -189,12 +189,12 @@ def _describe(failure: ValidationError) -> str:
     return location + problem["msg"]
 
 
-def read_json(path: Path, kind: Any, remedy: str, error: type[InfoXLMError] = InputError, limit: int = MAX_JSON) -> Any:
+def read_json(path: Path, kind: Any, remedy: str, error: type[InfoXLMError] = InputError) -> Any:
     """Read and validate a JSON file. A missing or unreadable file raises `error`, too. See `parse_json`."""
     try:
         if not path.exists():
             raise error(f"{path}: no such file: {remedy}")
-        content = read_bytes(path, limit)
+        content = read_bytes(path, MAX_JSON)
     except (InputError, OSError) as failure:
         if isinstance(failure, error):
             raise

@@ -77,7 +77,10 @@ def compare(start: Outcomes, encoder: Outcomes, trained: Collection[str]) -> dic
 
 
 def _group_by_training(codes: Iterable[str], trained: Collection[str]) -> dict[str, list[str]]:
-    """Return name of a row -> its languages; languages outside of the training text come last."""
+    """Return the languages of each row of the comparison by the row's name.
+
+    The mean comes first, then two groups if both have languages, then every language, those of the training text first.
+    """
     groups: dict[str, list[str]] = {"mean": [], "languages of the training": [], "other languages": []}
     for code in dict.fromkeys(codes):
         is_trained = languages.two_letters(code) in trained
@@ -101,10 +104,10 @@ def _compare_groups(
 
 
 def _compare_answers(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any]:
-    """Return accuracies, gain with its interval, and counts of answers, of which each question has two."""
-    answer = ["language", "direction", "question"]
-    right_before = before.set_index(answer)["right"].astype(bool)
-    right_after = after.set_index(answer)["right"].astype(bool)
+    """Return accuracies, gain with its interval, and counts of answers. A question has one answer in each direction."""
+    key_columns = ["language", "direction", "question"]
+    right_before = before.set_index(key_columns)["right"].astype(bool)
+    right_after = after.set_index(key_columns)["right"].astype(bool)
     scores_before = evidence.score_questions(before)
     scores_after = evidence.score_questions(after)
     interval = evidence.paired_bootstrap(scores_after, scores_before)

@@ -54,12 +54,7 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path) -> Training:
         language_of_sentence += [language] * len(sentences)
     examples, first_tokens = encode(train_sentences, encoder, settings.max_tokens, language_of_sentence)
 
-    label_ids = {label: label_id for label_id, label in enumerate(labels)}
-    longest_sentence = int(examples.lengths.max())
-    targets = np.full((len(train_sentences), longest_sentence), NO_TARGET, np.int16)
-    for row, (sentence, positions) in enumerate(zip(train_sentences, first_tokens, strict=True)):
-        for word, position in positions.items():
-            targets[row, position] = label_ids[sentence.tags[word]]
+    targets = _build_targets(train_sentences, first_tokens, labels, int(examples.lengths.max()))
 
     dev_sets = {language: sets["dev"][language] for language in sorted(sets["dev"])}
     encoded_dev_sets = {}
@@ -84,6 +79,18 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path) -> Training:
         score_dev=score_dev if dev_sets else None,
         head_dropout=settings.head_dropout,
     )
+
+
+def _build_targets(
+    sentences: Sequence[Sentence], first_tokens: Sequence[FirstTokens], labels: Sequence[str], max_tokens: int
+) -> np.ndarray:
+    """Return the label number of each word at its first token, and NO_TARGET at other tokens: (N, max_tokens) int16."""
+    label_ids = {label: label_id for label_id, label in enumerate(labels)}
+    targets = np.full((len(sentences), max_tokens), NO_TARGET, np.int16)
+    for row, (sentence, positions) in enumerate(zip(sentences, first_tokens, strict=True)):
+        for word, position in positions.items():
+            targets[row, position] = label_ids[sentence.tags[word]]
+    return targets
 
 
 def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
