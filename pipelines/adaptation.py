@@ -199,7 +199,7 @@ def write_config(path: Path, template: Path, changes: Mapping[str, Any], overrid
     """
     values = yaml.safe_load(template.read_text(encoding="utf-8"))
     for name, value in changes.items():
-        run_file.put(values, name, value)
+        run_file.put(values, name, value, str(template))
     for override in overrides:
         run_file.override(values, override)
     config = RunConfig.parse(values)
