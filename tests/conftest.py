@@ -104,10 +104,13 @@ def tiny_encoders(tmp_path_factory) -> dict[str, Path]:
 
 LONGEST_FIRST = ("tests/e2e/", "tests/infoxlm_core/systems/test_ranking", "tests/pipelines/", "tests/components/",
                  "tests/infoxlm_core/stages/", "tests/infoxlm_core/systems/translation/")  # fmt: skip
-ONE_WORKER = {"tests/e2e/": "e2e"} | {
-    f"tests/components/adapters/{name}/": "Ray" for name in ("ray", "kuberay", "torchrun")
-}
-"""Folders whose tests run in one worker, because they share a Ray cluster or a finished run of the DAG."""
+ONE_WORKER = {
+    "Ray": [f"tests/components/adapters/{name}/" for name in ("ray", "kuberay", "torchrun")],
+    "MLflow": ["tests/components/adapters/mlflow/", "tests/pipelines/cli/test_registry.py"],
+    "locked MLflow": ["tests/e2e/", "tests/pipelines/cli/test_adapt.py", "tests/security/test_mlflow_auth.py",
+                      "tests/k8s/test_mlflow.py", "tests/k8s/test_serving.py"],
+}  # fmt: skip
+"""Tests that run in one worker, because they share a Ray cluster, a server, or a finished run of the DAG."""
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -117,8 +120,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
     class FileScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            for folder, group in ONE_WORKER.items():
-                if nodeid.startswith(folder):
+            for group, paths in ONE_WORKER.items():
+                if nodeid.startswith(tuple(paths)):
                     return group
             return nodeid.partition("::")[0]
 
