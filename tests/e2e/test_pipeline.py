@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.training import tracker
+from pipelines.cli import app
 from tests.helpers.commands import environment, infoxlm, only, runs_of
 from tests.toys.run import STEPS
 
@@ -134,13 +136,14 @@ def test_no_result_and_curve_share_a_name_in_mlflow(finished, monkeypatch):
     assert {name: of_metric for name, of_metric in steps.items() if 0 in of_metric and of_metric != [0]} == {}
 
 
-def test_the_champion_embeds_two_sentences_in_a_fresh_process(finished):
+def test_the_champion_embeds_translations_close_together(finished, clean_environment):
     english, german = "Save the new page of the library now", "Speichere der neue Seite aus der der Bücherei"
     another = "Drucke der alte Taste aus der der Leitung"
 
-    result = infoxlm("embed", "models:/toy@champion", english, german, another, "--store", str(finished))
+    arguments = ["embed", "models:/toy@champion", english, german, another, "--store", str(finished)]
+    result = CliRunner().invoke(app, arguments)
 
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     similarities = [float(line.split()[0]) for line in result.stdout.splitlines()]
     assert similarities[0] == 1.0 and similarities[1] > similarities[2] + 0.2
 
@@ -183,7 +186,7 @@ def test_a_repeated_run_finds_everything_and_registers_nothing(finished):
 
 
 @pytest.mark.item("P21")
-def test_bad_input_ends_the_pipeline_with_its_line_and_exit_code(finished, tmp_path):
+def test_bad_input_ends_the_pipeline_with_its_line_and_exit_code(finished, tmp_path, clean_environment):
     values = yaml.safe_load((finished.parent / "toy.yaml").read_text())
     (tmp_path / "a.en").write_text("one line here\nanother line here\n")
     (tmp_path / "a.de").write_text("nur eine Zeile hier\n")
@@ -204,3 +207,6 @@ def test_bad_input_ends_the_pipeline_with_its_line_and_exit_code(finished, tmp_p
     line = result.stderr.strip().splitlines()[-1]
     assert line.startswith("infoxlm: ParallelMismatch: prepare_corpus:") and "a.en" in line
     assert not list((tmp_path / "store").glob("corpus/*"))
+    _, parent, _ = runs_of(tmp_path / "store")
+    assert (parent.info.status, parent.data.tags["infoxlm.failed_stage"]) == ("FAILED", "prepare_corpus")
+    assert parent.data.tags["infoxlm.error"] in line
