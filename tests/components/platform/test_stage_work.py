@@ -233,6 +233,7 @@ def test_a_training_on_a_cluster_needs_a_store_that_its_machines_share(work, tmp
 CLUSTER = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}"}
 
 
+@pytest.mark.item("A3")
 @pytest.mark.slow
 def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
     bucket, work, undisturbed, tmp_path, monkeypatch
