@@ -13,7 +13,11 @@ ELSEWHERE = {
     "infoxlm_core/config/corpora.py": "infoxlm_core/stages/test_preparation.py",
     "infoxlm_core/config/pretraining.py": "infoxlm_core/stages/test_pretraining.py",
     "infoxlm_core/config/tasks.py": "infoxlm_core/stages/test_finetuning.py",
-    "infoxlm_core/corpora/row_writer.py": "infoxlm_core/stages/test_preparation.py",
+    "infoxlm_core/corpora/phases/clean.py": "infoxlm_core/stages/test_golden_rows.py",
+    "infoxlm_core/corpora/phases/compare.py": "infoxlm_core/stages/test_golden_rows.py",
+    "infoxlm_core/corpora/phases/job.py": "infoxlm_core/stages/test_killed_preparation.py",
+    "infoxlm_core/corpora/phases/reserve.py": "infoxlm_core/corpora/test_leaks.py",
+    "infoxlm_core/corpora/phases/write.py": "infoxlm_core/corpora/test_leaks.py",
     "infoxlm_core/data/encoding.py": "infoxlm_core/stages/test_tokenization.py",
     "infoxlm_core/model/huggingface/plain_transformers.py": "infoxlm_core/tasks/test_reference_vectors.py",
     "infoxlm_core/model/huggingface/tokenizers.py": "infoxlm_core/stages/test_tokenization.py",
@@ -46,7 +50,9 @@ ELSEWHERE = {
 }
 """Module -> the test file that covers it, if that is the file of a stage, protocol or command that uses it."""
 SCENARIOS = {
+    "infoxlm_core/corpora/test_leaks.py",
     "infoxlm_core/stages/test_golden_rows.py",
+    "infoxlm_core/stages/test_killed_preparation.py",
     "infoxlm_core/stages/test_versions.py",
     "infoxlm_core/systems/test_named_runs.py",
     "infoxlm_core/systems/test_ranking.py",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from components.adapters.directory import Directory
 from components.adapters.sources import package_index
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig, TokenizationConfig
@@ -34,7 +35,7 @@ def make_shards() -> Path:
     shutil.rmtree(output, ignore_errors=True)
     corpus = output / "corpus"
     shards = output / "shards"
-    report = preparation.prepare(PreparationConfig.parse(config), corpus)
+    report = preparation.prepare(PreparationConfig.parse(config), corpus, Directory(str(output / "work")))
     manifests.write(corpus, "corpus", preparation.facts(report))
     facts = tokenization.tokenize(TokenizationConfig(vocabulary_size=VOCABULARY, processes=1), corpus, shards)
     manifests.write(shards, "shards", facts)

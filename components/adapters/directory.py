@@ -28,6 +28,11 @@ class Directory:
         with path.open("rb") as file:
             return file.read(), _version(os.fstat(file.fileno()))
 
+    def read(self, name: str = "", start: int = 0, length: int | None = None) -> bytes:
+        with self._path(name).open("rb") as file:
+            file.seek(start)
+            return file.read(-1 if length is None else length)
+
     def put(self, name: str, content: str | bytes) -> None:
         path = self._path(name)
         manifests.make_folder(path.parent)

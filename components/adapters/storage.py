@@ -49,6 +49,9 @@ class Store(Protocol):
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
         """Return the content and version of a small file, or None if it does not exist."""
 
+    def read(self, name: str = "", start: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes of a file of any size from `start` on; by default all of them."""
+
     def put(self, name: str, content: str | bytes) -> None:
         """Write a small file. Replace an existing one."""
 

@@ -6,6 +6,7 @@ artifact once, under a digest of everything that decides its content (`key_of`):
     STORE/corpus/3f2a…/manifest.json     a finished artifact, reused by every later run with the same inputs
     STORE/runs/pretrained-77b0…/         checkpoints of a training (`training_runs`)
     STORE/begun/PIPELINE.json            the training that a pipeline started last
+    STORE/preparing/3f2a…/               intermediate files of a preparation; its end removes them
     STORE/cost/demo-2026…/pretrained/…   hours that each attempt of a pipeline run took (`costs`)
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed; KFP keeps no exit codes
     STORE/verified/                      which state of an artifact was last verified, since hashing takes long

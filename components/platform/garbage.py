@@ -22,7 +22,7 @@ from infoxlm_core.training import checkpoints
 
 NOTES = ("work", "begun")
 """Folders of small files that describe a training or a job."""
-FOLDERS = (*artifacts.KINDS, *NOTES, "runs", "outcome", "cost")
+FOLDERS = (*artifacts.KINDS, *NOTES, "runs", "outcome", "cost", "preparing")
 """Folders of a store whose items may be deleted."""
 _DESCRIPTIONS = (manifests.NAME, checkpoints.META)
 _KEY = re.compile(r"(?<![0-9a-f])[0-9a-f]{16}(?![0-9a-f])")

@@ -195,7 +195,8 @@ def _run_with_workers(
             with costs.measured(work.store, work.kind, work.name, process_count, costs.CPU):
                 return run_stage(work, map_chunks, output)
 
-        artifacts.get_or_build(work.store, work.kind, work.name, build)
+        with artifacts.exclusive(work.store, work.kind, work.name):  # builds of one artifact share intermediate files
+            artifacts.get_or_build(work.store, work.kind, work.name, build)
 
 
 def heartbeat_path(job: str) -> str:

@@ -5,6 +5,7 @@ A launcher may send the description to other pods as JSON (`launchers`). The res
 
 import contextlib
 import functools
+import os
 import shutil
 import socket
 from collections.abc import Callable
@@ -49,9 +50,14 @@ class Work:
 
 def delete_checkpoints(work: Work) -> None:
     """Delete the checkpoints of a finished training."""
-    shutil.rmtree(artifacts.local_directory(work.store) / "runs" / work.run, ignore_errors=True)
-    if storage.is_remote(work.store):
-        artifact_files.drop(f"{work.store}/runs/{work.run}")
+    _delete(work.store, f"runs/{work.run}")
+
+
+def _delete(store: str, folder: str) -> None:
+    """Delete a folder of a store and its copy on this machine."""
+    shutil.rmtree(artifacts.local_directory(store) / folder, ignore_errors=True)
+    if storage.is_remote(store):
+        artifact_files.drop(f"{store}/{folder}")
 
 
 def train(work: Work, run: Path) -> dict[str, Any]:
@@ -121,12 +127,23 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
     """Prepare a corpus in `output`, and return the facts of the manifest."""
     from components.platform import sources
     from infoxlm_core.config import PreparationConfig
+    from infoxlm_core.corpora.parallel import in_process
     from infoxlm_core.stages import preparation
 
     config = PreparationConfig.parse(work.config, "preparation")
-    local = sources.localise_corpora(config, artifacts.local_directory(work.store))
-    report = preparation.prepare(local, output, parallel_map)
-    preparation.check_labels(local, output)
+    store = artifacts.local_directory(work.store)
+    localise = functools.partial(sources.localise_corpora, store=store)
+    folder = f"preparing/{work.name}"
+    run_tasks = parallel_map or in_process
+    if os.environ.get("RAY_ADDRESS") and storage.is_remote(work.store):  # the workers share no disk
+        test_sets = localise(config.model_copy(update={"corpora": ()})).evaluation_sets
+        with_local_tests = config.model_copy(update={"evaluation_sets": test_sets})
+        files = storage.open(f"{work.store}/{folder}")
+        report = preparation.prepare(with_local_tests, output, files, run_tasks, localise)
+    else:
+        report = preparation.prepare(localise(config), output, storage.open(f"{store}/{folder}"), run_tasks)
+    preparation.check_labels(config, output)
+    _delete(work.store, folder)
     return preparation.facts(report)
 
 

@@ -26,11 +26,6 @@ class Keys(NamedTuple):
     exact: Sequence[int]  # of the unchanged text
     runs: Sequence[int] = ()
 
-    def of(self, side: int) -> "Keys":
-        """Return the keys of one side of a pair."""
-        side_only = slice(side, side + 1)
-        return Keys(self.equal[side_only], self.near[side_only], self.exact[side_only])
-
 
 def keys(texts: Sequence[str], overlap: int = 0) -> Keys:
     """Return the keys of a row. Its runs have `overlap` words. There are none if `overlap` is 0."""

@@ -9,6 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 _BIN = 0.01  # width of a bin: the ratios in it differ by 1 %
 
 
@@ -33,6 +35,6 @@ def median_of(histogram: Counter[int]) -> float:
     raise ValueError("the histogram is empty")
 
 
-def exceeds(max_ratio: float, texts: Sequence[str], median: float) -> bool:
-    """Return whether one side is more than `max_ratio` times as long as the median log ratio predicts."""
-    return abs(log_ratio(texts) - median) > math.log(max_ratio)
+def exceeds(max_ratio: float, log_ratios: np.ndarray, median: float) -> np.ndarray:
+    """Return whether one side of each pair is over `max_ratio` times as long as the median log ratio predicts, (N,)."""
+    return np.abs(log_ratios - median) > math.log(max_ratio)

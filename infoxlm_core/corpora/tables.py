@@ -1,7 +1,6 @@
 """The tables of a prepared corpus: Parquet files of text, written and read row by row."""
 
 import itertools
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,13 +33,6 @@ def reading(path: Path, remedy: str, error: type[InfoXLMError] = InputError) -> 
         raise outside.translate_error(failure, path) or error(
             f"{path} cannot be read ({one_line(failure)}): {remedy}"
         ) from None
-
-
-def read_rows(path: Path) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a table that the pipeline wrote. Raise DataCorrupt if it cannot be read."""
-    with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(ROW_GROUP):
-            yield from rows_of(batch)
 
 
 def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.DataFrame:
@@ -168,38 +160,3 @@ def of_rows(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
     for values, schema_field in zip(values_of_columns, schema, strict=True):
         columns.append(pa.array(values, schema_field.type))
     return pa.table(columns, schema=schema)
-
-
-class Tables:
-    """Writes Parquet files below a folder row by row. A file without rows is not created."""
-
-    def __init__(self, folder: Path, *schemas: pa.Schema):
-        self.folder = folder
-        self.schemas = {len(schema): schema for schema in schemas}  # by the number of columns
-        self.rows: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
-        self.writers: dict[str, pq.ParquetWriter] = {}
-
-    def add(self, name: str, row: tuple[Any, ...]) -> None:
-        self.rows[name].append(row)
-        if len(self.rows[name]) >= ROW_GROUP:
-            self._flush(name)
-
-    def _flush(self, name: str) -> None:
-        rows = self.rows[name]
-        self.rows[name] = []
-        schema = self.schemas[len(rows[0])]
-        if name not in self.writers:
-            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-            self.writers[name] = pq.ParquetWriter(self.folder / name, schema, compression="zstd")
-        self.writers[name].write_table(of_rows(schema, rows))
-
-    def __enter__(self) -> "Tables":
-        return self
-
-    def __exit__(self, *failure: object) -> None:
-        has_failed = failure[0] is not None
-        for name in list(self.rows):
-            if self.rows[name] and not has_failed:
-                self._flush(name)
-        for writer in self.writers.values():
-            writer.close()

@@ -1,10 +1,8 @@
 """Stage prepare_corpus: raw text files -> clean, deduplicated, decontaminated corpora, as Parquet with a report.
 
-The first pass reads and cleans every row, writes the clean rows to a temporary folder and collects the text reserved
-for evaluation. The second pass removes duplicates and reserved text from these rows and writes the others to the
-corpus, which is then read again to prove that it contains no reserved text. Cleaning of single rows is most of the work
-and may run on many machines (`corpora/parallel.py`). Comparisons between rows run in this process, in the order of the
-rows.
+Tasks on any number of machines read, compare and write the rows, and exchange 16-byte keys instead of text
+(`corpora/phases`). This process only lists the tasks and adds up their records. If it is killed and started again, it
+continues after the tasks that have finished.
 
     mono/<language>/<corpus>.parquet              text
     pairs/<pivot>-<language>/<corpus>.parquet     source (the pivot's side), target
@@ -13,27 +11,28 @@ rows.
     report.json                                   for every file: read = kept + dropped by reason
 """
 
+import contextlib
 import functools
+import itertools
 import json
 import logging
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+import pyarrow.parquet as pq
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.config import CorpusSource, PreparationConfig
-from infoxlm_core.corpora import evaluation_sets, formats, length_ratio, row_chunks, tables
-from infoxlm_core.corpora.fingerprints import Keys
+from infoxlm_core.corpora import length_ratio
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
-from infoxlm_core.corpora.reserved import LABELLED_CHARACTERS, Reserved, check_leaks
-from infoxlm_core.corpora.row_writer import CleanedRow, FileKey, RowCounts, RowWriter
-from infoxlm_core.corpora.tables import HELD_OUT, TRAINING, Tables, read_rows
+from infoxlm_core.corpora.phases import clean, compare, reserve, write
+from infoxlm_core.corpora.phases.job import FileKey, Files, Job, Part, Record, RowCounts, add_counts, run_phase
+from infoxlm_core.corpora.tables import HELD_OUT, ROW_GROUP, TRAINING
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
-from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
 
@@ -44,18 +43,26 @@ _FILTERS = (
     "too_short", "too_long", "few_words", "one_sign", "no_letters", "wrong_script", "wrong_language", "untranslated",
     "length_ratio", "held_out", "evaluation_set", "overlap",
 )  # fmt: skip
-_OUTPUT_NAMES = (*TRAINING, *HELD_OUT, "staging", "labelled.parquet", "report.json", manifests.NAME)
-_WRITTEN = [tables.of_text(*columns) for columns in (("text",), ("source", "target"), tables.LABELLED)]
-_STAGED = pa.schema([row_chunks.TEXTS, row_chunks.FILE, *row_chunks.KEYS])
+_OUTPUT_NAMES = (*TRAINING, *HELD_OUT, write.LABELLED_TABLE, "report.json", manifests.NAME)
+PARTS_OF_PARTITION = 32
+"""Parts for which one task compares all keys. It bounds the memory of the task and does not affect the result."""
 
 
-def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap | None = None) -> dict[str, Any]:
+def prepare(
+    config: PreparationConfig,
+    output: Path,
+    files: Files,
+    parallel_map: ParallelMap = in_process,
+    localise: Callable[[PreparationConfig], PreparationConfig] | None = None,
+) -> dict[str, Any]:
     """Prepare the corpora of a run and return the report.
 
     Args:
-        config: names corpora on this machine.
+        config: the corpora, and test sets on this machine.
         output: folder of the artifact. Files of an earlier attempt are replaced; the caller writes the manifest.
-        parallel_map: runs the work on single rows; None: in this process. The result is the same.
+        files: empty, or the intermediate files of an interrupted preparation of this config, which continues.
+        parallel_map: runs the tasks. The result does not depend on it.
+        localise: returns a config with the paths of its corpora on the machine of a task; None: they are the same.
 
     Raises:
         InputError: a corpus or test set cannot be used; `output` is left empty.
@@ -63,16 +70,8 @@ def prepare(config: PreparationConfig, output: Path, parallel_map: ParallelMap |
     """
     output.mkdir(parents=True, exist_ok=True)
     _remove_outputs(output)
-    counts: RowCounts = defaultdict(Counter)
     try:
-        reserved, test_files = _reserve_test_sets(config)
-        reserved, medians = _clean_and_stage(config, output / "staging", reserved, counts, parallel_map or in_process)
-        _write(config, output, reserved, medians, counts)
-        shutil.rmtree(output / "staging", ignore_errors=True)
-        report = _make_report(counts, output, config)
-        if test_files:
-            report["evaluation_sets"] = test_files
-        check_leaks(output, reserved, parallel_map or in_process)
+        report = _run_phases(Job(config, files, localise), output, parallel_map)
     except BaseException:
         _remove_outputs(output)
         raise
@@ -88,14 +87,16 @@ def check_labels(config: PreparationConfig, corpus: Path) -> None:
     """
     if len(config.labels) < 2:
         return
-    path = corpus / "labelled.parquet"
+    path = corpus / write.LABELLED_TABLE
     labels = set()
     if path.is_file():
-        labels = {label for _, label, _, split in read_rows(path) if split == "train"}
+        training_rows = pq.read_table(path, columns=["label"], filters=[("split", "==", "train")])
+        labels = set(training_rows["label"].unique().to_pylist())
     if len(labels) < 2:
+        names = ", ".join(labels) or "none"
         raise CorpusTooSmall(
             f"labelled_share ({config.labelled_share:g}) needs training messages of two corpora, with at least "
-            f"{LABELLED_CHARACTERS} characters and in no other corpus, but has those of {', '.join(labels) or 'none'} "
+            f"{clean.LABELLED_CHARACTERS} characters and in no other corpus, but has those of {names} "
             f"(have={len(labels)} need=2): set it to 0, or add a corpus of pairs"
         )
 
@@ -139,101 +140,91 @@ def _remove_outputs(output: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------- first pass: read, clean, stage
+# ---------------------------------------------------------------- phases
 
 
-def _reserve_test_sets(config: PreparationConfig) -> tuple[Reserved, list[dict[str, Any]]]:
-    """Return the texts of all test sets, and the name, digest and number of texts of each file."""
-    reserved = Reserved(overlap=config.overlap)
-    test_files = []
-    for path in map(Path, config.evaluation_sets):
-        for file in evaluation_sets.list_files(path):
-            text_count = 0
-            for text in evaluation_sets.read(file):
-                reserved.add_test_text(text)
-                text_count += 1
-            test_files.append({"file": file.name, "sha256": evaluation_sets.digest(file), "texts": text_count})
-        logger.info("%s: its texts will be removed from the training text", path)
-    return reserved, test_files
+def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, Any]:
+    """Run all tasks, write the corpora to `output`, and return the report, which is the sum of the tasks' records."""
+    counts: RowCounts = defaultdict(Counter)
+    finished = {entry.name for entry in job.files.entries()}
+    run = functools.partial(run_phase, finished=finished, parallel_map=parallel_map)
+    [tests] = run_phase(reserve.reserve, job, 1, finished, in_process)  # test sets are small
+    parts = _list_parts(job, run(clean.read, job, len(job.config.corpora)))
+    job = replace(job, parts=parts, partition_count=1 + len(parts) // PARTS_OF_PARTITION)
+    job = _clean(job, counts, run(clean.clean, job, len(job.parts)))
+    if job.config.labelled_share:
+        list(run(reserve.label, job, job.partition_count))
+    [united] = run(reserve.unite, job, 1)
+    job = replace(job, reserved_digest=united["digest"])
+    list(run(compare.offer, job, len(job.parts)))
+    list(run(compare.reduce, job, job.partition_count))
+    _write(job, output, counts, run(write.write, job, len(job.parts)))
+    report = _make_report(counts, output, job.config)
+    if tests["test_files"]:
+        report["evaluation_sets"] = tests["test_files"]
+    return report
 
 
-def _clean_and_stage(
-    config: PreparationConfig, staging: Path, reserved: Reserved, counts: RowCounts, parallel_map: ParallelMap
-) -> tuple[Reserved, dict[str, float]]:
-    """Read and clean all corpora, write the clean rows into `staging`, and count all rows in `counts`.
+def _list_parts(job: Job, records: Iterator[Record]) -> list[Part]:
+    """Return all parts in the order in which the first of several duplicates is kept: by corpus, language and file."""
+    parts = []
+    for number, record in enumerate(records):
+        source = job.config.corpora[number]
+        folders = HELD_OUT if source.name in job.config.held_out else TRAINING
+        if not record["parts"]:
+            _check_corpus(source, Counter())
+        for name, language_pair in record["parts"]:
+            languages = tuple(language_pair.split("-"))
+            parts.append(Part(name, number, source.name, folders[len(languages) - 1], languages))
+    corpora = [source.name for source in job.config.corpora]  # several sources may belong to one corpus
+    # With the dot that follows in a file name, the pairs "en-de." are before the sentences "en.".
+    return sorted(parts, key=lambda part: (corpora.index(part.corpus), "-".join(part.languages) + ".", part.name))
 
-    Returns:
-        All text reserved for evaluation, and the median log length ratio of each language pair.
+
+def _clean(job: Job, counts: RowCounts, records: Iterator[Record]) -> Job:
+    """Count the rows of all parts. Return the job with the parts that have clean rows and the medians of length ratios.
+
+    Raises as `_check_files` and `_check_corpus`.
     """
     length_ratios: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    # All paths are verified before the first corpus is read, because reading may take hours.
-    paths_of_sources = [_verify_paths(source) for source in config.corpora]
-    with Tables(staging, _STAGED) as staged, progress("reading", len(config.corpora), "corpora") as advance:
-        for source, paths in zip(config.corpora, paths_of_sources, strict=True):
-            source_counts: RowCounts = defaultdict(Counter)
-            first_invalid: dict[FileKey, str] = {}
-            for row in _read_and_clean(source, paths, config, parallel_map):
-                source_counts[row.file_key]["read"] += 1
-                if row.reason_to_drop:
-                    source_counts[row.file_key][row.reason_to_drop] += 1
-                    if row.reason_to_drop == "invalid_utf8":
-                        first_invalid.setdefault(row.file_key, row.texts[0])
-                    continue
-                staged.add(f"{row.corpus}/{row.language_pair}.parquet", (row.texts, row.file, *row.keys))
-                reserved.add_row(row.texts, row.keys, row.corpus, config)
-                if len(row.texts) == 2:
-                    length_ratios[row.language_pair][length_ratio.bin_of(row.texts)] += 1
-            _check_files(source, config.cleaning.max_invalid_utf8, source_counts, first_invalid)
+    parts = []
+    numbered_records = zip(job.parts, records, strict=True)
+    for _, records_of_corpus in itertools.groupby(numbered_records, key=lambda item: item[0].corpus):
+        counts_of_sources: defaultdict[int, RowCounts] = defaultdict(lambda: defaultdict(Counter))
+        first_invalid: dict[str, str] = {}
+        for part, record in records_of_corpus:
+            add_counts(counts_of_sources[part.source], record)
+            add_counts(counts, record)
+            first_invalid = record["first_invalid"] | first_invalid
+            if record["staged_rows"]:
+                parts.append(part)
+                histogram = {int(bin_number): count for bin_number, count in record["length_ratios"].items()}
+                length_ratios["-".join(part.languages)].update(histogram)
+        for number, source_counts in sorted(counts_of_sources.items()):
+            source = job.config.corpora[number]
+            _check_files(source, job.config.cleaning.max_invalid_utf8, source_counts, first_invalid)
             _check_corpus(source, sum(source_counts.values(), Counter()))
-            for file_key, file_counts in source_counts.items():
-                counts[file_key].update(file_counts)
-            advance(1)
-    medians = {languages: length_ratio.median_of(histogram) for languages, histogram in length_ratios.items()}
-    return reserved.finalise(), medians
+    medians = {pair: length_ratio.median_of(ratios) for pair, ratios in length_ratios.items() if ratios}
+    return replace(job, parts=parts, medians=medians)
 
 
-def _read_and_clean(
-    source: CorpusSource, paths: Sequence[Path], config: PreparationConfig, parallel_map: ParallelMap
-) -> Iterator[CleanedRow]:
-    """Yield the rows of a corpus, normalised, with their keys and the reason to drop them, if any."""
-    # Runs of words are compared only with held-out and test text; computing them takes most of the time.
-    has_test_text = bool(config.held_out or config.held_out_share or config.evaluation_sets)
-    overlap = config.overlap if has_test_text else 0
-    clean = functools.partial(row_chunks.clean_rows, languages=config.languages, rules=config.cleaning, overlap=overlap)
-    chunks = row_chunks.chunks(formats.read(source, config.languages, config.pivot, paths))
-    for chunk in parallel_map(clean, chunks):
-        for language_pair, texts, file, reason, *digests in tables.rows_of(chunk):
-            languages = tuple(language_pair.split("-"))
-            kind = _choose_folder(source.name, languages, config)
-            yield CleanedRow(source.name, languages, kind, file, texts, Keys(*digests), reason)
-
-
-def _choose_folder(corpus: str, languages: Sequence[str], config: PreparationConfig) -> str:
-    """Return the folder for rows of a corpus: mono, pairs, held_out_mono or held_out."""
-    folders = HELD_OUT if corpus in config.held_out else TRAINING
-    return folders[len(languages) - 1]
-
-
-def _verify_paths(source: CorpusSource) -> list[Path]:
-    """Return the files and folders of a corpus. Raise InputError if one is missing or has an unexpected digest."""
-    paths = [Path(path) for path in source.paths]
-    for path in paths:
-        if not path.exists():
-            raise InputError(f"{path}: no such file or folder: check the path of the corpus")
-        if not source.sha256:
-            continue
-        if not path.is_file():
-            raise InputError(
-                f"{path} is not a file, so its sha256 cannot be checked: leave sha256 out or give an archive"
-            )
-        digest = manifests.file_sha256(path)
-        if digest != source.sha256:
-            raise InputError(f"{path} has sha256 {digest}, expected {source.sha256}: check the config")
-    return paths
+def _write(job: Job, output: Path, counts: RowCounts, records: Iterator[Record]) -> None:
+    """Unite the tables of all parts in `output`, and count their rows."""
+    with contextlib.ExitStack() as open_files:
+        writers: dict[str, pq.ParquetWriter] = {}
+        for number, record in enumerate(records):
+            add_counts(counts, record)
+            for name in record["tables"]:
+                table = job.read_table(f"tables/{number}/{name}")
+                if name not in writers:
+                    (output / name).parent.mkdir(parents=True, exist_ok=True)
+                    writer = pq.ParquetWriter(output / name, table.schema, compression="zstd")
+                    writers[name] = open_files.enter_context(writer)
+                writers[name].write_table(table, row_group_size=ROW_GROUP)
 
 
 def _check_files(
-    source: CorpusSource, max_invalid: float, counts_of_files: RowCounts, first_invalid: dict[FileKey, str]
+    source: CorpusSource, max_invalid: float, counts_of_files: RowCounts, first_invalid: dict[str, str]
 ) -> None:
     """Refuse a corpus with a file that is not UTF-8 or in another language than the config says.
 
@@ -252,8 +243,8 @@ def _check_files(
         rows_in_other_languages = counts["wrong_script"] + counts["wrong_language"]
         if counts["invalid_utf8"] > max_invalid * rows:
             raise EncodingError(
-                f"{first_invalid[file_key]}: invalid UTF-8 begins here, {counts['invalid_utf8']} of {rows} lines have "
-                f"it, cleaning.max_invalid_utf8 allows a share of {max_invalid:g}: convert the file to UTF-8"
+                f"{first_invalid[file_key.file]}: invalid UTF-8 begins here, {counts['invalid_utf8']} of {rows} lines "
+                f"have it, cleaning.max_invalid_utf8 allows a share of {max_invalid:g}: convert the file to UTF-8"
             )
         if rows >= MIN_ROWS_TO_JUDGE and rows_in_other_languages > MAX_WRONG_LANGUAGE * rows:
             raise InputError(
@@ -284,24 +275,6 @@ def _describe_reasons(counts: Counter[str]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(3))
 
 
-# ---------------------------------------------------------------- second pass: filter, write
-
-
-def _write(
-    config: PreparationConfig, output: Path, reserved: Reserved, medians: dict[str, float], counts: RowCounts
-) -> None:
-    """Write every staged row that no filter drops."""
-    corpora = dict.fromkeys(source.name for source in config.corpora)  # several sources may belong to one corpus
-    with Tables(output, *_WRITTEN) as written:
-        writer = RowWriter(config, reserved, medians, written, counts)
-        for corpus in corpora:
-            for staged_file in sorted((output / "staging" / corpus).glob("*.parquet")):
-                languages = tuple(staged_file.stem.split("-"))
-                kind = _choose_folder(corpus, languages, config)
-                for texts, file, *digests in read_rows(staged_file):
-                    writer.add(CleanedRow(corpus, languages, kind, file, texts, Keys(*digests)))
-
-
 # ---------------------------------------------------------------- report
 
 
@@ -320,9 +293,13 @@ def _make_report(counts: RowCounts, output: Path, config: PreparationConfig) -> 
             if "mono" not in file_key.kind:
                 language = f"{config.pivot}-{language}"
             kept_rows[file_key.kind][language] += file_counts["kept"]
-    if (output / "labelled.parquet").is_file():
-        for _, _, _, split in read_rows(output / "labelled.parquet"):
-            kept_rows["labelled"][split] += 1
+    labelled_path = output / write.LABELLED_TABLE
+    splits = (
+        pq.read_table(labelled_path, columns=["split"])["split"].value_counts().to_pylist()
+        if labelled_path.is_file()
+        else []
+    )
+    kept_rows["labelled"] = Counter({count["values"]: count["counts"] for count in splits})
     _check_amount_of_text(totals, kept_rows, config)
     return {
         "files": [_describe_file(file_key, file_counts) for file_key, file_counts in sorted(counts.items())],

@@ -8,6 +8,19 @@ import pyarrow as pa
 
 from infoxlm_core.corpora.parallel import Work
 from infoxlm_core.errors import InputError
+from tests.helpers.files import Folder
+
+
+class DeadlyFolder(Folder):
+    """Kills a worker that is about to report the first task of one of three phases, if its parent is named "deadly"."""
+
+    def put(self, name: str, content: str | bytes) -> None:
+        marker = self.directory.parent / f"killed-in-{Path(name).stem}"
+        victims = [f"done/{phase}-000000.json" for phase in ("clean", "reduce", "write")]
+        if self.directory.parent.name == "deadly" and name in victims and not marker.exists():
+            marker.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().put(name, content)
 
 
 def die_once(chunk: pa.Table, work: Work, chosen: str, marker: Path) -> pa.Table:

@@ -3,6 +3,7 @@
 Address, credentials and region come from the usual environment variables: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 LIMITS = {"attempts": 10, "connect_seconds": 5, "read_seconds": 60}
 QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
 """Limits of calls that must fail sooner than a lease expires (`lease.PATIENCE`)."""
+_READ_ATTEMPTS = 3  # botocore does not repeat a request whose body breaks off
 _MAX_DELETED = 1000  # objects that S3 deletes in one request
 
 
@@ -45,6 +47,21 @@ class S3Store:
                 raise InputError(f"{self.uri}/{name} has {size:,} bytes, more than a small file may have: remove it")
             return answer["Body"].read(), answer["ETag"]
         return None
+
+    def read(self, name: str = "", start: int = 0, length: int | None = None) -> bytes:
+        from botocore.exceptions import BotoCoreError
+
+        if length == 0:
+            return b""
+        request = {"Bucket": self.bucket, "Key": self._key(name)}
+        if start > 0 or length is not None:  # S3 refuses a range of an empty file
+            end = "" if length is None else start + length - 1
+            request["Range"] = f"bytes={start}-{end}"
+        with self._client(name) as client:
+            for _ in range(_READ_ATTEMPTS - 1):
+                with contextlib.suppress(BotoCoreError):
+                    return client.get_object(**request)["Body"].read()
+            return client.get_object(**request)["Body"].read()
 
     def put(self, name: str, content: str | bytes) -> None:
         with self._client(name) as client:

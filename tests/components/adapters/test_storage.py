@@ -50,6 +50,12 @@ def test_what_was_put_is_read_and_listed_until_it_is_deleted(uri):
 
     assert store.get("a/b")[0] == b"first" and storage.open(f"{uri}/a/b").get()[0] == b"first"
     assert [(entry.name, entry.size) for entry in store.entries()] == [("a/b", 5), ("c", 6)]
+    assert [store.read("c"), store.read("c", 2), store.read("c", 1, 3), store.read("c", 6, 0)] == [
+        b"second",
+        b"cond",
+        b"eco",
+        b"",
+    ]
     assert [entry.name for entry in store.entries(deep=False)] == ["c"] and store.folders() == ["a"]
     assert {entry.name: entry.version for entry in store.entries()} == {n: store.get(n)[1] for n in ("a/b", "c")}
     store.delete("a/b", "c", "never there")

@@ -20,14 +20,6 @@ def test_case_and_width_make_another_text_but_not_another_to_compare():
     assert all(set(one).isdisjoint(another) for one, another in zip(plain, other, strict=True))
 
 
-def test_a_side_of_a_pair_has_the_keys_of_its_text_alone():
-    pair = keys(["Open the file", "Öffne die Datei"])
-
-    assert [tuple(map(list, pair.of(side))) for side in (0, 1)] == [
-        tuple(map(list, keys([text]))) for text in ("Open the file", "Öffne die Datei")
-    ]
-
-
 def test_texts_share_a_run_whatever_punctuation_and_context_they_have():
     words = "one two three four five"
 

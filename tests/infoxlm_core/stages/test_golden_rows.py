@@ -10,6 +10,7 @@ import pytest
 from components.settings import environment
 from infoxlm_core import manifests, run_file
 from infoxlm_core.stages import preparation
+from tests.helpers.files import Folder
 from tests.toys.raw_text import raw_text_config, write_raw_text
 
 ROOT = Path(__file__).parents[3]
@@ -52,9 +53,9 @@ def test_rows_and_counts_are_those_of_the_first_implementation(name, text, tmp_p
     if "evaluation_sets" in changes:
         changes = changes | {"evaluation_sets": (str(text / "tests"),)}
 
-    report = preparation.prepare(raw_text_config(text, **changes), tmp_path)
+    report = preparation.prepare(raw_text_config(text, **changes), tmp_path / "out", Folder(str(tmp_path / "work")))
 
-    assert digest_rows(tmp_path, report) == expected_digest
+    assert digest_rows(tmp_path / "out", report) == expected_digest
 
 
 @pytest.mark.slow
@@ -71,7 +72,9 @@ def test_rows_of_three_corpora_of_the_demo_are_those_of_the_first_implementation
         pytest.skip("the wheels of the demo are not in the cache")
 
     report = preparation.prepare(
-        config.model_copy(update={"corpora": tuple(corpora), "held_out": ("allauth",)}), tmp_path
+        config.model_copy(update={"corpora": tuple(corpora), "held_out": ("allauth",)}),
+        tmp_path / "out",
+        Folder(str(tmp_path / "work")),
     )
 
-    assert digest_rows(tmp_path, report) == DEMO
+    assert digest_rows(tmp_path / "out", report) == DEMO

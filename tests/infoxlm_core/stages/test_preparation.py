@@ -4,7 +4,9 @@ import json
 import random
 import unicodedata
 from pathlib import Path
+from tempfile import mkdtemp
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,11 +14,10 @@ import pytest
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import evaluation_sets
-from infoxlm_core.corpora.fingerprints import keys
-from infoxlm_core.corpora.reserved import Reserved, check_leaks
-from infoxlm_core.corpora.row_writer import RowWriter
+from infoxlm_core.corpora.phases import clean, compare
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError
 from infoxlm_core.stages import preparation
+from tests.helpers.files import Folder
 
 NUMBERS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 ZAHLEN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf"]
@@ -51,7 +52,7 @@ def messages_in_three_languages(path: Path) -> tuple[dict, pa.Table]:
 
 def prepare(tmp_path: Path, *corpora: dict, **fields) -> dict:
     config = PreparationConfig(languages=("en", "de", "fr"), corpora=corpora, **fields)
-    return preparation.prepare(config, tmp_path / "out")
+    return preparation.prepare(config, tmp_path / "out", Folder(mkdtemp(dir=tmp_path)))
 
 
 def rows(tmp_path: Path, name: str) -> list[tuple[str, ...]]:
@@ -107,7 +108,11 @@ def test_the_length_of_a_pair_is_judged_by_the_median_of_its_languages(tmp_path)
     ]
     tsv(tmp_path / "a.tsv", [*thai, long, cut])
 
-    report = preparation.prepare(PreparationConfig(languages=("en", "de", "th"), corpora=corpora), tmp_path / "out")
+    report = preparation.prepare(
+        PreparationConfig(languages=("en", "de", "th"), corpora=corpora),
+        tmp_path / "out",
+        Folder(str(tmp_path / "work")),
+    )
 
     assert rows(tmp_path, "pairs/en-th/a") == [*thai, long]
     assert entry(report, "a", "pairs", "th")["dropped"] == {"length_ratio": 1}
@@ -217,20 +222,12 @@ def test_training_text_that_shares_words_in_a_row_with_a_held_out_sentence_is_le
 @pytest.mark.item("B05")
 def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch):
     corpora = tsv(tmp_path / "train.tsv", PAIRS), tsv(tmp_path / "test.tsv", PAIRS[7:8])
-    reserved = Reserved(held_out=set(keys(PAIRS[7][1:]).equal))
-    prepare(tmp_path, *corpora[:1])
-    with pytest.raises(EvaluationLeak, match=r"train\.parquet row 8"):
-        check_leaks(tmp_path / "out", reserved)
 
-    original = RowWriter.write_unless_duplicate  # a writer that lets through what it should not
+    def find_no_reasons(job, part, rows):
+        return np.zeros(len(rows), np.uint8)
 
-    def write_and_leak(writer, row):
-        if row.kind == "held_out":
-            writer.tables.add("mono/de/train.parquet", (row.texts[1],))
-        return original(writer, row)
-
-    monkeypatch.setattr(RowWriter, "write_unless_duplicate", write_and_leak)
-    with pytest.raises(EvaluationLeak, match="reserved for evaluation"):
+    monkeypatch.setattr(compare, "_find_reasons", find_no_reasons)
+    with pytest.raises(EvaluationLeak, match=r"pairs/en-de/train\.parquet row 8 is reserved for evaluation"):
         prepare(tmp_path, *corpora, held_out=("test",))
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -295,7 +292,7 @@ def test_labelled_messages_are_the_same_in_all_languages_and_in_no_training_text
 def test_labelled_text_of_fewer_than_two_corpora_is_refused(tmp_path, other, corpora):
     sources = (tsv(tmp_path / "a.tsv", PAIRS), tsv(tmp_path / "b.tsv", other))
     config = PreparationConfig(languages=("en", "de"), corpora=sources, labelled_share=0.2)
-    preparation.prepare(config, tmp_path / "out")
+    preparation.prepare(config, tmp_path / "out", Folder(str(tmp_path / "work")))
 
     with pytest.raises(CorpusTooSmall, match=f"labelled_share .* but has those of {corpora} .*: set it to 0"):
         preparation.check_labels(config, tmp_path / "out")
@@ -381,3 +378,21 @@ def test_a_corpus_that_is_not_there_or_is_another_is_refused_and_never_removed(t
     (tmp_path / "a.tsv").unlink()
     with pytest.raises(InputError, match="no such file or folder: check the path of the corpus"):
         prepare(tmp_path, corpus)
+
+
+@pytest.mark.item("B08")
+def test_rows_are_collected_in_order_and_in_chunks_of_bounded_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(clean, "PART_ROWS", 3)
+    monkeypatch.setattr(clean, "PART_CHARACTERS", 60)
+    lines = [
+        *(f"Zeile {number} der Datei" for number in range(4)),
+        f"Eine lange Zeile {'mit vielen Worten ' * 4}",
+        "Ende",
+    ]
+    config = PreparationConfig(languages=("de",), pivot="de", corpora=(text(tmp_path / "a.txt", lines),))
+
+    preparation.prepare(config, tmp_path / "out", Folder(str(tmp_path / "work")))
+
+    parts = [pq.read_table(path)["texts"].to_pylist() for path in sorted((tmp_path / "work/raw").iterdir())]
+    assert [len(part) for part in parts] == [3, 2, 1]
+    assert [row[0] for part in parts for row in part] == lines

@@ -51,6 +51,7 @@ from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.finetuning.task_learner import TaskLearner
 from infoxlm_core.training.learner import Learner
 from infoxlm_core.training.optimizer import learning_rate
+from tests.helpers.files import Folder
 from tests.toys.pretraining import tiny_config
 from tests.toys.questions import write_squad
 
@@ -168,7 +169,7 @@ def make_corpus(tmp_path: Path, encoder: Path) -> Any:
         "corpora": [{"languages": ["en", "de"]} | corpus for corpus in corpora],
     }  # fmt: skip
     output = tmp_path / "corpus"
-    report = preparation.prepare(PreparationConfig.parse(values), output)
+    report = preparation.prepare(PreparationConfig.parse(values), output, Folder(str(output.with_name("work"))))
     tables = {
         str(path.relative_to(output)): pq.read_table(path).to_pydict() for path in sorted(output.rglob("*.parquet"))
     }

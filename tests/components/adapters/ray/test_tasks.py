@@ -9,14 +9,15 @@ import pyarrow as pa
 import pytest
 from kfp import dsl
 
+from components.adapters import storage
 from components.adapters.ray import tasks
-from components.platform import artifacts
+from components.platform import artifacts, stage_work
+from components.platform.stage_work import Work
 from components.prepare_corpus import prepare_corpus
 from components.tokenize_corpus import tokenize_corpus
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig, TokenizationConfig
-from infoxlm_core.corpora import reserved, row_chunks
-from infoxlm_core.corpora.parallel import AHEAD
+from infoxlm_core.corpora.parallel import AHEAD, ParallelMap, in_process
 from infoxlm_core.errors import InputError, WorkerLost
 from infoxlm_core.stages import preparation, tokenization
 from tests.components.conftest import upload
@@ -70,51 +71,37 @@ def made_here(tmp_path_factory) -> Path:
     return base
 
 
-def make(base: Path, text: Path, spread=None) -> None:
-    report = preparation.prepare(preparation_config(text), base / "corpus", spread)
+def make(base: Path, text: Path, spread: ParallelMap = in_process, work: Path | None = None) -> None:
+    files = deadly.DeadlyFolder(str(work or base / "work"))
+    report = preparation.prepare(preparation_config(text), base / "corpus", files, spread)
     manifests.write(base / "corpus", "corpus", preparation.facts(report))
     facts = tokenization.tokenize(TOKENIZATION, base / "corpus", base / "shards", spread)
     manifests.write(base / "shards", "shards", facts)
 
 
-@pytest.fixture
-def small_chunks(monkeypatch) -> None:
-    """So that toy text is many chunks."""
-    for module in (row_chunks, reserved, tokenization):
-        monkeypatch.setattr(module, "CHUNK", 100)
-
-
-def test_two_workers_write_the_bytes_of_one_process(ray_here, made_here, small_chunks, tmp_path):
+def test_workers_killed_in_three_phases_and_in_tokenization_change_no_byte(ray_here, made_here, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenization, "CHUNK", 100)  # so that toy text is many chunks
+    (tmp_path / "deadly").mkdir()
     with tasks.workers(2) as spread:
-        make(tmp_path, made_here / "text", spread)
 
+        def kill_once(work, items):
+            if getattr(work, "func", work).__name__ == "encode_chunk":
+                marker = tmp_path / "deadly/killed-in-encode"
+                work = functools.partial(deadly.die_once, work=work, chosen=messages(0)[100][0], marker=marker)
+            return spread(work, items)
+
+        make(tmp_path, made_here / "text", kill_once, tmp_path / "deadly/work")
+
+    markers = (tmp_path / "deadly").glob("killed-in-*")
+    victims = {path.name.removeprefix("killed-in-"): int(path.read_text()) for path in markers}
+    assert victims.keys() == {"clean-000000", "reduce-000000", "write-000000", "encode"}
+    assert os.getpid() not in victims.values()
     for kind in ("corpus", "shards"):
         assert contents(tmp_path / kind) == contents(made_here / kind)
     names = contents(tmp_path)
     for name in ("pairs/en-fr/second.parquet", "mono/zh/zh.parquet", "held_out/en-de/kept.parquet", "labelled.parquet"):
         assert f"corpus/{name}" in names
     assert {"shards/mono/ru/ru.tokens", "shards/pairs/en-de/first.meanings"} <= names.keys()
-
-
-def test_a_worker_killed_in_the_middle_changes_nothing(ray_here, made_here, small_chunks, tmp_path):
-    with tasks.workers(2) as spread:
-
-        def kill_once(work, chunks):
-            name = getattr(work, "func", work).__name__
-            if name == "mark":
-                return spread(work, chunks)
-            killer = functools.partial(
-                deadly.die_once, chosen=messages(0)[100][0], marker=tmp_path / f"killed-in-{name}"
-            )
-            return spread(functools.partial(killer, work=work), chunks)
-
-        make(tmp_path, made_here / "text", kill_once)
-
-    victims = {path.name: int(path.read_text()) for path in tmp_path.glob("killed-in-*")}
-    assert victims.keys() == {"killed-in-clean_rows", "killed-in-encode_chunk"}
-    assert os.getpid() not in victims.values()
-    for kind in ("corpus", "shards"):
-        assert contents(tmp_path / kind) == contents(made_here / kind)
 
 
 def numbers(count: int) -> list[pa.Table]:
@@ -147,6 +134,20 @@ def test_no_workers_means_here():
         assert spread is None
 
 
+def test_workers_of_a_cluster_share_only_a_bucket(bucket, made_here, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "a cluster")
+    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
+    upload(bucket, made_here / "text", "text")
+    config = preparation_config("s3://models/text").model_dump(mode="json", exclude_none=True)
+    work = Work("prepare_corpus", "s3://models/store", "corpus", "0123456789abcdef", config, 0, {})
+
+    stage_work.TEXT_STAGES["prepare_corpus"](work, None, tmp_path / "out")
+
+    expected = {name: digest for name, digest in contents(made_here / "corpus").items() if name != manifests.NAME}
+    assert contents(tmp_path / "out") == expected
+    assert storage.open("s3://models/store").entries() == []
+
+
 def test_the_components_take_corpora_from_s3_and_know_them_again_by_content(
     ray_here, made_here, bucket, store, tmp_path
 ):
@@ -163,8 +164,9 @@ def test_the_components_take_corpora_from_s3_and_know_them_again_by_content(
     made = {name: manifests.load(artifacts.resolve(outputs[name])[0])["digest"] for name in ("corpus", "shards")}
     assert made == {name: manifests.load(made_here / name)["digest"] for name in made}
     prepare_corpus.python_func(config, str(store), corpus, metrics)
-    assert len(list((store / "corpus").iterdir())) == 1
+    assert len(list((store / "corpus").glob("[!.]*"))) == 1
+    assert not list((store / "preparing").iterdir())
 
     bucket.put_object(Key="text/zh.txt", Body="请打开网络中的新窗口\n".encode())
     prepare_corpus.python_func(config, str(store), corpus, metrics)
-    assert len(list((store / "corpus").iterdir())) == 2
+    assert len(list((store / "corpus").glob("[!.]*"))) == 2

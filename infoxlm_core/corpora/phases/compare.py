@@ -1,0 +1,177 @@
+"""Phases offer and reduce: decide which rows are dropped, by comparing 16-byte keys instead of text.
+
+A row is offered as items: itself, its sides as sentences, and its sides as labelled text. Of the items with one key,
+the first in the order of the input is kept.
+
+reasons/PART   one byte for each row, see `REASONS`
+keys/PART      items of the part with their keys, in slices by partition
+items/PART     all items that the part offers, each with the first item of the part that has its key and text
+drops/P        items of partition P that are dropped, in slices by part
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from infoxlm_core.corpora import cleaning, length_ratio
+from infoxlm_core.corpora.phases.clean import DRAWN_HELD_OUT, partition_of, values_of
+from infoxlm_core.corpora.phases.job import Job, Part, Record
+from infoxlm_core.corpora.phases.reserve import REASONS, Reserved, read_reserved
+from infoxlm_core.corpora.tables import HELD_OUT
+
+STATES = ("kept", "duplicate", "near_duplicate")
+KEPT, DUPLICATE, NEAR_DUPLICATE = range(3)
+ITEMS = 8  # numbers of items reserved for each row; item n of row r is 8 r + n
+ITSELF, FIRST_SIDE, FIRST_LABEL = 0, 1, 3  # numbers of items: the row, its sides (1, 2), its sides as labelled (3, 4)
+_HELD_OUT_SHARE = REASONS.index("held_out_share")
+_LABELLED = REASONS.index("labelled")
+_COLUMNS = ("equal", "near", "exact", "runs", "log_ratio", "drawn", "is_long")  # of staged rows
+_KEY = np.dtype([("key", "<u8"), ("item", "<u4"), ("tag", "<u4")])
+"""key: digest of an item's near keys and of the tables with which it is compared. tag: digest of the unchanged text."""
+
+
+class Offer(NamedTuple):
+    """Rows of a part that may be written to a table, unless a row before them has the same text."""
+
+    item: int
+    kind: str  # the folder of the table, or "labelled"
+    languages: tuple[str, ...]
+    sides: slice  # of the row that are written
+    is_offered: np.ndarray  # (rows,)
+
+
+def list_offers(job: Job, part: Part, rows: pa.Table, reasons: np.ndarray, is_duplicate: np.ndarray) -> Iterator[Offer]:
+    """Yield everything for which the rows of a part are offered.
+
+    Args:
+        job: the preparation.
+        part: the part.
+        rows: its staged rows.
+        reasons: (rows,) numbers of the reasons to drop the rows, 0 for none.
+        is_duplicate: (rows,) whether a row is known to be a duplicate, whose sides are not offered.
+    """
+    yield Offer(ITSELF, part.kind, part.languages, slice(None), reasons == 0)
+    if part.kind != "pairs":
+        return
+    yield Offer(ITSELF, "held_out", part.languages, slice(None), reasons == _HELD_OUT_SHARE)
+    is_training = (reasons == 0) & ~is_duplicate
+    is_label = _find_labels(rows, reasons, is_training, read_reserved(job)) if job.config.labelled_share else None
+    for side, language in enumerate(part.languages):
+        only_side = slice(side, side + 1)
+        if job.config.monolingual_from_pairs:
+            yield Offer(FIRST_SIDE + side, "mono", (language,), only_side, is_training)
+        if is_label is not None:
+            yield Offer(FIRST_LABEL + side, "labelled", (language,), only_side, is_label[:, side])
+
+
+def _find_labels(pairs: pa.Table, reasons: np.ndarray, is_training: np.ndarray, reserved: Reserved) -> np.ndarray:
+    """Return whether each side of pairs is offered as labelled text, (rows, 2).
+
+    Sides of training pairs are offered, and those of the labelled test set, unless several corpora contain the text.
+    """
+    near = values_of(pairs["near"]).reshape(-1, 2)
+    is_long_training = is_training & pairs["is_long"].to_numpy()
+    is_test = (reasons == _LABELLED) & reserved.contains("messages", near[:, 0])
+    is_shared = reserved.contains("shared", near.ravel()).reshape(-1, 2)
+    return (is_long_training | is_test)[:, None] & ~is_shared
+
+
+def offer(job: Job, number: int) -> Record:
+    """Decide by its own keys which rows of a part are dropped, and offer the others."""
+    part = job.parts[number]
+    rows = job.read_table(f"staged/{part.name}", _COLUMNS)
+    reasons = _find_reasons(job, part, rows)
+    job.files.put(f"reasons/{part.name}", reasons.tobytes())
+    no_duplicates = np.zeros(len(rows), bool)
+    keys = [_make_keys(part, rows, offered) for offered in list_offers(job, part, rows, reasons, no_duplicates)]
+    _put_keys(job, part.name, np.concatenate(keys))
+    return {}
+
+
+def _find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
+    """Return the number of the reason to drop each row, 0 for none."""
+    reasons = np.zeros(len(rows), np.uint8)
+    if len(part.languages) == 2:
+        median = job.medians["-".join(part.languages)]
+        max_ratio = job.config.cleaning.max_length_ratio
+        is_unusual = length_ratio.exceeds(max_ratio, rows["log_ratio"].to_numpy(), median)
+        reasons[is_unusual] = REASONS.index("length_ratio")
+    if part.kind in HELD_OUT:
+        return reasons
+    is_drawn = rows["drawn"].to_numpy() == DRAWN_HELD_OUT
+    reasons[(reasons == 0) & is_drawn] = _HELD_OUT_SHARE
+    return reasons + read_reserved(job).find_reasons(rows, reasons > 0)
+
+
+def _make_keys(part: Part, rows: pa.Table, offered: Offer) -> np.ndarray:
+    """Return the keys of the items that an offer has."""
+    offered_rows = np.flatnonzero(offered.is_offered)
+    near = values_of(rows["near"]).reshape(-1, len(part.languages))
+    exact = values_of(rows["exact"]).reshape(-1, len(part.languages))
+    keys = np.empty(len(offered_rows), _KEY)
+    keys["key"] = _mix(cleaning.digest(offered.kind, *offered.languages), near[offered_rows, offered.sides])
+    keys["item"] = offered_rows * ITEMS + offered.item
+    keys["tag"] = _mix(0, exact[offered_rows, offered.sides]).astype(np.uint32)
+    return keys
+
+
+def _mix(seed: int, digests: np.ndarray) -> np.ndarray:
+    """Return a 64-bit digest of each row of digests, (rows, columns), by the function of SplitMix64."""
+    mixed = np.full(len(digests), seed, np.uint64)
+    for column in digests.T:
+        mixed ^= column
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def _put_keys(job: Job, part: str, keys: np.ndarray) -> None:
+    """Put the keys of a part. Of items with equal keys and text only the first is sent, so no partition is large."""
+    keys = keys[np.lexsort((keys["item"], keys["tag"], keys["key"]))]
+    is_first = _is_first(keys["key"]) | _is_first(keys["tag"])
+    first_items = keys["item"][_first_positions(is_first)]
+    job.files.put(f"items/{part}", np.stack([keys["item"], first_items], axis=1).tobytes())
+    sent = keys[is_first]
+    sent = sent[np.argsort(sent["item"])]
+    job.put_slices(f"keys/{part}", sent, partition_of(sent["key"], job.partition_count), job.partition_count)
+
+
+def _is_first(values: np.ndarray) -> np.ndarray:
+    """Return whether each value differs from the value before it."""
+    return np.append(np.ones(min(len(values), 1), bool), values[1:] != values[:-1])
+
+
+def _first_positions(is_first: np.ndarray) -> np.ndarray:
+    """Return for each position the last position up to it that is a first one."""
+    return np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
+
+
+def reduce(job: Job, number: int) -> Record:
+    """Put the items of a partition that are dropped: all with one key but the first in the order of the input."""
+    slices = [np.empty(0, _KEY)]
+    for part in job.parts:
+        slices.append(job.read_slice(f"keys/{part.name}", _KEY, number, job.partition_count))
+    keys = np.concatenate(slices)
+    parts = np.repeat(np.arange(len(slices)) - 1, [len(part_keys) for part_keys in slices])
+    order = np.argsort(keys["key"], kind="stable")
+    keys = keys[order]
+    is_first = _is_first(keys["key"])
+    is_near = keys["tag"] != keys["tag"][_first_positions(is_first)]
+    drops = 2 * keys["item"] + is_near
+    job.put_slices(f"drops/{number}", drops[~is_first], parts[order][~is_first], len(job.parts))
+    return {}
+
+
+def read_states(job: Job, number: int, row_count: int) -> np.ndarray:
+    """Return KEPT, DUPLICATE or NEAR_DUPLICATE for each item of a part, (rows, ITEMS), offered or not."""
+    states = np.zeros(row_count * ITEMS, np.uint8)
+    for partition in range(job.partition_count):
+        drops = job.read_slice(f"drops/{partition}", np.uint32, number, len(job.parts))
+        states[drops // 2] = DUPLICATE + drops % 2
+    items, first_items = np.frombuffer(job.files.read(f"items/{job.parts[number].name}"), np.uint32).reshape(-1, 2).T
+    is_repeated = items != first_items
+    states[items[is_repeated]] = np.maximum(states[first_items[is_repeated]], DUPLICATE)
+    return states.reshape(-1, ITEMS)
