@@ -71,9 +71,9 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
 def _fetch_published_model(source: str, store: Path, only: Sequence[str]) -> Path | None:
     """Fetch a model from the registry or the hub. Return None if the source cannot be the name of either."""
     if storage.scheme(source, ":") == "models":
-        from components.adapters.mlflow.source import fetch
+        from components.adapters.mlflow import model_registry
 
-        return fetch(source, store)
+        return model_registry.fetch(source, store)
     from components.adapters.sources import hub
 
     return hub.fetch(source, store, only)

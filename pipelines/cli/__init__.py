@@ -2,7 +2,7 @@
 
 import os
 
-from pipelines.cli import runs, adapt, evaluate, models, translate  # noqa: F401  # isort: skip  # the order of --help
+from pipelines.cli import runs, adapt, evaluate, models  # noqa: F401  # isort: skip  # the order of --help
 from pipelines.cli import mine, merge, export, registry, store, cluster, settings  # noqa: F401  # isort: skip  # the order of --help
 from pipelines.cli.app import app, interrupt_on_signals
 

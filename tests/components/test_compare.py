@@ -164,8 +164,8 @@ def test_the_newest_ablation_of_a_name_is_meant_and_an_unknown_one_refused(ablat
     tracking.open_run(str(ablation), TRIALS[0])
     second = tracking.open_run(str(ablation)).id
 
-    assert trial_runs.find_ablation("toy", ablation) == trial_runs.find_ablation("latest", ablation) == (second, "toy")
-    assert trial_runs.find_ablation(first, ablation)[0] == first
+    assert trial_runs.find_ablation("toy", ablation) == trial_runs.find_ablation("latest", ablation) == second
+    assert trial_runs.find_ablation(first, ablation) == first
     with pytest.raises(InputError, match=rf"no ablation 'other'; known are toy \({second}\), toy \({first}\)"):
         trial_runs.find_ablation("other", ablation)
 
@@ -182,7 +182,7 @@ def test_trials_of_an_older_version_are_found(store):
     (found,) = trial_runs.read(parent)
 
     assert (found.run_id, found.trial) == (old, Trial("full seed 1", "full", 1, what="all"))
-    assert found.metrics == {"retrieval/served": 0.4} and trial_runs.find_ablation("latest", store)[0] == parent
+    assert found.metrics == {"retrieval/served": 0.4} and trial_runs.find_ablation("latest", store) == parent
 
 
 def test_a_place_without_ablations_is_one_line_and_stays_empty(store, tmp_path):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from components.adapters.mlflow import connection, model_versions, promotion, signing
 from components.adapters.mlflow.errors import translate_errors
 from components.adapters.mlflow.model_versions import CANDIDATE, CHAMPION, GATE
+from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import directories
 from infoxlm_core.results import evidence
@@ -212,6 +213,26 @@ def load_encoder(source: str | Path, store: Path) -> Path:
             model_versions.download_encoder(client, version, files)
     model_versions.check(files, version)
     return files / model_versions.MODEL
+
+
+def fetch(source: str, store: Path) -> Path:
+    """Copy a registered model to the store, where all processes of a run can read it. Return the copy.
+
+    A damaged copy is replaced. Raises as `load_encoder`.
+    """
+    model = load_encoder(source, store)
+    digest = manifests.digest_files(model)  # of all files, because the same weights may have another tokenizer
+    short_digest = digest.removeprefix("sha256:")[:16]
+    copy = store.resolve() / "models" / f"registry-{short_digest}"
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
+        if copy.is_dir() and manifests.digest_files(copy) != digest:
+            copy.rename(Path(scratch) / "damaged")
+        if not copy.is_dir():
+            temporary_copy = Path(scratch) / "copy"
+            shutil.copytree(model, temporary_copy)
+            manifests.move_into_place(temporary_copy, copy)  # other processes never see a part of the model
+    return copy
 
 
 def read_registration(uri: str, store: Path) -> Registration:

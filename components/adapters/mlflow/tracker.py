@@ -52,8 +52,7 @@ def check_sweeps() -> None:
 
 def find_ablation(ablation: str, local_store: Path) -> "MlflowRun":
     """Return the run of an ablation. See `trial_runs.find_ablation`."""
-    run_id, _ = trial_runs.find_ablation(ablation, local_store)
-    return MlflowRun(run_id)
+    return MlflowRun(trial_runs.find_ablation(ablation, local_store))
 
 
 class MlflowRun:

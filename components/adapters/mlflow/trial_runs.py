@@ -5,7 +5,8 @@ All trials have the tag `seed`. Trials of an ablation have the tags `variant`, `
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,32 +40,38 @@ class TrialRun(NamedTuple):
 
     def read_scores(self) -> Scores:
         """Download the scores of a suite's trial from the artifacts of its run."""
-        from mlflow import MlflowClient
-
-        with translate_errors(f"scores of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
-            return read_scores(Path(MlflowClient().download_artifacts(self.run_id, SCORES, folder)))
+        with self._downloaded(SCORES) as folder:
+            return read_scores(folder / SCORES)
 
     def read_outcomes(self) -> Outcomes | None:
         """Download the outcomes by question of an ablation's trial. Return None if its evaluation is not stored."""
         from mlflow import MlflowClient
 
-        client = MlflowClient()
-        with translate_errors(f"evaluation of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
-            stored_files = {item.path for item in client.list_artifacts(self.run_id, EVALUATION)}
-            if f"{EVALUATION}/{evidence.FILE}" not in stored_files:
-                return None
-            file = Path(client.download_artifacts(self.run_id, f"{EVALUATION}/{evidence.FILE}", folder))
-            scores_file = Path(client.download_artifacts(self.run_id, f"{EVALUATION}/scores.json", folder))
-            scores = evidence.read_scores(scores_file.parent)
-            return Outcomes(evidence.read(file, scores["model"]), scores["pivot"])
+        answers_path = f"{EVALUATION}/{evidence.FILE}"
+        with translate_errors(f"evaluation of MLflow run {self.run_id}"):
+            stored_files = [item.path for item in MlflowClient().list_artifacts(self.run_id, EVALUATION)]
+        if answers_path not in stored_files:
+            return None
+        with self._downloaded(answers_path, f"{EVALUATION}/scores.json") as folder:
+            scores = evidence.read_scores(folder / EVALUATION)
+            return Outcomes(evidence.read(folder / answers_path, scores["model"]), scores["pivot"])
 
     def read_json(self, path: str) -> dict[str, Any]:
         """Download a JSON file from the artifacts of the trial's run."""
+        with self._downloaded(path) as folder:
+            return outside.read_json(folder / path, dict[str, Any], "run the trial again")
+
+    @contextmanager
+    def _downloaded(self, *paths: str) -> Iterator[Path]:
+        """Download artifacts of the trial's run into a temporary folder, and yield the folder."""
         from mlflow import MlflowClient
 
-        with translate_errors(f"{path} of MLflow run {self.run_id}"), tempfile.TemporaryDirectory() as folder:
-            file = Path(MlflowClient().download_artifacts(self.run_id, path, folder))
-            return outside.read_json(file, dict[str, Any], "run the trial again")
+        client = MlflowClient()
+        subject = f"{paths[0]} of MLflow run {self.run_id}"
+        with translate_errors(subject), tempfile.TemporaryDirectory() as folder:
+            for path in paths:
+                client.download_artifacts(self.run_id, path, folder)
+            yield Path(folder)
 
 
 def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
@@ -137,11 +144,11 @@ def _as_trial_run(run: "Run") -> TrialRun:
     return TrialRun(run.info.run_id, trial, run.info.status, metrics)
 
 
-def find_ablation(ablation: str, store: Path) -> tuple[str, str]:
-    """Return the id and the name of the run of an ablation.
+def find_ablation(ablation: str, store: Path) -> str:
+    """Return the id of the run of an ablation.
 
     Args:
-        ablation: `latest`, an id, or a name (then the newest of that name).
+        ablation: `latest`, an id, or a name, which means the newest ablation of this name.
         store: where MLflow's database is if MLFLOW_TRACKING_URI names no server.
 
     Raises:
@@ -153,16 +160,16 @@ def find_ablation(ablation: str, store: Path) -> tuple[str, str]:
         has_variant = "tags.variant LIKE '%'"  # only trials of ablations have the tag `variant`
         newest_first = ["start_time DESC", "run_id ASC"]
         trials = client.search_runs(experiments, has_variant, max_results=_MAX_RUNS, order_by=newest_first)
-        name_by_id: dict[str, str] = {}  # the ablation with the newest trial comes first
+        names_by_id: dict[str, str] = {}  # the ablation with the newest trial comes first
         for trial in trials:
             parent = trial.data.tags.get(PARENT)
-            if parent is not None and parent not in name_by_id:
-                name_by_id[parent] = name_of(parent)
-        if not name_by_id:
-            raise InputError(f"{connection.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")
-    for run_id, name in name_by_id.items():
+            if parent is not None and parent not in names_by_id:
+                names_by_id[parent] = name_of(parent)
+    if not names_by_id:
+        raise InputError(f"{connection.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")
+    for run_id, name in names_by_id.items():
         if ablation in ("latest", run_id, name):
-            return run_id, name
-    newest_ablations = list(name_by_id.items())[:_MAX_LISTED]
+            return run_id
+    newest_ablations = list(names_by_id.items())[:_MAX_LISTED]
     available = ", ".join(f"{name} ({run_id})" for run_id, name in newest_ablations)
     raise InputError(f"no ablation {ablation!r}; known are {available}")

@@ -1,4 +1,4 @@
-"""`infoxlm import` and `serve-check`: what they print, and one line where they refuse."""
+"""`infoxlm import`, `serve-check` and `translate`: what they print, and one line where they refuse."""
 
 import argparse
 import json
@@ -137,3 +137,27 @@ def test_a_registry_that_is_not_there_is_not_made(tmp_path, monkeypatch, command
 
     assert result.exit_code == 2 and "has no MLflow database" in result.stderr
     assert not (tmp_path / "typo/mlflow.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("{encoder}", "--to", "de", "Save"), "has no translator: give the output of translate"),
+        (("{encoder}", "--to", "de", "--file", "{encoder}/none.txt"), "none.txt"),
+        (("{encoder}", "--to", "de", "--file", "{encoder}/config.json", "Save"), "give sentences or --file, not both"),
+        (("{encoder}/nowhere", "--to", "de", "Save"), "has no config.json"),
+        (("models:/nothing@champion", "--to", "de", "--store", "{encoder}", "Save"), "has no MLflow database"),
+    ],
+)
+def test_what_cannot_be_translated_is_one_line(tiny_encoders, arguments, reason):
+    filled = [argument.replace("{encoder}", str(tiny_encoders["first"])) for argument in arguments]
+
+    result = run("translate", *filled)
+
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and reason in result.stderr
+
+
+def test_translate_requires_the_language():
+    result = run("translate", "models:/nothing@champion", "Save")
+
+    assert result.exit_code == 2 and "--to" in result.stderr
