@@ -1,4 +1,4 @@
-"""A lease: the right of one process to write, recorded in a small file that its holder rewrites regularly.
+"""A lease is the right of one process to write. A small file names its holder, who rewrites the file regularly.
 
     {"holder": "…", "attempt": 3, "beat": 17}       the lease is free if holder is ""
 
@@ -127,7 +127,8 @@ class Lease:
         deadline = time.monotonic() + PATIENCE
         while not self.lost:
             try:
-                self.lost = not self._write() or self.lost
+                if not self._write():
+                    self.lost = True
                 break
             except StorageUnavailable:
                 if time.monotonic() >= deadline:
@@ -137,7 +138,7 @@ class Lease:
             raise Fenced(f"{self.url}: another process has taken the lease, so this process must stop")
 
     def _take(self, dead_state: dict[str, Any] | None = None) -> bool:
-        """Take the lease if it is free, if `holder` already has it, or if a dead holder left it in `dead_state`.
+        """Take the lease if it is free, has the holder of this process, or is still in the state of a dead holder.
 
         Returns:
             whether this process has the lease now.
@@ -151,7 +152,7 @@ class Lease:
         return self._write(quick=False)
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
-        """Write the next beat, unless another process has changed the file. Return whether it was written."""
+        """Write the next beat, unless another process has changed the file. Return whether the beat was written."""
         with self._lock:
             self.beat += 1
             state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}
@@ -182,7 +183,8 @@ class Lease:
         while not self._released.wait(min(_POLL, BEAT)):
             try:
                 if time.monotonic() - last_beat >= BEAT:
-                    self.lost = self.lost or not self._write()
+                    if not self.lost and not self._write():
+                        self.lost = True
                     last_beat = time.monotonic()
             except Exception as error:  # the next beat may succeed; if none does, `renew` raises
                 self._warn("the lease could not be renewed", error)

@@ -176,20 +176,19 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
     if existing:
         return existing
     path = local_directory(store) / kind / name
-    is_remote = storage.is_remote(store)
-    # An earlier attempt may have built the artifact of a remote store without uploading it.
-    is_built = is_remote and (path / manifests.NAME).is_file()
-    if not is_built:
+    if not storage.is_remote(store):
         _build(path, kind, build)
-    if not is_remote:
         return path
+    if not (path / manifests.NAME).is_file():  # else an earlier attempt built the artifact without uploading it
+        _build(path, kind, build)
     uri = f"{store}/{kind}/{name}"
     with Lease(f"{store}/leases/{kind}-{name}.json", wait=MAX_UPLOAD_SECONDS):
-        if not artifact_files.manifest_exists(uri):
+        is_uploaded = artifact_files.manifest_exists(uri)
+        if not is_uploaded:
             artifact_files.push(path, uri)
             logger.info("uploaded %s", uri)
             return path
-    return lookup(store, kind, name) or path  # another machine uploaded it first: use its artifact
+    return lookup(store, kind, name) or path  # another machine uploaded the artifact first, so use that one
 
 
 def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:

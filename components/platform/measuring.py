@@ -68,10 +68,21 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
 def _fine_tune(
     settings: Any, local_settings: Any, source: str, encoder: Path, num_workers: int, store: str, run: tracking.Run
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the model that a trial measures, fine-tuned if its task requires it, and the facts of its training.
+    """Fine-tune the encoder of a trial if its task requires training.
 
     The name of the model depends only on what decides its weights, so trials that differ only in their tests share it.
-    `local_settings` are the settings with local paths for all data, and `encoder` is the local directory of `source`.
+
+    Args:
+        settings: settings of the task.
+        local_settings: the same settings with local paths for all data.
+        source: source of the encoder.
+        encoder: local directory of the encoder.
+        num_workers: Ray workers, one per GPU; 0 trains inside this process.
+        store: directory, or s3://bucket/prefix.
+        run: the tracker's run, which receives the curves.
+
+    Returns:
+        The directory of the model to measure, and the facts of its training (none if the task requires no training).
     """
     task = task_of(local_settings)
     if not task.trained:
@@ -104,34 +115,36 @@ def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: i
     """Measure trials one after the other, and return the finished ones by name.
 
     Each of several trials runs in its own process, so that its memory and GPUs are released. If a trial fails, the
-    remaining trials run nevertheless. Then this process exits with the code of the last failure. A signal to stop is
-    passed to the running trial, and no other trial starts.
+    other trials still run, and then this process exits with the code of the last failure. After a signal to stop, the
+    running trial is stopped and no other trial starts.
     """
-    names = [trial["point"]["name"] for trial in planned]
     if len(planned) == 1:
-        return {names[0]: measure(planned[0], store, num_workers)}
-    signals: list[int] = []
+        return {planned[0]["point"]["name"]: measure(planned[0], store, num_workers)}
+    received_signals: list[int] = []
     finished: dict[str, Measured] = {}
     exit_codes: list[int] = []
-    for number, (name, trial) in enumerate(zip(names, planned, strict=True), 1):
+    for number, trial in enumerate(planned, 1):
+        name = trial["point"]["name"]
         logger.info("Trial %d of %d: %s.", number, len(planned), name)
-        measured, exit_code = _measure_in_process(signals, trial, store, num_workers)
+        measured, exit_code = _measure_in_process(trial, store, num_workers, received_signals)
         if measured:
             finished[name] = measured
         else:
             exit_codes.append(exit_code)
-        if signals:
+        if received_signals:
             break
     if exit_codes:
         logger.error("%d of %d trials are finished, %d failed.", len(finished), len(planned), len(exit_codes))
-        sys.exit(exit_codes[-1])  # the stored outcome is also that of the last failure
+        sys.exit(exit_codes[-1])  # the store also has the error of the last failure
     return finished
 
 
 def _measure_in_process(
-    signals: list[int], planned: Mapping[str, Any], store: str, num_workers: int
+    planned: Mapping[str, Any], store: str, num_workers: int, received_signals: list[int]
 ) -> tuple[Measured | None, int]:
-    """Measure a trial in its own process. Append the signals to stop that arrive meanwhile to `signals`.
+    """Measure a trial in a child process.
+
+    If this process receives a signal to stop, it terminates the child, and appends the signal to `received_signals`.
 
     Returns:
         The finished trial, or None if it failed, and the exit code of its process.
@@ -140,8 +153,8 @@ def _measure_in_process(
     receiver, sender = spawn.Pipe(duplex=False)
     child = spawn.Process(target=_measure_and_send, args=(sender, planned, store, num_workers))
 
-    def pass_on(number: int, _: object) -> None:
-        signals.append(number)
+    def pass_on(signal_number: int, _: object) -> None:
+        received_signals.append(signal_number)
         if child.pid:
             child.terminate()
 
@@ -149,23 +162,24 @@ def _measure_in_process(
     with workers.handling_signals(pass_on):
         try:
             child.start()
-            sender.close()
-            if signals:
+            sender.close()  # otherwise `recv` would wait for this process to send something
+            if received_signals:  # the signal arrived before the child had a process id
                 child.terminate()
-            with contextlib.suppress(EOFError):  # the process ended without a result
+            with contextlib.suppress(EOFError):  # the child ended without a result
                 measured = receiver.recv()
         finally:
             child.join()
     exit_code = child.exitcode or 0
-    if measured is None and exit_code < 0:  # killed by a signal, so it could not report its failure
+    was_killed = measured is None and exit_code < 0  # by signal -exit_code, so it could not report its failure
+    if was_killed:
         try:
             with runtime.report_failure(store, "measure", planned["point"]):
-                if signals:
+                if received_signals:
                     raise Preempted("Stopped by a signal. Run again to measure the remaining trials.")
                 cause = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
                 raise WorkerLost(f"The process of the trial was ended by signal {-exit_code}{cause}.")
-        except SystemExit as exit_:
-            exit_code = int(exit_.code or 0)
+        except SystemExit as reported:
+            exit_code = int(reported.code or 0)
     return measured, exit_code
 
 

@@ -61,7 +61,7 @@ def _delete(store: str, folder: str) -> None:
 
 
 def train(work: Work, run: Path) -> dict[str, Any]:
-    """Train in one of several workers. Return the facts of the artifact, which the first worker builds."""
+    """Train in this worker of a process group. Only the first worker builds the artifact and returns its facts."""
     from components.platform.training_runs import RemoteRun
     from infoxlm_core.training import distributed
 
@@ -71,20 +71,20 @@ def train(work: Work, run: Path) -> dict[str, Any]:
     if storage.is_remote(work.store):
         holder = work.job or f"{socket.gethostname()} {run}"
         arguments["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", holder)
-    core = functools.partial(TRAININGS[work.stage](work), **arguments)
+    run_stage = functools.partial(TRAININGS[work.stage](work), **arguments)
     # An earlier attempt may have built the artifact and ended before uploading it. All workers need the same answer.
     is_built = distributed.from_first(artifacts.exists(work.store, work.kind, work.name))
-    if distributed.rank():
-        return {} if is_built else core(output=run / "nowhere")
+    if distributed.rank() > 0:
+        return {} if is_built else run_stage(output=run / "unused")
     device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
-    recorded_cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
-    with contextlib.nullcontext() if is_built else recorded_cost:
-        artifact = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: core(output=output))
+    cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
+    with contextlib.nullcontext() if is_built else cost:  # the cost includes the upload, during which the GPUs idle
+        artifact = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: run_stage(output=output))
     return manifests.load(artifact)["facts"]
 
 
 def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the pretraining of the core, with its config and local input paths."""
+    """Return the core's function that pre-trains, with its config and local input paths as arguments."""
     from components.platform import sources
     from infoxlm_core.config import PretrainingConfig
     from infoxlm_core.stages import pretraining
@@ -99,7 +99,7 @@ def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
 
 
 def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the fine-tuning of the core, with its config and local input paths."""
+    """Return the core's function that fine-tunes, with its config and local input paths as arguments."""
     from components.platform import sources
     from infoxlm_core import tasks
     from infoxlm_core.stages import finetuning
@@ -114,7 +114,7 @@ def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
 
 
 def _translate(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the training of a translator, with its config and local input paths."""
+    """Return the core's function that trains a translator, with its config and local input paths as arguments."""
     from infoxlm_core.systems.translation import stage
     from infoxlm_core.systems.translation.config import TranslationConfig
 
@@ -162,6 +162,6 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
 
 
 TRAININGS = {"pretrain": _pretrain, "finetune": _finetune, "translate": _translate}
-"""Stages that every worker runs in one process group -> function that returns the core's training."""
+"""Maps the stages that all workers run together to functions that return the core's training."""
 TEXT_STAGES = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
-"""Stages that run in one process, which may distribute chunks of text to others -> function that runs them."""
+"""Maps the stages that one process runs, which may send chunks of text to others, to their functions."""

@@ -1,7 +1,7 @@
 """Trackers store the settings, metrics, files and curves of runs. INFOXLM_TRACKER names the tracker to use.
 
     mlflow      the default: a server, or a file in the store
-    none        stores nothing; curves and scores are still in the artifacts. Sweeps do not work with it
+    none        stores nothing: curves and scores are only in the artifacts, and sweeps do not work
 
 To add a tracker, write an adapter, a function here, and a line in the table. The model registry is always MLflow
 (docs/design/models.md, 12). A version belongs to an MLflow run, so `register` and `promote` ask for MLflow by name.

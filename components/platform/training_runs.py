@@ -52,17 +52,17 @@ def choose_run(
     inputs: Mapping[str, str],
     trial: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the folder of STORE/runs that holds the checkpoints of a training.
+    """Return the name of the folder of STORE/runs for the checkpoints of a training, and record the training.
 
-    An unfinished training with other settings is an error if this pipeline run started it. If an earlier run of the
-    pipeline started it, the new settings are intended, and a warning names the unfinished training.
+    If the pipeline's previous training is unfinished and has other settings, it is not continued. That is an error if
+    this pipeline run started it. Otherwise the new settings are intended, and a warning names the unfinished training.
 
     Args:
         store: directory, or s3://bucket/prefix.
         kind: kind of the artifact that the training produces.
         name: name of that artifact.
         config: settings of the training; `checkpoints.resume` names a run to continue.
-        inputs: digests of the inputs by name, for the message about what differs.
+        inputs: digests of the inputs by name, to report which of them differ.
         trial: the trial of an ablation to which the training belongs.
 
     Raises:
@@ -79,15 +79,15 @@ def choose_run(
         if not _has_saved(store, resume):
             raise InputError(f"pretraining.checkpoints.resume: {store}/runs has no run {resume} with a checkpoint")
         run = resume
-    path = f"begun/{_name_pipeline(trial)}.json"
     current = StartedTraining(
         pipeline_run=runtime.pipeline_run(),
         run=run,
         artifact=name,
         fingerprint=fingerprint.decisive(config, manifests.VERSIONS[kind], inputs),
     )
-    content = artifacts.read(store, path)
+    path = f"begun/{_name_pipeline(trial)}.json"
     previous = None
+    content = artifacts.read(store, path)
     if content:
         previous = outside.parse_json(content, StartedTraining, f"{store}/{path}", "delete it, then run again")
     if previous and previous["run"] != run and _is_unfinished(store, kind, previous):
@@ -112,7 +112,7 @@ def _report_unfinished(store: str, previous: StartedTraining, current: StartedTr
 
 
 def _name_pipeline(trial: Mapping[str, Any] | None) -> str:
-    """Return a file name that is the same for all runs of a pipeline, but different for each trial."""
+    """Return a file name for a pipeline, the same in all its runs, or for a trial of the pipeline."""
     name = os.environ.get("RUN_NAME") or runtime.pipeline_run()
     if trial:
         name = f"{name} {trial['variant']} {trial['seed']}"

@@ -181,11 +181,10 @@ def describe(status: dict[str, Any]) -> str:
 def _create_or_find(jobs: RayJobs, body: Job, grace_seconds: float) -> None:
     """Create the job. Keep an existing job of this name if it runs or has succeeded. Delete it if it has failed."""
     name = body["metadata"]["name"]
-    failures = 0
-    start = time.monotonic()
-    deadline = start + grace_seconds + _DELETION_SECONDS
-    dead_node_deadline = start + grace_seconds + _DEAD_NODE_SECONDS
-    while time.monotonic() < deadline:
+    failure_count = 0
+    grace_end = time.monotonic() + grace_seconds
+    waits_for_pods = True
+    while time.monotonic() < grace_end + _DELETION_SECONDS:
         try:
             job = jobs.get(name)
             if job is None:
@@ -195,21 +194,21 @@ def _create_or_find(jobs: RayJobs, body: Job, grace_seconds: float) -> None:
             status = job.get("status") or {}
             is_useful = not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"
             if job["metadata"].get("deletionTimestamp"):
-                if time.monotonic() > dead_node_deadline:
+                if waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
                     logger.warning("pods of rayjob/%s do not end, perhaps on a lost node: not waiting for them", name)
                     jobs.delete(name, wait_for_pods=False)
-                    dead_node_deadline = deadline  # delete and log only once
+                    waits_for_pods = False
             elif is_useful:
                 logger.info("following the existing rayjob/%s (%s)", name, describe(status))
                 return
             else:
                 logger.info("rayjob/%s of an earlier attempt is %s: deleting it", name, describe(status))
                 jobs.delete(name)
-            failures = 0
+            failure_count = 0
         except AlreadyExists:
             pass  # created by another process, or by an earlier call whose response was lost
         except Unavailable as error:
-            failures = _count_failure(name, failures, error)
+            failure_count = _count_failure(name, failure_count, error)
         time.sleep(_POLL_SECONDS)
     raise WorkerLost(
         f"rayjob/{name} is still being deleted after {grace_seconds + _DELETION_SECONDS:.0f} s: check its finalizers, "
@@ -217,12 +216,12 @@ def _create_or_find(jobs: RayJobs, body: Job, grace_seconds: float) -> None:
     )
 
 
-def _count_failure(name: str, failures: int, error: Unavailable) -> int:
-    """Return the number of consecutive failed calls, this one included. Raise WorkerLost after too many."""
-    if failures >= _MAX_FAILURES:
+def _count_failure(name: str, failure_count: int, error: Unavailable) -> int:
+    """Return the number of consecutive failed calls, this call included. Raise WorkerLost after too many."""
+    if failure_count >= _MAX_FAILURES:
         raise WorkerLost(f"rayjob/{name}: {error}: the job was not deleted; run again to follow it") from error
     logger.info("rayjob/%s: %s; retrying", name, error)
-    return failures + 1
+    return failure_count + 1
 
 
 # ---------------------------------------------------------------- follow
@@ -230,9 +229,9 @@ def _count_failure(name: str, failures: int, error: Unavailable) -> int:
 
 def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog, start_deadline: float) -> dict[str, Any]:
     """Wait for the end of the job and return its status. Enforce the time limits, and log the state regularly."""
-    start = time.monotonic()
-    run_start = start
-    last_report = start
+    follow_start = time.monotonic()
+    state_start = follow_start  # when the job began to run, or lost its pods
+    last_report = follow_start
     was_running = False
     obstacles = ObstacleWatch(jobs)
     for job in _poll(jobs, name):
@@ -245,18 +244,19 @@ def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog, start
         is_queued = cluster.queue and status.get("jobDeploymentStatus") == "Suspended"
         if is_running != was_running:
             was_running = is_running
-            run_start = current_time
+            state_start = current_time
             logger.info("rayjob/%s is %s", name, describe(status))
             start_deadline = current_time + cluster.start_seconds  # a job that loses its pods gets the full time again
         if is_queued:  # time in the queue does not count: Kueue has not admitted the job
             start_deadline = current_time + cluster.start_seconds
         if not is_running:
             _check_start(jobs, job, cluster, obstacles, start_deadline - current_time)
-        elif current_time - run_start > cluster.run_seconds + _OPERATOR_SECONDS:
+        elif current_time - state_start > cluster.run_seconds + _OPERATOR_SECONDS:
             _delete_and_raise_unavailable(jobs, job, f"not finished after ray.run_seconds ({cluster.run_seconds} s)")
         if current_time - max(log.last_line, last_report) > _REPORT_SECONDS:
             last_report = current_time
-            logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), current_time - start)
+            elapsed = current_time - follow_start
+            logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), elapsed)
     raise AssertionError("unreachable")
 
 
@@ -288,18 +288,18 @@ def _check_start(
 
 def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
     """Yield the job's current state repeatedly. Raise WorkerLost if the job is gone or Kubernetes stops answering."""
-    failures = 0
+    failure_count = 0
     while True:
         try:
             job = jobs.get(name)
         except Unavailable as error:
-            failures = _count_failure(name, failures, error)
+            failure_count = _count_failure(name, failure_count, error)
             # Wait longer after each failure, so that many steps do not overload an API server that is recovering.
-            time.sleep(min(_POLL_SECONDS * 2**failures, _MAX_POLL_SECONDS))
+            time.sleep(min(_POLL_SECONDS * 2**failure_count, _MAX_POLL_SECONDS))
             continue
         if job is None:
             raise WorkerLost(f"rayjob/{name} was deleted by another process: run again to continue")
-        failures = 0
+        failure_count = 0
         yield job
         time.sleep(_POLL_SECONDS)
 
@@ -397,8 +397,8 @@ def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[],
 def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
     """Return whether a running workflow needs the job, or None if Kubernetes does not answer.
 
-    Our own workflow needs the job if only this pod is stopped, for instance because its node is drained: the next
-    attempt of the step will follow the job. Another workflow needs the job if it has created it.
+    The workflow of this step needs the job if only this pod is stopped, for instance because its node is drained: the
+    next attempt of the step will follow the job. Another workflow needs the job if it owns it.
     """
     for _ in range(_NEEDED_ATTEMPTS):
         try:

@@ -47,7 +47,7 @@ def public_uri(store: Path) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Refuse a URI with which MLflow would wait for minutes or fail with an unclear message.
+    """Raise a clear error for a URI with which MLflow would wait for minutes or fail with an unclear message.
 
     Raises:
         InputError: the URI is neither a server nor a file that is, or may become, MLflow's database.
@@ -74,7 +74,7 @@ def check_uri(uri: str) -> None:
 
 @functools.cache
 def _check_answer(uri: str) -> None:
-    """Refuse a server that accepts connections but does not answer, because MLflow would wait for eight minutes.
+    """Raise StorageUnavailable if a server accepts connections but does not answer: MLflow would wait for 8 minutes.
 
     A server that refuses connections may be starting, so MLflow's own retries handle it.
     """
@@ -123,7 +123,7 @@ def connect(store: Path) -> "MlflowClient":
 
 
 def connect_existing(store: Path) -> "MlflowClient":
-    """Connect to an existing database, so that a mistyped store is refused.
+    """Connect as `connect` does, but never create a database: a store without one is probably mistyped.
 
     Raises:
         InputError: there is no database; and as `connect`.
@@ -143,18 +143,18 @@ def artifact_root() -> str:
 
 
 def check_location(location: str) -> None:
-    """Refuse artifacts outside of `artifact_root`, because MLflow lets any user point an experiment or model anywhere.
+    """Check that artifacts are below `artifact_root`, because any user can point an experiment or a model anywhere.
 
     Raises:
-        InputError: the artifacts are in another place, for instance because the store was moved.
+        InputError: the artifacts are somewhere else, for instance because the store was moved.
     """
     root = artifact_root()
     is_below_root = location == root or location.startswith(root.rstrip("/") + "/")
     if is_below_root and ".." not in location:
         return
     remedy = "use another experiment"
-    is_in_other_store = location.startswith("file:") and f"/{ARTIFACTS}" in location
-    if is_in_other_store and root.startswith("file:"):
+    was_store_moved = root.startswith("file:") and location.startswith("file:") and f"/{ARTIFACTS}" in location
+    if was_store_moved:
         remedy = "a store with MLflow's database cannot be moved, so move it back"
     raise InputError(f"MLflow keeps artifacts at {location}, not below {root}: {remedy}")
 

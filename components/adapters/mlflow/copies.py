@@ -124,9 +124,7 @@ def _finish(client: "MlflowClient", name: str, digest: str, origin: str) -> "Mod
 
     The alias is set last, so that a candidate always has its tags.
     """
-    version, *duplicates = model_versions.versions_of(client, name, digest)
-    for duplicate in duplicates:
-        client.delete_model_version(name, duplicate.version)
+    version = model_versions.keep_oldest(client, name, digest)
     if ORIGIN not in version.tags:
         # A copy within a server has all tags of its origin, also those that are not to be copied.
         for tag in version.tags.keys() & set(_ROLE_TAGS):

@@ -79,9 +79,7 @@ def register(
             source = log_model(run_id, encoder_dir, evaluation)
             score_tags = {metric: repr(float(score)) for metric, score in metrics.items()}
             model_versions.create(client, name, source, run_id, {**tags, **score_tags, "digest": digest})
-        version, *duplicates = model_versions.versions_of(client, name, digest)
-        for duplicate in duplicates:  # created by a request that was sent twice
-            client.delete_model_version(name, duplicate.version)
+        version = model_versions.keep_oldest(client, name, digest)
         if GATE not in version.tags:
             client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)

@@ -95,6 +95,14 @@ def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVe
     return sorted(versions, key=lambda version: int(version.version))
 
 
+def keep_oldest(client: "MlflowClient", name: str, digest: str) -> "ModelVersion":
+    """Return the oldest version with a digest. Delete the others, which requests that were sent twice have created."""
+    oldest, *duplicates = versions_of(client, name, digest)
+    for duplicate in duplicates:
+        client.delete_model_version(name, duplicate.version)
+    return oldest
+
+
 def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
     """Return the digests and keys of the artifacts from which registered versions were created, from their tags.
 

@@ -1,7 +1,7 @@
 """Promotion: move the alias `champion` of a registered model, by the gate, by hand or by a rollback.
 
-One promotion runs at a time: the callers hold `LOCK`. The decision is recorded before the alias moves, so
-a crash leaves the old champion, and the same command finishes the promotion.
+Callers hold `LOCK`, so only one promotion runs at a time. The decision is recorded before the alias moves, so a crash
+leaves the old champion, and the same command finishes the promotion.
 """
 
 import functools
@@ -125,22 +125,22 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
     number = str(version.version)
     with translate_errors(f"champion of {name}"):
         champion = champion_of(client, name)
-        if champion == number:  # an earlier call moved the alias, and may have died before it set the tag
+        is_champion = champion == number
+        if is_champion:  # an earlier call moved the alias, and may have died before it set the tag
             decision = _read_decision(client.get_model_version(name, number))
             verdict = Verdict(True, decision.get("reason", "champion already"), decision.get("figures", {}))
+        elif by_hand:
+            verdict = Verdict(True, f"champion by hand: {by_hand}")
         else:
-            if by_hand:
-                verdict = Verdict(True, f"champion by hand: {by_hand}")
-            else:
-                verdict = compare(client, version, champion, gate)
-            if verdict.passed:
-                _check_files(client, version)
-                record(client, version, "promoted", verdict, champion)
-                if champion_of(client, name) != champion:  # moved by a process of another store, which has its own lock
-                    raise LeaseHeld(f"The champion of {name} changed during the comparison. Run the command again.")
-                client.set_registered_model_alias(name, CHAMPION, number)
-            else:
-                record(client, version, "refused", verdict, champion)
+            verdict = compare(client, version, champion, gate)
+        if not verdict.passed:
+            record(client, version, "refused", verdict, champion)
+        elif not is_champion:
+            _check_files(client, version)
+            record(client, version, "promoted", verdict, champion)
+            if champion_of(client, name) != champion:  # moved by a process of another store, which has its own lock
+                raise LeaseHeld(f"The champion of {name} changed during the comparison. Run the command again.")
+            client.set_registered_model_alias(name, CHAMPION, number)
         client.set_model_version_tag(name, number, GATE, verdict.reason)
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
