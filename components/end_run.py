@@ -7,7 +7,7 @@ from components.platform.stage import stage
 def end_run(store: str) -> None:
     """End the tracker's run as failed or killed, with the cause, unless the last step has ended it.
 
-    This step runs last, whatever happens before it, also after a cancellation. It never fails itself, because its error
+    This step always runs last, even after a cancellation. It logs its own errors and does not fail, because a failure
     would hide the error of the pipeline run.
 
     Args:

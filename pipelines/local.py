@@ -49,7 +49,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
     # Both calls raise ConfigError for an unknown name, before the first step starts.
     launchers.local_launcher()
     tracking.tracker()
-    store = str(store).rstrip("/")  # so that STORE/KIND/KEY has no empty part
+    store = str(store).rstrip("/")
     local_store = artifacts.local_directory(store).resolve()
     local_store.mkdir(parents=True, exist_ok=True)
     if not is_remote(store):
@@ -92,7 +92,7 @@ def _set_step_environment(run_id: str, name: str) -> None:
 def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
     """Return the sections of a config that are parameters of a pipeline, as plain values.
 
-    Fields that are None are omitted, because KFP has no None. Parsing sets them to None again.
+    Fields that are None are omitted, because KFP has no None. When a step parses its section, they are None again.
     """
     values = config.model_dump(mode="json", exclude_none=True)
     return {name: value for name, value in values.items() if name in dag.component_spec.inputs}
@@ -125,7 +125,7 @@ def _read_identity(store: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _interruptible_loops() -> Iterator[None]:
-    """Make Ctrl-C, SIGTERM and SIGHUP stop a loop: KFP would otherwise run all its remaining items first."""
+    """Make Ctrl-C, SIGTERM and SIGHUP stop a loop at once. KFP alone would first run all remaining items."""
     interpreter_directory = Path(sys.executable).parent
     path = f"{interpreter_directory}:{os.environ.get('PATH', '')}"  # KFP starts steps with `python3`
 
@@ -141,7 +141,7 @@ def _interruptible_loops() -> Iterator[None]:
         os.environ["PATH"] = path
 
 
-# Lines of KFP and Ray that are not about the training.
+# Lines that KFP and Ray print about themselves.
 _NOISE = re.compile(
     r"\[KFP Executor|.*Wrote executor output file|\w+: (Metrics|Dataset|Model|HTML|Markdown|Artifact)\("
     r"|uri=|metadata=\{"
@@ -152,12 +152,9 @@ _NOISE = re.compile(
 # Ray's prefix of each line that a worker prints, with its colour codes.
 _WORKER_PREFIX = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
 
-_BEFORE_JSON = -1
-"""Value of `json_depth` between the line that announces KFP's JSON and the first brace."""
-
 
 class QuietOutput(io.TextIOBase):
-    """Standard output that shows the lines of our stages, and hides those of KFP and Ray. The log file has all.
+    """Standard output that hides lines of KFP and Ray. The log file receives all lines.
 
     The steps of a loop write at the same time, each from its own thread.
     """
@@ -170,7 +167,9 @@ class QuietOutput(io.TextIOBase):
     def write(self, text: str) -> int:
         """Log all complete lines of the text, and show those that are not noise."""
         thread = self.thread
-        json_depth = getattr(thread, "json_depth", 0)  # open braces of the JSON that KFP prints when a step starts
+        # When a step starts, KFP prints a line of announcement and its input as JSON of several lines.
+        is_in_json = getattr(thread, "is_in_json", False)
+        open_braces = getattr(thread, "open_braces", 0)
         unfinished_line = getattr(thread, "unfinished_line", "")
         lines = (unfinished_line + text).split("\n")
         thread.unfinished_line = lines.pop()
@@ -178,19 +177,22 @@ class QuietOutput(io.TextIOBase):
             self.log.write(line + "\n")
             stripped = line.strip()
             if stripped.endswith("Got executor_input:"):
-                json_depth = _BEFORE_JSON
-            elif json_depth:
-                json_depth = max(json_depth, 0) + stripped.count("{") - stripped.count("}")
+                is_in_json = True
+                open_braces = 0
+            elif is_in_json:
+                open_braces += stripped.count("{") - stripped.count("}")
+                is_in_json = open_braces != 0
             elif stripped and not _NOISE.match(stripped):
                 self.console.write(_WORKER_PREFIX.sub("", stripped) + "\n")
-        thread.json_depth = json_depth
+        thread.is_in_json = is_in_json
+        thread.open_braces = open_braces
         self.console.flush()
         self.log.flush()
         return len(text)
 
 
 def _run_dag(dag: Any, arguments: Mapping[str, Any], run_directory: Path) -> None:
-    """Run a pipeline with KFP's local runner, which starts each step as a subprocess.
+    """Run a pipeline with KFP's local runner, which starts a subprocess for each step.
 
     Raises:
         RuntimeError: a step failed.
@@ -220,7 +222,7 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], run_directory: Path) -> Non
 @contextlib.contextmanager
 def _without_retries(spec: Any) -> Iterator[None]:
     """Disable retries, so that a failed step ends the local run at once and the user reads the cause."""
-    original_spec = spec.SerializeToString()
+    original_spec = spec.SerializeToString()  # a protobuf message
     for component in (spec.root, *spec.components.values()):
         for task in component.dag.tasks.values():
             task.ClearField("retry_policy")
@@ -231,7 +233,7 @@ def _without_retries(spec: Any) -> Iterator[None]:
 
 
 def _continue_or_start(pipeline: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, Any]:
-    """Return the last run of the store if it is unfinished and has the same arguments, else write a new run.json."""
+    """Return the identity of the last run if it is unfinished and has the same arguments, else that of a new run."""
     path = store / "run.json"
     config_digest = manifests.digest([pipeline, arguments])
     if path.is_file():
@@ -247,8 +249,8 @@ def _continue_or_start(pipeline: str, arguments: Mapping[str, Any], store: Path,
 
 def _end(store: str, local_store: Path, identity: dict[str, Any], ending: Ending) -> None:
     """Write how the run ended to run.json and to the tracker."""
-    ended = {**identity, "status": ending.status}
-    manifests.write_atomically(local_store / "run.json", json.dumps(ended))
+    ended_identity = {**identity, "status": ending.status}
+    manifests.write_atomically(local_store / "run.json", json.dumps(ended_identity))
     try:
         tracking.end_unfinished(store, ending)
     except errors.InfoXLMError as error:

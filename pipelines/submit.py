@@ -86,7 +86,7 @@ def read_for_cluster(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any
 
 
 def _make_resources(amounts: Pool | Steps) -> dict[str, Any]:
-    """Return CPU and memory in the format of a compiled pipeline, with requests equal to limits."""
+    """Return CPU and memory as fields of a compiled pipeline. Requests are equal to limits."""
     return {
         "resourceCpuLimit": amounts.cpu,
         "resourceCpuRequest": amounts.cpu,
@@ -154,7 +154,7 @@ def connect(host: str, namespace: str = "") -> Any:
 
 
 def _check_health(host: str, answer: bytes) -> Any:
-    """Parse the health answer. Raise InputError unless the server is a recent enough Kubeflow Pipelines."""
+    """Parse the answer to a health request. Raise InputError unless it is from a supported Kubeflow Pipelines."""
     import kfp_server_api as api
 
     try:
@@ -285,7 +285,7 @@ def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], No
 
 
 def _state_of(run: Any) -> str:
-    """Return the state of a run: CANCELED also if Kubeflow 2.17 reports FAILED after the run was terminated."""
+    """Return the state of a run. Kubeflow 2.17 reports FAILED for a terminated run; the result is then CANCELED."""
     past_states = {change.state for change in run.state_history or ()}
     if run.state == "FAILED" and "CANCELING" in past_states:
         return "CANCELED"
@@ -293,7 +293,7 @@ def _state_of(run: Any) -> str:
 
 
 def run_to_end(client: Any, host: str, submission: Submission, print_line: Callable[[str], None]) -> None:
-    """Start a run, follow it to its end and print its summary. Resubmit it after a temporary failure.
+    """Start a run, follow it to its end and print its summary. Start it again after a temporary failure.
 
     A run is resubmitted up to `submit_again` times, but never after a user has cancelled it. Artifacts are addressed
     by content, so a resubmitted run resumes where the previous run ended.
@@ -324,7 +324,7 @@ def run_to_end(client: Any, host: str, submission: Submission, print_line: Calla
 
 
 def _print_summary(store: str, run_id: str, print_line: Callable[[str], None]) -> None:
-    """Print the summary that the last step of a run wrote to the store. Print a note if the store does not answer."""
+    """Print the summary that the last step of a run wrote to the store, or a note if it cannot be read."""
     from components.platform import runtime
 
     try:
@@ -337,7 +337,7 @@ def _print_summary(store: str, run_id: str, print_line: Callable[[str], None]) -
 
 
 def read_run_error(state: str, run_id: str, store: str) -> InfoXLMError:
-    """Return why a run did not succeed: Cancelled, or the error that its last failed stage wrote to the store."""
+    """Return the error of a run that did not succeed: Cancelled, or the error that its last failed stage stored."""
     from components.platform import runtime
 
     if state == "CANCELED":
@@ -378,7 +378,7 @@ def _advise_on_service_account(error: Any) -> str:
 
 
 def _to_one_line(error: Any) -> str:
-    """Return at most 200 characters of an error on one line. Of a JSON answer, return only the message."""
+    """Return an error as one line of at most 200 characters. From a JSON answer, use only the field `message`."""
     text = error.decode(errors="replace") if isinstance(error, bytes) else str(error)
     with contextlib.suppress(ValueError, AttributeError):  # the text is not JSON, or not an object
         text = json.loads(text).get("message", text)
