@@ -64,12 +64,12 @@ def hours_of(store: str, kind: str, name: str, step: str) -> dict[str, float]:
     Returns:
         metrics such as {"cost/gpu_hours/pretrain": 12.5}; empty if the run reused an existing artifact.
     """
-    folder = storage.open(f"{store}/{_attempts_folder(kind, name)}")
+    folder = f"{store}/{_attempts_folder(kind, name)}"
     hours: defaultdict[str, float] = defaultdict(float)
-    for stored_file in folder.entries(deep=False):
-        content, _ = folder.get(stored_file.name) or (b"", "")
+    for file in storage.open(folder).entries(deep=False):
+        content = artifacts.read(folder, file.name) or b""
         with contextlib.suppress(DataCorrupt):  # a damaged record does not count
-            attempt = outside.parse_json(content, Attempt, stored_file.name, "delete it", DataCorrupt)
+            attempt = outside.parse_json(content, Attempt, file.name, "delete it", DataCorrupt)
             hours[f"cost/{attempt['device']}_hours/{step}"] += attempt["seconds"] * attempt["devices"] / 3600
     return dict(hours)
 

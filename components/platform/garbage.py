@@ -1,9 +1,9 @@
-"""Garbage collection of a store: delete items that are old and that no remaining item refers to.
+"""Garbage collection of a store: delete old items that no remaining item refers to.
 
-The roots are all items younger than a limit, and the artifacts of registered versions. Every item whose digest occurs
-in a manifest, a checkpoint or a note of a remaining item remains as well, transitively. A training therefore keeps its
-shards and their corpus from its start to its last checkpoint. `parameters/` is never deleted, because a recurring run
-of Kubeflow may refer to its files.
+Items younger than a limit and the artifacts of registered versions remain. An item also remains if a manifest, a
+checkpoint or a note of a remaining item contains its digest. Therefore, a training keeps its shards and their corpus
+from its start to its last checkpoint. `parameters/` is never deleted, because a recurring run of Kubeflow may refer to
+its files.
 """
 
 import re
@@ -70,11 +70,13 @@ def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
     names = set(_KEY.findall(name))
     mentions: set[str] = set()
     for stored_file in files:
-        if is_note or Path(stored_file.name).name in _DESCRIPTIONS:
+        is_description = Path(stored_file.name).name in _DESCRIPTIONS
+        if is_note or is_description:
             content, _ = store.get(stored_file.name) or (b"", "")
             text = content.decode(errors="replace")
-            mentions |= {*_DIGEST.findall(text), *_KEY.findall(text)}
-            names |= set(re.findall(rf'"digest": "({_DIGEST.pattern})"', text))
+            mentions.update(_DIGEST.findall(text))
+            mentions.update(_KEY.findall(text))
+            names.update(re.findall(rf'"digest": "({_DIGEST.pattern})"', text))  # the digest of a manifest itself
     file_names = sorted(stored_file.name for stored_file in files)
     manifest = f"{name}/{manifests.NAME}"
     if manifest in file_names:  # first, because `delete` begins with the first file

@@ -57,8 +57,8 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
         store: directory, or s3://bucket/prefix.
         stage: name of the stage.
         trial: a trial of an ablation or a suite; every log line names it.
-        job: name of the RayJob that this process drives. Its outcome belongs to the job, since another pipeline run
-            may follow the same job.
+        job: name of the RayJob that this process drives. The outcome is then stored under the name of the job, because
+            another pipeline run may follow the same job.
 
     Raises:
         SystemExit: the body failed.
@@ -130,7 +130,7 @@ def read_failure(store: str, run: str) -> InfoXLMError:
 
 
 def find_ending(store: str) -> Ending:
-    """Return how this pipeline run, which has not succeeded, ends: cancelled, or failed with the last error message.
+    """Return the ending of this pipeline run, which has not succeeded: cancelled, or failed with the last error.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -145,14 +145,10 @@ def find_ending(store: str) -> Ending:
 
 def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
     """Return the outcome that was written last in a pipeline run, or None if no stage wrote one."""
-    folder = storage.open(f"{store}/outcome/{run}")
-    outcome_files = []
-    for stored_file in folder.entries():
-        if stored_file.name.endswith(".json"):
-            outcome_files.append((stored_file.modified, stored_file.name))
-    for _, name in sorted(outcome_files, reverse=True):
-        content, _ = folder.get(name) or (None, "")
-        outcome = parse_outcome(content, name)
+    folder = f"{store}/outcome/{run}"
+    files = [entry for entry in storage.open(folder).entries() if entry.name.endswith(".json")]
+    for file in sorted(files, key=lambda entry: (entry.modified, entry.name), reverse=True):
+        outcome = parse_outcome(artifacts.read(folder, file.name), file.name)
         if outcome:
             return outcome
     return None
@@ -216,13 +212,14 @@ def _translate(error: BaseException, store: str) -> InfoXLMError:
 
 
 def _end_with_driver() -> None:
-    """Send SIGTERM to this process when the driver of a local run has ended, since nothing waits for the stage then."""
-    driver = int(os.environ.get(DRIVER, "0"))
+    """Send SIGTERM to this process when the driver of a local run has ended, because nothing waits for the stage."""
+    driver_id = os.environ.get(DRIVER)
+    driver_process = Path(f"/proc/{driver_id}")
 
     def watch() -> None:
-        while Path(f"/proc/{driver}").exists():
+        while driver_process.exists():
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if driver and Path(f"/proc/{driver}").exists():
+    if driver_id and driver_process.exists():
         threading.Thread(target=watch, name="driver-watch", daemon=True).start()

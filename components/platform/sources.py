@@ -49,22 +49,23 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
         SignatureInvalid: a registered version is not signed with the key that is set.
         StorageUnavailable: the storage, the hub or MLflow does not answer.
     """
+    path: Path | None
+    is_verified = False
     if Path(source).exists():
         path = Path(source)
-        check = directories.check
     elif _is_stored(source):
         path = _copy_model(source.rstrip("/"), store.resolve() / "models", only)
-        check = directories.check_encoder  # its files were verified when they were copied
+        is_verified = True  # `_copy` compares the files with the manifest
     else:
-        fetched = _fetch_published_model(source, store, only)
-        if not fetched:
-            raise InputError(
-                f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME"
-            )
-        path = fetched
-        check = directories.check
-    if not only:
-        check(path)
+        path = _fetch_published_model(source, store, only)
+    if not path:
+        raise InputError(f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME")
+    if only:
+        return path
+    if is_verified:
+        directories.check_encoder(path)
+    else:
+        directories.check(path)
     return path
 
 

@@ -164,10 +164,7 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     for directory in model_directories.values():
         check_tuned(directory, task_definition)
 
-    def fetch(source: str) -> str:
-        return str(sources.fetch_data(source, store))
-
-    settings = task_definition.localise(settings, fetch)
+    settings = sources.localise(settings, store)
     scores = {}
     for trial, _, _ in trials.plan(config):
         directory = model_directories[trial.model]

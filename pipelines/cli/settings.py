@@ -56,7 +56,9 @@ def config_(
         section = "run"
     settings = list(describe.settings(KINDS.get(section, RunConfig)))
     if section not in KINDS:
-        prefixes = (f"{section}.", f"{section}[].")  # [] follows the name of a list
+        # The setting itself, the settings below it, and those of the items of a list. Each name ends with a dot here,
+        # so that pretraining.model does not match pretraining.model_size.
+        prefixes = (f"{section}.", f"{section}[].")
         settings = [setting for setting in settings if f"{setting.name}.".startswith(prefixes)]
     if not settings:
         raise InputError(f"no section {section!r}: give a section of a run, or one of {', '.join(KINDS)}")

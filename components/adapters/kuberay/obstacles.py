@@ -1,4 +1,4 @@
-"""Find out from pods and events why a RayJob does not run, whether waiting helps, and what ran out of memory."""
+"""Find the reason why a RayJob does not run, or which of its containers ran out of memory, from pods and events."""
 
 import logging
 import re
@@ -54,9 +54,11 @@ class ObstacleWatch:
             logger.debug("cannot find out what keeps rayjob/%s waiting: %s", name, error)
         if self._obstacle and self._obstacle != previous:
             logger.info("rayjob/%s waits: %s", name, self._obstacle.message)
-        is_permanent = self._obstacle is not None and self._obstacle.is_permanent
-        self._consecutive_permanent = self._consecutive_permanent + 1 if is_permanent else 0
-        if self._obstacle is None or not self._obstacle.is_partial:
+        if self._obstacle and self._obstacle.is_permanent:
+            self._consecutive_permanent += 1
+        else:
+            self._consecutive_permanent = 0
+        if not self._obstacle or not self._obstacle.is_partial:
             self._partial_since = None
         elif self._partial_since is None:
             self._partial_since = current_time
