@@ -74,8 +74,9 @@ def check_settings(
         overrides = step.read(overrides)
         if trials:
             tracking.tracker().check_sweeps()
-            # The sections themselves are empty in an ablation.
-            sections |= {name: trials[0][name] for name in ("pretraining", "translation") if name in trials[0]}
+            # In an ablation, only the trials have these sections.
+            first_trial = trials[0]
+            sections |= {name: first_trial[name] for name in ("pretraining", "translation") if name in first_trial}
         checked = run_file.override_sections(sections, overrides, num_workers)
         trials = run_file.override_trials(sections, trials, overrides, num_workers)
 

@@ -13,13 +13,13 @@ def plan_suite(
     store: str,
     overrides: dict[str, Any] = {},  # noqa: B006
 ) -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
-    """Plan the trials of a suite; download models and data, so that a wrong name fails before a GPU is used.
+    """Plan the trials of a suite. Download all models and data, so that a wrong name fails before a GPU is used.
 
     Args:
         suite: a `SuiteConfig` as lists.
         store: directory or s3://bucket/prefix for copies of models and data.
-        overrides: single settings, such as {"tasks.xnli.seeds": [1, 2]}. Tasks that are
-            `like` another one are named, too: they keep their own values.
+        overrides: single settings, such as {"tasks.xnli.seeds": [1, 2]}. A task that is `like` another task keeps its
+            own values, so override it by its own name.
 
     Returns:
         Batches, each a reference to its trials: {"point": model, task, seed, grid, name; "source", "settings"}.

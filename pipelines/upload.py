@@ -32,12 +32,6 @@ class Uploaded:
     """False if the version existed before."""
 
 
-def version_name(pipeline: str, text: str) -> str:
-    """Return the name of a version, which has the pipeline, the release and a digest of the content."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:12]  # 48 bits tell the few versions of a pipeline apart
-    return f"{NAMES[pipeline]}-{importlib.metadata.version('infoxlm-pipeline')}-{digest}"
-
-
 def upload(
     client: Any, host: str, cluster: ClusterFile, pipeline: str, defaults: Mapping[str, Any], namespace: str = ""
 ) -> Uploaded:
@@ -56,7 +50,8 @@ def upload(
     """
     yaml_text = submit.render_for_cluster(cluster, pipeline, defaults)
     name = NAMES[pipeline]
-    version = version_name(pipeline, yaml_text)
+    digest = hashlib.sha256(yaml_text.encode()).hexdigest()[:12]  # 48 bits suffice for the versions of a pipeline
+    version = f"{name}-{importlib.metadata.version('infoxlm-pipeline')}-{digest}"
     spec, _ = yaml.safe_load_all(yaml_text)
     description = spec["pipelineInfo"]["description"]
     with submit.translate_errors(host):

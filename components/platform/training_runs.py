@@ -90,8 +90,10 @@ def choose_run(
     content = artifacts.read(store, path)
     if content:
         previous = outside.parse_json(content, StartedTraining, f"{store}/{path}", "delete it, then run again")
-    if previous and previous["run"] != run and _is_unfinished(store, kind, previous):
-        _report_unfinished(store, previous, current)
+    if previous and previous["run"] != run and _has_saved(store, previous["run"]):
+        is_finished = artifacts.exists(store, kind, previous["artifact"])
+        if not is_finished:
+            _report_unfinished(store, previous, current)
     if current != previous:
         artifacts.write(store, path, json.dumps(current, indent=1, sort_keys=True))
     return run
@@ -122,11 +124,6 @@ def _name_pipeline(trial: Mapping[str, Any] | None) -> str:
 def _has_saved(store: str, run: str) -> bool:
     """Return whether a run has ever saved a checkpoint."""
     return artifacts.read(store, f"runs/{run}/saved.json") is not None
-
-
-def _is_unfinished(store: str, kind: str, training: StartedTraining) -> bool:
-    """Return whether a training has saved a checkpoint but has not produced its artifact."""
-    return _has_saved(store, training["run"]) and not artifacts.exists(store, kind, training["artifact"])
 
 
 class RemoteRun:

@@ -175,7 +175,7 @@ def prepare(
     only: Sequence[str] = (),
     seeds: str = "1,2,3",
 ) -> dict[str, Any]:
-    """Return the parameters of a pipeline, after the same checks as for a local run.
+    """Check the settings of a run or a suite as for a local run, and return the parameters of its pipeline.
 
     Args:
         pipeline: name of a compiled pipeline.
@@ -196,7 +196,7 @@ def prepare(
         suite = run_file.load_as(SuiteConfig, config, overrides).choose(only)
         parameters.split_trials(plan(suite))  # raises ConfigError if the suite is too large
         gpus = cluster_file.pool.gpus
-        num_workers = gpus if gpus > 1 else 0  # with one GPU, the step itself trains
+        num_workers = gpus if gpus > 1 else 0  # with a single GPU, the step itself trains
         return shared | {"suite": suite.listed(), "num_workers": num_workers}
     run = run_file.load(config, overrides)
     if pipeline == "promotion":
@@ -225,7 +225,7 @@ def prepare(
 
 
 def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
-    """Return a name for each iteration of a pipeline's loop, made of the names of its trials."""
+    """Return the name of each iteration of a pipeline's loop, which contains the name of its first trial."""
     from infoxlm_core.results import trials as suite_trials
 
     if "trials" in arguments:
@@ -235,8 +235,10 @@ def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
     planned = suite_trials.plan(SuiteConfig.parse(arguments["suite"], "suite"))
     names = []
     for batch in parameters.split_trials([item.trial.name for item in planned]):
-        first, *others = batch
-        names.append(f"{first} and {len(others)} more" if others else first)
+        name = batch[0]
+        if len(batch) > 1:
+            name += f" and {len(batch) - 1} more"
+        names.append(name)
     return names
 
 

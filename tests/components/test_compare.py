@@ -76,7 +76,9 @@ def test_a_trial_of_a_platforms_task_is_nested_in_the_platforms_pipeline_run(sto
     tracking.open_run(str(store), TRIALS[0]).end()
 
     (found,) = trial_runs.read(task)
-    assert (found.trial.model, found.trial.seed) == ("full", 1) and trial_runs.root(found.run_id) == pipeline
+    assert (found.trial.model, found.trial.seed) == ("full", 1) and runs.find_outermost(
+        client, found.run_id
+    ) == pipeline
 
 
 def test_the_component_compares_finished_trials_and_ends_the_others_as_failed(ablation, tmp_path):

@@ -93,7 +93,7 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
         trial_tags = {"variant": trial.model, "what": trial.what, "rank": str(trial.rank)}
     client = MlflowClient()
     with translate_errors(f"MLflow run of {trial.name}"):
-        run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: root(parent)}
+        run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: runs.find_outermost(client, parent)}
         tags = {**trial_tags, "seed": str(trial.seed), **run_tags}
         experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
         run_id = runs.find_or_create(client, experiment, trial.name, tags)
@@ -102,19 +102,14 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
     return run_id
 
 
-def root(run_id: str) -> str:
-    """Return the outermost run that contains a run (KFP nests the runs of tasks), or the run itself."""
-    from mlflow import MlflowClient
-
-    return runs.find_outermost(MlflowClient(), run_id)
-
-
 def name_of(run_id: str) -> str:
-    """Return the name of the outermost run that contains a run, or its own name."""
+    """Return the name of the outermost run that contains a run, or of the run itself."""
     from mlflow import MlflowClient
 
+    client = MlflowClient()
     with translate_errors(f"MLflow run {run_id}"):
-        return MlflowClient().get_run(root(run_id)).info.run_name or run_id
+        outermost_id = runs.find_outermost(client, run_id)
+        return client.get_run(outermost_id).info.run_name or run_id
 
 
 def read(run_id: str) -> list[TrialRun]:
@@ -123,7 +118,7 @@ def read(run_id: str) -> list[TrialRun]:
 
     client = MlflowClient()
     with translate_errors(f"runs nested in MLflow run {run_id}"):
-        parent = root(run_id)
+        parent = runs.find_outermost(client, run_id)  # KFP nests the run of each task in the run of its pipeline
         experiment = client.get_run(parent).info.experiment_id
         is_trial = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"  # only trials have the tag `seed`
         oldest_first = ["start_time ASC", "run_id ASC"]
