@@ -51,7 +51,7 @@ def evaluate(
 
     with stage_run("evaluate", store, trial) as step:
         checked = EvaluationConfig.parse(step.read(config), "evaluation")
-        text, text_digest = artifacts.read_pointer(corpus)
+        corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         model_name = Trial.parse(trial).name if trial else "InfoXLM"
         models = {model_name: (encoder, classifier)}
         if start:
@@ -66,8 +66,8 @@ def evaluate(
             classifier_location, classifier_digest = artifacts.read_pointer(classifier_of_model)
             locations[name] = (encoder_location, classifier_location)
             digests += [encoder_digest, classifier_digest]
-        local, without_path, guard_digest = sources.localise_guard(checked, step.local_store)
-        key = artifacts.key_of("scores", without_path, text_digest, *models, *digests, *guard_digest)
+        local_config, config_without_path, guard_digest = sources.localise_guard(checked, step.local_store)
+        key = artifacts.key_of("scores", config_without_path, corpus_digest, *models, *digests, *guard_digest)
 
         # The report of an adaptation shows the hours of all steps before this one.
         is_adapted = evidence.PUBLIC_START in models
@@ -90,8 +90,9 @@ def evaluate(
                 if trained_steps:  # without labelled text, `finetune` trains nothing
                     classifiers[name] = classifier_directory
             device = costs.GPU if devices.count_gpus() else costs.CPU
+            corpus_path = artifacts.locate(corpus_location)
             with costs.measured(store, "scores", key, 1, device):
-                return evaluate(local, artifacts.locate(text), encoders, classifiers, output, hours_before)
+                return evaluate(local_config, corpus_path, encoders, classifiers, output, hours_before)
 
         evaluation = artifacts.get_or_build(store, "scores", key, build)
         shutil.copyfile(evaluation / "report.html", report.path)
@@ -105,7 +106,7 @@ def evaluate(
         if not trial:
             step.report(select_headlines(figures))
         step.run.log_artifacts(evaluation, "evaluation")
-        datasets = step.report_corpus(text)  # again, because Kubeflow may have skipped prepare_corpus
+        datasets = step.report_corpus(corpus_location)  # again, because Kubeflow may have skipped prepare_corpus
         step.run.annotate(describe_run(evidence.read_scores(evaluation), figures | hours, datasets, "evaluation"))
         if trial:
             step.run.end()

@@ -17,7 +17,7 @@ def merge(
     merged: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Merge an encoder with its start at the largest weight that the guard accepts. Without weights, pass it on.
+    """Merge an encoder with its start at the largest weight that the guard accepts.
 
     Args:
         config: an `EvaluationConfig` as a mapping; `merge` lists the weights.
@@ -42,9 +42,9 @@ def merge(
             return
         start_location, start_digest = artifacts.read_pointer(start)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
-        local, without_path, guard_digest = sources.localise_guard(checked, step.local_store)
+        local_config, config_without_path, guard_digest = sources.localise_guard(checked, step.local_store)
         digests = (corpus_digest, encoder_digest, start_digest, *guard_digest)
-        key = artifacts.key_of("merged", without_path, *digests)
+        key = artifacts.key_of("merged", config_without_path, *digests)
 
         def build(output: Path) -> dict[str, Any]:
             from infoxlm_core.model import devices
@@ -55,7 +55,7 @@ def merge(
             start_path = artifacts.locate(start_location)
             device = costs.GPU if devices.count_gpus() else costs.CPU
             with costs.measured(store, "merged", key, 1, device):
-                return merging.merge_best(local, corpus_path, encoder_path, start_path, output)
+                return merging.merge_best(local_config, corpus_path, encoder_path, start_path, output)
 
         directory = artifacts.get_or_build(store, "merged", key, build)
         step.publish(merged, directory / "encoder")

@@ -37,7 +37,7 @@ def prepare_corpus(
         checked = PreparationConfig.parse(step.read(config), "preparation")
         digests = [*preparation.digest_sources(checked), *sources.digest_stored_sources(checked.paths)]
         key = artifacts.key_of("corpus", checked, *digests)
-        directory = step.make("corpus", key, checked, num_workers, cluster, task_config)
+        directory = step.build("corpus", key, checked, num_workers, cluster, task_config)
         counts = step.publish(corpus, directory, metrics)
         step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))
         step.report_cost(directory)

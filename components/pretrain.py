@@ -54,7 +54,7 @@ def pretrain(
         inputs = {"shards_path": location}
         with artifacts.exclusive(store, "pretrained", key) if trial else contextlib.nullcontext():
             # Trials that differ only in later stages share the pre-training: one trains, the others wait for it.
-            directory = step.make(
+            directory = step.build(
                 "pretrained", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run, follow=True
             )
         step.run.log_curves(directory / "encoder" / "metrics.jsonl")

@@ -48,7 +48,8 @@ def register(
         tags |= {name: str(value) for name, value in manifest["made_by"].items()}
         tags[model_versions.AGAINST] = checked.against
         tags["test_set"] = evidence.read_scores(evaluation)["test_set"]
-        tags[model_versions.MADE_AS] = f"{encoder_dir.parent.parent.name}/{encoder_dir.parent.name}"  # kind/key
+        artifact_dir = encoder_dir.parent  # STORE/kind/key
+        tags[model_versions.MADE_AS] = f"{artifact_dir.parent.name}/{artifact_dir.name}"
         tags["pipeline_run"] = runtime.pipeline_run()
         if image:
             tags["image"] = image

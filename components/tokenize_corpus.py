@@ -42,7 +42,7 @@ def tokenize_corpus(
             _, tokenizer_digests = sources.fetch_tokenizer(checked.model, step.local_store)
         key = artifacts.key_of("shards", checked, digest, *tokenizer_digests)
         inputs = {"corpus": location}
-        directory = step.make("shards", key, checked, num_workers, cluster, task_config, inputs)
+        directory = step.build("shards", key, checked, num_workers, cluster, task_config, inputs)
         step.report_cost(directory)
         counts = step.publish(shards, directory, metrics)
         # with a prefix, because `tokens` is also a training curve in MLflow

@@ -54,7 +54,7 @@ def translate(
             digests.append(digest)
         key = artifacts.key_of("translator", checked, *digests)
         run = f"translator-{key}"
-        directory = step.make("translator", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)
+        directory = step.build("translator", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)
         step.run.log_curves(directory / "translator" / "metrics.jsonl", prefix="translate/")
         step.publish(translator, directory / "translator")
         artifacts.log_facts(directory, metrics)

@@ -1,12 +1,12 @@
-"""Launchers: they start the processes of a stage, follow them, and restart them when one dies.
+"""Launchers start the processes of a stage, follow them, and restart them when a process dies.
 
     process     only this process
     ray         Ray workers, of this machine or of the cluster that RAY_ADDRESS names
     torchrun    processes of this machine, without Ray
     kuberay     a RayJob: the step writes STORE/work/JOB.json and follows the job, whose head does the work (`job`)
 
-A step with `cluster` set uses kuberay, one with `num_workers` 0 uses process, and any other uses the launcher that
-INFOXLM_LAUNCHER names (ray or torchrun). To add a launcher, write an adapter, a function here, and a line in the table.
+A step with `cluster` set uses kuberay, a step with `num_workers` 0 uses process, and any other step uses the launcher
+that INFOXLM_LAUNCHER names (ray or torchrun). To add a launcher, write an adapter, a function and a line in the table.
 """
 
 import contextlib
@@ -206,7 +206,7 @@ def heartbeat_path(job: str) -> str:
 
 @contextlib.contextmanager
 def _heartbeat(store: str, job: str) -> Iterator[None]:
-    """Write a heartbeat once a minute while this step follows its job. Without it, the job ends itself (`job`)."""
+    """Write a heartbeat once a minute while this step follows its job. A job without heartbeats ends itself."""
     finished = threading.Event()
     step_id = uuid.uuid4().hex
 

@@ -2,9 +2,9 @@
 
     STORE/parameters/SHA256.json
 
-Kubeflow passes all inputs of a step to its pod in one environment variable, which Linux limits to 128 KiB, and Argo
-keeps the inputs of all steps of a run in one object of at most 1 MiB. So steps pass settings on by reference, and only
-small settings are passed directly. Every step calls `resolve` on its parameters.
+Kubeflow passes all inputs of a step to its pod in a single environment variable, which Linux limits to 128 KiB. Argo
+keeps the inputs of all steps of a run in a single object of at most 1 MiB. Therefore, only small settings are passed
+directly. Every step calls `resolve` on its parameters.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Report how a stage ends: a failure becomes one line, an exit code and an outcome in the store.
 
 STORE/outcome/PIPELINE_RUN/STAGE.json    why a stage failed: {"stage", "code", "class", "message", "run"}
-STORE/outcome/PIPELINE_RUN/summary.txt   results of the run, for people: its last step writes them
+STORE/outcome/PIPELINE_RUN/summary.txt   printable results of the run, which its last step writes
 STORE/outcome/jobs/JOB.json              why a RayJob failed
 """
 
@@ -170,12 +170,12 @@ def _is_cancelled() -> bool:
 
 
 def write_summary(store: str, text: str) -> None:
-    """Write the results of this pipeline run for people, as `infoxlm run` and `infoxlm submit` print them."""
+    """Write the results of this pipeline run, which `infoxlm run` and `infoxlm submit` print."""
     artifacts.write(store, _summary_path(pipeline_run()), text)
 
 
 def read_summary(store: str, run: str) -> str:
-    """Return the results of a pipeline run for people, or an empty text if the run has not written them.
+    """Return the printable results of a pipeline run, or an empty text if the run has not written them.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.

@@ -1,4 +1,4 @@
-"""What all components share: report failures, build artifacts, publish them, and log to the tracker."""
+"""The shared steps of all components: report failures, build artifacts, publish them, and log to the tracker."""
 
 import contextlib
 import functools
@@ -38,7 +38,7 @@ class StageRun:
         """The tracker's run, which all stages of a pipeline run share. It is opened at the first access."""
         return tracking.open_run(self.store, self.trial, self.tracker)
 
-    def make(
+    def build(
         self,
         kind: str,
         key: str,
@@ -50,7 +50,7 @@ class StageRun:
         checkpoints: str = "",
         follow: bool = False,
     ) -> Path:
-        """Return the local directory of the artifact `kind/key`. A launcher builds it if it does not exist.
+        """Return the local directory of the artifact `kind/key`. If it does not exist, a launcher builds it first.
 
         Args:
             kind: kind of the artifact.
@@ -87,7 +87,7 @@ class StageRun:
         return artifacts.log_facts(directory, metrics) if metrics else {}
 
     def report_cost(self, directory: Path, step: str = "") -> None:
-        """Log the hours that this run spent on an artifact, under the name of the step (default: the stage)."""
+        """Log the hours that this run spent on an artifact, as the hours of `step` (default: the stage)."""
         self.report(costs.hours_of(self.store, directory.parent.name, directory.name, step or self.stage))
 
     def report_corpus(self, location: str) -> list[Dataset]:
@@ -103,7 +103,7 @@ class StageRun:
         return datasets
 
     def summarise(self, *lines: str) -> None:
-        """Write the results of the pipeline run for people, with the address of the tracker's run."""
+        """Write the printable results of the pipeline run, with the address of the tracker's run as the last line."""
         text = "\n".join(line for line in (*lines, self.run.describe()) if line)
         runtime.write_summary(self.store, text)
 

@@ -108,7 +108,7 @@ def test_a_registering_step_has_the_run_of_the_tracker_that_it_names(memory, tmp
 def test_what_is_made_is_found_again_and_only_a_followed_training_knows_the_run(memory, works, tmp_path):
     def make(key: str, **more) -> Path:
         with stage_run("pretrain", str(tmp_path), TRIAL) as step:
-            return step.make(
+            return step.build(
                 "pretrained",
                 key,
                 PretrainingConfig(seed=7),
@@ -133,7 +133,7 @@ def test_the_numbers_of_what_is_published_are_shown_and_returned(memory, works, 
     output, metrics = dsl.Model(uri=str(tmp_path / "out")), dsl.Metrics(uri=str(tmp_path / "metrics"))
 
     with stage_run("pretrain", str(tmp_path)) as step:
-        made = step.make("pretrained", "a", PretrainingConfig(), num_workers=0, cluster={}, task_config=None)
+        made = step.build("pretrained", "a", PretrainingConfig(), num_workers=0, cluster={}, task_config=None)
         shown, silent = step.publish(output, made, metrics), step.publish(output, made)
 
     assert shown == {"loss/mlm": 0.5} and silent == {} and metrics.metadata == {"loss_mlm": 0.5}

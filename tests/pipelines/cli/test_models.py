@@ -149,7 +149,8 @@ def test_a_registry_that_is_not_there_is_not_made(tmp_path, monkeypatch, command
         (("models:/nothing@champion", "--to", "de", "--store", "{encoder}", "Save"), "has no MLflow database"),
     ],
 )
-def test_what_cannot_be_translated_is_one_line(tiny_encoders, arguments, reason):
+def test_what_cannot_be_translated_is_one_line(tiny_encoders, monkeypatch, arguments, reason):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)  # another test may have connected to its own registry
     filled = [argument.replace("{encoder}", str(tiny_encoders["first"])) for argument in arguments]
 
     result = run("translate", *filled)
