@@ -73,25 +73,26 @@ def plan(
     corpora = [describe_corpus(path, languages) for path in pairs]
     preparation: dict[str, Any] = {"languages": list(languages), "pivot": pivot, "corpora": corpora}
     directory = sources.fetch_model(start, store)
-    layer_count = pretrained.size_of(directory).layers
-    vector = sentence_encoder.read_settings(directory)
+    encoder = sentence_encoder.read_settings(directory)
+    is_last_layer = encoder.layer == pretrained.size_of(directory).layers
     batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
-    limit = MAX_STEPS * batch_size // PASSES
-    pair_count = count_pairs(PreparationConfig.parse(preparation), store, limit)
+    max_pairs = MAX_STEPS * batch_size // PASSES
+    pair_count = count_pairs(PreparationConfig.parse(preparation), store, max_pairs)
     steps = choose_steps(pair_count, batch_size)
     logger.info("%d translation pairs: %d steps of %d pairs", pair_count, steps["steps"], batch_size)
     message_count = pair_count // (len(languages) - 1)
     preparation["held_out_share"] = choose_held_out_share(message_count)
     changes: dict[str, Any] = {f"preparation.{name}": value for name, value in preparation.items()}
     changes |= {f"pretraining.optimization.{name}": value for name, value in steps.items()}
-    changes["pretraining.batches.global_batch_size"] = batch_size
-    changes["pretraining.contrast.layer"] = "last" if vector.layer == layer_count else vector.layer
-    changes["tokenization.prefix"] = vector.prefix if prefix is None else prefix
-    changes["preparation.evaluation_sets"] = [guard]
-    changes["pretraining.model.start"] = start
-    changes["pretraining.contrast.pooling"] = vector.pooling
-    changes["evaluation.guard"] = {"data": guard, "pivot": pivot}
-    return changes
+    return changes | {
+        "pretraining.batches.global_batch_size": batch_size,
+        "pretraining.contrast.layer": "last" if is_last_layer else encoder.layer,
+        "tokenization.prefix": encoder.prefix if prefix is None else prefix,
+        "preparation.evaluation_sets": [guard],
+        "pretraining.model.start": start,
+        "pretraining.contrast.pooling": encoder.pooling,
+        "evaluation.guard": {"data": guard, "pivot": pivot},
+    }
 
 
 def describe_corpus(path: str, languages: Sequence[str]) -> dict[str, Any]:
@@ -99,8 +100,8 @@ def describe_corpus(path: str, languages: Sequence[str]) -> dict[str, Any]:
 
     Args:
         path: a file, or a folder of gettext catalogs.
-        languages: languages of the run. A file en-de.tsv has the languages of its name, other files of this format have
-            the two languages of the run as columns.
+        languages: languages of the run. The columns of en-de.tsv have the languages in its name. Those of a .tsv file
+            with another name have the two languages of the run.
 
     Raises:
         InputError: the format is unknown, or the languages of the columns are.

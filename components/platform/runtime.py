@@ -162,8 +162,8 @@ def _is_cancelled() -> bool:
 
     try:
         jobs = api.connect()
-        workflow = jobs.workflow()
-        return workflow is not None and not jobs.is_under_way(workflow)
+        workflow = jobs.find_workflow()
+        return workflow is not None and not jobs.is_workflow_running(workflow)
     except (api.Unavailable, InputError) as error:
         logger.warning("cannot find out from Kubernetes whether the run was cancelled: %s", error)
         return False

@@ -1,4 +1,4 @@
-"""The calls of the Kubernetes API that launch and follow a RayJob; each has a time limit and one-line errors."""
+"""Calls of the Kubernetes API that launch and follow a RayJob. Each has a time limit and raises one-line errors."""
 
 import contextlib
 import json
@@ -70,7 +70,7 @@ class RayJobs:
             return self._custom.get_namespaced_custom_object(**self._rayjobs, name=name, _request_timeout=_TIMEOUT)
         return None
 
-    def workflow(self) -> Job | None:
+    def find_workflow(self) -> Job | None:
         """Return an owner reference to the Argo Workflow of this process, or None outside of a workflow.
 
         A job that the Workflow owns is deleted with it, and outlives this pod when its node is drained.
@@ -82,11 +82,17 @@ class RayJobs:
             pod = self._core.read_namespaced_pod(pod_name, self.namespace, _request_timeout=_TIMEOUT)
             for owner in pod.metadata.owner_references or []:
                 if owner.controller:
-                    reference = {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name}
-                    return {**reference, "uid": owner.uid, "controller": False, "blockOwnerDeletion": False}
+                    return {
+                        "apiVersion": owner.api_version,
+                        "kind": owner.kind,
+                        "name": owner.name,
+                        "uid": owner.uid,
+                        "controller": False,
+                        "blockOwnerDeletion": False,
+                    }
         return None
 
-    def is_under_way(self, owner: Job) -> bool:
+    def is_workflow_running(self, owner: Job) -> bool:
         """Return whether the workflow of an owner reference exists and has neither ended nor been terminated."""
         group, _, version = owner["apiVersion"].partition("/")
         workflows = {"group": group, "version": version, "plural": "workflows", "namespace": self.namespace}
@@ -94,16 +100,16 @@ class RayJobs:
             workflow = self._custom.get_namespaced_custom_object(
                 **workflows, name=owner["name"], _request_timeout=_TIMEOUT
             )
-            spec = workflow.get("spec") or {}
-            status = workflow.get("status") or {}
             metadata = workflow["metadata"]
             if metadata.get("uid") != owner["uid"]:  # another workflow of the same name
                 return False
+            spec = workflow.get("spec") or {}
+            status = workflow.get("status") or {}
             has_ended = status.get("phase") in ("Succeeded", "Failed", "Error")
             is_terminated_by_kubeflow = spec.get("activeDeadlineSeconds") == 0
             is_terminated_by_argo = bool(spec.get("shutdown"))
-            is_terminated = is_terminated_by_kubeflow or is_terminated_by_argo
-            return not (has_ended or is_terminated or metadata.get("deletionTimestamp"))
+            is_deleted = bool(metadata.get("deletionTimestamp"))
+            return not (has_ended or is_terminated_by_kubeflow or is_terminated_by_argo or is_deleted)
         return False
 
     def delete(self, name: str, wait_for_pods: bool = True) -> None:
@@ -120,7 +126,7 @@ class RayJobs:
                 _request_timeout=(5, 10),  # a process that is being stopped has little time
             )
 
-    def submitters(self, name: str) -> list[Any]:
+    def list_submitters(self, name: str) -> list[Any]:
         """Return the submitter pods of a job, oldest first."""
         with self._translated_errors("list", "pods"):
             pods = self._core.list_namespaced_pod(
@@ -128,7 +134,7 @@ class RayJobs:
             )
             return sorted(pods.items, key=lambda pod: pod.metadata.creation_timestamp)
 
-    def log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
+    def read_log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
         """Yield the lines of a submitter's log as they arrive, from the start or from `since_seconds` ago."""
         limit = {} if since_seconds is None else {"since_seconds": since_seconds}
         with self._translated_errors("get", "pods/log", none_if_missing=True):
@@ -142,17 +148,17 @@ class RayJobs:
             finally:
                 response.close()
 
-    def pods(self, name: str) -> list[Any]:
+    def list_pods(self, name: str) -> list[Any]:
         """Return the pods of a job: its submitters, and the head and workers of its RayCluster."""
         digest = name.rpartition("-")[2]  # operators shorten the names of pods from the left
         with self._translated_errors("list", "pods"):
             ray_pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
             )
-            pods = {pod.metadata.name: pod for pod in self.submitters(name) + ray_pods.items}
+            pods = {pod.metadata.name: pod for pod in self.list_submitters(name) + ray_pods.items}
             return [pod for pod_name, pod in pods.items() if digest in pod_name]
 
-    def warnings(self, name: str) -> list[Any]:
+    def list_warnings(self, name: str) -> list[Any]:
         """Return the events of type Warning about a job and its pods, among the newest of the namespace."""
         digest = name.rpartition("-")[2]  # part of the names of the job, its RayCluster and its pods
         with self._translated_errors("list", "events"):

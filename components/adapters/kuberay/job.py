@@ -113,7 +113,7 @@ def run(
 def _find_owner(jobs: RayJobs) -> Job | None:
     """Return the workflow of this step, or None. A job without an owner ends by itself when no step follows it."""
     try:
-        owner = jobs.workflow()
+        owner = jobs.find_workflow()
         if owner:
             return owner
         logger.info("this process does not run in a workflow, so the job has no owner that is deleted with it")
@@ -402,10 +402,10 @@ def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
     """
     for _ in range(_NEEDED_ATTEMPTS):
         try:
-            owner = owner or jobs.workflow()  # the workflow is unknown if Kubernetes did not answer at the start
+            owner = owner or jobs.find_workflow()  # the workflow is unknown if Kubernetes did not answer at the start
             if owner is None:
                 return False
-            if jobs.is_under_way(owner):
+            if jobs.is_workflow_running(owner):
                 return True
             job = jobs.get(name)
             if job is None:

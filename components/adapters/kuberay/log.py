@@ -54,22 +54,22 @@ class JobLog:
 
     def _print_newest(self) -> bool:
         """Print the newest submitter's log until the connection ends. Return whether the log is complete."""
-        pods = self._jobs.submitters(self._name)
+        pods = self._jobs.list_submitters(self._name)
         if not pods or pods[-1].status.phase == "Pending":
             return False
-        pod = pods[-1].metadata.name
+        pod_name = pods[-1].metadata.name
         has_ended = pods[-1].status.phase in ("Succeeded", "Failed")
-        if has_ended and pod == self._complete_pod:
+        if has_ended and pod_name == self._complete_pod:
             return True
-        since_seconds = None
-        if pod == self._last_pod:
+        since_seconds = None  # from the start of the log
+        if pod_name == self._last_pod:
             since_seconds = int(time.monotonic() - self.last_line) + _OVERLAP
         self._complete_pod = ""
-        for line in self._jobs.log(pod, since_seconds):
+        for line in self._jobs.read_log(pod_name, since_seconds):
             if self._closed.is_set():
                 return False
-            self._last_pod = pod
+            self._last_pod = pod_name
             self.last_line = time.monotonic()
             print(line, flush=True)
-        self._complete_pod = pod  # the stream ended without an error
+        self._complete_pod = pod_name  # the stream ended without an error
         return has_ended

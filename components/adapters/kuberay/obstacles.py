@@ -78,9 +78,9 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
     """Return what keeps a job's pods from running, or None if Kubernetes reports nothing."""
     name = job["metadata"]["name"]
     created = job["metadata"].get("creationTimestamp") or ""
-    messages = _list_messages_since(jobs.warnings(name), created)
+    messages = _list_messages_since(jobs.list_warnings(name), created)
     last_message = messages[-1] if messages else ""
-    pods = jobs.pods(name)
+    pods = jobs.list_pods(name)
     for pod in pods:
         image_error = _find_image_error(pod, messages)
         if image_error:
@@ -90,20 +90,20 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
     status = job.get("status") or {}
     cluster_status = status.get("rayClusterStatus") or {}
     worker_count = cluster_status.get("desiredWorkerReplicas") or 0
-    has_node = any(pod.spec.node_name for pod in pods)
-    without_node = [pod for pod in pods if _explain_unschedulable(pod)]
-    if without_node:
-        return Obstacle(_describe_waiting(without_node, worker_count), is_partial=has_node)
+    some_have_node = any(pod.spec.node_name for pod in pods)
+    unschedulable_pods = [pod for pod in pods if _explain_unschedulable(pod)]
+    if unschedulable_pods:
+        return Obstacle(_describe_waiting(unschedulable_pods, worker_count), is_partial=some_have_node)
     if last_message:
         existing_workers = [pod for pod in pods if _read_node_type(pod) == "worker"]
-        are_missing = len(existing_workers) < worker_count  # a quota, for instance, keeps them from being created
-        return Obstacle(shorten(last_message), is_partial=has_node and are_missing)
+        some_are_missing = len(existing_workers) < worker_count  # a quota, for instance, prevents their creation
+        return Obstacle(shorten(last_message), is_partial=some_have_node and some_are_missing)
     return None
 
 
 def find_out_of_memory(jobs: RayJobs, name: str) -> str:
     """Return which container of a job exceeded its memory limit, with the limit and the setting, or "" if none did."""
-    for pod in jobs.pods(name):
+    for pod in jobs.list_pods(name):
         for status in pod.status.container_statuses or []:
             for state in (status.state, status.last_state):
                 terminated = state and state.terminated

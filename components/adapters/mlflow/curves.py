@@ -48,7 +48,7 @@ class MlflowTracker:
         self._outbox = _Outbox(path, run_id)
         self._closing = threading.Event()
         self._deadline = 0.0  # for shipping after close(), on the monotonic clock
-        self._thread = threading.Thread(target=self._ship, name="mlflow-tracker", daemon=True)
+        self._thread = threading.Thread(target=self._ship_until_closed, name="mlflow-tracker", daemon=True)
         self._previous_environment: dict[str, str | None] = {}  # values of `_RETRY_VARIABLES` before the thread started
 
     def resume(self, step: int) -> None:
@@ -87,7 +87,7 @@ class MlflowTracker:
             path = self._file.path
             logger.warning("%d lines of %s are not in MLflow run %s", missing_count, path, self._outbox.run_id)
 
-    def _ship(self) -> None:
+    def _ship_until_closed(self) -> None:
         """Ship new lines of the file until `close` was called and all are shipped, or its time is over."""
         failure_count = 0
         while True:
@@ -112,10 +112,10 @@ class MlflowTracker:
 
 
 class _Outbox:
-    """Ships a `metrics.jsonl` and remembers how much of it was shipped. Each (name, step) is shipped once.
+    """Ships the lines of a `metrics.jsonl` to MLflow, and remembers how much of the file was shipped.
 
-    Steps that MLflow already has from a crashed attempt are not shipped again, because repeated values such as tokens
-    per second may differ.
+    The value of a metric at a step is shipped once. Steps that MLflow has from a crashed attempt are left out, because
+    repeated values, such as tokens per second, may differ.
     """
 
     def __init__(self, path: Path, run_id: str, prefix: str = "") -> None:
@@ -137,7 +137,7 @@ class _Outbox:
         """Ship all points if MLflow accepts them, then call `truncate`, which shortens the file."""
         with self._lock:
             try:
-                self._ship()
+                self._ship_new_lines()
             except Exception as error:  # no error of MLflow may stop the training
                 lost_count = self.count_missing()
                 logger.warning("cannot send metrics to MLflow (%s): %d lines are lost", one_line(error), lost_count)
@@ -147,9 +147,9 @@ class _Outbox:
     def ship(self) -> None:
         """Ship all complete lines of the file. If MLflow raises, the next call ships them again."""
         with self._lock:
-            self._ship()
+            self._ship_new_lines()
 
-    def _ship(self) -> None:
+    def _ship_new_lines(self) -> None:
         """Ship all complete lines of the file. The caller holds the lock."""
         from mlflow import MlflowClient
 
@@ -168,12 +168,13 @@ class _Outbox:
                     break
                 step, values = parse(line, f"{self.path}, byte {position}")
                 prefix = self.prefix
-                is_repeated = values.pop("repeated", None)
-                if is_repeated:
+                is_after_rewind = values.pop("repeated", None)
+                if is_after_rewind:  # MLflow keeps the points of the first attempt, so this attempt gets other names
                     prefix += f"rewind{values['rewinds']:.0f}/"
                 new_values: dict[str, float] = {}
                 for name, value in values.items():
-                    if step > self._last_steps.get(prefix + name, -1):
+                    last_step = self._last_steps.get(prefix + name, -1)
+                    if step > last_step:
                         new_values[prefix + name] = value
                 metrics += points(new_values, step, run.info.start_time)
                 position += len(line)
