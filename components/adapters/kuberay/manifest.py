@@ -85,43 +85,41 @@ def render(
     variables = _make_environment(cluster, step_environment, environment)
     # When the RayJob is deleted, KubeRay first stops the job, and Ray kills a driver that has not ended by then.
     variables.append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving_seconds(cluster)})
-    return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "entrypoint": f"python -m {_JOB} {work}",
-            "submissionMode": "K8sJobMode",
-            # A retried submitter finds the running job. A head that replaces a lost one does not know the job, so the
-            # job is submitted again. That is harmless: a training holds a lease and continues from its checkpoint.
-            "submitterConfig": {"backoffLimit": 10},
-            "submitterPodTemplate": _make_submitter_template(cluster),
-            "backoffLimit": 0,  # the launcher restarts the job: it knows which errors are transient
-            "preRunningDeadlineSeconds": cluster.start_seconds,
-            "activeDeadlineSeconds": cluster.start_seconds + cluster.run_seconds,
-            "shutdownAfterJobFinishes": True,
-            "ttlSecondsAfterFinished": 60,  # in case the launcher has died; otherwise it deletes the job
-            **({"suspend": True} if cluster.queue else {}),  # until Kueue admits it
-            "rayClusterSpec": {
-                "rayVersion": ray_version,
-                "authOptions": {"mode": "token"},
-                "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - the pod's; no training on it
-                    "template": _make_head_template(cluster, work, variables),
-                },
-                "workerGroupSpecs": [
-                    {
-                        "groupName": "workers",
-                        "replicas": pod_count,
-                        "minReplicas": pod_count,
-                        "maxReplicas": pod_count,
-                        "rayStartParams": {},
-                        "template": _make_worker_template(cluster, work, variables, num_workers, gpus_per_pod),
-                    }
-                ],
-            },
-        },
+    workers = {
+        "groupName": "workers",
+        "replicas": pod_count,
+        "minReplicas": pod_count,
+        "maxReplicas": pod_count,
+        "rayStartParams": {},
+        "template": _make_worker_template(cluster, work, variables, num_workers, gpus_per_pod),
     }
+    ray_cluster = {
+        "rayVersion": ray_version,
+        "authOptions": {"mode": "token"},
+        "headGroupSpec": {
+            "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - the pod's; no training on it
+            "template": _make_head_template(cluster, work, variables),
+        },
+        "workerGroupSpecs": [workers],
+    }
+    spec = {
+        "entrypoint": f"python -m {_JOB} {work}",
+        "submissionMode": "K8sJobMode",
+        # A retried submitter finds the running job. A head that replaces a lost head does not know the job, so the job
+        # is submitted again. That is harmless: a training holds a lease and continues from its checkpoint.
+        "submitterConfig": {"backoffLimit": 10},
+        "submitterPodTemplate": _make_submitter_template(cluster),
+        "backoffLimit": 0,  # the launcher restarts the job: it knows which errors are transient
+        "preRunningDeadlineSeconds": cluster.start_seconds,
+        "activeDeadlineSeconds": cluster.start_seconds + cluster.run_seconds,
+        "shutdownAfterJobFinishes": True,
+        "ttlSecondsAfterFinished": 60,  # in case the launcher has died; otherwise it deletes the job
+        "rayClusterSpec": ray_cluster,
+    }
+    if cluster.queue:
+        spec["suspend"] = True  # until Kueue admits the job
+    metadata = {"name": name, "labels": labels}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": spec}
 
 
 def _make_environment(
@@ -129,9 +127,9 @@ def _make_environment(
 ) -> list[Manifest]:
     """Return the environment variables of the Ray pods.
 
-    They come from this process, the step, the config and constants. A later source overrides an earlier one. Secrets
-    stay references, and values that may be secrets are left out. A reference to a field of the step's pod is replaced
-    by its value, because it would have another value in another pod.
+    They come from this process, the step, the config and constants; each of these overrides the variables before it.
+    Secrets stay references, and values that may be secrets are left out. A reference to a field of the step's pod is
+    replaced by its value, because it would have another value in another pod.
     """
     variables: dict[str, Manifest] = {}
     for name, value in sorted(environment.items()):

@@ -79,14 +79,9 @@ def _pip_download(requirement: str, folder: Path) -> None:
         raise StorageUnavailable(f"{requirement}: the package index took over {TIMEOUT} s: run again") from None
     if completed.returncode == 0:
         return
-    lines = completed.stderr.splitlines()
-    error_lines = [line for line in lines if line.startswith("ERROR")]
-    if error_lines:
-        reason = error_lines[-1].removeprefix("ERROR: ")
-    elif lines:
-        reason = lines[-1]
-    else:
-        reason = f"pip exited with code {completed.returncode}"
+    lines = completed.stderr.splitlines() or [f"pip exited with code {completed.returncode}"]
+    error_lines = [line for line in lines if line.startswith("ERROR: ")] or lines
+    reason = error_lines[-1].removeprefix("ERROR: ")
     if _NOT_REACHED.search(completed.stderr):
         raise StorageUnavailable(f"{requirement}: the package index cannot be reached ({reason}): run again")
     raise InputError(f"{requirement}: pip cannot download it ({reason}): check name and version")
