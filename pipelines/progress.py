@@ -17,7 +17,7 @@ _MESSAGES = {"RUNNING": "started", "SUCCEEDED": "succeeded", "FAILED": "failed"}
 
 
 class Step(NamedTuple):
-    """A step of a pipeline, or of one iteration of its loop."""
+    """A step of a pipeline, or of an iteration of its loop."""
 
     name: str
     """Name of its Argo nodes."""

@@ -57,7 +57,7 @@ def survey(store: str) -> list[Item]:
             continue
         name = inner_path[0]
         if folder == "work":
-            name, _, _ = name.partition(".")  # JOB.json and JOB.followed are one item
+            name, _, _ = name.partition(".")  # JOB.json and JOB.followed belong to the same item
         elif folder == "cost":
             name = "/".join(inner_path[:-1])
         files_by_item[f"{folder}/{name}"].append(stored_file)

@@ -112,7 +112,7 @@ def _fine_tune(
 
 
 def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:
-    """Measure trials one after the other, and return the finished ones by name.
+    """Measure trials one after the other, and return the finished trials by name.
 
     Each of several trials runs in its own process, so that its memory and GPUs are released. If a trial fails, the
     other trials still run, and then this process exits with the code of the last failure. After a signal to stop, the

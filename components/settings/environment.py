@@ -35,7 +35,7 @@ SHARED_WITH_KUBEFLOW = (
 )
 """Variables that Kubeflow may set in a step, by its MLflow plugin or because its API server uses a proxy.
 
-A pod with two entries of one name is invalid, so our values have the prefix INFOXLM_ until the step starts.
+A pod with two entries of the same name is invalid, so our values have the prefix INFOXLM_ until the step starts.
 """
 _LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 _PREFIX = "INFOXLM_"

@@ -45,7 +45,7 @@ _OPERATOR_SECONDS = 300.0  # to let the operator enforce its own time limit firs
 _DELETION_SECONDS = 600.0  # after this time a deletion counts as stuck
 _DEAD_NODE_SECONDS = 120.0  # a pod that remains for this time after the grace period must be on a dead node
 _RETRY_SECONDS = 30.0  # between two attempts
-_PAUSE_AFTER_RELEASE = (30.0, 120.0)  # seconds; a random pause lets one of two jobs that block each other start first
+_PAUSE_AFTER_RELEASE = (30.0, 120.0)  # seconds; the pause is random, so that two jobs do not block each other again
 _REQUEST_SECONDS = 10.0  # to wait until the request to save is sent
 # A process that is being stopped has only about a second, so these calls are repeated a few times only.
 _NEEDED_ATTEMPTS = 3  # to find out whether a workflow still needs the job
@@ -287,7 +287,7 @@ def _check_start(
 
 
 def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
-    """Yield the job's current state repeatedly. Raise WorkerLost if the job is gone or Kubernetes stops answering."""
+    """Yield the state of the job repeatedly. Raise WorkerLost if it was deleted or Kubernetes stops answering."""
     failure_count = 0
     while True:
         try:

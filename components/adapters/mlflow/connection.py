@@ -1,7 +1,7 @@
 """The connection to MLflow: a server, or a SQLite file in the local store.
 
-The platform sets MLFLOW_TRACKING_URI; it is never a pipeline parameter. Without it, everything goes to a SQLite file in
-the local store. MLflow takes seconds to import, so functions import it where they use it.
+The platform sets MLFLOW_TRACKING_URI; it is never a pipeline parameter. Without it, MLflow stores everything in a
+SQLite file of the local store. MLflow takes seconds to import, so functions import it where they use it.
 """
 
 import functools

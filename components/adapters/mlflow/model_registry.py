@@ -1,7 +1,7 @@
 """Register encoders: one version per content digest, with its evaluation, as `candidate` and perhaps `champion`.
 
 A version holds the encoder's Hugging Face directory unchanged, in MLflow's transformers flavour, so a model loaded from
-the registry is byte for byte the trained one. `model_versions` lists the other files of a version.
+the registry is byte for byte the trained model. `model_versions` lists the other files of a version.
 """
 
 import atexit

@@ -232,7 +232,7 @@ def check(files: Path, version: "ModelVersion") -> None:
     """Check that the files of a version are those that were registered: complete, unchanged, signed, an encoder.
 
     Raises:
-        DataCorrupt: the encoder is not the one that was registered.
+        DataCorrupt: the files are not those that were registered.
         SignatureInvalid: a key for verification is set, and the signature does not fit.
         InputError: the files are not an encoder.
     """

@@ -259,7 +259,7 @@ def identify_decider() -> dict[str, str]:
 
 
 def _read_decision(version: "ModelVersion") -> dict[str, Any]:
-    """Return the last decision on a version, or an empty one if there was none."""
+    """Return the last decision on a version, or an empty mapping if there was none."""
     tag_value = version.tags.get(DECISION, "{}")
     tag_name = f"tag {DECISION} of {version.name} version {version.version}"
     return outside.parse_json(tag_value, Decision, tag_name, "delete the tag, then run again", DataCorrupt)

@@ -1,4 +1,4 @@
-"""MLflow runs: all stages of a pipeline run find or open the same one."""
+"""Find or open the MLflow run that all stages of a pipeline run share."""
 
 import os
 import re

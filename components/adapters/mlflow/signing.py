@@ -1,7 +1,7 @@
 """Signatures of models: created when a model is registered, verified before it becomes champion and before each use.
 
-A signature covers every file of the model's folder and lies beside the folder, so any registry keeps it. The platform
-mounts the keys as files; without a key nothing is signed or verified:
+A signature covers every file of the model's folder. It is a file beside the folder, so any registry keeps it. The
+platform mounts the keys as files; without a key nothing is signed or verified:
 
     INFOXLM_SIGNING_KEY    elliptic-curve key (PEM) that signs models when they are registered
     INFOXLM_VERIFYING_KEY  its public key (PEM); if set, a model without a valid signature is refused

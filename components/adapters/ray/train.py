@@ -1,8 +1,8 @@
 """Run a training stage of the core on N Ray workers.
 
-The core writes checkpoints, curves and results; Ray starts workers, joins them in a process group and restarts them
-when one dies. A worker returns figures, returns an InfoXLMError (which all workers raise and a restart would repeat),
-or dies.
+The core writes checkpoints, curves and results. Ray starts workers, joins them in a process group, and restarts them
+when a worker dies. A worker returns figures, returns an InfoXLMError (which all workers raise and a restart would
+repeat), or dies.
 """
 
 import contextlib

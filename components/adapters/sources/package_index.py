@@ -80,7 +80,7 @@ def _pip_download(requirement: str, folder: Path) -> None:
     if completed.returncode == 0:
         return
     lines = completed.stderr.splitlines() or [f"pip exited with code {completed.returncode}"]
-    error_lines = [line for line in lines if line.startswith("ERROR: ")] or lines
+    error_lines = [line for line in lines if line.startswith("ERROR")] or lines
     reason = error_lines[-1].removeprefix("ERROR: ")
     if _NOT_REACHED.search(completed.stderr):
         raise StorageUnavailable(f"{requirement}: the package index cannot be reached ({reason}): run again")

@@ -1,7 +1,7 @@
 """Run a training stage of the core on N processes of this machine without Ray, as `torchrun` does.
 
-torch's elastic agent joins the processes in a group. When one dies, the agent restarts all of them, and they continue
-from the newest checkpoint.
+torch's elastic agent joins the processes in a group. When a process dies, the agent restarts all of them, and they
+continue from the newest checkpoint.
 """
 
 import logging
