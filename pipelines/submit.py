@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,7 @@ def follow(client: Any, host: str, run_id: str, progress: Progress, print_line: 
             last_state = state
         lines += progress.describe_pending(tasks, time.monotonic())
         for line in lines:
-            elapsed = _format_duration(time.monotonic() - start_time)
+            elapsed = timedelta(seconds=int(time.monotonic() - start_time))
             print_line(f"{elapsed}  {line}")
         if state in _END_STATES:
             return state
@@ -358,13 +359,6 @@ def run_url(host: str, run_id: str) -> str:
 def web_interface_url(host: str) -> str:
     """Return the URL of Kubeflow's web interface."""
     return os.environ.get("KF_PIPELINES_UI_ENDPOINT", host).rstrip("/")
-
-
-def _format_duration(seconds: float) -> str:
-    """Format a duration as h:mm:ss."""
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"
 
 
 def _advise_on_service_account(error: Any) -> str:
