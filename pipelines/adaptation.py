@@ -73,8 +73,8 @@ def plan(
     corpora = [describe_corpus(path, languages) for path in pairs]
     preparation: dict[str, Any] = {"languages": list(languages), "pivot": pivot, "corpora": corpora}
     directory = sources.fetch_model(start, store)
+    layer_count = pretrained.size_of(directory).layers  # raises InputError for other types of models
     encoder = sentence_encoder.read_settings(directory)
-    is_last_layer = encoder.layer == pretrained.size_of(directory).layers
     batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
     max_pairs = MAX_STEPS * batch_size // PASSES
     pair_count = count_pairs(PreparationConfig.parse(preparation), store, max_pairs)
@@ -86,7 +86,7 @@ def plan(
     changes |= {f"pretraining.optimization.{name}": value for name, value in steps.items()}
     return changes | {
         "pretraining.batches.global_batch_size": batch_size,
-        "pretraining.contrast.layer": "last" if is_last_layer else encoder.layer,
+        "pretraining.contrast.layer": "last" if encoder.layer == layer_count else encoder.layer,
         "tokenization.prefix": encoder.prefix if prefix is None else prefix,
         "preparation.evaluation_sets": [guard],
         "pretraining.model.start": start,
