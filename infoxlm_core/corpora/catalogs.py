@@ -19,6 +19,7 @@ from typing import NamedTuple
 import polib
 
 from infoxlm_core import outside
+from infoxlm_core.corpora import lines
 from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO, Row
 from infoxlm_core.errors import InputError, one_line
 
@@ -132,10 +133,7 @@ def _list_folder(path: Path) -> Members:
 
 def _list_archive(path: Path) -> Members:
     """Return name and reader of the catalogs in a wheel or zip. Raise InputError if it is damaged or too large."""
-    try:
-        archive = zipfile.ZipFile(outside.check_readable(path))
-    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
-        raise InputError(f"{path} is not a folder, wheel or zip file of gettext catalogs ({error})") from None
+    archive = lines.open_zip(path, "a folder, wheel or zip file of gettext catalogs")
     if len(archive.infolist()) > MAX_ENTRIES:
         raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
     members: Members = {}

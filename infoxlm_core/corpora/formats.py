@@ -6,6 +6,8 @@ A line of a file `x.tsv` becomes:
     b"Hello\\tHallo\\r\\n"  ->  Row(("en", "de"), ("Hello", "Hallo"), "x.tsv", 1)
 """
 
+import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ import pyarrow.parquet as pq
 from infoxlm_core import outside
 from infoxlm_core.config import CorpusSource
 from infoxlm_core.corpora import catalogs, lines, tables, translation_units
-from infoxlm_core.corpora.lines import Row
+from infoxlm_core.corpora.lines import AnyPath, Row
 from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
 Lengths = tuple[int, int, int]  # line, bytes of its two sides
@@ -166,27 +168,46 @@ def _read_parquet_texts(path: Path, field: str) -> Iterator[tuple[int, str, None
 
 
 def _read_tsv(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the rows of a file whose columns are separated by tabs. Quotation marks are part of the text."""
+    """Yield the rows of a file whose columns are separated by tabs. Quotation marks are part of the text.
+
+    Files of CCMatrix have the columns score, source and target. Files of NLLB (allenai/nllb) have source, target and
+    score, then probabilities of the languages and the origin of the sentences.
+    """
     path = corpus.paths[0]
-    languages = corpus.source.languages
-    columns_of_languages = corpus.source.columns or range(len(languages))
+    source = corpus.source
+    columns_of_languages = source.columns or range(len(source.languages))
     order = _order_sides(corpus)
-    row_languages = tuple(languages[index] for index in order)
-    columns = [columns_of_languages[index] for index in order]
+    row_languages = tuple(source.languages[index] for index in order)
+    text_columns = [columns_of_languages[index] for index in order]
+    last_column = max(*text_columns, source.score_column or 0)
 
     def rows() -> Iterator[Row]:
         for number, text, reason in lines.read(path):
             cells = text.split("\t")
-            if reason is None and max(columns) >= len(cells):
+            if reason is None and last_column >= len(cells):
                 reason = "missing_column"
-            if reason is None:
-                yield Row(row_languages, tuple(cells[column] for column in columns), path.name, number)
-            else:
+            if reason is not None:
                 yield Row(row_languages, (text,), path.name, number, reason)
+                continue
+            if source.score_column is not None:
+                reason = _check_score(source, cells[source.score_column], f"{path}:{number}")
+            texts = tuple(cells[column] for column in text_columns)
+            yield Row(row_languages, texts, path.name, number, reason)
 
     if len(row_languages) == 2:
         return _check_alignment(rows(), path.name)
     return rows()
+
+
+def _check_score(source: CorpusSource, score: str, position: str) -> str | None:
+    """Return "low_score" if the score of a pair is below the corpus's minimum, otherwise None."""
+    try:
+        is_high_enough = float(score) >= (source.minimum_score or 0)  # False for nan
+    except ValueError:
+        raise InputError(
+            f"{position}: the score {score!r:.40} is not a number: check score_column, or remove minimum_score"
+        ) from None
+    return None if is_high_enough else "low_score"
 
 
 def _order_sides(corpus: LocalCorpus) -> list[int]:
@@ -198,31 +219,57 @@ def _order_sides(corpus: LocalCorpus) -> list[int]:
 
 
 def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the pairs of two files, each with one sentence per line."""
-    if corpus.paths[0].samefile(corpus.paths[1]):
-        raise InputError(f"{corpus.paths[0]} is given as both sides of parallel text: give one file for each language")
-    order = _order_sides(corpus)
-    languages = tuple(corpus.source.languages[index] for index in order)
-    source_path, target_path = [corpus.paths[index] for index in order]
-    file_names = f"{source_path.name} {target_path.name}"
-    source_count = sum(1 for _ in lines.read(source_path))
-    target_count = sum(1 for _ in lines.read(target_path))
-    if source_count != target_count:
-        raise ParallelMismatch(
-            f"{file_names}: different numbers of lines, {languages[0]}={source_count} {languages[1]}={target_count}: "
-            "align the files again"
-        )
+    """Yield the pairs of two files, each with one sentence per line. Both may be in one zip file."""
+    languages = tuple(corpus.source.languages[index] for index in _order_sides(corpus))
+    files = _open_moses_files(corpus)
+    file_names = f"{files[0].name} {files[1].name}"
+    line_counts = [sum(1 for _ in lines.read(file)) for file in files]
+    if len(set(line_counts)) > 1:
+        columns = (*languages, "scores")
+        counts = " ".join(f"{column}={count}" for column, count in zip(columns, line_counts, strict=False))
+        raise ParallelMismatch(f"{file_names}: different numbers of lines, {counts}: align the files again")
 
     def rows() -> Iterator[Row]:
-        for source_line, target_line in zip(lines.read(source_path), lines.read(target_path), strict=True):
+        readers = [lines.read(file) for file in files]
+        for source_line, target_line, *score_lines in zip(*readers, strict=True):
             number, source_text, source_reason = source_line
             _, target_text, target_reason = target_line
             texts = (source_text, target_text)
             if target_reason and not source_reason:
                 texts = (target_text, source_text)  # the first text of a dropped row says where the damage is
-            yield Row(languages, texts, file_names, number, source_reason or target_reason)
+            reason = source_reason or target_reason
+            for _, score, _ in score_lines:
+                reason = reason or _check_score(corpus.source, score, f"{files[2]}:{number}")
+            yield Row(languages, texts, file_names, number, reason)
 
     return _check_alignment(rows(), file_names)
+
+
+def _open_moses_files(corpus: LocalCorpus) -> list[AnyPath]:
+    """Return the files of both languages, the pivot's first, and the file of the scores if `minimum_score` is set.
+
+    A zip file of OPUS contains README, LICENSE, CCMatrix.de-en.de, CCMatrix.de-en.en and perhaps CCMatrix.de-en.scores.
+    """
+    languages = [corpus.source.languages[index] for index in _order_sides(corpus)]
+    if len(corpus.paths) == 2:
+        first_path, second_path = corpus.paths
+        if first_path.samefile(second_path):
+            raise InputError(f"{first_path} is given as both sides of parallel text: give one file for each language")
+        return [corpus.paths[index] for index in _order_sides(corpus)]
+    path = corpus.paths[0]
+    archive = lines.open_zip(path, "a Moses zip file of OPUS, nor a list of two paths")
+    files: list[AnyPath] = []
+    for suffix in [*languages, "scores"] if corpus.source.minimum_score is not None else languages:
+        # Some corpora name their languages zh_CN or pt_br.
+        pattern = re.compile(rf".*\.{suffix}([_-]\w+)?", re.IGNORECASE)
+        names = [name for name in archive.namelist() if pattern.fullmatch(name)]
+        if len(names) != 1:
+            raise InputError(
+                f"{path} has {len(names)} files whose names end in .{suffix}, expected 1 (its files: "
+                f"{', '.join(archive.namelist()):.200}): give a Moses zip file of OPUS, or a list of two paths"
+            )
+        files.append(zipfile.Path(archive, names[0]))
+    return files
 
 
 def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:

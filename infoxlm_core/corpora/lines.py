@@ -4,7 +4,9 @@ import codecs
 import io
 import itertools
 import lzma
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -17,6 +19,8 @@ MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in me
 LOOK_AHEAD = 32 << 20  # bytes that are unpacked to detect a bomb before the first line is used
 _CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
 COMPRESSED = (".xz", *_CODECS)
+AnyPath = Path | zipfile.Path
+"""A file on this machine, or a file in a zip file."""
 MAX_RATIO = 100  # unpacked by packed size; a file above it is a decompression bomb
 
 
@@ -34,11 +38,18 @@ class Row(NamedTuple):
 class _Unpacked(io.RawIOBase):
     """The unpacked bytes of a file. Raises InputError for damaged files and decompression bombs."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: AnyPath):
         self.path = path
         self.unpacked_bytes = 0
-        self.packed: Any = pa.OSFile(str(outside.check_readable(path)))
-        self.stream = lzma.open(self.packed) if path.suffix == ".xz" else _decompress(self.packed, path)  # noqa: SIM115
+        self.stream: Any
+        if isinstance(path, zipfile.Path):
+            self.stream = path.open("rb")
+            packed_size = path.root.getinfo(path.at).compress_size
+            self.count_packed_bytes: Callable[[], int] = lambda: packed_size
+        else:
+            packed = pa.OSFile(str(outside.check_readable(path)))
+            self.stream = lzma.open(packed) if path.suffix == ".xz" else _decompress(packed, path)  # noqa: SIM115
+            self.count_packed_bytes = packed.tell
 
     def readable(self) -> bool:
         return True
@@ -46,11 +57,11 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             chunk = self.stream.read(len(buffer))
-        except (OSError, EOFError, lzma.LZMAError) as error:
+        except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
             raise InputError(f"{self.path} is damaged ({error}): fetch it again") from None
         buffer[: len(chunk)] = chunk
         self.unpacked_bytes += len(chunk)
-        if self.unpacked_bytes > MAX_RATIO * self.packed.tell() + MAX_LINE:  # relative to what was read so far
+        if self.unpacked_bytes > MAX_RATIO * self.count_packed_bytes() + MAX_LINE:  # relative to what was read so far
             raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
         return len(chunk)
 
@@ -60,7 +71,15 @@ def _decompress(packed: Any, path: Path) -> Any:
     return pa.CompressedInputStream(packed, codec) if codec else packed
 
 
-def unpack(path: Path) -> IO[bytes]:
+def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
+    """Open a zip file. Raise InputError if it is damaged, naming the `expected` kind of file."""
+    try:
+        return zipfile.ZipFile(outside.check_readable(path))
+    except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
+        raise InputError(f"{path} is not {expected} ({error})") from None
+
+
+def unpack(path: AnyPath) -> IO[bytes]:
     """Open a file and decompress it as its suffix says. Raise InputError for a decompression bomb."""
     try:
         if path.suffix in COMPRESSED:
@@ -69,11 +88,11 @@ def unpack(path: Path) -> IO[bytes]:
                 for _ in range(LOOK_AHEAD // MAX_LINE):
                     trial.read(MAX_LINE)
         return io.BufferedReader(_Unpacked(path), MAX_LINE)
-    except OSError as error:
+    except (OSError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: encrypted, or an unknown compression
         raise InputError(f"{path} cannot be opened ({error}): check it") from None
 
 
-def read(path: Path) -> Iterator[tuple[int, str, str | None]]:
+def read(path: AnyPath) -> Iterator[tuple[int, str, str | None]]:
     """Yield the number (from 1), the text and the reason to drop each line of a file.
 
     Only \\n ends a line, so that the numbers agree with `wc -l`.

@@ -5,6 +5,7 @@ import lzma
 import os
 import random
 import re
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -307,3 +308,66 @@ def test_blank_lines_between_the_documents_of_cc100_are_empty_rows(tmp_path):
     rows = rows_of(write(tmp_path / "de.txt.xz", lzma.compress(b"Ein Satz.\nNoch einer.\n\nAnderes.\n\n")))
 
     assert [row.texts[0] for row in rows] == ["Ein Satz.", "Noch einer.", "", "Anderes.", ""]
+
+
+def zip_of_opus(path: Path, scores: str = "1.21\n1.05\n") -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("README", "CCMatrix")
+        archive.writestr("CCMatrix.de-en.de", "Ja\nNein\n")
+        archive.writestr("CCMatrix.de-en.en", "Yes\nNo\n")
+        archive.writestr("CCMatrix.de-en.scores", scores)
+    return path
+
+
+def test_the_moses_zip_of_opus_is_read_with_its_scores(tmp_path):
+    path = zip_of_opus(tmp_path / "de-en.txt.zip")
+
+    rows = rows_of(path, "moses", ("de", "en"))
+    assert [(row.texts, row.dropped) for row in rows] == [(("Yes", "Ja"), None), (("No", "Nein"), None)]
+    assert rows[0].file == "CCMatrix.de-en.en CCMatrix.de-en.de"
+    scored_rows = rows_of(path, "moses", ("de", "en"), minimum_score=1.06)
+    assert [row.dropped for row in scored_rows] == [None, "low_score"]
+
+
+def test_a_moses_zip_without_one_file_for_each_column_is_refused(tmp_path):
+    path = zip_of_opus(tmp_path / "de-en.txt.zip")
+
+    with pytest.raises(
+        InputError, match=r"de-en\.txt\.zip has 0 files whose names end in \.fr, .*README, CCMatrix\.de-en\.de"
+    ):
+        rows_of(path, "moses", ("en", "fr"))
+    with pytest.raises(ParallelMismatch, match="en=2 de=2 scores=1"):
+        rows_of(zip_of_opus(path, "1.2\n"), "moses", ("en", "de"), minimum_score=1)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(InputError, match=r"is not a Moses zip file of OPUS, nor a list of two paths"):
+        rows_of(path, "moses", ("en", "de"))
+
+
+@pytest.mark.item("B10")
+def test_a_damaged_file_or_a_bomb_in_a_zip_is_refused(tmp_path):
+    path = zip_of_opus(tmp_path / "x.zip", "1.2\n" * 1_000_000)
+    with pytest.raises(InputError, match=r"x\.zip/CCMatrix\.de-en\.scores: DecompressionLimit"):
+        rows_of(path, "moses", ("en", "de"), minimum_score=1)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"CCMatrix.de-en.de") + 20] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"CCMatrix\.de-en\.de is damaged"):
+        rows_of(path, "moses", ("en", "de"))
+
+
+@pytest.mark.parametrize(
+    ("line", "columns", "score_column"),
+    [
+        ("{}\tHallo\tHello\n", (1, 2), 0),  # CCMatrix: score, source, target
+        ("Hallo\tHello\t{}\t0.99\t0.98\tcc\thttps://a\tcc\thttps://b\n", (0, 1), 2),  # allenai/nllb
+    ],
+)
+def test_pairs_of_mined_text_with_a_low_score_are_dropped(tmp_path, line, columns, score_column):
+    settings = {"format": "tsv", "languages": ("de", "en"), "columns": columns, "score_column": score_column}
+    path = write(tmp_path / "de-en.tsv.gz", gzip.compress((line.format("1.2") + line.format("1.05999")).encode()))
+
+    rows = rows_of(path, **settings, minimum_score=1.06)
+    assert [(row.texts, row.dropped) for row in rows] == [(("Hello", "Hallo"), d) for d in (None, "low_score")]
+    write(path, gzip.compress(line.format("good").encode()))
+    with pytest.raises(InputError, match=r"de-en\.tsv\.gz:1: the score 'good' is not a number: check score_column"):
+        rows_of(path, **settings, minimum_score=1.06)
