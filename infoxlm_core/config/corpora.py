@@ -59,7 +59,7 @@ class CorpusSource(StageConfig):
 
     minimum_score: Number | None = None
     """Formats tsv (with `score_column`) and moses (a zip file of OPUS that contains a file .scores): pairs with a lower
-    score are dropped. 1.06 is a common minimum for the margin scores of mined text such as CCMatrix's."""
+    score are dropped. CCMatrix (Schwenk et al. 2021) keeps margin scores from 1.06."""
 
     text_field: str = ""
     """Formats jsonl and parquet, for a corpus of one language: the key or column of the text, such as `content` in the
