@@ -2,8 +2,9 @@
 
 import math
 import random
+import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -365,44 +366,85 @@ def toy(tmp_path_factory) -> tuple[Path, Path]:
     return made, corpus
 
 
-@pytest.mark.item("A32")
-def test_a_translator_is_trained_and_its_best_weights_are_exported(toy, tmp_path):
+@dataclass(frozen=True)
+class ToyTraining:
+    """The inputs of a training of a translator, and what it exported."""
+
+    config: TranslationConfig
+    shards: Path
+    corpus: Path
+    encoder: Path
+    run: Path
+    translator: Path
+
+    def repeat(self, output: Path, run: Path, **changes) -> None:
+        """Train with other settings or another corpus."""
+        arguments = {"config": self.config, "corpus": self.corpus} | changes
+        train(shards_path=self.shards, encoder=self.encoder, output=output, run=run, **arguments)
+
+
+@pytest.fixture(scope="module")
+def trained(toy, tmp_path_factory) -> ToyTraining:
+    """Train a translator of English and German from a toy XLM."""
     shards, corpus = toy
-    pretrain_toy(open_shards(shards), tmp_path / "encoder", max_tokens=110)
+    folder = tmp_path_factory.mktemp("trained")
+    pretrain_toy(open_shards(shards), folder / "encoder", max_tokens=110)
     config = tiny(languages=("en", "de"), side_tokens=60, batch_tokens=200, validation_pairs=6)
-    arguments = (config, shards, corpus, tmp_path / "encoder")
+    training = ToyTraining(config, shards, corpus, folder / "encoder", folder / "run", folder / "out" / "translator")
+    training.repeat(folder / "out", training.run)
+    return training
 
-    train(*arguments, tmp_path / "out", tmp_path / "run")
 
-    points = tracker.read(tmp_path / "run" / tracker.METRICS)
+@pytest.mark.item("A32")
+def test_a_translator_is_trained_and_its_best_weights_are_exported(trained, tmp_path):
+    points = tracker.read(trained.run / tracker.METRICS)
     scores = {step: values["dev/mean"] for step, values in points if "dev/mean" in values}
-    manifest = manifests.load(tmp_path / "out" / "translator")
+    manifest = manifests.load(trained.translator)
     assert list(scores) == [3, 6, 8] and {"dev/en-de", "dev/de-en"} <= set(points[2][1])
     assert manifest["facts"]["steps"] == max(scores, key=scores.get) and manifest["kind"] == "translator"
-    loaded = TextTranslator.load(tmp_path / "out" / "translator")
-    pairs = HeldOutPairs.read(corpus, ("en", "de"))
+
+    trained.repeat(tmp_path, trained.run)  # the run is finished: it is exported again
+
+    exported_again = (tmp_path / "translator" / "model.safetensors").read_bytes()
+    assert exported_again == (trained.translator / "model.safetensors").read_bytes()
+
+
+def test_a_loaded_translator_does_not_depend_on_the_batch(trained):
+    loaded = TextTranslator.load(trained.translator)
+    texts = HeldOutPairs.read(trained.corpus, ("en", "de")).texts
+
+    together = loaded.translate(texts["en"], "de")
+
     assert loaded.pair == ("en", "de") and loaded.languages == ["de", "en"]
-    together = loaded.translate(pairs.texts["en"], "de")
-    assert together == [loaded.translate([text], "de")[0] for text in pairs.texts["en"]]  # in order, whatever the batch
-    assert [loaded.decode(ids) for ids in encode(loaded.processor, pairs.texts["de"])] == pairs.texts["de"]
-    train(*arguments, tmp_path / "again", tmp_path / "run")
-    weights = [tmp_path / name / "translator" / "model.safetensors" for name in ("out", "again")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
-    with pytest.raises(InputError, match="has a translator: give an encoder, or use `infoxlm translate`"):
-        any_encoder.load_encoder(tmp_path / "out" / "translator")
+    assert together == [loaded.translate([text], "de")[0] for text in texts["en"]]
+    assert [loaded.decode(ids) for ids in encode(loaded.processor, texts["de"])] == texts["de"]
     with pytest.raises(InputError, match="translates between en and de, not into fr"):
         loaded.translate(["Save"], "fr")
+
+
+def test_a_training_without_test_pairs_is_refused_before_its_first_step(trained, tmp_path):
+    pairs = len(HeldOutPairs.read(trained.corpus, ("en", "de")).texts["en"])
+
     with pytest.raises(InputError, match="held_out has no pairs of en and de"):
-        train(*arguments[:2], tmp_path, arguments[3], tmp_path / "no", tmp_path / "no run")
-    with pytest.raises(InputError, match="the validation uses all held-out pairs"):
-        pairs.after(len(pairs.texts["en"]))
-    config_file = tmp_path / "out" / "translator" / "config.json"
+        trained.repeat(tmp_path, tmp_path / "run", corpus=tmp_path)
+    with pytest.raises(InputError, match=rf"the validation uses all held-out pairs.*\({pairs}\)"):
+        trained.repeat(tmp_path, tmp_path / "run", config=trained.config.model_copy(update={"validation_pairs": pairs}))
+
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_is_no_whole_translator_is_refused(trained, tmp_path):
+    with pytest.raises(InputError, match="has a translator: give an encoder, or use `infoxlm translate`"):
+        any_encoder.load_encoder(trained.translator)
+    shards = open_shards(trained.shards)
+    with pytest.raises(InputError, match=r"no such file: set tokenization\.model to a SentencePiece model"):
+        TextTranslator.of(Translator(SIZE), trained.config, replace(shards, directory=tmp_path))
+
+    copied = shutil.copytree(trained.translator, tmp_path / "translator")
+    config_file = copied / "config.json"
     config_file.write_text(config_file.read_text().replace('"ffn": 64', '"ffn": 6400'))
     with pytest.raises(InputError, match=r"but config\.json describes"):
-        TextTranslator.load(config_file.parent)
-    without_model = replace(open_shards(shards), directory=tmp_path)
-    with pytest.raises(InputError, match=r"no such file: set tokenization\.model to a SentencePiece model"):
-        TextTranslator.of(loaded.model, config, without_model)
+        TextTranslator.load(copied)
 
 
 @pytest.mark.parametrize(
