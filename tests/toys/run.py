@@ -64,8 +64,8 @@ def write_translation_config(directory: Path) -> Path:
         "side_tokens": 30,
         "batch_tokens": 200,
         "back_translation_sentences": 4,
-        "optimization": {"steps": 160, "learning_rate": 0.01, "warmup_steps": 6},
-        "validate_every": 80,
+        "optimization": {"steps": 80, "learning_rate": 0.01, "warmup_steps": 6},
+        "validate_every": 40,
         "validation_pairs": 20,
     }
     values["registration"] |= {"metric": "translation/mean"}
