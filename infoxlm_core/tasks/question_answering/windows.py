@@ -100,8 +100,11 @@ def make_windows(
             examples.append(np.hstack([before, typed_paragraph, template.suffix]))
     ids, types = np.hstack(examples)
     lengths = np.array([example.shape[1] for example in examples])
-    columns = np.array(rows, np.int64).T  # (4, N)
-    return Windows(Examples(ids, types, lengths), *columns, np.asarray(paragraph_of, np.int64), tokens)
+    row_questions, offsets, starts, token_counts = np.array(rows, np.int64).T
+    paragraph_of_question = np.asarray(paragraph_of, np.int64)
+    return Windows(
+        Examples(ids, types, lengths), row_questions, offsets, starts, token_counts, paragraph_of_question, tokens
+    )
 
 
 class _PairTemplate(NamedTuple):
