@@ -59,13 +59,11 @@ def read_first_seeds(step: StageRun, planned: Sequence[Mapping[str, Any]], path:
 
 def read_scores(step: StageRun) -> dict[str, Scores]:
     """Return the scores of the finished trials of a suite by name. End the runs of unfinished trials as failed."""
-    scores = {}
-    for run in step.run.trials():
+    runs = step.run.trials()
+    for run in runs:  # before the downloads, which can fail
         if run.status == "RUNNING":
             tracking.tracker().find_run(run.run_id).end(runtime.find_ending(step.store).status)
-        elif run.status == "FINISHED":
-            scores[run.trial.name] = run.read_scores()
-    return scores
+    return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
 
 
 def publish(

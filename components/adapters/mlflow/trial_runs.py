@@ -40,8 +40,8 @@ class TrialRun(NamedTuple):
 
     def read_scores(self) -> Scores:
         """Download the scores of a suite's trial from the artifacts of its run."""
-        with self._downloaded(SCORES) as folder:
-            return read_scores(folder / SCORES)
+        with self._downloaded(SCORES) as (scores_file,):
+            return read_scores(scores_file)
 
     def read_outcomes(self) -> Outcomes | None:
         """Download the outcomes by question of an ablation's trial. Return None if its evaluation is not stored."""
@@ -52,26 +52,27 @@ class TrialRun(NamedTuple):
             stored_files = [item.path for item in MlflowClient().list_artifacts(self.run_id, EVALUATION)]
         if answers_path not in stored_files:
             return None
-        with self._downloaded(answers_path, f"{EVALUATION}/scores.json") as folder:
-            scores = evidence.read_scores(folder / EVALUATION)
-            return Outcomes(evidence.read(folder / answers_path, scores["model"]), scores["pivot"])
+        with self._downloaded(answers_path, f"{EVALUATION}/scores.json") as (answers_file, scores_file):
+            scores = evidence.read_scores(scores_file.parent)
+            return Outcomes(evidence.read(answers_file, scores["model"]), scores["pivot"])
 
     def read_json(self, path: str) -> dict[str, Any]:
         """Download a JSON file from the artifacts of the trial's run."""
-        with self._downloaded(path) as folder:
-            return outside.read_json(folder / path, dict[str, Any], "run the trial again")
+        with self._downloaded(path) as (json_file,):
+            return outside.read_json(json_file, dict[str, Any], "run the trial again")
 
     @contextmanager
-    def _downloaded(self, *paths: str) -> Iterator[Path]:
-        """Download artifacts of the trial's run into a temporary folder, and yield the folder."""
+    def _downloaded(self, *paths: str) -> Iterator[list[Path]]:
+        """Download artifacts of the trial's run into a temporary folder, and yield the paths of the local files.
+
+        MLflow may put a file elsewhere than at its path within the run, so only the paths that it returns are used.
+        """
         from mlflow import MlflowClient
 
         client = MlflowClient()
         subject = f"{paths[0]} of MLflow run {self.run_id}"
         with translate_errors(subject), tempfile.TemporaryDirectory() as folder:
-            for path in paths:
-                client.download_artifacts(self.run_id, path, folder)
-            yield Path(folder)
+            yield [Path(client.download_artifacts(self.run_id, path, folder)) for path in paths]
 
 
 def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
