@@ -197,6 +197,8 @@ def _run_with_workers(
 
         with artifacts.exclusive(work.store, work.kind, work.name):  # builds of one artifact share intermediate files
             artifacts.get_or_build(work.store, work.kind, work.name, build)
+            if work.stage == "prepare_corpus":  # not before: a build that fails while it is stored continues from them
+                stage_work.delete_intermediate_files(work)
 
 
 def heartbeat_path(job: str) -> str:

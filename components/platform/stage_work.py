@@ -53,6 +53,21 @@ def delete_checkpoints(work: Work) -> None:
     _delete(work.store, f"runs/{work.run}")
 
 
+def delete_intermediate_files(work: Work) -> None:
+    """Delete what the tasks of a finished preparation wrote for each other.
+
+    The records of finished tasks go first: a record without the files of its task would fail the next preparation.
+    """
+    folder = _intermediate_folder(work)
+    for subfolder in (f"{folder}/done", folder):
+        _delete(work.store, subfolder)
+
+
+def _intermediate_folder(work: Work) -> str:
+    """Return the folder of the store that the tasks of a preparation share."""
+    return f"preparing/{work.name}"
+
+
 def _delete(store: str, folder: str) -> None:
     """Delete a folder of a store and its copy on this machine."""
     shutil.rmtree(artifacts.local_directory(store) / folder, ignore_errors=True)
@@ -133,7 +148,7 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
     config = PreparationConfig.parse(work.config, "preparation")
     store = artifacts.local_directory(work.store)
     localise = functools.partial(sources.localise_corpora, store=store)
-    folder = f"preparing/{work.name}"
+    folder = _intermediate_folder(work)
     run_tasks = parallel_map or in_process
     if os.environ.get("RAY_ADDRESS") and storage.is_remote(work.store):  # the workers share no disk
         test_sets = localise(config.model_copy(update={"corpora": ()})).evaluation_sets
@@ -143,7 +158,6 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
     else:
         report = preparation.prepare(localise(config), output, storage.open(f"{store}/{folder}"), run_tasks)
     preparation.check_labels(config, output)
-    _delete(work.store, folder)
     return preparation.facts(report)
 
 

@@ -191,18 +191,20 @@ def _clean(job: Job, counts: RowCounts, records: Iterator[Record]) -> Job:
     numbered_records = zip(job.parts, records, strict=True)
     for _, records_of_corpus in itertools.groupby(numbered_records, key=lambda item: item[0].corpus):
         counts_of_sources: defaultdict[int, RowCounts] = defaultdict(lambda: defaultdict(Counter))
-        first_invalid: dict[str, str] = {}
+        first_invalid_of_sources: defaultdict[int, dict[str, str]] = defaultdict(dict)
         for part, record in records_of_corpus:
             add_counts(counts_of_sources[part.source], record)
             add_counts(counts, record)
-            first_invalid = record["first_invalid"] | first_invalid
+            first_invalid = first_invalid_of_sources[part.source]
+            first_invalid_of_sources[part.source] = record["first_invalid"] | first_invalid
             if record["staged_rows"]:
                 parts.append(part)
                 histogram = {int(bin_number): count for bin_number, count in record["length_ratios"].items()}
                 length_ratios["-".join(part.languages)].update(histogram)
         for number, source_counts in sorted(counts_of_sources.items()):
             source = job.config.corpora[number]
-            _check_files(source, job.config.cleaning.max_invalid_utf8, source_counts, first_invalid)
+            max_invalid = job.config.cleaning.max_invalid_utf8
+            _check_files(source, max_invalid, source_counts, first_invalid_of_sources[number])
             _check_corpus(source, sum(source_counts.values(), Counter()))
     medians = {pair: length_ratio.median_of(ratios) for pair, ratios in length_ratios.items() if ratios}
     return replace(job, parts=parts, medians=medians)

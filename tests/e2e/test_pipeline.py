@@ -39,7 +39,7 @@ def test_the_killed_run_continues_after_a_change_of_the_code_and_logs_the_change
 
     (line,) = [line for line in lines if "resumes with changes:" in line]
     assert re.search(r"/runs/pretrained-\w+ resumes with changes: code was 'sha256:\w+', is 'sha256:\w+'$", line)
-    assert len(list(finished.glob("runs/pretrained-*"))) == len(list(finished.glob("corpus/*"))) == 1
+    assert len(list(finished.glob("runs/pretrained-*"))) == len(list(finished.glob("corpus/[!.]*"))) == 1
 
 
 def test_the_encoder_learned_to_align_translations(finished):
@@ -53,7 +53,7 @@ def test_the_encoder_learned_to_align_translations(finished):
 def test_the_corpus_counts_every_line_and_trains_on_no_held_out_text(finished):
     import pyarrow.parquet as pq
 
-    corpus = only(finished, "corpus/*")
+    corpus = only(finished, "corpus/[!.]*")
     for entry in json.loads((corpus / "report.json").read_text())["files"]:
         assert entry["read"] == entry["kept"] + sum(entry["dropped"].values())
 
@@ -206,7 +206,7 @@ def test_bad_input_ends_the_pipeline_with_its_line_and_exit_code(finished, tmp_p
     assert result.returncode == 2
     line = result.stderr.strip().splitlines()[-1]
     assert line.startswith("infoxlm: ParallelMismatch: prepare_corpus:") and "a.en" in line
-    assert not list((tmp_path / "store").glob("corpus/*"))
+    assert not list((tmp_path / "store").glob("corpus/[!.]*"))
     _, parent, _ = runs_of(tmp_path / "store")
     assert (parent.info.status, parent.data.tags["infoxlm.failed_stage"]) == ("FAILED", "prepare_corpus")
     assert parent.data.tags["infoxlm.error"] in line

@@ -73,7 +73,9 @@ def _check_paths(source: CorpusSource) -> list[Path]:
     paths = [Path(path) for path in source.paths]
     for path in paths:
         if not path.exists():
-            raise InputError(f"{path}: no such file or folder: check the path of the corpus")
+            raise InputError(
+                f"{path}: no such file or folder: check the path of the corpus, which every worker must reach"
+            )
         if not source.sha256:
             continue
         if not path.is_file():

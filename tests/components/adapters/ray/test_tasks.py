@@ -145,6 +145,7 @@ def test_workers_of_a_cluster_share_only_a_bucket(bucket, made_here, tmp_path, m
 
     expected = {name: digest for name, digest in contents(made_here / "corpus").items() if name != manifests.NAME}
     assert contents(tmp_path / "out") == expected
+    stage_work.delete_intermediate_files(work)
     assert storage.open("s3://models/store").entries() == []
 
 
