@@ -1,8 +1,8 @@
 """Stage prepare_corpus: raw text files -> clean, deduplicated, decontaminated corpora, as Parquet with a report.
 
 Tasks on any number of machines read, compare and write the rows, and exchange 16-byte keys instead of text
-(`corpora/phases`). This process only lists the tasks and adds up their records. If it is killed and started again, it
-continues after the tasks that have finished.
+(`corpora/phases`). This process lists the tasks, adds up their records, and joins the finished tables part by part. If
+it is killed and started again, it continues after the tasks that have finished.
 
     mono/<language>/<corpus>.parquet              text
     pairs/<pivot>-<language>/<corpus>.parquet     source (the pivot's side), target

@@ -143,7 +143,7 @@ def artifact_root() -> str:
 
 
 def check_location(location: str) -> None:
-    """Check that artifacts are below `artifact_root`, because any user can point an experiment or a model anywhere.
+    """Refuse artifacts outside of `artifact_root`: a user of MLflow can let an experiment or model point to any path.
 
     Raises:
         InputError: the artifacts are somewhere else, for instance because the store was moved.

@@ -122,7 +122,7 @@ _reserved_of_process: dict[str, Reserved] = {}  # all tasks of a process need th
 
 
 def read_reserved(job: Job) -> Reserved:
-    """Return the united digests of reserved text."""
+    """Return the digests of all reserved text, which a process reads once for all its tasks."""
     key = f"{job.reserved_digest} {job.config.overlap}"
     if key not in _reserved_of_process:
         digests = {name: np.frombuffer(job.files.read(f"united/{name}"), np.uint64) for name in SETS}
