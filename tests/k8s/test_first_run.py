@@ -95,7 +95,7 @@ KINDS = r"(?P<kind>svc|service|deploy|deployment|secret|configmap|job|serviceacc
 
 def test_what_the_documents_ask_kubernetes_for_is_what_the_manifests_make():
     """A name that is typed is that of an object of an overlay, of a Secret of the script, or of Kubeflow's own."""
-    runbook = ["runbook.md", *(f"runbook/{page}.md" for page in ("training", "cluster", "image"))]
+    runbook = [*(f"runbook/{page}.md" for page in ("README", "training", "cluster", "image"))]
     commands = [one for one in typed(*CLUSTER_PAGES, *runbook, "security.md") if re.search(r"\bkubectl |^k ", one)]
     extras = sorted(
         path.name for path in (K8S / "components").iterdir() if path.name not in ("own-namespace", "priority")
