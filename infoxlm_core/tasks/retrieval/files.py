@@ -131,30 +131,22 @@ def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> dict[
         return {}
     (pivot_code,) = languages.choose(paths, [pivot], str(folder))
     pivot_path = paths[pivot_code]
-    # All languages share this list object, by which the measurement sees that its sentences need one embedding only.
-    pivot_sentences = _read_lines(pivot_path)
     readers: dict[str, Callable[[], AlignedSentences]] = {}
     for code, path in paths.items():
         if not _is_same_language(code, pivot):
-            readers[code] = partial(_read_aligned_files, pivot_path, path, pivot_sentences=pivot_sentences)
+            readers[code] = partial(_read_aligned_files, pivot_path, path)
     return readers
 
 
-def _read_aligned_files(
-    pivot_path: Path,
-    translation_path: Path,
-    refuse_sorted: bool = False,
-    pivot_sentences: list[str] | None = None,
-) -> AlignedSentences:
+def _read_aligned_files(pivot_path: Path, translation_path: Path, refuse_sorted: bool = False) -> AlignedSentences:
     """Read two files of which line i of one translates line i of the other.
 
     Args:
         pivot_path: the pivot's sentences.
         translation_path: their translations.
         refuse_sorted: refuse a pivot file in alphabetical order, which cannot be aligned with its translations.
-        pivot_sentences: the content of `pivot_path` if it was read before.
     """
-    sentences = pivot_sentences or _read_lines(pivot_path)
+    sentences = _read_lines(pivot_path)
     translations = _read_lines(translation_path)
     if len(sentences) != len(translations):
         raise ParallelMismatch(

@@ -1,7 +1,9 @@
 """Retrieval among the held-out pairs of a prepared corpus: every layer, with both poolings, in both directions."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,20 +17,16 @@ from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, s
 from infoxlm_core.tasks.embedding import POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.questions import Questions, digest_question, tabulate_outcomes
 from infoxlm_core.tasks.retrieval import sentence_map
-from infoxlm_core.tasks.retrieval.nearest import (
-    Hits,
-    NearestRows,
-    VectorsBySpec,
-    accuracy,
-    find_nearest_by_language,
-    mark_hits,
-)
+from infoxlm_core.tasks.retrieval.nearest import Hits, NearestRows, accuracy, find_nearest_by_spec, mark_hits
 from infoxlm_core.tasks.scores import Scores, mean_over
 
 if TYPE_CHECKING:
     from infoxlm_core.model.huggingface.any_encoder import Model
 
 logger = logging.getLogger(__name__)
+CENTRED = "centred"  # pooling of the served vector minus the centre of its language
+EmbedTexts = Callable[[Sequence[str], str, Sequence[VectorSpec]], dict[VectorSpec, Tensor]]
+"""From N sentences, their language and the vectors to compute to these vectors, (N, d) each."""
 
 
 class VectorScores(NamedTuple):
@@ -48,6 +46,14 @@ class VectorScores(NamedTuple):
         return {**self.mean, "languages": self.languages}
 
 
+@dataclass
+class _SearchResults:
+    """What the search leaves of the vectors, which do not fit into memory for all languages together."""
+
+    nearest: dict[str, dict[VectorSpec, NearestRows]] = field(default_factory=dict)  # by language
+    map_vectors: dict[str, Tensor] = field(default_factory=dict)  # served vectors by language, for the map
+
+
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
     """Retrieve with the vectors of every layer. Report the scores of the vector that `infoxlm embed` computes.
 
@@ -60,17 +66,11 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     specs = [VectorSpec(pooling, layer) for pooling in POOLINGS for layer in range(num_layers)]
     served_layer, served_pooling = served_space(model)
     served = VectorSpec(served_pooling, served_layer)
-    centred = VectorSpec("centred", served_layer)
-    embedded_pairs = _embed(model, tokenizer, questions, specs, config)
-    measured_specs = list(specs)
-    if questions.training_text:
-        centres = find_centres(model, tokenizer, questions, served, config)
-        embedded_pairs = _add_centred_vectors(embedded_pairs, served, centred, questions.pivot, centres)
-        measured_specs.append(centred)
-
-    mapped_vectors: dict[str, Tensor] = {}
-    embedded_pairs = sentence_map.copy_vectors(embedded_pairs, served, questions.pivot, mapped_vectors)
-    nearest = find_nearest_by_language(embedded_pairs)
+    centred = VectorSpec(CENTRED, served_layer)
+    embed_texts = partial(_embed, model, tokenizer, config)
+    search = _retrieve(questions, specs, served, embed_texts)
+    nearest = search.nearest
+    measured_specs = [*specs, centred] if questions.training_text else specs
     results = {spec: _score_vector(spec, nearest, questions) for spec in measured_specs}
     best = max(specs, key=lambda spec: results[spec].accuracy)  # the first of equals
     logger.info("%s: retrieval %.4f (%s, layer %d)", directory, results[served].accuracy, *served)
@@ -84,7 +84,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         "chance": fmean(1 / len(pairs) for pairs in questions.pairs.values()),
         "by_layer": by_layer,
         "encoder": describe(model),
-        "map": sentence_map.project(mapped_vectors),
+        "map": sentence_map.project(search.map_vectors),
     }
     nearest_by_vector = {"served": results[served].nearest, "best": results[best].nearest}
     if centred in results:
@@ -115,59 +115,45 @@ def _score_vector(
 def _embed(
     model: "Model",
     tokenizer: Tokenizer,
-    questions: Questions,
-    specs: Sequence[VectorSpec],
     config: EvaluationConfig,
-) -> Iterator[tuple[str, VectorsBySpec, VectorsBySpec]]:
-    """Yield each language with the vectors of the pivot's sentences and those of their translations."""
+    texts: Sequence[str],
+    language: str,
+    specs: Sequence[VectorSpec],
+) -> dict[VectorSpec, Tensor]:
+    """Compute vectors of N sentences, (N, d) each, with the prefix that the model was trained with."""
+    prefix = served_prefix(model)
+    prefixed = [prefix + text for text in texts]
+    return embed(model, tokenizer, prefixed, specs, config.batch_size, config.max_tokens, language=language)
 
-    def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
-        prefixed = _add_prefix(model, texts)
-        return embed(model, tokenizer, prefixed, specs, config.batch_size, config.max_tokens, language=language)
+
+def _retrieve(
+    questions: Questions, specs: Sequence[VectorSpec], served: VectorSpec, embed_texts: EmbedTexts
+) -> _SearchResults:
+    """Search for the translations of every language, with each vector, and with the centred one if there is text."""
+    centres = {}  # of each language, the mean served vector of its training sentences, (d,)
+    for language, texts in questions.training_text.items():
+        centres[language] = embed_texts(texts, language, [served])[served].mean(dim=0)
+    centred = VectorSpec(CENTRED, served.layer)
 
     # Most pivot sentences are questions in several languages, so each is embedded once.
     row_of_sentence: dict[str, int] = {}
     for pairs in questions.pairs.values():
         for source, _ in pairs:
             row_of_sentence.setdefault(source, len(row_of_sentence))
-    pivot_vectors = embed_texts(list(row_of_sentence), questions.pivot)
+    pivot_vectors = embed_texts(list(row_of_sentence), questions.pivot, specs)
+
+    results = _SearchResults()
     for language, pairs in questions.pairs.items():
         source_rows = [row_of_sentence[source] for source, _ in pairs]
         source_vectors = {spec: vectors[source_rows] for spec, vectors in pivot_vectors.items()}
-        target_vectors = embed_texts([target for _, target in pairs], language)
-        yield language, source_vectors, target_vectors
-
-
-def _add_prefix(model: "Model", texts: Sequence[str]) -> list[str]:
-    """Return the texts with the prefix before them that the model was trained with."""
-    prefix = served_prefix(model)
-    return [prefix + text for text in texts]
-
-
-def find_centres(
-    model: "Model", tokenizer: Tokenizer, questions: Questions, spec: VectorSpec, config: EvaluationConfig
-) -> dict[str, Tensor]:
-    """Return the mean vector of the training sentences of each language: (d,)."""
-    centres = {}
-    for language, texts in questions.training_text.items():
-        prefixed = _add_prefix(model, texts)
-        vectors = embed(model, tokenizer, prefixed, [spec], config.batch_size, config.max_tokens, language=language)
-        centres[language] = vectors[spec].mean(dim=0)
-    return centres
-
-
-def _add_centred_vectors(
-    embedded_pairs: Iterable[tuple[str, VectorsBySpec, VectorsBySpec]],
-    served: VectorSpec,
-    centred: VectorSpec,
-    pivot: str,
-    centres: Mapping[str, Tensor],
-) -> Iterator[tuple[str, VectorsBySpec, VectorsBySpec]]:
-    """Add the vector `centred` to sources and targets: the vector `served` minus the centre of the language."""
-    for language, source_vectors, target_vectors in embedded_pairs:
-        centred_sources = {centred: source_vectors[served] - centres[pivot]}
-        centred_targets = {centred: target_vectors[served] - centres[language]}
-        yield language, {**source_vectors, **centred_sources}, {**target_vectors, **centred_targets}
+        target_vectors = embed_texts([target for _, target in pairs], language, specs)
+        if centres:
+            source_vectors[centred] = source_vectors[served] - centres[questions.pivot]
+            target_vectors[centred] = target_vectors[served] - centres[language]
+        results.nearest[language] = find_nearest_by_spec(source_vectors, target_vectors)
+        sentence_map.add_vectors(results.map_vectors, questions.pivot, source_vectors[served])
+        sentence_map.add_vectors(results.map_vectors, language, target_vectors[served])
+    return results
 
 
 def score(hits: Hits, subset: Tensor) -> dict[str, Any]:

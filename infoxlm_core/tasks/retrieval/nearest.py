@@ -7,8 +7,7 @@ Schwenk 2019, equation 3).
 Sources and targets are aligned: row i of one translates row i of the other.
 """
 
-import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from infoxlm_core.tasks.embedding import VectorSpec
 
-logger = logging.getLogger(__name__)
 VectorsBySpec = Mapping[VectorSpec, Tensor]  # (N, d) vectors of the same N sentences
 Values = TypeVar("Values", Tensor, np.ndarray)
 NearestRows = dict[str, Tensor]  # direction -> (N,) the row of the most similar candidate of each query
@@ -95,25 +93,20 @@ def _mean_neighbour_cosines(vectors: Tensor, candidates: Tensor) -> Tensor:
     return torch.cat(means)
 
 
-def find_nearest_by_language(
-    embedded_pairs: Iterable[tuple[str, VectorsBySpec, VectorsBySpec]], margin: bool = False
-) -> dict[str, dict[VectorSpec, NearestRows]]:
-    """Search for the translations of every language in both directions, with every vector.
+def find_nearest_by_spec(
+    pivot_vectors: VectorsBySpec, translation_vectors: VectorsBySpec, margin: bool = False
+) -> dict[VectorSpec, NearestRows]:
+    """Search for the translations of one language in both directions, with every vector.
 
     Args:
-        embedded_pairs: yields a language, the vectors of the pivot's sentences, and those of their translations in the
-            same order. An iterator, because the vectors of all languages may not fit into memory together.
+        pivot_vectors: vectors of the pivot's sentences.
+        translation_vectors: those of their translations, in the same order.
         margin: compare by ratio margin instead of cosine.
     """
-    nearest: dict[str, dict[VectorSpec, NearestRows]] = {}
-    for language, pivot_vectors, translation_vectors in embedded_pairs:
-        nearest[language] = {}
-        num_pairs = 0
-        for spec, vectors in pivot_vectors.items():
-            from_pivot, to_pivot = find_both(vectors, translation_vectors[spec], margin)
-            nearest[language][spec] = {"from_pivot": from_pivot.cpu(), "to_pivot": to_pivot.cpu()}
-            num_pairs = len(vectors)
-        logger.info("retrieved %d pairs of %s", num_pairs, language)
+    nearest: dict[VectorSpec, NearestRows] = {}
+    for spec, vectors in pivot_vectors.items():
+        from_pivot, to_pivot = find_both(vectors, translation_vectors[spec], margin)
+        nearest[spec] = {"from_pivot": from_pivot.cpu(), "to_pivot": to_pivot.cpu()}
     return nearest
 
 

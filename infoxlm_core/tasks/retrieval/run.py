@@ -1,7 +1,7 @@
 """Measure retrieval on an aligned set (Tatoeba, FLORES, NTREX, your own), by language, direction and layer."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -24,13 +24,7 @@ from infoxlm_core.model.huggingface.any_encoder import (
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
-from infoxlm_core.tasks.retrieval.nearest import (
-    NearestRows,
-    VectorsBySpec,
-    accuracy,
-    find_nearest_by_language,
-    mark_hits,
-)
+from infoxlm_core.tasks.retrieval.nearest import NearestRows, accuracy, find_nearest_by_spec, mark_hits
 from infoxlm_core.tasks.retrieval.settings import RetrievalConfig
 from infoxlm_core.tasks.scores import Scores, mean_over
 
@@ -140,6 +134,9 @@ def _retrieve(
         projection = load_projection(encoder, model)
     prefix = served_prefix(model) if config.prefix is None else config.prefix
     num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
+    nearest: dict[str, dict[VectorSpec, NearestRows]] = {}
+    previous_sources: list[str] = []
+    source_vectors: dict[VectorSpec, Tensor] = {}
     with progress("retrieval", num_sentences, "sentences") as advance:
 
         def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
@@ -147,25 +144,15 @@ def _retrieve(
             limits = (config.batch_size, config.max_tokens)
             return embed(model, tokenizer, prefixed, specs, *limits, projection, advance, language)
 
-        return find_nearest_by_language(_embed(sets, config.pivot, embed_texts, advance), config.margin)
-
-
-def _embed(
-    sets: Mapping[str, AlignedSentences],
-    pivot_language: str,
-    embed_texts: Callable[[list[str], str], dict[VectorSpec, Tensor]],
-    advance: Callable[[int], None],
-) -> Iterator[tuple[str, VectorsBySpec, VectorsBySpec]]:
-    """Yield each language with the vectors of the pivot's sentences and those of their translations."""
-    previous_sources: list[str] = []
-    source_vectors: dict[VectorSpec, Tensor] = {}
-    for language, (sources, targets) in sets.items():
-        if sources is previous_sources:  # one file of the pivot serves all languages, so its vectors are reused
-            advance(len(sources))
-        else:
-            source_vectors = embed_texts(sources, pivot_language)
-            previous_sources = sources
-        yield language, source_vectors, embed_texts(targets, language)
+        for language, (sources, targets) in sets.items():
+            if sources == previous_sources:  # most sets have the same pivot sentences in all languages
+                advance(len(sources))
+            else:
+                source_vectors = embed_texts(sources, config.pivot)
+                previous_sources = sources
+            nearest[language] = find_nearest_by_spec(source_vectors, embed_texts(targets, language), config.margin)
+            logger.info("retrieved %d pairs of %s", len(sources), language)
+    return nearest
 
 
 def score_directions(hits: Mapping[str, Tensor]) -> dict[str, float]:

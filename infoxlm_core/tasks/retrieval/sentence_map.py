@@ -1,39 +1,21 @@
 """A map of held-out sentences for the report: their points in the plane in which the vectors of a model differ most."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infoxlm_core.tasks.embedding import VectorSpec
-from infoxlm_core.tasks.retrieval.nearest import VectorsBySpec
-
 MAX_LANGUAGES = 20  # colours of the figure
 MAX_SENTENCES = 1000  # of all languages; each adds 100 bytes to the figure
 MAX_SENTENCES_OF_LANGUAGE = 200
 
-EmbeddedPairs = Iterable[tuple[str, VectorsBySpec, VectorsBySpec]]
-"""The languages, each with the vectors of the pivot's sentences and those of their translations."""
 
-
-def copy_vectors(
-    embedded_pairs: EmbeddedPairs, spec: VectorSpec, pivot: str, copies: dict[str, Tensor]
-) -> Iterator[tuple[str, VectorsBySpec, VectorsBySpec]]:
-    """Yield the pairs unchanged, and copy one vector of their first sentences.
-
-    Args:
-        embedded_pairs: the pairs.
-        spec: the vector to copy.
-        pivot: language of the first side of the pairs.
-        copies: gets the vectors of each language: (N, d) float64 of length 1 on the CPU.
-    """
-    for language, source_vectors, target_vectors in embedded_pairs:
-        vectors_by_language = {pivot: source_vectors[spec], language: target_vectors[spec]}
-        for code, vectors in vectors_by_language.items():
-            if code not in copies and len(copies) < MAX_LANGUAGES:
-                copies[code] = F.normalize(vectors[:MAX_SENTENCES_OF_LANGUAGE].double().cpu(), dim=1)
-        yield language, source_vectors, target_vectors
+def add_vectors(vectors_by_language: dict[str, Tensor], language: str, vectors: Tensor) -> None:
+    """Add the first vectors (N, d) of a language to the map, unless the map has the language or is full."""
+    if language not in vectors_by_language and len(vectors_by_language) < MAX_LANGUAGES:
+        first_vectors = vectors[:MAX_SENTENCES_OF_LANGUAGE].double().cpu()
+        vectors_by_language[language] = F.normalize(first_vectors, dim=1)
 
 
 def project(vectors_by_language: Mapping[str, Tensor]) -> dict[str, list[list[float]]]:

@@ -301,7 +301,7 @@ def make_scores(tmp_path: Path, encoder: Path) -> Any:
     sources, targets = [corners, corners.roll(1, 0)], [corners + corners.roll(1, 0) / 4, corners]
     sides = [{VectorSpec("mean", layer): vectors for layer, vectors in enumerate(side)} for side in (sources, targets)]
     unshared, scores = torch.tensor([True, False, True, False, False, True]), []
-    for found in nearest.find_nearest_by_language([("de", *sides)])["de"].values():
+    for found in nearest.find_nearest_by_spec(*sides).values():
         right = {direction: rows == torch.arange(6) for direction, rows in found.items()}
         languages = {"de": held_out.score(right, unshared)}
         scores.append(mean_over(languages) | {"languages": languages})

@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from infoxlm_core.tasks.embedding import VectorSpec
 from infoxlm_core.tasks.retrieval import sentence_map
-
-SPEC = VectorSpec("mean", 2)
 
 
 def test_the_axes_of_the_map_are_those_along_which_vectors_differ_most_with_a_fixed_sign():
@@ -25,15 +22,14 @@ def test_the_axes_of_the_map_are_those_along_which_vectors_differ_most_with_a_fi
     assert all(direction[direction.abs().argmax()] > 0 for direction in directions)
 
 
-def test_the_map_has_the_first_sentences_of_the_pivot_and_of_each_language_and_passes_all_pairs_on():
-    sides = {code: torch.full((300, 4), float(number)) for number, code in enumerate(("en", "de", "fr"), start=1)}
-    pairs = [("de", {SPEC: sides["en"]}, {SPEC: sides["de"]}), ("fr", {SPEC: sides["en"]}, {SPEC: sides["fr"]})]
-    copies: dict[str, torch.Tensor] = {}
+def test_the_map_has_the_first_sentences_of_the_pivot_and_of_each_language():
+    vectors_by_language: dict[str, torch.Tensor] = {}
+    for number, language in enumerate(("en", "de", "en", "fr"), start=1):
+        sentence_map.add_vectors(vectors_by_language, language, torch.full((300, 4), float(number)))
 
-    passed = list(sentence_map.copy_vectors(pairs, SPEC, "en", copies))
-
-    assert passed == pairs
-    assert {code: tuple(vectors.shape) for code, vectors in copies.items()} == dict.fromkeys(sides, (200, 4))
-    assert copies["fr"].norm(dim=1).tolist() == pytest.approx([1.0] * 200)
+    assert {language: tuple(rows.shape) for language, rows in vectors_by_language.items()} == dict.fromkeys(
+        ("en", "de", "fr"), (200, 4)
+    )
+    assert vectors_by_language["fr"].norm(dim=1).tolist() == pytest.approx([1.0] * 200)
     many = {str(number): torch.randn(200, 4) for number in range(20)}
     assert {len(row) for rows in sentence_map.project(many).values() for row in rows} == {50}
