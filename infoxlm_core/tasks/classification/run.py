@@ -19,7 +19,6 @@ from infoxlm_core.tasks.classification.head import HEAD
 from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import (
     describe_difference,
-    list_files,
     normalise_labels,
     read_labelled,
     read_test,
@@ -216,42 +215,25 @@ def _score_mixed(
 
 def check(config: ClassificationConfig, has_grid: bool) -> None:
     """Raise InputError if rows are missing that training, the choice of a grid point or step, or the test needs."""
-    labels, table = _read_for_check(config)
+    table = read_labelled(config, None)
+    languages = [two_letters(language) for language in config.train_languages]
+    train = table[(table["split"] == "train") & table["language"].isin(languages)]
+    labels = sorted(train["label"].unique())
     paths = config.data if isinstance(config.data, str) else ", ".join(dict.fromkeys(config.data or ()))
     remedy = "Add a split, or settings.data."
     if not labels:
         raise InputError(f"{paths}: no train rows in {', '.join(config.train_languages)}. {remedy}")
     if len(labels) < 2:
-        raise InputError(f"{paths}: all train rows have the label {min(labels)!r}. There is nothing to learn.")
+        raise InputError(f"{paths}: all train rows have the label {labels[0]!r}. There is nothing to learn.")
     needs_dev = has_grid or config.selection.rule != "last"
     required_splits = ["dev", "test"] if needs_dev else ["test"]
     for split in required_splits:
         if not (table["split"] == split).any():
             raise InputError(f"{paths}: no {split} rows. {remedy}")
-    dev = drop_unknown(table[table["split"] == "dev"], sorted(labels), "dev")
-    test = drop_unknown(table[table["split"] == "test"], sorted(labels), "test")
-    source = two_letters(config.train_languages[0])
-    selection.check(config.selection.rule, source, sorted(dev["language"].unique()))
+    dev = drop_unknown(table[table["split"] == "dev"], labels, "dev")
+    test = drop_unknown(table[table["split"] == "test"], labels, "test")
+    selection.check(config.selection.rule, languages[0], sorted(dev["language"].unique()))
     if config.mixed:
         check_aligned(split_by_language(test))
     if config.translated_test:
         read_test(config)
-
-
-def _read_for_check(config: ClassificationConfig) -> tuple[set[str], pd.DataFrame]:
-    """Return the labels of the training rows, and a table with all development and test rows.
-
-    Large training sets are not held in memory: their files are read one by one, and only those in training languages.
-    """
-    languages = {two_letters(language) for language in config.train_languages}
-    files = list_files(config, None)
-    if any(file.split is None for file in files):  # the splits are in a column, so all rows must be read
-        table = read_labelled(config, None)
-        train = table[(table["split"] == "train") & table["language"].isin(languages)]
-        return set(train["label"]), table
-    labels: set[str] = set()
-    for file in files:
-        if file.split == "train" and (file.language is None or two_letters(file.language) in languages):
-            train = read_labelled(config.model_copy(update={"data": str(file.path)}), None, ("train",))
-            labels |= set(train.loc[train["language"].isin(languages), "label"])
-    return labels, read_labelled(config, None, ("dev", "test"))

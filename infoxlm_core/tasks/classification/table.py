@@ -31,8 +31,8 @@ def read_labelled(
     """Read the rows of some splits into one table of strings.
 
     Languages are shortened to two letters where possible, and labels of natural language inference have one spelling.
-    If no file has a split, a tenth of the rows becomes the test, as `draw_split` says. Files that have other splits by
-    their names are not read.
+    If no file has a split, a tenth of the rows becomes the test, as `draw_split` says. Files are not read if their
+    names tell that they have other splits, or training text in a language that is not trained on.
 
     Args:
         config: which files and columns to read.
@@ -44,10 +44,11 @@ def read_labelled(
             or no split can be drawn.
     """
     files = list_files(config, corpus)
-    selected = [file for file in files if file.split is None or file.split in splits]
+    selected = [file for file in files if file.split is None or (file.split in splits and not _is_unused(file, config))]
     if not selected:
         raise InputError(
-            f"{files[0].path.parent}: no row has the split {', '.join(splits)}. Name files like test-en.tsv."
+            f"{files[0].path.parent}: no row has the split {', '.join(splits)} (train_languages "
+            f"{', '.join(config.train_languages)}). Name files like test-en.tsv."
         )
     table = _join_files(selected, config)
     if len(selected) == len(files) and len(table) and table["split"].isna().all():
@@ -146,6 +147,13 @@ def list_files(config: ClassificationConfig, corpus: Path | None) -> list[Labell
         return find_labelled_files(path)
     paths = [config.data] if isinstance(config.data, str) else config.data
     return [file for path in paths for file in find_labelled_files(Path(path))]
+
+
+def _is_unused(file: LabelledFile, config: ClassificationConfig) -> bool:
+    """Return whether the name of a file tells that it has training text in a language that is not trained on."""
+    if file.split != "train" or file.language is None:
+        return False
+    return two_letters(file.language) not in [two_letters(language) for language in config.train_languages]
 
 
 def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> pd.DataFrame:

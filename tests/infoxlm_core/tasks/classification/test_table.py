@@ -20,7 +20,8 @@ def write(path: Path, *rows: tuple[str, ...]) -> None:
 
 
 def read(*paths: Path, **changes) -> pd.DataFrame:
-    return read_labelled(ClassificationConfig.parse({"data": [str(path) for path in paths]} | changes), None)
+    values = {"data": [str(path) for path in paths], "train_languages": ["en", "fr"]}
+    return read_labelled(ClassificationConfig.parse(values | changes), None)
 
 
 def rows_of(table: pd.DataFrame) -> list[tuple[str, ...]]:
@@ -204,13 +205,15 @@ def test_one_odd_label_does_not_keep_the_others_from_being_spelled_alike(tmp_pat
     assert set(read(tmp_path)["label"]) == {"contradiction", "entailment", "neutral", "hidden"}
 
 
-def test_only_files_of_the_wanted_split_are_read(tmp_path):
-    (tmp_path / "train-en.tsv").write_text("broken")
+def test_only_files_of_the_wanted_splits_and_training_languages_are_read(tmp_path):
+    for name in ("train-en.tsv", "train-de.tsv"):
+        (tmp_path / name).write_text("broken")
     write(tmp_path / "test-en.tsv", ROW)
-
     config = ClassificationConfig.parse({"data": str(tmp_path)})
 
     assert rows_of(read_labelled(config, None, ("test",))) == [(*ROW, "en", "test")]
+    write(tmp_path / "train-en.tsv", ROW)
+    assert rows_of(read_labelled(config, None)) == [(*ROW, "en", "test"), (*ROW, "en", "train")]
 
 
 @pytest.mark.parametrize("given", ["multinli.train.fr.tsv", ""])
