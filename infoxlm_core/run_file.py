@@ -23,7 +23,7 @@ from infoxlm_core.config.base import NonNegativeInt, put
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.languages import two_letters
 from infoxlm_core.systems.translation.config import TranslationConfig
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.classification.task import ClassificationConfig
 
 MAX_SIZE = 1 << 18  # bytes of a config file; PyYAML would read a larger one for minutes
 Config = TypeVar("Config", bound=StageConfig)

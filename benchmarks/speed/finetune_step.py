@@ -22,7 +22,7 @@ from infoxlm_core.model import task_models
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.tasks import TASKS
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.classification.task import ClassificationConfig
 from infoxlm_core.training.finetuning import active_vocabulary
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.finetuning.task_learner import TaskLearner, Training

@@ -17,7 +17,7 @@ from infoxlm_core.results.summary import Summary
 from infoxlm_core.results.tables import PageTable, percent, tabulate_counts
 from infoxlm_core.results.task_tables import describe_vector
 from infoxlm_core.results.trials import HEADLINES, LINK
-from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
+from infoxlm_core.tasks.retrieval.task import FEWEST_UNSHARED
 from infoxlm_core.tasks.task import Fact
 
 

@@ -18,7 +18,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.corpora import tables
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.tasks.retrieval.files import Pairs, read_held_out
-from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
+from infoxlm_core.tasks.retrieval.task import FEWEST_UNSHARED
 
 CENTRE_SENTENCES = 500
 """Training sentences whose mean vector is the centre of a language; 4,000 gave the same accuracy as 250."""

@@ -33,10 +33,10 @@ from infoxlm_core.model.huggingface import any_encoder, directories, fairseq, pr
 from infoxlm_core.results import trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.stages import tokenization
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import read_labelled
+from infoxlm_core.tasks.classification.task import ClassificationConfig
 from infoxlm_core.tasks.named_entities.files import read_tagged
-from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
+from infoxlm_core.tasks.named_entities.task import NamedEntitiesConfig
 from infoxlm_core.tasks.question_answering.files import read_squad, read_training
 from infoxlm_core.tasks.retrieval.files import read_aligned
 from pipelines import trials as variants

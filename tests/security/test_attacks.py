@@ -15,8 +15,8 @@ from infoxlm_core.model.huggingface import fairseq
 from infoxlm_core.run_file import load
 from infoxlm_core.stages import preparation
 from infoxlm_core.tasks.classification.files import find_labelled_files
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import read_labelled
+from infoxlm_core.tasks.classification.task import ClassificationConfig
 from infoxlm_core.tasks.named_entities.files import find_tagged_files
 from infoxlm_core.tasks.question_answering.files import read_training
 from infoxlm_core.training.fingerprint import digest_inputs

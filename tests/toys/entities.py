@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from infoxlm_core.tasks.named_entities.files import Sentence
-from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
+from infoxlm_core.tasks.named_entities.task import NamedEntitiesConfig
 
 FIRST, LAST, PLACES = ("anna", "bob", "cleo"), ("stone", "river", "field"), ("york", "lima", "oslo")
 PLAIN = ("we", "saw", "then", "once", "river", "stone", "field", "york")  # some are also parts of names

@@ -9,7 +9,7 @@ from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.systems.infoxlm.system import build
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.classification.task import ClassificationConfig
 from tests.toys.corpus import tokenized, write_corpus
 from tests.toys.pretraining import tiny_config
 from tests.toys.text import messages

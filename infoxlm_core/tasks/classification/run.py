@@ -15,8 +15,6 @@ from infoxlm_core.languages import two_letters
 from infoxlm_core.model import padded, task_models
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
-from infoxlm_core.tasks.classification.head import HEAD
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import (
     describe_difference,
     normalise_labels,
@@ -24,6 +22,7 @@ from infoxlm_core.tasks.classification.table import (
     read_test,
     split_by_language,
 )
+from infoxlm_core.tasks.classification.task import HEAD, ClassificationConfig
 from infoxlm_core.tasks.scores import Scores, mix
 from infoxlm_core.tasks.task import load_chosen
 from infoxlm_core.training.finetuning import selection

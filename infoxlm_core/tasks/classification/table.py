@@ -13,7 +13,7 @@ from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import InputError
 from infoxlm_core.languages import shorten, two_letters
 from infoxlm_core.tasks.classification.files import HEADERS, LabelledFile, find_labelled_files, read_columns
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.classification.task import ClassificationConfig
 from infoxlm_core.tasks.task import SPLITS
 
 logger = logging.getLogger(__name__)

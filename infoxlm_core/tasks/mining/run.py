@@ -23,7 +23,7 @@ from infoxlm_core.tasks.mining import bucc
 from infoxlm_core.tasks.mining.bucc import MiningSet
 from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
 from infoxlm_core.tasks.mining.neighbours import check_size, find_neighbours
-from infoxlm_core.tasks.mining.settings import MiningConfig
+from infoxlm_core.tasks.mining.task import MiningConfig
 from infoxlm_core.tasks.scores import Scores, mean_over
 
 logger = logging.getLogger(__name__)

@@ -2,11 +2,40 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from infoxlm_core.tasks.mining.settings import MiningConfig
+from pydantic import Field
+
+from infoxlm_core.config.base import Language, PositiveInt, Source, StageConfig, Whole
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Preset, Task
+
+
+class MiningConfig(StageConfig):
+    """Measure how well an encoder finds the translation pairs in two lists of sentences (BUCC 2018)."""
+
+    task: Literal["mining"] = "mining"
+    """The kind of task."""
+
+    data: Source
+    """Folder of sets in the layout of BUCC 2018: Each line of NAME.de and NAME.en has a number, a tab and a sentence.
+    Each line of NAME.gold has the numbers of two sentences that translate each other. The folder may contain a set for
+    each language."""
+
+    pivot: Language = "en"
+    """The language that all sets contain."""
+
+    name: str = ""
+    """Read only the sets whose NAME contains this text, such as training."""
+
+    prefix: str | None = None
+    """Text that is added before every sentence. null: the prefix with which the model was trained."""
+
+    batch_size: PositiveInt = 64
+    """Number of sentences per forward pass. It changes memory and speed, but not the result."""
+
+    max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 256
+    """Largest number of tokens of a sentence, including special tokens. Longer sentences are truncated."""
 
 
 class Mining(Task[MiningConfig]):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from infoxlm_core import outside
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 from infoxlm_core.languages import is_known, two_letters
-from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
+from infoxlm_core.tasks.named_entities.task import NamedEntitiesConfig
 from infoxlm_core.tasks.task import SPLITS
 
 _NAME = re.compile(rf"(?:.*[._-])?(?P<split>{'|'.join(SPLITS)})-(?P<language>[a-z]{{2,3}})(?:\.\w+)?")

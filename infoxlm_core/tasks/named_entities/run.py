@@ -18,8 +18,7 @@ from infoxlm_core.model import padded, task_models
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.named_entities.files import LAYOUT, Sentence, list_labels, name_data, read_tagged
-from infoxlm_core.tasks.named_entities.head import HEAD, NO_TARGET
-from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
+from infoxlm_core.tasks.named_entities.task import HEAD, NO_TARGET, NamedEntitiesConfig
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import load_chosen
 from infoxlm_core.training.finetuning import selection

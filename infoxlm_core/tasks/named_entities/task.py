@@ -2,15 +2,66 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from infoxlm_core.tasks.named_entities.head import HEAD
-from infoxlm_core.tasks.named_entities.settings import NamedEntitiesConfig
+from infoxlm_core.config.base import Language, Share, Source
+from infoxlm_core.config.tasks import Paths, RecipeConfig
+from infoxlm_core.model.task_head import Head
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Preset, Task
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from infoxlm_core.training.finetuning.task_learner import Training
+
+NO_TARGET = -100  # target of tokens that are not the first token of a word
+
+
+class NamedEntitiesConfig(RecipeConfig):
+    """Fine-tune an encoder to find named entities in sentences with tagged words (WikiANN, XTREME's panx)."""
+
+    task: Literal["named_entities"] = "named_entities"
+    """The kind of task."""
+
+    data: Source | Paths
+    """Files, or folders in the layout of XTREME's panx or of WikiANN. Each line has a word, a tab and the tag of the
+    word (`O`, `B-PER`, `I-PER`, …). Blank lines separate sentences."""
+
+    train_languages: tuple[Language, ...] = ("en",)
+    """Languages to train on. All languages are tested."""
+
+    head_dropout: Share = 0.1
+    """Dropout probability before the output layer. Above 0, the result depends on how a batch is split."""
+
+
+def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
+    """Return the summed cross-entropy of first tokens, and a bool (T,) that is True for right tokens.
+
+    Args:
+        logits: (T, labels) of N packed sentences.
+        targets: (N, longest sentence) label numbers; NO_TARGET at other tokens than the first of a word.
+        lengths: tokens of each sentence.
+    """
+    import torch
+    import torch.nn.functional as F
+
+    from infoxlm_core.model.objectives import full_precision
+
+    packed = torch.cat([row[:length] for row, length in zip(targets, lengths, strict=True)])  # (T,)
+    total = F.cross_entropy(full_precision(logits), packed, ignore_index=NO_TARGET, reduction="sum")
+    return total, logits.argmax(dim=1) == packed
+
+
+HEAD = Head(
+    name="named_entities",
+    architecture="TokenClassification",
+    by_token=True,
+    names=((r"^output\.", "classifier."),),
+    bert_names=((r"^output\.", "classifier."),),
+    loss=loss,
+    count=lambda targets: int((targets != NO_TARGET).sum()),
+)
 
 
 class NamedEntities(Task[NamedEntitiesConfig]):

@@ -18,9 +18,8 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.question_answering import files
 from infoxlm_core.tasks.question_answering.answers import choose_normaliser, score
 from infoxlm_core.tasks.question_answering.files import LanguagePair, QuestionSet
-from infoxlm_core.tasks.question_answering.head import HEAD
-from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
 from infoxlm_core.tasks.question_answering.spans import best_spans
+from infoxlm_core.tasks.question_answering.task import HEAD, AnsweringConfig
 from infoxlm_core.tasks.question_answering.windows import Windows, find_targets, make_windows
 from infoxlm_core.tasks.scores import Scores, mix
 from infoxlm_core.tasks.task import load_chosen

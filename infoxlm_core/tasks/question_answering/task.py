@@ -2,16 +2,101 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
+from pydantic import model_validator
+
+from infoxlm_core.config.base import PositiveInt
+from infoxlm_core.config.tasks import CrossLingualConfig, Paths
 from infoxlm_core.errors import ConfigError
-from infoxlm_core.tasks.question_answering.head import HEAD
-from infoxlm_core.tasks.question_answering.settings import TRAINED, AnsweringConfig
+from infoxlm_core.model.task_head import Head
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fetch, Preset, Task
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from infoxlm_core.training.finetuning.task_learner import Training
+
+TRAINED = "train.en.json"  # stands for the training text of a reader that is only measured; names the source language
+
+
+class AnsweringConfig(CrossLingualConfig):
+    """Fine-tune an encoder to answer questions about paragraphs, in the format of SQuAD (MLQA, XQuAD, TyDiQA)."""
+
+    task: Literal["question_answering"] = "question_answering"
+    """The kind of task."""
+
+    train: Paths
+    """Files in SQuAD's format."""
+
+    dev: tuple[str, ...] = ()
+    """Files or folders of development sets, one file per language. All values of `selection.rule` except `last` need
+    them."""
+
+    test: Paths
+    """Files or folders in the layout of MLQA, XQuAD or TyDiQA: `test-context-de-question-de.json`, `xquad.de.json`."""
+
+    normaliser: Literal["mlqa", "squad"] = "squad"
+    """How answers are compared. mlqa: as MLQA does in its seven languages · squad: as SQuAD does, also for XQuAD and
+    TyDiQA."""
+
+    max_tokens: PositiveInt = 384
+    """Largest number of tokens of a window, which consists of the question, a part of the paragraph, and special
+    tokens."""
+
+    question_tokens: PositiveInt = 64
+    """Largest number of tokens of a question. Longer questions are truncated."""
+
+    stride: PositiveInt = 128
+    """Number of paragraph tokens that two consecutive windows share."""
+
+    answer_tokens: PositiveInt = 30
+    """Largest number of tokens of a predicted answer."""
+
+    n_best: PositiveInt = 20
+    """Number of most probable starts and ends of a window that are combined to find the best answer."""
+
+    @model_validator(mode="after")
+    def _windows_move(self) -> Self:
+        if self.question_tokens + self.stride + 4 >= self.max_tokens:
+            raise ValueError(
+                f"max_tokens ({self.max_tokens}) must exceed question_tokens ({self.question_tokens}) + stride "
+                f"({self.stride}) + 4 special tokens"
+            )
+        if self.selection.rule != "last" and not self.dev:
+            raise ValueError(f"selection.rule {self.selection.rule} needs development sets: give dev")
+        return self
+
+
+def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
+    """Return the mean cross-entropy of start and end, summed over windows, and a bool (N,), True if both are right.
+
+    Args:
+        logits: (T, 2) of N packed windows.
+        targets: (N, 2) first and last token of the answer.
+        lengths: tokens of each window.
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from infoxlm_core.model.objectives import span_losses
+
+    padded = pad_sequence(logits.split(list(lengths)), batch_first=True, padding_value=-torch.inf)
+    is_right = (padded.argmax(dim=1) == targets).all(dim=1)  # (N,)
+    return span_losses(padded, targets).sum(), is_right
+
+
+HEAD = Head(
+    name="question_answering",
+    architecture="QuestionAnswering",
+    by_token=True,
+    names=((r"^output\.", "qa_outputs."),),
+    bert_names=((r"^output\.", "qa_outputs."),),
+    loss=loss,
+    outputs=2,
+    fields=("start_logits", "end_logits"),
+)
 
 
 class QuestionAnswering(Task[AnsweringConfig]):

@@ -25,7 +25,7 @@ from infoxlm_core.progress import progress
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorSpec, embed
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
 from infoxlm_core.tasks.retrieval.nearest import NearestRows, accuracy, find_nearest_by_spec, mark_hits
-from infoxlm_core.tasks.retrieval.settings import RetrievalConfig
+from infoxlm_core.tasks.retrieval.task import RetrievalConfig
 from infoxlm_core.tasks.scores import Scores, mean_over
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from infoxlm_core.config import (
 )
 from infoxlm_core.config.base import PositiveInt, Share, StageConfig
 from infoxlm_core.errors import ConfigError
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.classification.task import ClassificationConfig
 
 
 class Inner(StageConfig):

@@ -21,7 +21,7 @@ from infoxlm_core.tasks.named_entities import run as named_entities
 from infoxlm_core.tasks.named_entities.files import Sentence
 from infoxlm_core.tasks.question_answering import run as question_answering
 from infoxlm_core.tasks.question_answering.files import Question, QuestionSet
-from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
+from infoxlm_core.tasks.question_answering.task import AnsweringConfig
 from infoxlm_core.tasks.questions import Questions
 from infoxlm_core.tasks.retrieval import held_out
 from tests.toys.models import TEXTS, WORDS, save_tokenizer

@@ -17,8 +17,8 @@ from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages.finetuning import digest_of, finetune, read_training, schedule
 from infoxlm_core.tasks import TASKS
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
-from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
+from infoxlm_core.tasks.classification.task import ClassificationConfig
+from infoxlm_core.tasks.question_answering.task import AnsweringConfig
 from infoxlm_core.training import distributed, tracker
 from infoxlm_core.training.finetuning import task_learner
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints

@@ -41,10 +41,10 @@ from infoxlm_core.systems.translation.evaluation import TranslatedText, score_se
 from infoxlm_core.systems.translation.samples import TranslationSampler, denoising_weight
 from infoxlm_core.tasks import perplexity, questions
 from infoxlm_core.tasks.classification import run
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.classification.task import ClassificationConfig
 from infoxlm_core.tasks.embedding import VectorSpec
 from infoxlm_core.tasks.question_answering import answers
-from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
+from infoxlm_core.tasks.question_answering.task import AnsweringConfig
 from infoxlm_core.tasks.retrieval import held_out, nearest
 from infoxlm_core.tasks.scores import mean_over, transfer_gap, within_and_across
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints

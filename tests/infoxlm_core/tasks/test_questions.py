@@ -4,7 +4,7 @@ import torch
 
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.tasks.questions import Questions, draw_pairs, draw_sentences, mark_unshared
-from infoxlm_core.tasks.retrieval.settings import FEWEST_UNSHARED
+from infoxlm_core.tasks.retrieval.task import FEWEST_UNSHARED
 from tests.toys.models import save_tokenizer
 
 

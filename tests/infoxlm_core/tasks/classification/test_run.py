@@ -11,8 +11,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model import task_models
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks.classification import run
-from infoxlm_core.tasks.classification.head import HEAD
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
+from infoxlm_core.tasks.classification.task import HEAD, ClassificationConfig
 from infoxlm_core.training.finetuning import selection
 from tests.toys.text import messages
 

@@ -7,8 +7,8 @@ import pytest
 
 from infoxlm_core.config import RegistrationConfig
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.classification.settings import ClassificationConfig
 from infoxlm_core.tasks.classification.table import read_labelled
+from infoxlm_core.tasks.classification.task import ClassificationConfig
 from tests.toys.text import messages
 
 ROW = ("Er schläft.", "Er ist wach.", "contradiction")

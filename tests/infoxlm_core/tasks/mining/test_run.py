@@ -12,7 +12,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.mining import bucc, run
 from infoxlm_core.tasks.mining.run import Half
-from infoxlm_core.tasks.mining.settings import MiningConfig
+from infoxlm_core.tasks.mining.task import MiningConfig
 from tests.toys.models import save_bag_of_words
 
 WORDS = [f"{letter}{number}" for letter in "abcdefgh" for number in range(30)]

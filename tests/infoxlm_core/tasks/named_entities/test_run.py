@@ -21,8 +21,8 @@ from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.named_entities import run
 from infoxlm_core.tasks.named_entities.files import Sentence
-from infoxlm_core.tasks.named_entities.head import HEAD, NO_TARGET, loss
 from infoxlm_core.tasks.named_entities.run import span_f1
+from infoxlm_core.tasks.named_entities.task import HEAD, NO_TARGET, loss
 from tests.toys.entities import FIRST, LABELS, LAST, PLACES, PLAIN, sentences, settings, write
 from tests.toys.questions import write_bert_tokenizer, write_encoder
 

@@ -13,7 +13,7 @@ from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.question_answering import run
-from infoxlm_core.tasks.question_answering.settings import AnsweringConfig
+from infoxlm_core.tasks.question_answering.task import AnsweringConfig
 from infoxlm_core.training.finetuning import selection
 from tests.toys.questions import CLASSES, WORDS, riddles, write_encoder, write_squad
 

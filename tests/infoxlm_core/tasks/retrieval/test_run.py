@@ -14,7 +14,7 @@ from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.huggingface.any_encoder import load_encoder
 from infoxlm_core.tasks.embedding import VectorSpec
 from infoxlm_core.tasks.retrieval import run
-from infoxlm_core.tasks.retrieval.settings import RetrievalConfig
+from infoxlm_core.tasks.retrieval.task import RetrievalConfig
 from tests.toys.models import save_model
 
 
