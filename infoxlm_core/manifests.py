@@ -30,7 +30,7 @@ FINETUNING = 2
 """Version of fine-tuning, whose artifact is called `classifier` in a pipeline and `tuned` in a suite."""
 VERSIONS = {
     "corpus": 3,  # prepare_corpus
-    "shards": 2,  # tokenize_corpus
+    "shards": 3,  # tokenize_corpus
     "pretrained": 1,  # pretrain
     "merged": 1,  # merge
     "classifier": FINETUNING,  # finetune
@@ -253,15 +253,20 @@ def unlisted_files(directory: Path, files: Collection[str]) -> list[str]:
 
 
 def read(
-    directory: Path | str, kind: str, producer: str, should_hash: Callable[[Path], bool] = lambda _: True
+    directory: Path | str,
+    kind: str,
+    producer: str,
+    should_hash: Callable[[Path], bool] = lambda _: True,
+    should_read: Callable[[Path], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """Read a manifest and compare every file with it.
+    """Read a manifest and compare the files with it.
 
     Args:
         directory: the artifact.
         kind: the expected kind of artifact.
         producer: the stage that creates artifacts of this kind, for error messages.
         should_hash: returns whether to hash a file; of other files only the size is compared.
+        should_read: returns whether to compare a file; other files may be missing.
 
     Raises:
         InputError: there is no manifest, or it describes another kind of artifact.
@@ -278,7 +283,8 @@ def read(
     try:
         for name, size_and_digest in files.items():
             path = join_inside(directory, name)
-            verify_file(path, size_and_digest, remedy, hashed=should_hash(Path(name)))
+            if should_read(Path(name)):
+                verify_file(path, size_and_digest, remedy, hashed=should_hash(Path(name)))
     except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
         known_error = outside.translate_error(error, manifest_path)
         if isinstance(known_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged

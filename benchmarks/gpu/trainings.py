@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.speed import inputs
 from components.adapters.torchrun import train as torchrun
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data import shards
+from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
+from infoxlm_core.data.writing import BLOCK_TOKENS, make_column, write_table
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
@@ -108,7 +110,7 @@ def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
     model = InfoXLM(EncoderSize.of(config.model, WORDS), 1, config.contrast.pooling, config.contrast.normalise)
     initialise(model, config.seed)
     device = distributed.device()
-    learner = InfoXLMLearner(config, model.to(device), distributed.open_shards(text))
+    learner = InfoXLMLearner(config, model.to(device), open_shards(text))
     kind = DiesOnce if killed else tracker.FileTracker
     fingerprint = Fingerprint.of(config, 1, {})
     background = device.type == "cuda"
@@ -120,16 +122,20 @@ def write_shards(directory: Path) -> Path:
     """Write random text, 500 sentences and 200 pairs, and return its directory."""
     rng = np.random.default_rng(inputs.SEED)
 
-    def write_table(name: str, rows: int) -> Any:
-        lengths = np.clip(inputs.lengths("ragged", rng, rows), 3, 28)
+    def draw_rows(count: int, last_token: int | None = None) -> pa.LargeListArray:
+        lengths = np.clip(inputs.lengths("ragged", rng, count), 3, 28)
         tokens = rng.integers(FIRST_PIECE, WORDS - 1, lengths.sum())
-        if name.startswith("mono/"):
-            tokens[lengths.cumsum() - 1] = EOS
-        return shards.write_table(directory / name, [(tokens, lengths)])
+        if last_token is not None:
+            tokens[lengths.cumsum() - 1] = last_token
+        return make_column(tokens, lengths)
 
-    row_counts = {"mono/en/a": 500, "pairs/en-de/a.source": 200, "pairs/en-de/a.target": 200}
-    tables = {name: write_table(name, rows) for name, rows in row_counts.items()}
-    np.arange(200).astype(shards.SENTENCE_IDS).tofile(directory / "pairs/en-de/a.meanings")
-    facts = {"vocabulary_size": WORDS, "tables": tables, "corpus": "sha256:c", "tokenizer": "sha256:t"}
-    manifests.write(directory, "shards", facts)
+    text = pa.table({"text": draw_rows(500, EOS)})
+    sentence_ids = np.arange(200, dtype=np.uint64)
+    pairs = pa.table({"source": draw_rows(200), "target": draw_rows(200), "sentence_id": sentence_ids})
+    tables = {
+        "mono/en/a": write_table(directory, "mono/en/a", [text]),
+        "pairs/en-de/a": write_table(directory, "pairs/en-de/a", [pairs]),
+    }
+    facts = {"vocabulary_size": WORDS, "tables": tables, "block_tokens": BLOCK_TOKENS}
+    manifests.write(directory, "shards", facts | {"corpus": "sha256:c", "tokenizer": "sha256:t"})
     return directory

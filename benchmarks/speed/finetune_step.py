@@ -46,7 +46,7 @@ CONFIG = ClassificationConfig.parse(
 
 def run(quick: bool) -> list[Case]:
     path = corpus.make_shards()
-    text = np.concatenate([table.tokens for table in open_shards(path).mono["en"]])
+    text = np.concatenate([table.read_text().tokens for table in open_shards(path).mono["en"]])
     text = text[text != EOS].astype(np.int64)
     rounds, steps = (1, 2) if quick else (7, 4)
     vocabularies = ["32k"] if quick else list(inputs.VOCABULARIES)

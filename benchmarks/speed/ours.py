@@ -2,17 +2,21 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
 
 from benchmarks.speed import inputs
 from benchmarks.speed.inputs import SEED, perturb
+from infoxlm_core import manifests
 from infoxlm_core.config import OptimizationConfig, PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
-from infoxlm_core.data.shards import Pairs, Shards, Table
+from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import EOS
+from infoxlm_core.data.writing import BLOCK_TOKENS, make_column, write_table
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
@@ -35,7 +39,9 @@ class FixedBatchLearner(InfoXLMLearner):
     """The learner of the product, on batches that do not come from shards."""
 
     def __init__(self, config: PretrainingConfig, model: InfoXLM) -> None:
-        super().__init__(config, model, two_pairs(model.encoder.size.vocabulary))
+        with TemporaryDirectory() as folder:
+            shards = open_shards(write_two_pairs(Path(folder), model.encoder.size.vocabulary))
+            super().__init__(config, model, shards)
         if self.has_contrast:
             self.make_contrast_hard()
         self.progress = Progress()
@@ -84,9 +90,15 @@ def steps(learner: Learner, config: OptimizationConfig, count: int) -> Callable[
     return train
 
 
-def two_pairs(vocabulary: int) -> Shards:
-    """Return the least text that a learner accepts."""
-    table = Table(np.full(4, EOS, np.uint32), np.array([0, 2, 4]))
-    pairs = Pairs("none", table, table, np.arange(2))
-    facts = {"facts": {"vocabulary_size": vocabulary}}
-    return Shards(mono={"en": [table]}, pairs={"en-de": [pairs]}, held_out={}, manifest=facts, directory=Path())
+def write_two_pairs(directory: Path, vocabulary: int) -> Path:
+    """Write the shards with the least text that a learner accepts, and return their directory."""
+    rows = make_column(np.full(4, EOS), [2, 2])
+    pairs = pa.table({"source": rows, "target": rows, "sentence_id": np.arange(2, dtype=np.uint64)})
+    tables = {
+        "mono/en/none": write_table(directory, "mono/en/none", [pa.table({"text": rows})]),
+        "pairs/en-de/none": write_table(directory, "pairs/en-de/none", [pairs]),
+    }
+    manifests.write(
+        directory, "shards", {"vocabulary_size": vocabulary, "tables": tables, "block_tokens": BLOCK_TOKENS}
+    )
+    return directory

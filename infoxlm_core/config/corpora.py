@@ -271,6 +271,10 @@ class TokenizationConfig(StageConfig):
     processes: Annotated[Whole, Field(gt=0, le=1024)] = 2
     """Number of processes that encode text on this machine if `data_workers` is 0. It does not change the result."""
 
+    block_tokens: Annotated[Whole, Field(gt=1, le=2**20)] = 512
+    """Value of `pretraining.batches.block_tokens` with which training starts without reading all text. With another
+    value, training first counts the MLM sequences, which takes 5 seconds for 10^9 tokens."""
+
     seed: NonNegativeInt = 1
     """Seed of the random choice of sentences that train the SentencePiece model."""
 

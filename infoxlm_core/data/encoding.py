@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import unicodedata
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +17,9 @@ import pyarrow as pa
 import sentencepiece
 from tokenizers import Tokenizer
 
-from infoxlm_core.data.shards import TOKENS, end_to_end
+from infoxlm_core.data.shards import SENTENCE_ID, TEXT, end_to_end
 from infoxlm_core.data.vocabulary import FIRST_PIECE, UNK, Vocabulary
-
-SIDES = {"text": "", "source": ".source", "target": ".target"}  # column of a corpus -> end of its table's name
-SENTENCE_ID = "sentence_id"
+from infoxlm_core.data.writing import make_column
 
 
 @dataclass(frozen=True)
@@ -100,21 +98,14 @@ def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
     columns = {}
     for side, row_ids in ids.items():
         remaining_ids = [row_ids[row] for row in complete_rows]
-        if side == "text":
+        if side == TEXT:
             remaining_ids = [np.append(token_ids, tokenizer.vocabulary.end) for token_ids in remaining_ids]
-        columns[side] = _make_column(remaining_ids)
+        columns[side] = make_column(end_to_end(remaining_ids), [len(token_ids) for token_ids in remaining_ids])
     if "source" in ids:
         sources = chunk["source"].to_pylist()
         sentence_ids = [sentence_id(sources[row]) for row in complete_rows]
         columns[SENTENCE_ID] = pa.array(sentence_ids, pa.uint64())
     return pa.table(columns)
-
-
-def _make_column(rows: Sequence[np.ndarray]) -> pa.Array:
-    """Return a column of lists of token ids."""
-    flat = end_to_end(rows).astype(TOKENS)
-    lengths = [len(row) for row in rows]
-    return pa.LargeListArray.from_arrays(np.cumsum([0, *lengths]), flat)
 
 
 def sentence_id(text: str) -> int:

@@ -105,17 +105,19 @@ class Sampler(StepSampler):
         block_counts: list[list[int]] = []  # of each language, of each corpus
         for language in languages:
             # The token limit includes <s>, which is added to a block by the layout.
-            blocks = [make_blocks(table, config.batches.block_tokens - 1) for table in shards.mono[language]]
+            tables = [table.read_text() for table in shards.mono[language]]
+            blocks = [make_blocks(table, config.batches.block_tokens - 1) for table in tables]
             self.blocks += blocks
             block_counts.append([len(block) for block in blocks])
         self.pairs: list[Pairs] = []  # one item for each corpus of each language pair
+        self.corpora: list[str] = []
         self.pair_names: list[str] = []
         pair_counts: list[list[int]] = []  # of each language pair, of each corpus
         for name in language_pairs:
-            self.pairs += shards.pairs[name]
-            self.pair_names += [f"{name}/{pairs.corpus}" for pairs in shards.pairs[name]]
-            pair_counts.append([len(pairs) for pairs in shards.pairs[name]])
-        self.corpora = [pairs.corpus for pairs in self.pairs]
+            self.pairs += [table.read_pairs() for table in shards.pairs[name]]
+            self.corpora += [table.corpus for table in shards.pairs[name]]
+            self.pair_names += [f"{name}/{table.corpus}" for table in shards.pairs[name]]
+            pair_counts.append([len(table) for table in shards.pairs[name]])
         self._check_amount_of_text()
         self.block_sampler = TableSampler(block_counts, config.batches.alpha)
         self.pair_sampler = TableSampler(pair_counts, config.batches.alpha)

@@ -1,16 +1,20 @@
-"""Token shards: memory-mapped files of token ids.
+"""Token shards: tables of token ids, each stored as parts of about 4 MB.
 
-A table of N rows consists of two arrays: `NAME.tokens` (uint32) and `NAME.offsets` (uint64, N + 1 values); row i is
-tokens[offsets[i]:offsets[i + 1]]. Each corpus has these files in each of its languages or language pairs:
+Each corpus has a table in each of its languages or language pairs:
 
-    mono/de/weblate.*                           sentences that end with `</s>`: consecutive rows are an MLM sample
-    pairs/en-de/weblate.source.* and .target.*  row i of one translates row i of the other; no special tokens
-    pairs/en-de/weblate.meanings                uint64, sentence ids: a hash of each pair's English side
-    held_out/en-de/django.source.* …            the same for pairs reserved for evaluation, for probes during training
+    mono/de/weblate       sentences that end with `</s>`: consecutive rows are an MLM sample
+    pairs/en-de/weblate   rows of two sides that translate each other; no special tokens
+    held_out/en-de/django the same for pairs reserved for evaluation, for probes during training
+
+A part is the file `mono/de/weblate/000000.safetensors`. It holds N rows as two arrays of 32-bit integers, `tokens` and
+`offsets` (N + 1,): row i is tokens[offsets[i]:offsets[i + 1]]. Parts of sentences also hold `blocks`, the offsets at
+which MLM samples of `block_tokens` tokens start. Parts of pairs hold both arrays for each side, `source.tokens` and so
+on, and `sentence_id`, a 64-bit hash of each pair's English side. The manifest lists the rows, tokens and blocks of each
+part, so that opening shards reads no part.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,87 +23,42 @@ from typing import Any
 import numpy as np
 
 from infoxlm_core import manifests
+from infoxlm_core.data.reading import REMEDY, PartReader
 from infoxlm_core.data.vocabulary import Vocabulary
-from infoxlm_core.errors import CorpusTooSmall, DataCorrupt
+from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError
 
 TOKENS = np.dtype("<u4")
-OFFSETS = np.dtype("<u8")
-SENTENCE_IDS = np.dtype("<u8")
-REMEDY = "remove the directory and run tokenize_corpus again"
-_CHECKED_ROWS = 1 << 20  # rows whose offsets are compared at a time, to limit memory
+TEXT = "text"
+PAIR_COLUMNS = ("source", "target")
+SENTENCE_ID = "sentence_id"
 _MAX_SEGMENTS = 4096
 
 
-def write_array(path: Path, values: np.ndarray) -> None:
-    """Write the bytes of an array. `ndarray.tofile` does not report a full disk."""
-    path.write_bytes(values.tobytes())
-
-
-class TableWriter:
-    """Writes a table chunk by chunk and holds only the lengths of its rows in memory."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.lengths = [np.zeros(1, np.int64)]  # begins with 0, so that the cumulative sum begins with offset 0
-        self.largest_id = -1
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.file = Path(f"{path}.tokens").open("wb")  # noqa: SIM115
-
-    def add(self, flat: np.ndarray, lengths: np.ndarray) -> None:
-        """Add N rows: their token ids, one row after another (T,), and their lengths (N,)."""
-        self.file.write(np.ascontiguousarray(flat, TOKENS).tobytes())
-        self.lengths.append(lengths)
-        if len(flat):
-            self.largest_id = max(self.largest_id, int(flat.max()))
-
-    def close(self) -> dict[str, int]:
-        """Finish the table. Return the numbers of rows and tokens, and the largest id."""
-        self.file.close()
-        offsets = np.concatenate(self.lengths).cumsum()  # (N + 1,)
-        write_array(Path(f"{self.path}.offsets"), offsets.astype(OFFSETS))
-        return {"rows": len(offsets) - 1, "tokens": int(offsets[-1]), "largest_id": self.largest_id}
-
-
-def write_table(path: Path, chunks: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, int]:
-    """Write chunks of (flat token ids, lengths) as one table. Return its sizes as `TableWriter.close`."""
-    table = TableWriter(path)
-    for flat, lengths in chunks:
-        table.add(flat, lengths)
-    return table.close()
+def name_part(table: str, number: int) -> str:
+    """Return the file name of a part of a table."""
+    return f"{table}/{number:06}.safetensors"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of token ids, mapped into memory."""
+    """Rows of token ids."""
 
-    tokens: np.ndarray
-    offsets: np.ndarray
+    tokens: np.ndarray  # (T,)
+    offsets: np.ndarray  # (N + 1,)
 
     @classmethod
-    def open(cls, path: Path, verified: bool = False) -> "Table":
-        """Map a table into memory. Check that its offsets ascend, unless its digests were `verified`."""
-        tokens = _map(Path(f"{path}.tokens"), TOKENS)
-        offsets = _map(Path(f"{path}.offsets"), OFFSETS)
-        if not len(offsets) or offsets[0] != 0 or int(offsets[-1]) != len(tokens):
-            raise DataCorrupt(f"{path}.offsets does not fit {path}.tokens: {REMEDY}")
-        if not verified:
-            for start in range(0, len(offsets) - 1, _CHECKED_ROWS):
-                checked = offsets[start : start + _CHECKED_ROWS + 1]
-                if (checked[1:] < checked[:-1]).any():
-                    raise DataCorrupt(f"{path}.offsets has a row that ends before it begins: {REMEDY}")
-        return cls(tokens, offsets.view(np.int64))  # not copied: the workers of a machine share its pages
+    def join(cls, parts: Sequence[dict[str, np.ndarray]], prefix: str = "") -> "Table":
+        """Return the rows of consecutive parts. Those of a single part are not copied."""
+        tokens = [part[f"{prefix}tokens"] for part in parts]
+        offsets = [part[f"{prefix}offsets"] for part in parts]
+        if len(parts) == 1:
+            return cls(tokens[0], offsets[0])
+        lengths = end_to_end([np.diff(part_offsets) for part_offsets in offsets])
+        all_tokens = np.concatenate(tokens) if parts else np.empty(0, TOKENS)
+        return cls(all_tokens, np.concatenate([[0], lengths.cumsum()]).astype(np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-
-def _map(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Map an array into memory. Raise DataCorrupt if its file is missing or truncated."""
-    if not path.is_file():
-        raise DataCorrupt(f"{path} is missing: {REMEDY}")
-    if path.stat().st_size % dtype.itemsize:
-        raise DataCorrupt(f"{path} ends inside a value: {REMEDY}")
-    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
 
 
 @dataclass(frozen=True)
@@ -174,22 +133,57 @@ def make_blocks(table: Table, max_tokens: int, rows_per_segment: int = 8192) -> 
 class Pairs:
     """Translation pairs of one corpus and language pair."""
 
-    corpus: str
     source: Table
     target: Table
     sentence_ids: np.ndarray  # (N,) int64; pairs with the same id translate the same sentence
+
+    @classmethod
+    def join(cls, parts: Sequence[dict[str, np.ndarray]]) -> "Pairs":
+        """Return the pairs of consecutive parts."""
+        source, target = [Table.join(parts, f"{side}.") for side in PAIR_COLUMNS]
+        sentence_ids = [part[SENTENCE_ID].view(np.int64) for part in parts]
+        return cls(source, target, sentence_ids[0] if len(parts) == 1 else end_to_end(sentence_ids))
 
     def __len__(self) -> int:
         return len(self.source)
 
 
 @dataclass(frozen=True)
+class StoredTable:
+    """One corpus of one language or language pair, whose parts are read when they are needed."""
+
+    name: str
+    row_counts: np.ndarray  # (parts,)
+    block_counts: np.ndarray  # (parts,) MLM samples
+    reader: PartReader
+
+    def __len__(self) -> int:
+        return int(self.row_counts.sum())
+
+    @property
+    def corpus(self) -> str:
+        return self.name.rpartition("/")[2]
+
+    @property
+    def part_names(self) -> list[str]:
+        return [name_part(self.name, number) for number in range(len(self.row_counts))]
+
+    def read_text(self) -> Table:
+        """Read all sentences of a monolingual corpus."""
+        return Table.join([self.reader.read(name) for name in self.part_names])
+
+    def read_pairs(self) -> Pairs:
+        """Read all pairs of a parallel corpus."""
+        return Pairs.join([self.reader.read(name) for name in self.part_names])
+
+
+@dataclass(frozen=True)
 class Shards:
     """All training text by language and language pair, in alphabetical order, with the corpora of each in order."""
 
-    mono: dict[str, list[Table]]
-    pairs: dict[str, list[Pairs]]
-    held_out: dict[str, list[Pairs]]
+    mono: dict[str, list[StoredTable]]
+    pairs: dict[str, list[StoredTable]]
+    held_out: dict[str, list[StoredTable]]
     manifest: dict[str, Any]
     directory: Path
 
@@ -207,46 +201,36 @@ class Shards:
         return self.vocabulary.size
 
 
-def read_manifest(directory: Path, hashed: bool = True) -> dict[str, Any]:
-    """Return the manifest of shards after comparing sizes and, with `hashed`, digests. Raises like `open_shards`."""
-    return manifests.read(directory, "shards", producer="tokenize_corpus", should_hash=lambda _: hashed)
-
-
-def open_shards(directory: Path, hashed: bool = True) -> Shards:
-    """Verify the sizes, ids and, with `hashed`, digests of shards, and map them into memory.
+def open_shards(directory: Path) -> Shards:
+    """Read the manifest of shards and verify the tokenizer. The text is read and verified when it is needed.
 
     Raises:
-        InputError: there is no manifest.
-        DataCorrupt: a file is missing, differs from what was written, or holds an id outside the vocabulary.
+        InputError: there is no manifest, or another version has written the shards.
+        DataCorrupt: the manifest or the tokenizer differs from what was written, or an id is outside the vocabulary.
         CorpusTooSmall: there is neither monolingual text nor a pair.
     """
-    manifest = read_manifest(directory, hashed)
+    manifest = manifests.read(directory, "shards", "tokenize_corpus", should_read=_is_outside_tables)
     facts = manifest["facts"]
-    mono: dict[str, list[Table]] = {}
-    pairs: dict[str, list[Pairs]] = {}
-    held_out: dict[str, list[Pairs]] = {}
+    reader = PartReader(directory, manifest["files"])
+    tables: dict[str, dict[str, list[StoredTable]]] = {"mono": {}, "pairs": {}, "held_out": {}}
     for name, table in sorted(facts["tables"].items()):
+        if "parts" not in table:
+            raise InputError(f"{directory} was written by an older version: run tokenize_corpus again")
         if table["largest_id"] >= facts["vocabulary_size"]:
             raise DataCorrupt(
                 f"{directory / name} holds id {table['largest_id']}, the vocabulary has {facts['vocabulary_size']}: "
                 f"{REMEDY}"
             )
-        kind, language, corpus = name.split("/")
-        if kind == "mono":
-            mono.setdefault(language, []).append(Table.open(directory / name, not hashed))
-        elif corpus.endswith(".source"):
-            corpus = corpus.removesuffix(".source")
-            stem = directory / kind / language / corpus
-            source = Table.open(Path(f"{stem}.source"), not hashed)
-            target = Table.open(Path(f"{stem}.target"), not hashed)
-            sentence_ids = _map(Path(f"{stem}.meanings"), SENTENCE_IDS)
-            if not len(source) == len(target) == len(sentence_ids):
-                raise DataCorrupt(f"{stem}: source, target and meanings differ in length: {REMEDY}")
-            pairs_of_kind = pairs if kind == "pairs" else held_out
-            pairs_of_kind.setdefault(language, []).append(Pairs(corpus, source, target, sentence_ids.view(np.int64)))
-    if not mono and not pairs:
+        row_counts, _, block_counts = np.array(table["parts"], np.int64).reshape(-1, 3).T
+        kind, language, _ = name.split("/")
+        tables[kind].setdefault(language, []).append(StoredTable(name, row_counts, block_counts, reader))
+    if not tables["mono"] and not tables["pairs"]:
         raise CorpusTooSmall(f"{directory} contains no text (have=0 need=1 sentence): tokenize another corpus")
-    return Shards(mono, pairs, held_out, manifest, directory)
+    return Shards(tables["mono"], tables["pairs"], tables["held_out"], manifest, directory)
+
+
+def _is_outside_tables(path: Path) -> bool:
+    return path.parts[0] not in ("mono", "pairs", "held_out")
 
 
 def end_to_end(arrays: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:

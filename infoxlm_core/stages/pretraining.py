@@ -9,7 +9,7 @@ from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.shards import Shards
+from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.huggingface import any_encoder, origin, pretrained
 from infoxlm_core.systems.table import SYSTEMS
@@ -46,7 +46,7 @@ def pretrain(
         The figures of the last step, and the number of steps.
     """
     system = SYSTEMS[config.system]
-    shards = distributed.open_shards(shards_path)
+    shards = open_shards(shards_path)
     config = choose_steps(config, shards)
     learner = system.learner(config, system.build(config, shards), shards)
     observe = system.observer(config, learner, shards)

@@ -2,7 +2,7 @@
 
 shards/tokenizer/   sentencepiece.bpe.model, and tokenizer.json for `transformers`: equal ids
                     or the files of another model's tokenizer, unchanged
-shards/mono/, shards/pairs/   flat arrays, see data/shards.py
+shards/mono/, shards/pairs/   parts of tables of token ids, see data/shards.py
 """
 
 import functools
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sentencepiece
 
@@ -24,10 +23,11 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_processes
 from infoxlm_core.corpora.tables import count_rows, reading
-from infoxlm_core.data import shards
-from infoxlm_core.data.encoding import SENTENCE_ID, SIDES, SerializedTokenizer, encode_chunk, encoder_of, serialize
+from infoxlm_core.data.encoding import SerializedTokenizer, encode_chunk, encoder_of, serialize
 from infoxlm_core.data.sampling import generator, probabilities
+from infoxlm_core.data.shards import PAIR_COLUMNS, TEXT
 from infoxlm_core.data.vocabulary import SPECIAL_TOKENS, Vocabulary
+from infoxlm_core.data.writing import write_table
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, DataCorrupt, InputError, TokenizerMismatch
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.progress import progress
@@ -61,10 +61,14 @@ def tokenize(
     folder = output / "tokenizer"
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, file = _make_tokenizer(config, corpus, folder)
-    tables = _encode(corpus, tokenizer, output, parallel_map or in_processes(config.processes))
-    training_tables = [table for name, table in tables.items() if not name.startswith("held_out/")]
-    rows = sum(table["rows"] for table in training_tables)
-    tokens = sum(table["tokens"] for table in training_tables)
+    encode_in_parallel = parallel_map or in_processes(config.processes)
+    tables = _encode(corpus, tokenizer, config.block_tokens, output, encode_in_parallel)
+    rows = 0
+    tokens = 0
+    for name, table in tables.items():
+        if not name.startswith("held_out/"):
+            rows += table["rows"] * (2 if name.startswith("pairs/") else 1)  # a pair has two sequences
+            tokens += table["tokens"]
     logger.info("wrote %d sequences (%d tokens) to %s", rows, tokens, output)
     shard_facts: dict[str, Any] = {
         "sequences": rows,
@@ -72,6 +76,7 @@ def tokenize(
         "tokenizer": f"sha256:{manifests.file_sha256(folder / file)}",
         "corpus": manifest["digest"],
         "tables": tables,
+        "block_tokens": config.block_tokens,
         **tokenizer.vocabulary.as_facts(),
     }
     if file != tokenizers.MODEL:
@@ -251,8 +256,8 @@ def _read_without_special_tokens(corpus: Path, language: str) -> Iterator[str]:
 
 
 def _encode(
-    corpus: Path, tokenizer: SerializedTokenizer, output: Path, parallel_map: ParallelMap
-) -> dict[str, dict[str, int]]:
+    corpus: Path, tokenizer: SerializedTokenizer, block_tokens: int, output: Path, parallel_map: ParallelMap
+) -> dict[str, dict[str, Any]]:
     """Encode every corpus, write its shards, and return the sizes of all tables by name."""
     files: list[Path] = []
     for kind in ("held_out", "mono", "pairs"):
@@ -262,7 +267,7 @@ def _encode(
     chunks, chunks_to_encode = itertools.tee(_iterate_all_chunks(files))
     encode = functools.partial(encode_chunk, tokenizer=tokenizer)
     encoded_chunks = parallel_map(encode, (chunk for _, chunk in chunks_to_encode))
-    tables: dict[str, dict[str, int]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     with progress("tokenizing", total, "rows") as advance:
 
         def name_results() -> Iterator[tuple[str, pa.Table]]:
@@ -271,7 +276,7 @@ def _encode(
                 advance(len(chunk))
 
         for name, named_results in itertools.groupby(name_results(), key=lambda named_result: named_result[0]):
-            tables |= _write(output, name, (result for _, result in named_results))
+            tables[name] = write_table(output, name, (result for _, result in named_results), block_tokens)
     return tables
 
 
@@ -285,26 +290,7 @@ def _iterate_all_chunks(files: Iterable[Path]) -> Iterator[tuple[Path, pa.Table]
 def _iterate_chunks(path: Path) -> Iterator[pa.Table]:
     """Yield the text columns of a table of a prepared corpus in chunks."""
     with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
-        columns = [name for name in SIDES if name in file.schema_arrow.names]
+        columns = [name for name in (TEXT, *PAIR_COLUMNS) if name in file.schema_arrow.names]
         for batch in file.iter_batches(CHUNK, columns=columns):
             batch.validate(full=True)  # detects invalid UTF-8
             yield pa.Table.from_batches([batch])
-
-
-def _write(output: Path, name: str, results: Iterable[pa.Table]) -> dict[str, dict[str, int]]:
-    """Write the encoded chunks of a corpus. Return the sizes of its tables by name."""
-    writers: dict[str, shards.TableWriter] = {}
-    sentence_ids = []
-    for result in results:
-        for column in result.column_names:
-            if column == SENTENCE_ID:
-                sentence_ids.append(result[column].to_numpy().astype(shards.SENTENCE_IDS))
-                continue
-            table = f"{name}{SIDES[column]}"
-            if table not in writers:
-                writers[table] = shards.TableWriter(output / table)
-            rows = result[column].combine_chunks()
-            writers[table].add(rows.flatten().to_numpy(), pc.list_value_length(rows).to_numpy())
-    if sentence_ids:
-        shards.write_array(output / f"{name}.meanings", np.concatenate(sentence_ids))
-    return {table: writer.close() for table, writer in sorted(writers.items())}

@@ -67,7 +67,7 @@ class BERTSampler(TextSampler):
         language_of_table: list[int] = []
         sentence_counts: list[list[int]] = []  # of each language, of each corpus
         for number, language in enumerate(languages):
-            tables = shards.mono[language]
+            tables = [table.read_text() for table in shards.mono[language]]
             self.tables += tables
             language_of_table += [number] * len(tables)
             sentence_counts.append([len(table) for table in tables])

@@ -110,12 +110,13 @@ class XLMSampler(TextSampler):
         self.objectives = list(config.objectives.weights())
         self.language_numbers = {language: number for number, language in enumerate(languages_of(shards))}
         self.mono: dict[str, list[Table]] = {}
-        for language, tables in shards.mono.items():
+        for language, stored_tables in shards.mono.items():
+            tables = [table.read_text() for table in stored_tables]
             if any(len(table.tokens) for table in tables):
                 self.mono[language] = tables
         self.pairs: dict[str, list[ShortPairs]] = {}
-        for name, all_pairs in shards.pairs.items():
-            short_pairs_by_corpus = [self._select_short_pairs(pairs) for pairs in all_pairs]
+        for name, stored_tables in shards.pairs.items():
+            short_pairs_by_corpus = [self._select_short_pairs(table.read_pairs()) for table in stored_tables]
             if any(len(short_pairs.rows) for short_pairs in short_pairs_by_corpus):
                 self.pairs[name] = short_pairs_by_corpus
         self._check_amount_of_text()

@@ -1,10 +1,8 @@
 """Collective operations of the workers of one training; without a process group, there is one worker."""
 
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -13,8 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from infoxlm_core import outside
-from infoxlm_core.data import shards
-from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync
 from infoxlm_core.model import devices, mixed
 
@@ -175,22 +171,6 @@ def _try_action(action: Callable[[], T]) -> tuple[T | None, InfoXLMError | None]
         if known_error is None:
             raise
         return None, known_error
-
-
-def open_shards(directory: Path) -> Shards:
-    """Open token shards on every worker. One worker of each machine hashes them. All raise what it raises."""
-    if world_size() == 1:
-        return shards.open_shards(directory)
-    group = _make_patient_group(dist.group.WORLD)
-    failure = None
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # set by torchrun and by Ray Train
-        _, failure = _try_action(lambda: shards.read_manifest(directory))
-    failures = [failure] * world_size()
-    dist.all_gather_object(failures, failure, group=group)
-    for failure in failures:
-        if failure is not None:
-            raise failure
-    return shards.open_shards(directory, hashed=False)
 
 
 @torch.no_grad()

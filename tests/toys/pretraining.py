@@ -3,14 +3,31 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data import shards
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE, Vocabulary
+from infoxlm_core.data.writing import BLOCK_TOKENS, PART_TOKENS, make_column, write_table
 
 VOCABULARY = 64
 LAYOUT = Vocabulary.xlm_r(VOCABULARY)
+
+
+def make_text(ids: np.ndarray, lengths: np.ndarray) -> pa.Table:
+    """Return sentences as `write_table` reads them."""
+    return pa.table({"text": make_column(ids, lengths)})
+
+
+def make_pairs(source: np.ndarray, target: np.ndarray, lengths: np.ndarray, sentence_ids: np.ndarray) -> pa.Table:
+    """Return pairs, whose sides have equal lengths, as `write_table` reads them."""
+    return pa.table(
+        {
+            "source": make_column(source, lengths),
+            "target": make_column(target, lengths),
+            "sentence_id": sentence_ids.astype(np.uint64),
+        }
+    )
 
 
 def write_shards(
@@ -18,6 +35,7 @@ def write_shards(
     corpora: dict[str, int],
     languages: tuple[str, ...] = ("de", "fr"),
     vocabulary: Vocabulary = LAYOUT,
+    part_tokens: int = PART_TOKENS,
 ) -> Path:
     """Write random but learnable pairs: a target token is its source token plus half the pieces."""
     rng = np.random.default_rng(7)
@@ -29,13 +47,13 @@ def write_shards(
             source = rng.integers(FIRST_PIECE, FIRST_PIECE + half, lengths.sum())
             target = source + half
             stem = f"pairs/en-{language}/{corpus}"
-            tables[f"{stem}.source"] = shards.write_table(directory / f"{stem}.source", [(source, lengths)])
-            tables[f"{stem}.target"] = shards.write_table(directory / f"{stem}.target", [(target, lengths)])
-            rng.integers(0, 2**63, count).astype(shards.SENTENCE_IDS).tofile(directory / f"{stem}.meanings")
+            pairs = make_pairs(source, target, lengths, rng.integers(0, 2**63, count))
+            tables[stem] = write_table(directory, stem, [pairs], part_tokens=part_tokens)
             sentences_with_eos = np.insert(target, lengths.cumsum(), EOS)
             name = f"mono/{language}/{corpus}"
-            tables[name] = shards.write_table(directory / name, [(sentences_with_eos, lengths + 1)])
-    facts = {"tables": tables, "corpus": "sha256:c", "tokenizer": "sha256:t"}
+            text = make_text(sentences_with_eos, lengths + 1)
+            tables[name] = write_table(directory, name, [text], part_tokens=part_tokens)
+    facts = {"tables": tables, "block_tokens": BLOCK_TOKENS, "corpus": "sha256:c", "tokenizer": "sha256:t"}
     manifests.write(directory, "shards", facts | vocabulary.as_facts())
     return directory
 

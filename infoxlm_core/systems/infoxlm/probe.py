@@ -33,7 +33,8 @@ class Probe:
         self.pairs = {}
         for name, tables in shards.held_out.items():
             if any(len(table) for table in tables):
-                self.pairs[name] = _read_first_pairs(tables, count, max_tokens, shards.vocabulary)
+                pairs = [table.read_pairs() for table in tables]
+                self.pairs[name] = _read_first_pairs(pairs, count, max_tokens, shards.vocabulary)
 
     @torch.no_grad()
     def score(

@@ -188,7 +188,8 @@ def _short_rows(table: Table, max_tokens: int) -> np.ndarray:
 def _select_sentences(shards: Shards, language: str, config: TranslationConfig) -> list[Corpus]:
     """Return the sentences of a language that have at most `side_tokens` tokens."""
     max_tokens = config.side_tokens + 1  # stored sentences end with </s>
-    return [Corpus(table, None, _short_rows(table, max_tokens)) for table in shards.mono.get(language, [])]
+    tables = [table.read_text() for table in shards.mono.get(language, [])]
+    return [Corpus(table, None, _short_rows(table, max_tokens)) for table in tables]
 
 
 def _select_pairs(shards: Shards, target_language: str, config: TranslationConfig) -> list[Corpus]:
@@ -197,7 +198,8 @@ def _select_pairs(shards: Shards, target_language: str, config: TranslationConfi
     for name, tables in shards.pairs.items():
         if sorted(name.split("-")) != sorted(config.languages):
             continue
-        for pairs in tables:
+        for table in tables:
+            pairs = table.read_pairs()
             source = pairs.source
             target = pairs.target
             if not name.endswith(f"-{target_language}"):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.config import SelectionConfig
-from infoxlm_core.data.shards import Shards
+from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.encoder import evaluating
 from infoxlm_core.model.huggingface import pretrained, tokenizers
@@ -72,7 +72,7 @@ def train(
         InputError: there are no held-out pairs, or the validation uses all of them.
         Other errors: those of `open_shards`, `build`, `TranslationSampler` and `loop.train`.
     """
-    shards = distributed.open_shards(shards_path)
+    shards = open_shards(shards_path)
     held_out = HeldOutPairs.read(corpus, config.languages)
     held_out.after(config.validation_pairs)  # refuses now, and not after the training, a corpus without test pairs
     validation = held_out.first(config.validation_pairs)

@@ -66,12 +66,12 @@ def test_shards_hold_the_ids_that_transformers_gives(shards, corpus):
     tokenizer = AutoTokenizer.from_pretrained(shards / "tokenizer")
     opened = open_shards(shards)
     texts = pq.read_table(corpus / "mono/de/toy.parquet")["text"].to_pylist()
-    (table,) = opened.mono["de"]
+    table = opened.mono["de"][0].read_text()
 
     for row, text in enumerate(texts):
         stored = table.tokens[table.offsets[row] : table.offsets[row + 1]].tolist()
         assert stored == [*tokenizer(text, add_special_tokens=False)["input_ids"], 2]
-    (pairs,) = opened.pairs["en-de"]
+    pairs = opened.pairs["en-de"][0].read_pairs()
     assert len(pairs) == 200 and len(set(pairs.sentence_ids.tolist())) == 200
     assert pairs.sentence_ids.view("uint64")[0] == sentence_id(messages(0)[0][0])
 
@@ -150,7 +150,7 @@ def test_the_tokenizer_of_a_model_gives_the_same_ids_in_training_and_in_the_expo
 
     assert (vocabulary.begin, vocabulary.end, vocabulary.pad, vocabulary.unk) == special
     assert vocabulary.mask == tokenizer.mask_token_id and vocabulary.is_xlm_r == (kind == "xlmr")
-    (table,), (pairs,) = shards.mono["de"], shards.pairs["de-en"]
+    table, pairs = shards.mono["de"][0].read_text(), shards.pairs["de-en"][0].read_pairs()
     assert len(table) == len(texts) and len(pairs) == len(texts)  # a text without tokens is dropped
     exported = AutoTokenizer.from_pretrained(tmp_path / "export")
     for row, text in enumerate(texts):

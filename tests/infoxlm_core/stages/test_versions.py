@@ -31,6 +31,7 @@ from infoxlm_core.config import (
 from infoxlm_core.corpora.parallel import in_process
 from infoxlm_core.data import shards as token_shards
 from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.writing import write_table
 from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages import finetuning, merging, preparation, tokenization
@@ -52,12 +53,12 @@ from infoxlm_core.training.finetuning.task_learner import TaskLearner
 from infoxlm_core.training.learner import Learner
 from infoxlm_core.training.optimizer import learning_rate
 from tests.helpers.files import Folder
-from tests.toys.pretraining import tiny_config
+from tests.toys.pretraining import make_pairs, make_text, tiny_config
 from tests.toys.questions import write_squad
 
 GOLDEN = {  # kind of artifact -> its version, and the digest of what is made on the inputs below
     "corpus": (3, "sha256:0d53cbf852823b2e4650ee39362a3c1814a526115e7299f57bec0deb0d0bf7a5"),
-    "shards": (2, "sha256:4de7c67322a991d0d21282a0aa8bde8478921ca18a482253e5a8fb514b039430"),
+    "shards": (3, "sha256:542808531c015947bb2a1b8695805a68ee7eac077f366b382288a87e614991c5"),
     "pretrained": (1, "sha256:82b1b8f5eb90049e216587efe3038f11d9e4210cca9ab27a25d152a0576be0a2"),
     "merged": (1, "sha256:e74314076cec8078d733575250a6655e04ad46d60e03a9706e915e51e997b0f1"),
     "classifier": (2, "sha256:ec3923542d09a47f4208692b3d20e390f645976fcdeda635391a53c0a7b5d078"),
@@ -213,16 +214,14 @@ def write_pairs(tmp_path: Path, encoder: Path) -> token_shards.Shards:
             lengths = 3 + np.arange(count) * 7 % 5
             source = 5 + np.arange(lengths.sum()) * 11 % 28
             stem, target = f"pairs/en-{language}/{corpus}", source + 28
-            tables |= {
-                f"{stem}.{side}": token_shards.write_table(folder / f"{stem}.{side}", [(ids, lengths)])
-                for side, ids in (("source", source), ("target", target))
-            }
-            (np.arange(count) * 7919 % 31).astype(token_shards.SENTENCE_IDS).tofile(folder / f"{stem}.meanings")
+            pairs = make_pairs(source, target, lengths, np.arange(count) * 7919 % 31)
+            tables[stem] = write_table(folder, stem, [pairs])
             ids, name = np.insert(target, lengths.cumsum(), 2), f"mono/{language}/{corpus}"
-            tables[name] = token_shards.write_table(folder / name, [(ids, lengths + 1)])
+            tables[name] = write_table(folder, name, [make_text(ids, lengths + 1)])
     shutil.copytree(encoder, folder / "tokenizer")
     size = tokenizers.vocabulary_size(sentencepiece_model())
-    manifests.write(folder, "shards", {"vocabulary_size": size, "tables": tables, "corpus": "c", "tokenizer": "t"})
+    facts = {"vocabulary_size": size, "tables": tables, "block_tokens": 512, "corpus": "c", "tokenizer": "t"}
+    manifests.write(folder, "shards", facts)
     return token_shards.open_shards(folder)
 
 

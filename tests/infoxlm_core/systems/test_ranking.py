@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from infoxlm_core import manifests
-from infoxlm_core.data import shards
-from infoxlm_core.data.shards import open_shards
+from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE
+from infoxlm_core.data.writing import write_table
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.probe import Probe
 from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import optimizer
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
-from tests.toys.pretraining import tiny_config
+from tests.toys.pretraining import make_pairs, make_text, tiny_config
 
 TOPICS, WORDS, TRAINING, HELD_OUT, STEPS = 24, 4, 2800, 200, 200
 
@@ -36,25 +36,23 @@ def write_bilingual(directory: Path) -> Path:
     tables: dict[str, dict] = {}
 
     def write_pairs(stem: str, rows: slice) -> None:
-        for side, values in (("source", source[rows]), ("target", target[rows])):
-            name, lengths = f"{stem}.{side}", np.full(len(values), 6)
-            tables[name] = shards.write_table(directory / name, [(values.ravel(), lengths)])
-        shards.write_array(directory / f"{stem}.meanings", np.arange(count, dtype=shards.SENTENCE_IDS)[rows])
+        numbers = np.arange(count)[rows]
+        pairs = make_pairs(source[rows].ravel(), target[rows].ravel(), np.full(len(numbers), 6), numbers)
+        tables[stem] = write_table(directory, stem, [pairs])
 
     write_pairs("pairs/en-de/one", slice(0, TRAINING // 2))
     write_pairs("pairs/en-de/two", slice(TRAINING // 2, TRAINING))
     write_pairs("held_out/en-de/kept", slice(TRAINING, count))
     for language, side in (("en", source), ("de", target)):
         sentences = np.insert(side[:TRAINING], 6, EOS, axis=1)
-        tables[f"mono/{language}/one"] = shards.write_table(
-            directory / f"mono/{language}/one", [(sentences.ravel(), np.full(TRAINING, 7))]
-        )
-    facts = {"vocabulary_size": FIRST_PIECE + 2 * TOPICS * WORDS + 1, "tables": tables}
+        text = make_text(sentences.ravel(), np.full(TRAINING, 7))
+        tables[f"mono/{language}/one"] = write_table(directory, f"mono/{language}/one", [text])
+    facts = {"vocabulary_size": FIRST_PIECE + 2 * TOPICS * WORDS + 1, "tables": tables, "block_tokens": 512}
     manifests.write(directory, "shards", facts | {"corpus": "sha256:c", "tokenizer": "sha256:t"})
     return directory
 
 
-def retrieval(corpus: shards.Shards, seed: int, objectives: dict[str, float]) -> float:
+def retrieval(corpus: Shards, seed: int, objectives: dict[str, float]) -> float:
     """Held-out retrieval at the best layer after 200 steps."""
     config = tiny_config(
         seed=seed,

@@ -1,6 +1,5 @@
 """What workers compare, a checksum of every bit, made in parts; and what one of a machine does for all."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -8,11 +7,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from infoxlm_core import manifests
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import (
     ConfigError,
-    DataCorrupt,
     RankDesync,
 )
 from infoxlm_core.stages.pretraining import pretrain
@@ -25,7 +22,7 @@ from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
 from tests.helpers import workers
 from tests.helpers.curves import numbers
-from tests.toys.pretraining import tiny_config, write_shards
+from tests.toys.pretraining import tiny_config
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100, 1000])
@@ -61,35 +58,6 @@ def test_a_checksum_of_a_large_table_needs_little_memory_beside_it():
         checksum(table, chunk=1000)
 
     assert seen.most == table.numel() * 4  # views of it; everything else is of a thousand values
-
-
-def _open(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
-    """Four workers on two machines open shards; each writes which files it has hashed, or what was wrong."""
-    os.environ["LOCAL_RANK"] = str(rank % 2)
-    workers.join(rank, size, port)
-    hashed, plain = [], manifests.file_sha256
-    manifests.file_sha256 = lambda path: (hashed.append(path.name), plain(path))[1]
-    try:
-        rows = len(distributed.open_shards(shards).mono["de"][0])
-        said = f"{rows} rows, {'every' if len(hashed) == len(manifests.load(shards)['files']) else len(hashed)} hashed"
-    except DataCorrupt as error:
-        said = f"{error}"
-    (base / f"{rank}.txt").write_text(said)
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_one_worker_of_each_machine_hashes_the_shards_and_all_hear_of_damage(tmp_path):
-    shards = write_shards(tmp_path / "shards", {"one": 40})
-    workers.start(_open, 4, shards, tmp_path)
-    said = [(tmp_path / f"{rank}.txt").read_text() for rank in range(4)]
-    assert [words.partition(", ")[2] for words in said] == ["every hashed", "0 hashed"] * 2
-
-    tokens = next(shards.rglob("*.tokens"))
-    tokens.write_bytes(bytes([tokens.read_bytes()[0] ^ 1]) + tokens.read_bytes()[1:])
-    workers.start(_open, 4, shards, tmp_path)
-    said = {(tmp_path / f"{rank}.txt").read_text() for rank in range(4)}
-    assert len(said) == 1 and "but its manifest lists" in said.pop()
 
 
 class OnAGpu(torch.Tensor):

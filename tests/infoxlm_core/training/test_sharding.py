@@ -14,8 +14,8 @@ from torch._dynamo.utils import counters
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data import shards as tables
 from infoxlm_core.data.shards import open_shards
+from infoxlm_core.data.writing import write_table
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm import learner as infoxlm
@@ -27,7 +27,7 @@ from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
 from tests.helpers.curves import losses, numbers, state_of
 from tests.helpers.workers import fp64, join, start
-from tests.toys.pretraining import tiny_config, write_shards
+from tests.toys.pretraining import make_pairs, tiny_config, write_shards
 
 
 def config(sharded: bool, **more: bool | int | str) -> PretrainingConfig:
@@ -51,10 +51,8 @@ def shards(tmp_path_factory) -> Path:
     """Tiny shards and ten held-out pairs."""
     directory = write_shards(tmp_path_factory.mktemp("held out") / "shards", {"one": 40, "two": 25})
     facts, rows = manifests.load(directory)["facts"], np.arange(4, 34)
-    for side, values in (("source", rows), ("target", np.roll(rows, 6))):
-        stem = f"held_out/en-de/kept.{side}"
-        facts["tables"][stem] = tables.write_table(directory / stem, [(values, np.full(10, 3))])
-    tables.write_array(directory / "held_out/en-de/kept.meanings", np.arange(10, dtype=tables.SENTENCE_IDS))
+    pairs = make_pairs(rows, np.roll(rows, 6), np.full(10, 3), np.arange(10))
+    facts["tables"]["held_out/en-de/kept"] = write_table(directory, "held_out/en-de/kept", [pairs])
     manifests.write(directory, "shards", facts)
     return directory
 

@@ -101,7 +101,7 @@ def test_workers_killed_in_three_phases_and_in_tokenization_change_no_byte(ray_h
     names = contents(tmp_path)
     for name in ("pairs/en-fr/second.parquet", "mono/zh/zh.parquet", "held_out/en-de/kept.parquet", "labelled.parquet"):
         assert f"corpus/{name}" in names
-    assert {"shards/mono/ru/ru.tokens", "shards/pairs/en-de/first.meanings"} <= names.keys()
+    assert {f"shards/{table}/000000.safetensors" for table in ("mono/ru/ru", "pairs/en-de/first")} <= names.keys()
 
 
 def numbers(count: int) -> list[pa.Table]:

@@ -189,7 +189,8 @@ def test_the_next_partner_is_always_the_pair_that_follows_in_the_file(tiny_shard
     following = {}
     for tables in shards.pairs.values():
         for table in tables:
-            following |= dict(zip(table.sentence_ids.tolist(), np.roll(table.sentence_ids, -1).tolist(), strict=True))
+            ids = table.read_pairs().sentence_ids
+            following |= dict(zip(ids.tolist(), np.roll(ids, -1).tolist(), strict=True))
 
     sentence_ids = [pair for number in range(5) for pair in sampler.draw(number, range(4)).xlco.sentence_ids.tolist()]
 

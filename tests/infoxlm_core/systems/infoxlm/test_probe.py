@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from infoxlm_core import manifests
-from infoxlm_core.data import shards
 from infoxlm_core.data.shards import open_shards
+from infoxlm_core.data.writing import write_table
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm import probe
 from infoxlm_core.systems.infoxlm.probe import Probe
 from infoxlm_core.tasks.retrieval.nearest import find_nearest
 from infoxlm_core.training import tracker
-from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
+from tests.toys.pretraining import VOCABULARY, make_pairs, tiny_config, write_shards
 
 
 @pytest.fixture
@@ -25,11 +25,9 @@ def with_held_out(tmp_path):
     manifest = manifests.load(directory)
     rows = np.arange(4, 34).reshape(10, 3)
     turned = np.concatenate([rows[:5], rows[[6, 7, 8, 9, 5]]])
-    lengths, tables = np.full(10, 3), manifest["facts"]["tables"]
-    for side, values in (("source", rows), ("target", turned)):
-        stem = f"held_out/en-de/kept.{side}"
-        tables[stem] = shards.write_table(directory / stem, [(values.ravel(), lengths)])
-    shards.write_array(directory / "held_out/en-de/kept.meanings", np.arange(10, dtype=shards.SENTENCE_IDS))
+    pairs = make_pairs(rows.ravel(), turned.ravel(), np.full(10, 3), np.arange(10))
+    stem = "held_out/en-de/kept"
+    manifest["facts"]["tables"][stem] = write_table(directory, stem, [pairs])
     manifests.write(directory, "shards", manifest["facts"])
     return directory
 

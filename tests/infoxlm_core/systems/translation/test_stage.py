@@ -140,7 +140,8 @@ def split(ids: np.ndarray, lengths: Sequence[int]) -> list[bytes]:
 def test_pairs_are_learned_in_both_directions_and_a_share_selects_some_of_them(tiny_shards):
     shards = open_shards(tiny_shards)
     known = set()
-    for pairs in shards.pairs["en-de"]:
+    for table in shards.pairs["en-de"]:
+        pairs = table.read_pairs()
         sides = [split(np.array(side.tokens), np.diff(side.offsets)) for side in (pairs.source, pairs.target)]
         known |= set(zip(*sides, strict=True))
 
