@@ -57,7 +57,8 @@ def compare(path: Path, rounds: int, steps: int) -> Case:
 def tokenize_pairs(sampler: Sampler) -> list[dict[str, list[int]]]:
     """Return every pair of the shards as the sequence on which we would train."""
     sequences = []
-    for pairs in sampler.pairs:
+    for table in sampler.pairs:
+        pairs = table.read_pairs()
         rows = np.arange(len(pairs))
         shard_of_row = np.zeros_like(rows)
         source = gather([pairs.source], shard_of_row, rows, SIDE)

@@ -263,6 +263,10 @@ class BatchesConfig(StageConfig):
     """Exponent of the language distribution. A language or language pair with n samples is drawn with a probability
     proportional to n^alpha."""
 
+    window: Annotated[Whole, Field(gt=0, le=2**50)] = 2_000_000_000
+    """Bytes of token shards that a step draws from, for MLM, and again for pairs. Larger text moves through the window
+    during the training, in a random order of parts of 4 MB."""
+
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
         if self.global_batch_size % self.virtual_shards:

@@ -9,7 +9,8 @@ from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import NOTHING, Sequences, choose, gather, join, lay_out, mix
 from infoxlm_core.data.sampling import TableSampler, generator
-from infoxlm_core.data.shards import Blocks, Pairs, Shards, end_to_end, make_blocks
+from infoxlm_core.data.shards import Blocks, Pairs, Shards, StoredTable, Table, end_to_end, make_blocks
+from infoxlm_core.data.window import MovingWindow, Window
 from infoxlm_core.errors import CorpusTooSmall
 
 logger = logging.getLogger(__name__)
@@ -97,40 +98,60 @@ class Sampler(StepSampler):
     """Draws the samples of every step from shards."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
-        """Join sentences to blocks and count samples. Raise CorpusTooSmall if an objective has no text."""
+        """Count samples. Raise CorpusTooSmall if an objective has no text."""
         super().__init__(shards, config)
         languages = sorted(shards.mono)
         language_pairs = sorted(shards.pairs)
-        self.blocks: list[Blocks] = []  # one item for each corpus of each language
+        self.has_index = shards.manifest["facts"]["block_tokens"] == config.batches.block_tokens
+        self.texts: list[StoredTable] = []  # one item for each corpus of each language
+        text_counts: list[np.ndarray] = []  # (parts,) blocks of each text
         block_counts: list[list[int]] = []  # of each language, of each corpus
         for language in languages:
-            # The token limit includes <s>, which is added to a block by the layout.
-            tables = [table.read_text() for table in shards.mono[language]]
-            blocks = [make_blocks(table, config.batches.block_tokens - 1) for table in tables]
-            self.blocks += blocks
-            block_counts.append([len(block) for block in blocks])
-        self.pairs: list[Pairs] = []  # one item for each corpus of each language pair
-        self.corpora: list[str] = []
+            counts = [self._count_blocks(table) for table in shards.mono[language]]
+            self.texts += shards.mono[language]
+            text_counts += counts
+            block_counts.append([int(part_counts.sum()) for part_counts in counts])
+        self.pairs: list[StoredTable] = []  # one item for each corpus of each language pair
         self.pair_names: list[str] = []
         pair_counts: list[list[int]] = []  # of each language pair, of each corpus
         for name in language_pairs:
-            self.pairs += [table.read_pairs() for table in shards.pairs[name]]
-            self.corpora += [table.corpus for table in shards.pairs[name]]
+            self.pairs += shards.pairs[name]
             self.pair_names += [f"{name}/{table.corpus}" for table in shards.pairs[name]]
             pair_counts.append([len(table) for table in shards.pairs[name]])
+        self.corpora = [table.corpus for table in self.pairs]
         self._check_amount_of_text()
         self.block_sampler = TableSampler(block_counts, config.batches.alpha)
         self.pair_sampler = TableSampler(pair_counts, config.batches.alpha)
+        window_bytes = config.batches.window
+        block_draws = self.block_sampler.chances() * config.batches.global_batch_size
+        self.block_window = MovingWindow(
+            self.texts, text_counts, block_draws, window_bytes, config.seed, self._open_blocks
+        )
+        pair_draws = self._count_pair_draws(int(config.objectives.tlm > 0), int(config.objectives.xlco > 0))
+        row_counts = [table.row_counts for table in self.pairs]
+        self.pair_window = MovingWindow(self.pairs, row_counts, pair_draws, window_bytes, config.seed, Pairs.of_part)
         self.groups = [f"mlm/{name}" for name in languages]
         self.groups += [f"tlm/{name}" for name in language_pairs]
         self.groups += [f"xlco/{name}" for name in language_pairs]
         self.block_groups = _group_of_tables(block_counts)
         self.pair_groups = _group_of_tables(pair_counts) + len(languages)
 
+    def _open_blocks(self, arrays: dict[str, np.ndarray]) -> Blocks:
+        """Return the MLM samples of a part. Their token limit includes `<s>`, which is added by the layout."""
+        max_tokens = self.config.batches.block_tokens - 1
+        return Blocks.of_part(arrays, max_tokens) if self.has_index else make_blocks(Table.join([arrays]), max_tokens)
+
+    def _count_blocks(self, table: StoredTable) -> np.ndarray:
+        """Return the number of MLM samples in each part of a table, (parts,). Without an index, read all parts."""
+        if self.has_index or not self.config.objectives.mlm:
+            return table.block_counts
+        parts = (table.read_part(number) for number in range(table.part_count))
+        return np.array([len(self._open_blocks(arrays)) for arrays in parts], np.int64)
+
     def _check_amount_of_text(self) -> None:
         """Raise CorpusTooSmall if an enabled objective has no text."""
         objectives = self.config.objectives
-        if objectives.mlm and not self.blocks:
+        if objectives.mlm and not self.texts:
             raise CorpusTooSmall("MLM has no monolingual text (have=0 need=1): add text, or set objectives.mlm to 0")
         pair_count = sum(len(pairs) for pairs in self.pairs)
         min_pairs = 2 if objectives.xlco and self.config.contrast.mixup else 1  # mixup joins two different pairs
@@ -151,17 +172,22 @@ class Sampler(StepSampler):
         mlm: list[Masked] = []
         tlm: list[Masked] = []
         xlco: list[Views] = []
+        # The queue is filled at the step at which contrast starts.
+        window_step = self.config.contrast.start_step if isinstance(step, str) else step
+        text = self.block_window.at(window_step) if objectives.mlm and only != "xlco" else None
+        has_pairs = (objectives.tlm and only != "xlco") or (objectives.xlco and only != "lm")
+        pairs = self.pair_window.at(window_step) if has_pairs else None
         for shard in virtual_shards:
             # Each objective has random numbers of its own, so that its samples do not depend on the other objectives.
             key = (self.config.seed, step, shard)
-            if objectives.mlm and only != "xlco":
-                sequences, groups = self._draw_mlm(generator(*key, "mlm"))
+            if text is not None:
+                sequences, groups = self._draw_mlm(text, generator(*key, "mlm"))
                 mlm.append(self._mask_samples(sequences, groups, generator(*key, "mlm mask")))
-            if objectives.tlm and only != "xlco":
-                sequences, groups = self._draw_tlm(generator(*key, "tlm"))
+            if pairs is not None and objectives.tlm and only != "xlco":
+                sequences, groups = self._draw_tlm(pairs, generator(*key, "tlm"))
                 tlm.append(self._mask_samples(sequences, groups, generator(*key, "tlm mask")))
-            if objectives.xlco and only != "lm":
-                views = self._draw_xlco(generator(*key, "xlco"))
+            if pairs is not None and objectives.xlco and only != "lm":
+                views = self._draw_xlco(pairs, generator(*key, "xlco"))
                 if self.config.contrast.corruption:
                     views = self._corrupt(views, generator(*key, "corruption"))
                 xlco.append(views)
@@ -172,16 +198,20 @@ class Sampler(StepSampler):
 
         The result counts draws for TLM, for contrast, and as a partner in mixup.
         """
-        contrast = self.config.contrast
         tlm_steps = steps if self.config.objectives.tlm else 0
-        xlco_steps = max(0, steps - contrast.start_step) if self.config.objectives.xlco else 0
+        xlco_steps = max(0, steps - self.config.contrast.start_step) if self.config.objectives.xlco else 0
+        draws = self._count_pair_draws(tlm_steps, xlco_steps) / np.maximum(self.pair_sampler.sizes, 1)
+        return dict(zip(self.pair_names, draws.tolist(), strict=True))
+
+    def _count_pair_draws(self, tlm_steps: int, xlco_steps: int) -> np.ndarray:
+        """Return how many pairs of each table are drawn in these numbers of steps, on average, (tables,)."""
+        contrast = self.config.contrast
         chances = self.pair_sampler.chances()  # (tables,)
         partner_chances = chances
         if contrast.partner != "next":
             partner_chances = self.pair_sampler.chances_elsewhere(self.corpora)
         draws_per_sample = chances * (tlm_steps + xlco_steps) + partner_chances * contrast.mixup * xlco_steps
-        draws = draws_per_sample * self.config.batches.global_batch_size / np.maximum(self.pair_sampler.sizes, 1)
-        return dict(zip(self.pair_names, draws.tolist(), strict=True))
+        return draws_per_sample * self.config.batches.global_batch_size
 
     def log_draws(self, steps: int) -> None:
         """Log which pairs are drawn most and least often. Warn about corpora whose pairs are drawn too often."""
@@ -216,50 +246,52 @@ class Sampler(StepSampler):
             keys=Sequences(key_ids, views.keys.lengths),
         )
 
-    def _draw_mlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
+    def _draw_mlm(self, window: Window[Blocks], rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
         """Draw the MLM samples of a virtual shard. Return them and their groups."""
-        tables, rows = self.block_sampler.draw(self.per_shard, rng)
+        tables, rows = self.block_sampler.draw(self.per_shard, rng, window.row_counts)
+        parts, rows = window.locate(tables, rows)
         begin = np.array([self.vocabulary.begin], np.uint32)
         token_ids: list[np.ndarray] = []
         lengths = []
-        for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
-            blocks = self.blocks[table]
+        for blocks, row in zip(parts, rows.tolist(), strict=True):
             start = blocks.starts.item(row)
             length = blocks.lengths.item(row)
             token_ids += [begin, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
             lengths.append(length + 1)
         return Sequences(end_to_end(token_ids), np.array(lengths, np.int64)), self.block_groups[tables]
 
-    def _read_sides(self, tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
+    def _read_sides(self, window: Window[Pairs], tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
         """Return the source and target sides of pairs, truncated to the configured length."""
         max_tokens = self.config.batches.side_tokens
-        source = gather([pairs.source for pairs in self.pairs], tables, rows, max_tokens)
-        target = gather([pairs.target for pairs in self.pairs], tables, rows, max_tokens)
+        parts, rows = window.locate(tables, rows)
+        part_of_row = np.arange(len(rows))
+        source = gather([pairs.source for pairs in parts], part_of_row, rows, max_tokens)
+        target = gather([pairs.target for pairs in parts], part_of_row, rows, max_tokens)
         return source, target
 
-    def _draw_tlm(self, rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
+    def _draw_tlm(self, window: Window[Pairs], rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
         """Draw the TLM samples of a virtual shard, in random order of the sides. Return them and their groups."""
-        tables, rows = self.pair_sampler.draw(self.per_shard, rng)
-        source, target = self._read_sides(tables, rows)
+        tables, rows = self.pair_sampler.draw(self.per_shard, rng, window.row_counts)
+        source, target = self._read_sides(window, tables, rows)
         is_swapped = rng.random(self.per_shard) < 0.5
         first_side = choose(is_swapped, target, source)
         second_side = choose(is_swapped, source, target)
         return lay_out([first_side, second_side], self.vocabulary), self.pair_groups[tables]
 
-    def _draw_xlco(self, rng: np.random.Generator) -> Views:
+    def _draw_xlco(self, window: Window[Pairs], rng: np.random.Generator) -> Views:
         """Draw the contrast items of a virtual shard: pairs, and the pairs that mixup joins with them."""
         contrast = self.config.contrast
         count = self.per_shard
         # The random numbers are drawn in this order, whether they are used or not; another order changes all samples.
-        tables, rows = self.pair_sampler.draw(count, rng)
-        sentence_ids = self._read_sentence_ids(tables, rows)
-        partner_tables, partner_rows, partner_ids = self._draw_partners(tables, rows, sentence_ids, rng)
+        tables, rows = self.pair_sampler.draw(count, rng, window.row_counts)
+        sentence_ids = _read_sentence_ids(window, tables, rows)
+        partner_tables, partner_rows, partner_ids = self._draw_partners(window, tables, rows, sentence_ids, rng)
         mode = rng.integers(0, 8, count)
         joined_uniform, cross_uniform = rng.random((2, count))
         joined = joined_uniform < contrast.mixup
         cross = cross_uniform < contrast.cross
-        pairs = self._read_sides(tables, rows)
-        partners = self._read_sides(partner_tables, partner_rows)
+        pairs = self._read_sides(window, tables, rows)
+        partners = self._read_sides(window, partner_tables, partner_rows)
         queries, keys = mix(pairs, partners, mode, cross, joined, self.vocabulary)
         # A view of a single sentence repeats its id, which the comparison of sentence ids allows for.
         joined_ids = np.stack([sentence_ids, np.where(joined, partner_ids, sentence_ids)], axis=1)  # (count, 2)
@@ -267,31 +299,38 @@ class Sampler(StepSampler):
         return Views(queries, keys, joined_ids, groups)
 
     def _draw_partners(
-        self, tables: np.ndarray, rows: np.ndarray, sentence_ids: np.ndarray, rng: np.random.Generator
+        self,
+        window: Window[Pairs],
+        tables: np.ndarray,
+        rows: np.ndarray,
+        sentence_ids: np.ndarray,
+        rng: np.random.Generator,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the tables, rows and sentence ids of mixup partners, (count,) each.
 
         A partner comes from another corpus if there is one, and is never a translation of the same sentence.
         """
         if self.config.contrast.partner == "next":
-            table_sizes = np.array([len(pairs) for pairs in self.pairs])
-            next_rows = (rows + 1) % table_sizes[tables]
-            return tables, next_rows, self._read_sentence_ids(tables, next_rows)
-        partner_tables, partner_rows = self.pair_sampler.draw_elsewhere(tables, self.corpora, rng)
+            next_rows = (rows + 1) % window.row_counts[tables]
+            return tables, next_rows, _read_sentence_ids(window, tables, next_rows)
+        row_counts = window.row_counts
+        partner_tables, partner_rows = self.pair_sampler.draw_elsewhere(tables, self.corpora, rng, row_counts)
         for _ in range(MAX_PARTNER_DRAWS):
-            partner_ids = self._read_sentence_ids(partner_tables, partner_rows)
+            partner_ids = _read_sentence_ids(window, partner_tables, partner_rows)
             is_same = sentence_ids == partner_ids
             if not is_same.any() or not self.config.contrast.mixup:
                 return partner_tables, partner_rows, partner_ids
-            new_tables, new_rows = self.pair_sampler.draw_elsewhere(tables[is_same], self.corpora, rng)
+            new_tables, new_rows = self.pair_sampler.draw_elsewhere(tables[is_same], self.corpora, rng, row_counts)
             partner_tables[is_same] = new_tables
             partner_rows[is_same] = new_rows
         raise CorpusTooSmall("mixup needs pairs of two different sentences (have=1 need=2): set contrast.mixup to 0")
 
-    def _read_sentence_ids(self, tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the sentence id of each pair, (count,)."""
-        table_rows = zip(tables.tolist(), rows.tolist(), strict=True)
-        return np.array([self.pairs[table].sentence_ids.item(row) for table, row in table_rows], np.int64)
+
+def _read_sentence_ids(window: Window[Pairs], tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the sentence id of each pair, (count,)."""
+    parts, rows_in_parts = window.locate(tables, rows)
+    part_rows = zip(parts, rows_in_parts.tolist(), strict=True)
+    return np.array([pairs.sentence_ids.item(row) for pairs, row in part_rows], np.int64)
 
 
 def _group_of_tables(counts: list[list[int]]) -> np.ndarray:

@@ -45,13 +45,22 @@ class TableSampler:
         corpora_per_language = [len(corpus_sizes) for corpus_sizes in sizes]
         self.shares = self.sizes * sample_probabilities.repeat(corpora_per_language)  # (tables,)
 
-    def draw(self, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw samples. Return their table numbers (count,) and rows within the tables (count,)."""
+    def draw(
+        self, count: int, rng: np.random.Generator, row_counts: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Draw samples. Return their table numbers (count,) and rows within the tables (count,).
+
+        `row_counts` (tables,) are the rows to choose from in each table, by default all its samples.
+        """
         tables = pick(self.shares, rng.random(count))
-        return tables, self._draw_rows(tables, rng)
+        return tables, self._draw_rows(tables, rng, row_counts)
 
     def draw_elsewhere(
-        self, tables: np.ndarray, corpora: list[str], rng: np.random.Generator
+        self,
+        tables: np.ndarray,
+        corpora: list[str],
+        rng: np.random.Generator,
+        row_counts: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Draw a partner for each of the samples in `tables`, from another corpus if there is one.
 
@@ -59,6 +68,7 @@ class TableSampler:
             tables: (count,) table numbers of the samples.
             corpora: the corpus name of every table; tables with the same name belong to one corpus.
             rng: draws tables and rows.
+            row_counts: (tables,) the rows to choose from in each table, by default all its samples.
 
         Returns:
             The table numbers of the partners (count,) and their rows within the tables (count,).
@@ -72,7 +82,7 @@ class TableSampler:
             partner_tables[is_in_corpus] = pick(
                 self._select_shares_outside(corpus, corpus_names), uniform[is_in_corpus]
             )
-        return partner_tables, self._draw_rows(partner_tables, rng)
+        return partner_tables, self._draw_rows(partner_tables, rng, row_counts)
 
     def chances(self) -> np.ndarray:
         """Return the probability of each table in a draw, (tables,)."""
@@ -94,9 +104,10 @@ class TableSampler:
         other_shares = self.shares * (corpus_names != corpus)
         return other_shares if other_shares.any() else self.shares
 
-    def _draw_rows(self, tables: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _draw_rows(self, tables: np.ndarray, rng: np.random.Generator, row_counts: np.ndarray | None) -> np.ndarray:
         """Draw a row of each table uniformly, (count,)."""
-        return (rng.random(len(tables)) * self.sizes[tables]).astype(np.int64)
+        sizes = self.sizes if row_counts is None else row_counts
+        return (rng.random(len(tables)) * sizes[tables]).astype(np.int64)
 
 
 def pick(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:

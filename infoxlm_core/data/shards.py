@@ -69,6 +69,14 @@ class Blocks:
     starts: np.ndarray
     lengths: np.ndarray
 
+    @classmethod
+    def of_part(cls, arrays: dict[str, np.ndarray], max_tokens: int) -> "Blocks":
+        """Return the blocks in the index of a part, which has blocks of at most `max_tokens` tokens."""
+        table = Table.join([arrays])
+        starts = arrays["blocks"].astype(np.int64)
+        lengths = np.diff(starts, append=len(table.tokens))
+        return cls(table, starts, np.minimum(lengths, max_tokens))
+
     def __len__(self) -> int:
         return len(self.starts)
 
@@ -144,6 +152,11 @@ class Pairs:
         sentence_ids = [part[SENTENCE_ID].view(np.int64) for part in parts]
         return cls(source, target, sentence_ids[0] if len(parts) == 1 else end_to_end(sentence_ids))
 
+    @classmethod
+    def of_part(cls, arrays: dict[str, np.ndarray]) -> "Pairs":
+        """Return the pairs of a part."""
+        return cls.join([arrays])
+
     def __len__(self) -> int:
         return len(self.source)
 
@@ -161,12 +174,25 @@ class StoredTable:
         return int(self.row_counts.sum())
 
     @property
+    def part_count(self) -> int:
+        return len(self.row_counts)
+
+    @property
     def corpus(self) -> str:
         return self.name.rpartition("/")[2]
 
     @property
     def part_names(self) -> list[str]:
         return [name_part(self.name, number) for number in range(len(self.row_counts))]
+
+    @property
+    def size(self) -> int:
+        """The bytes of all parts."""
+        return sum(self.reader.size(name) for name in self.part_names)
+
+    def read_part(self, number: int) -> dict[str, np.ndarray]:
+        """Read the arrays of a part."""
+        return self.reader.read(name_part(self.name, number))
 
     def read_text(self) -> Table:
         """Read all sentences of a monolingual corpus."""

@@ -181,10 +181,10 @@ def test_how_often_a_pair_is_drawn_is_known_before_a_training_and_warned_of_wher
     owner = {
         int(sentence): corpus
         for corpus, pairs in zip(sampler.corpora, sampler.pairs, strict=True)
-        for sentence in pairs.sentence_ids
+        for sentence in pairs.read_pairs().sentence_ids
     }
     draw = sampler.pair_sampler.draw
-    sampler.pair_sampler.draw = lambda count, rng: (found := draw(count, rng), drawn.update(found[0].tolist()))[0]
+    sampler.pair_sampler.draw = lambda *arguments: (found := draw(*arguments), drawn.update(found[0].tolist()))[0]
     for step in range(25):
         first, second = sampler.draw(step, range(1)).xlco.sentence_ids.T.tolist()
         drawn.update(sampler.corpora.index(owner[two]) for one, two in zip(first, second, strict=True) if one != two)

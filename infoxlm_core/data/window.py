@@ -1,0 +1,135 @@
+"""The moving window: the parts of each table that a step draws samples from, a function of seed and step.
+
+A step draws from w consecutive positions of each table, from position a = step x rate on. Position q is part
+permutation(q div M)[q mod M] of a table of M parts. The rate is the number of parts that a step uses up, so that a
+sample is drawn once on average while its part passes through the window as often as its table is drawn. A table of at
+most w parts is always in its window as a whole, in the order of its parts.
+"""
+
+import bisect
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.shards import StoredTable
+
+T = TypeVar("T")
+MIN_PARTS = 4
+_RATE_UNIT = 1 << 20  # rates are integers, which are equal on all machines
+
+
+@dataclass(frozen=True)
+class Window(Generic[T]):
+    """The samples that one step draws from. A row is the number of a sample within the window of its table."""
+
+    row_counts: np.ndarray  # (tables,)
+    first_rows: list[list[int]]  # of each table, the row at which each part starts
+    parts: list[list[T]]  # of each table
+
+    def locate(self, tables: np.ndarray, rows: np.ndarray) -> tuple[list[T], np.ndarray]:
+        """Return the part of each sample, and the sample's number within its part, (count,)."""
+        parts = []
+        rows_in_parts = []
+        for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
+            number = bisect.bisect_right(self.first_rows[table], row) - 1
+            parts.append(self.parts[table][number])
+            rows_in_parts.append(row - self.first_rows[table][number])
+        return parts, np.array(rows_in_parts, np.int64)
+
+
+class MovingWindow(Generic[T]):
+    """Returns the window of each step, and reads the parts that enter it.
+
+    Args:
+        tables: the tables.
+        sample_counts: the number of samples in each part of each table.
+        draws: (tables,) how many samples of each table a step draws, on average.
+        window_bytes: size of the windows of all tables together, which they share in proportion to `draws`.
+        seed: seed of the order of parts.
+        open_part: makes the samples of a part from its arrays.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[StoredTable],
+        sample_counts: Sequence[np.ndarray],
+        draws: np.ndarray,
+        window_bytes: int,
+        seed: int,
+        open_part: Callable[[dict[str, np.ndarray]], T],
+    ) -> None:
+        self._tables = tables
+        self._sample_counts = sample_counts
+        self._seed = seed
+        self._open_part = open_part
+        part_counts = np.array([len(counts) for counts in sample_counts], np.int64)  # (tables,)
+        samples = np.array([counts.sum() for counts in sample_counts], np.int64)
+        table_bytes = np.array([table.size for table in tables], np.int64)
+        shares = draws / max(draws.sum(), np.finfo(float).tiny)
+        parts_per_byte = part_counts / np.maximum(table_bytes, 1)
+        widths = np.maximum(MIN_PARTS, (window_bytes * shares * parts_per_byte).astype(np.int64))
+        if table_bytes.sum() <= window_bytes:
+            widths = part_counts
+        self.widths = np.minimum(widths, part_counts)  # (tables,) parts in the window
+        self.is_whole = self.widths == part_counts
+        parts_per_step = draws * part_counts / np.maximum(samples, 1)
+        self._rates = np.where(self.is_whole, 0, np.rint(_RATE_UNIT * parts_per_step)).astype(np.int64)
+        self._positions = np.full(len(tables), -1)
+        self._window: Window[T] = Window(np.zeros(len(tables), np.int64), [[]] * len(tables), [[]] * len(tables))
+        self._lock = threading.Lock()  # one thread prepares batches, another fills the queue
+
+    def at(self, step: int) -> Window[T]:
+        """Return the window of a step. Raise DataCorrupt if a part that enters it is damaged."""
+        with self._lock:
+            positions = step * self._rates // _RATE_UNIT  # (tables,)
+            moved_tables = np.flatnonzero(positions != self._positions).tolist()
+            if moved_tables:
+                self._window = self._move(moved_tables, positions)
+                self._positions = positions
+            return self._window
+
+    def list_parts(self, table: int, position: int) -> list[int]:
+        """Return the numbers of the parts in the window of a table that starts at a position."""
+        if self.is_whole[table]:
+            return list(range(int(self.widths[table])))
+        part_count = len(self._sample_counts[table])
+        parts = []
+        for number in range(position, position + int(self.widths[table])):
+            pass_number, index = divmod(number, part_count)
+            order = _order_parts(self._seed, self._tables[table].name, pass_number, part_count)
+            parts.append(int(order[index]))
+        return parts
+
+    def _move(self, moved_tables: Sequence[int], positions: np.ndarray) -> Window[T]:
+        """Return the window with the parts at new positions of the moved tables."""
+        row_counts = self._window.row_counts.copy()
+        first_rows = self._window.first_rows.copy()
+        parts = self._window.parts.copy()
+        for table in moved_tables:
+            previous_parts = {}
+            if self._positions[table] >= 0:
+                previous_numbers = self.list_parts(table, int(self._positions[table]))
+                previous_parts = dict(zip(previous_numbers, parts[table], strict=True))
+            new_numbers = self.list_parts(table, int(positions[table]))
+            parts[table] = []
+            for number in new_numbers:
+                part = previous_parts.get(number)
+                if part is None:
+                    part = self._open_part(self._tables[table].read_part(number))
+                    previous_parts[number] = part
+                parts[table].append(part)
+            end_rows = self._sample_counts[table][new_numbers].cumsum().tolist()
+            first_rows[table] = [0, *end_rows[:-1]]
+            row_counts[table] = end_rows[-1] if end_rows else 0
+        return Window(row_counts, first_rows, parts)
+
+
+@functools.lru_cache(maxsize=4096)
+def _order_parts(seed: int, table: str, pass_number: int, part_count: int) -> np.ndarray:
+    """Return the random order in which parts enter the window during one pass over a table."""
+    return generator(seed, "window", table, pass_number).permutation(part_count)
