@@ -242,7 +242,7 @@ class PreparationConfig(StageConfig):
 class TokenizationConfig(StageConfig):
     """Trains a SentencePiece unigram model on the corpora and encodes them as flat token shards."""
 
-    added_later: ClassVar[tuple[str, ...]] = ("prefix",)
+    added_later: ClassVar[tuple[str, ...]] = ("prefix", "block_tokens")
 
     vocabulary_size: Annotated[Whole, Field(gt=0, le=2**24)] | None = None
     """Number of token ids, special tokens included: `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the pieces, and

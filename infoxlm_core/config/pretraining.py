@@ -241,6 +241,8 @@ class ContrastConfig(StageConfig):
 class BatchesConfig(StageConfig):
     """Sizes of the batches of an optimizer step."""
 
+    added_later: ClassVar[tuple[str, ...]] = ("window",)
+
     global_batch_size: Annotated[Whole, Field(gt=0, le=2**24)] = 2048
     """Number of samples of each objective per optimizer step, over all workers. It must be a multiple of
     `virtual_shards`."""

@@ -10,10 +10,7 @@ import numpy as np
 from infoxlm_core import manifests
 
 REMEDY = "remove the directory and run tokenize_corpus again"
-_TYPES: dict[str, np.dtype[Any]] = {
-    "U32": np.dtype("<u4"),
-    "U64": np.dtype("<u8"),
-}  # the names of types in safetensors files
+_TYPES: dict[str, np.dtype[Any]] = {"U32": np.dtype("<u4"), "U64": np.dtype("<u8")}  # by their safetensors names
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
