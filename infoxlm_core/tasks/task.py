@@ -4,6 +4,7 @@ Config files are read together with this module, so it must not import torch, pa
 them inside the methods that need them. See docs/extending.md for how to add a task.
 """
 
+import importlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -43,13 +44,15 @@ class Preset(NamedTuple):
 
 
 class Task(Generic[Settings]):
-    """A kind of task. Subclasses override the defaults that do not fit."""
+    """A kind of task. Subclasses override the defaults that do not fit.
+
+    By default, the functions `check`, `list_test_files`, `read_training` and `measure` are those of the module `run` in
+    the folder of the task.
+    """
 
     name: ClassVar[str]
     settings: type[Settings]
-    metrics: ClassVar[
-        tuple[str, ...]
-    ]  # the first is the main metric, which figures show and which chooses among grid points
+    metrics: ClassVar[tuple[str, ...]]  # figures show the first one, which also chooses among grid points
     unit: ClassVar[str] = "questions"  # what `counts` of the scores count
     order: ClassVar[Sequence[str]] = ()  # languages in the order of the paper's table
     tables: ClassVar[tuple[str, ...]] = ()  # names of published tables that a suite may show beside our scores
@@ -83,9 +86,14 @@ class Task(Generic[Settings]):
                 paths[role] = list(value or ())  # None if an optional field is not set
         return paths
 
+    @property
+    def run(self) -> Any:
+        """The module `run` of the task's folder. It is imported when it is used, because it imports torch."""
+        return importlib.import_module(f"infoxlm_core.tasks.{self.name}.run")
+
     def list_test_files(self, settings: Settings) -> list[Path]:
         """Return the local files with test questions, without files of training text."""
-        raise NotImplementedError
+        return self.run.list_test_files(settings)
 
     def localise(self, settings: Settings, fetch: Fetch) -> Settings:
         """Return the settings with every path replaced by the local path that `fetch` returns."""
@@ -115,7 +123,7 @@ class Task(Generic[Settings]):
         Raises:
             InputError: a set is missing, not readable or incomplete.
         """
-        raise NotImplementedError
+        self.run.check(settings, has_grid)
 
     def build_test_settings(self, data: str) -> dict[str, Any]:
         """Return settings, as plain values, that measure any fine-tuned model on the test sets at `data`."""
@@ -152,7 +160,7 @@ class Task(Generic[Settings]):
             InputError: a set is missing or not usable.
             CorpusTooSmall: there is no text to train on.
         """
-        raise NotImplementedError
+        return self.run.read_training(settings, encoder, corpus)
 
     def list_training_languages(self, settings: Settings) -> list[str]:
         """Return the languages of the training text, the source first. All paths are local."""
@@ -169,7 +177,7 @@ class Task(Generic[Settings]):
         Raises:
             InputError: the model or a set is missing or not usable.
         """
-        raise NotImplementedError
+        return self.run.measure(settings, model, output)
 
     def measure_held_out(self, questions: "Questions", model: Path, config: "EvaluationConfig") -> Scores | None:
         """Measure a model on the held-out text of a prepared corpus. Return None if the model cannot do the task.

@@ -17,9 +17,11 @@ from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.classification.table import (
     describe_difference,
+    list_files,
     normalise_labels,
     read_labelled,
     read_test,
+    select_translations,
     split_by_language,
 )
 from infoxlm_core.tasks.classification.task import HEAD, ClassificationConfig
@@ -32,6 +34,14 @@ logger = logging.getLogger(__name__)
 TOKENS = 8192  # tokens of one forward pass, which limits the memory for texts of any length
 MAX_OVERLAP = 0.5  # share of test rows that may also be training rows; public sets have a few
 MAX_UNKNOWN = 0.05  # share of rows that may be left out because training has no such label
+
+
+def list_test_files(config: ClassificationConfig) -> list[Path]:
+    """Return the local files with test rows, and those with translations of test rows."""
+    files = list_files(config, None)
+    if config.translated_test:
+        files += list_files(select_translations(config), None)
+    return [file.path for file in files if file.split in (None, "test")]
 
 
 def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Examples:

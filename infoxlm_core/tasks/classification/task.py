@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.tasks.questions import Questions
-    from infoxlm_core.training.finetuning.task_learner import Training
 
 
 class ClassificationConfig(CrossLingualConfig):
@@ -106,29 +105,6 @@ class Classification(Task[ClassificationConfig]):
     def check_plan(self, settings: ClassificationConfig, grid_points: int, where: str) -> None:  # noqa: ARG002
         if settings.data is None:
             raise ConfigError(f"{where}.settings.data: a suite has no corpus. Name files or a folder.")
-
-    def check(self, settings: ClassificationConfig, has_grid: bool) -> None:
-        from infoxlm_core.tasks.classification import run
-
-        run.check(settings, has_grid)
-
-    def list_test_files(self, settings: ClassificationConfig) -> list[Path]:
-        from infoxlm_core.tasks.classification.table import list_files, select_translations
-
-        files = list_files(settings, None)
-        if settings.translated_test:
-            files += list_files(select_translations(settings), None)
-        return [file.path for file in files if file.split in (None, "test")]
-
-    def read_training(self, settings: ClassificationConfig, encoder: Path, corpus: Path | None) -> "Training":
-        from infoxlm_core.tasks.classification import run
-
-        return run.read_training(settings, encoder, corpus)
-
-    def measure(self, settings: ClassificationConfig, model: Path, output: Path) -> Scores:
-        from infoxlm_core.tasks.classification import run
-
-        return run.measure(settings, model, output)
 
     def measure_held_out(self, questions: "Questions", model: Path, config: "EvaluationConfig") -> Scores:
         from infoxlm_core.tasks.classification import held_out

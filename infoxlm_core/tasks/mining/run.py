@@ -51,6 +51,19 @@ def read_sets(config: MiningConfig) -> dict[str, MiningSet]:
     return sets
 
 
+def check(config: MiningConfig, has_grid: bool) -> None:  # noqa: ARG001
+    """Raise InputError if a set is missing, damaged, or too large for what is installed."""
+    read_sets(config)
+
+
+def list_test_files(config: MiningConfig) -> list[Path]:
+    """Return the local files with sentences."""
+    files = []
+    for set_files in bucc.find_sets(Path(config.data), config.pivot, config.name).values():
+        files += [set_files.sources, set_files.targets]
+    return files
+
+
 def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
     """Match the sentences of every set with the vectors that users get, and compare the pairs with the gold pairs.
 

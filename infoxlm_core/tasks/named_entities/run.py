@@ -17,7 +17,7 @@ from infoxlm_core.languages import two_letters
 from infoxlm_core.model import padded, task_models
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
-from infoxlm_core.tasks.named_entities.files import LAYOUT, Sentence, list_labels, name_data, read_tagged
+from infoxlm_core.tasks.named_entities.files import LAYOUT, Sentence, list_files, list_labels, name_data, read_tagged
 from infoxlm_core.tasks.named_entities.task import HEAD, NO_TARGET, NamedEntitiesConfig
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import load_chosen
@@ -26,6 +26,11 @@ from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
 FirstTokens = Mapping[int, int]  # word -> position of its first token; words without tokens are missing
+
+
+def list_test_files(settings: NamedEntitiesConfig) -> list[Path]:
+    """Return the local files with test sentences."""
+    return [file.path for file in list_files(settings) if file.split == "test"]
 
 
 def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
@@ -40,7 +45,7 @@ def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
     selection.check(settings.selection.rule, two_letters(settings.train_languages[0]), sorted(sets["dev"]))
 
 
-def read_training(settings: NamedEntitiesConfig, encoder: Path) -> Training:
+def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> Training:  # noqa: ARG001
     """Read and tokenise training and development sets."""
     sets = read_tagged(settings, ("train", "dev"))
     labels = list_labels(settings, sets)

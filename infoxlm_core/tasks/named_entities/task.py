@@ -1,19 +1,16 @@
 """Task: find the entities among the words of a sentence (WikiANN, XTREME's panx, any BIO tags)."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from infoxlm_core.config.base import Language, Share, Source
 from infoxlm_core.config.tasks import Paths, RecipeConfig
 from infoxlm_core.model.task_head import Head
-from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Preset, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infoxlm_core.training.finetuning.task_learner import Training
 
 NO_TARGET = -100  # target of tokens that are not the first token of a word
 
@@ -78,23 +75,3 @@ class NamedEntities(Task[NamedEntitiesConfig]):
     )  # fmt: skip
     presets: ClassVar[Mapping[str, Preset]] = {"panx": Preset(), "named-entities": Preset()}
     head = HEAD
-
-    def check(self, settings: NamedEntitiesConfig, has_grid: bool) -> None:
-        from infoxlm_core.tasks.named_entities import run
-
-        run.check(settings, has_grid)
-
-    def list_test_files(self, settings: NamedEntitiesConfig) -> list[Path]:
-        from infoxlm_core.tasks.named_entities.files import list_files
-
-        return [file.path for file in list_files(settings) if file.split == "test"]
-
-    def read_training(self, settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
-        from infoxlm_core.tasks.named_entities import run
-
-        return run.read_training(settings, encoder)
-
-    def measure(self, settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
-        from infoxlm_core.tasks.named_entities import run
-
-        return run.measure(settings, model, output)

@@ -29,7 +29,15 @@ from infoxlm_core.training.finetuning.task_learner import Training
 logger = logging.getLogger(__name__)
 
 
-def read_training(config: AnsweringConfig, encoder: Path) -> Training:
+def list_test_files(config: AnsweringConfig) -> list[Path]:
+    """Return the local files with test questions, and those with their translations."""
+    test_files = list(files.find_sets(config.test, "test", config.mixed).values())
+    if config.translated_test:
+        test_files += files.find_sets(config.translated_test, "test").values()
+    return test_files
+
+
+def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -> Training:  # noqa: ARG001
     """Read and tokenise the training and development sets."""
     # The names of test files are checked first, so that a wrong one is refused before hours of training.
     for language, _ in files.find_sets(config.test, "test", config.mixed):
@@ -210,7 +218,7 @@ def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
     return manifests.digest(digests)
 
 
-def check(config: AnsweringConfig) -> None:
+def check(config: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG001 - `check_plan` has checked it
     """Raise InputError if a file is not readable, or its language has no normaliser, or the rule lacks dev sets."""
     files.read_training(config.train)
     source = list_training_languages(config)[0]

@@ -1,7 +1,6 @@
 """Task: questions about paragraphs -> answers cut out of them (MLQA, XQuAD, TyDiQA, SQuAD)."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
@@ -10,13 +9,11 @@ from infoxlm_core.config.base import PositiveInt
 from infoxlm_core.config.tasks import CrossLingualConfig, Paths
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.task_head import Head
-from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fetch, Preset, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from infoxlm_core.training.finetuning.task_learner import Training
 
 TRAINED = "train.en.json"  # stands for the training text of a reader that is only measured; names the source language
 
@@ -130,33 +127,8 @@ class QuestionAnswering(Task[AnsweringConfig]):
                 f"{where}.grid: {grid_points} points, but no development sets to choose by. Give settings.dev."
             )
 
-    def check(self, settings: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG002 - `check_plan` has checked it
-        from infoxlm_core.tasks.question_answering import run
-
-        run.check(settings)
-
-    def list_test_files(self, settings: AnsweringConfig) -> list[Path]:
-        from infoxlm_core.tasks.question_answering import files
-
-        test_files = list(files.find_sets(settings.test, "test", settings.mixed).values())
-        if settings.translated_test:
-            test_files += files.find_sets(settings.translated_test, "test").values()
-        return test_files
-
-    def read_training(self, settings: AnsweringConfig, encoder: Path, corpus: Path | None) -> "Training":  # noqa: ARG002
-        from infoxlm_core.tasks.question_answering import run
-
-        return run.read_training(settings, encoder)
-
     def list_training_languages(self, settings: AnsweringConfig) -> list[str]:
-        from infoxlm_core.tasks.question_answering import run
-
-        return run.list_training_languages(settings)
-
-    def measure(self, settings: AnsweringConfig, model: Path, output: Path) -> Scores:
-        from infoxlm_core.tasks.question_answering import run
-
-        return run.measure(settings, model, output)
+        return self.run.list_training_languages(settings)
 
     def describe(self, settings: AnsweringConfig, table: str) -> dict[str, str]:  # noqa: ARG002
         return {"normaliser": settings.normaliser}

@@ -23,6 +23,7 @@ from infoxlm_core.model.huggingface.any_encoder import (
 )
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorSpec, embed
+from infoxlm_core.tasks.retrieval import files
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
 from infoxlm_core.tasks.retrieval.nearest import NearestRows, accuracy, find_nearest_by_spec, mark_hits
 from infoxlm_core.tasks.retrieval.task import RetrievalConfig
@@ -35,6 +36,16 @@ logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("to_pivot", "from_pivot")
 CURVE_PAIRS = 5_000  # larger sets are not measured at every layer, because the vectors would not fit into memory
+
+
+def check(config: RetrievalConfig, has_grid: bool) -> None:  # noqa: ARG001
+    """Raise InputError if the set or a language is missing or not usable."""
+    read_aligned(Path(config.data), config.pivot, config.languages)
+
+
+def list_test_files(config: RetrievalConfig) -> list[Path]:
+    """Return the local files with aligned sentences."""
+    return files.list_test_files(Path(config.data))
 
 
 def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:

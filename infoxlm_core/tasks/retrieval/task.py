@@ -70,21 +70,6 @@ class Retrieval(Task[RetrievalConfig]):
     tables: ClassVar[tuple[str, ...]] = ("tatoeba",)
     presets: ClassVar[Mapping[str, Preset]] = {"tatoeba": Preset("tatoeba"), "pairs": Preset()}
 
-    def check(self, settings: RetrievalConfig, has_grid: bool) -> None:  # noqa: ARG002
-        from infoxlm_core.tasks.retrieval.files import read_aligned
-
-        read_aligned(Path(settings.data), settings.pivot, settings.languages)
-
-    def list_test_files(self, settings: RetrievalConfig) -> list[Path]:
-        from infoxlm_core.tasks.retrieval.files import list_test_files
-
-        return list_test_files(Path(settings.data))
-
-    def measure(self, settings: RetrievalConfig, model: Path, output: Path) -> Scores:
-        from infoxlm_core.tasks.retrieval import run
-
-        return run.measure(settings, model, output)
-
     def measure_held_out(self, questions: "Questions", model: Path, config: "EvaluationConfig") -> Scores:
         from infoxlm_core.tasks.retrieval import held_out
 

@@ -181,9 +181,9 @@ def test_a_language_that_mlqa_cannot_score_is_refused_before_anything_is_read(en
     config = settings(english, path, normaliser="mlqa")
 
     for refused in (
-        lambda: run.read_training(config, tmp_path / "no model"),
+        lambda: run.read_training(config, tmp_path / "no model", None),
         lambda: run.measure(config, tmp_path / "no model", tmp_path / "out"),
-        lambda: run.read_training(settings(english, english, dev=[str(path)], normaliser="mlqa"), encoder),
+        lambda: run.read_training(settings(english, english, dev=[str(path)], normaliser="mlqa"), encoder, None),
     ):
         with pytest.raises(InputError, match="language 'sw' is not one of MLQA's"):
             refused()
@@ -211,7 +211,7 @@ def test_windows_fit_what_the_encoder_reads_and_wrong_answers_are_left_out(encod
     rows = [("1", long, "Wo", "stone river"), ("2", long, "Wo", "Berlin"), ("3", f"{long} Berlin", "Wo", "Berlin")]
     train = write_squad(tmp_path / "train.en.json", rows)  # Berlin is not in the second: answer_start is -1
 
-    parts = run.read_training(settings(train, train), encoder)
+    parts = run.read_training(settings(train, train), encoder, None)
 
     assert parts.score_dev is None and parts.examples.lengths.max() == 40
     assert len(parts.examples) == len(parts.targets) == 2 * 3  # 35 of 96 and 97 words at a time, 4 of them again
@@ -228,7 +228,7 @@ def test_development_sets_are_judged_by_f1_in_each_language(encoder, tmp_path):
     reader = Liking(tokenizers.load(encoder), {"Berlin": 2.0, "Spree": 1.0})
     train = write_squad(tmp_path / "train.en.json", [("1", BERLIN, "Wo", "Spree")])
 
-    parts = run.read_training(settings(train, dev, dev=[str(dev)]), encoder)
+    parts = run.read_training(settings(train, dev, dev=[str(dev)]), encoder, None)
 
     assert parts.score_dev(reader) == pytest.approx({"de": 1.0, "en": 5 / 6})
     assert parts.score_dev(Liking(tokenizers.load(encoder), {"a": 1.0})) == pytest.approx({"de": 0.0, "en": 0.0})
