@@ -8,8 +8,6 @@ from torch import nn
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
-from infoxlm_core.errors import InputError
-from infoxlm_core.systems.infoxlm.plan import Plan
 from infoxlm_core.training.learner import Learner
 
 Observe = Callable[[int], dict[str, float]]  # returns the evaluations due after a step; see `loop.train`
@@ -49,7 +47,3 @@ class System:
             ConfigError: the model is too small for the config.
         """
         raise NotImplementedError
-
-    def plan(self, config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:  # noqa: ARG002
-        """Predict the memory and time of a run on some GPUs. Raise InputError if the GPU or the system is not known."""
-        raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")

@@ -117,6 +117,13 @@ def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
     return torch.where(has_words, word_mask, mask)
 
 
+def _pool(hidden: Tensor, pooling: str, mask: Tensor, word_mask: Tensor) -> Tensor:
+    """Pool hidden states (B, L, d) with the masks (B, L) of all tokens and of those that are not special: (B, d)."""
+    if pooling == "cls":
+        return hidden[:, 0].float()
+    return mean_pool(hidden, mask if pooling == "mean" else word_mask)
+
+
 @torch.inference_mode()
 def embed(
     model: "Model",
@@ -156,11 +163,7 @@ def embed(
             positions = torch.tensor(rows, device=model.device) + start
             for spec in specs:
                 pooling = contrast_pooling if spec.pooling == "contrast" else spec.pooling
-                hidden = layers[spec.layer]
-                if pooling == "cls":
-                    pooled = hidden[:, 0].float()
-                else:
-                    pooled = mean_pool(hidden, mask if pooling == "mean" else word_mask)
+                pooled = _pool(layers[spec.layer], pooling, mask, word_mask)
                 if projection is not None and spec.pooling == "contrast":
                     pooled = project(pooled, projection, model.config.infoxlm["normalise"])
                 vectors[spec][positions] = pooled

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.model.huggingface.any_encoder import has_language_model_head, load_encoder
-from infoxlm_core.tasks.embedding import batches, encode
+from infoxlm_core.tasks.embedding import Features, batches, encode
 from infoxlm_core.tasks.questions import Questions
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Task
@@ -76,29 +76,17 @@ def measure(
 
     `language` is that of the sentences, for models with language embeddings.
     """
-    masked_features = []
-    gap_positions = []  # of each masked sentence, (gaps,)
-    target_ids = []  # the tokens that were at the gaps, (gaps,)
-    for sentence_index, feature in enumerate(encode(model, tokenizer, sentences, max_tokens)):
-        ids = np.array(feature["input_ids"])
-        special_mask = tokenizer.get_special_tokens_mask(ids.tolist(), already_has_special_tokens=True)
-        word_positions = np.flatnonzero(np.array(special_mask) == 0)
-        if len(word_positions) == 0:
-            continue
-        rng = generator(seed, "perplexity", sentence_index)
-        positions = word_positions[choose_gaps(len(word_positions), rng)]
-        gap_positions.append(positions)
-        target_ids.append(ids[positions])
-        ids[positions] = tokenizer.mask_token_id
-        masked_features.append(feature | {"input_ids": ids.tolist()})
-
+    features = encode(model, tokenizer, sentences, max_tokens)
+    masked_sentences = _mask_sentences(tokenizer, features, seed)
+    masked_features = [sentence.feature for sentence in masked_sentences]
     total_loss = 0.0
     num_gaps = 0
-    for batch_indices, batch in batches(model, tokenizer, masked_features, batch_size, language):
-        gaps_per_row = [len(gap_positions[index]) for index in batch_indices]
-        rows = torch.from_numpy(np.repeat(np.arange(len(batch_indices)), gaps_per_row))  # (gaps of the batch,)
-        columns = torch.from_numpy(np.concatenate([gap_positions[index] for index in batch_indices]))
-        targets = torch.from_numpy(np.concatenate([target_ids[index] for index in batch_indices]))
+    for indices, batch in batches(model, tokenizer, masked_features, batch_size, language):
+        sentences_of_batch = [masked_sentences[index] for index in indices]
+        gaps_per_row = [len(sentence.positions) for sentence in sentences_of_batch]
+        rows = torch.from_numpy(np.repeat(np.arange(len(indices)), gaps_per_row))  # (gaps of the batch,)
+        columns = torch.from_numpy(np.concatenate([sentence.positions for sentence in sentences_of_batch]))
+        targets = torch.from_numpy(np.concatenate([sentence.targets for sentence in sentences_of_batch]))
         logits = _predict_at(model, batch, rows.to(model.device), columns.to(model.device))  # (gaps, V)
         total_loss += F.cross_entropy(logits.float(), targets.to(model.device), reduction="sum").item()
         num_gaps += len(targets)
@@ -106,6 +94,31 @@ def measure(
         return math.nan
     mean_loss = total_loss / num_gaps
     return math.exp(mean_loss) if mean_loss < 700 else math.inf  # math.exp raises an error above 709
+
+
+class _MaskedSentence(NamedTuple):
+    """The inputs of a sentence with gaps."""
+
+    feature: dict[str, list[int]]
+    positions: np.ndarray  # (gaps,)
+    targets: np.ndarray  # (gaps,) ids of the tokens that were there
+
+
+def _mask_sentences(tokenizer: Tokenizer, features: Features, seed: int) -> list[_MaskedSentence]:
+    """Mask each sentence that has a token besides the special ones."""
+    masked_sentences = []
+    for sentence_index, feature in enumerate(features):
+        ids = np.array(feature["input_ids"])
+        special_mask = tokenizer.get_special_tokens_mask(ids.tolist(), already_has_special_tokens=True)
+        word_positions = np.flatnonzero(np.array(special_mask) == 0)
+        if len(word_positions) == 0:
+            continue
+        rng = generator(seed, "perplexity", sentence_index)
+        positions = word_positions[choose_gaps(len(word_positions), rng)]
+        targets = ids[positions]
+        ids[positions] = tokenizer.mask_token_id
+        masked_sentences.append(_MaskedSentence(feature | {"input_ids": ids.tolist()}, positions, targets))
+    return masked_sentences
 
 
 def _predict_at(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns: Tensor) -> Tensor:

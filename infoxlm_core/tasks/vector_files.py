@@ -1,12 +1,10 @@
 """Files of sentence vectors: NumPy arrays (N, d), whose row i is the vector of sentence i."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch.nn.functional as F
-from numpy.typing import DTypeLike
-from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.corpora import lines
@@ -14,9 +12,6 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.progress import progress
 from infoxlm_core.tasks import embedding
 from infoxlm_core.tasks.embedding import Embedder
-
-Embed = Callable[[Sequence[str], Callable[[int], None]], Tensor]
-"""Returns the vectors (N, d) of N sentences; the second argument is called with the size of every finished batch."""
 
 CHUNK_CHARACTERS = 16 << 20  # a chunk of sentences ends at this length, or at `embedding.CHUNK` sentences
 
@@ -31,19 +26,22 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
     num_lines = sum(1 for _ in lines.read_complete(file))
     if not num_lines:
         raise InputError(f"{file} is empty. Give one sentence a line.")
-    write(output, embedder, lines.read_complete(file), num_lines, np.float32)
+    write(output, embedder, lines.read_complete(file), num_lines)
     return num_lines
 
 
-def write(path: Path, embed: Embed, sentences: Iterable[str], count: int, dtype: DTypeLike) -> None:
+def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, as_units: bool = False) -> None:
     """Embed `count` sentences and write their vectors. Memory holds one chunk of sentences and its vectors.
+
+    The vectors are float32. With `as_units` they are divided by their lengths, and are float16.
 
     The file gets its name when it is complete. It is written row by row and not as a memory map, because writing to a
     memory map on a full disk kills the process.
     """
     with manifests.replacing(path) as file, progress("embedding", count, "sentences") as advance:
         for chunk in _split(sentences):
-            vectors = embed(chunk, advance).numpy().astype(dtype)
+            embedded = embedder(chunk, advance)  # (sentences, d) float32
+            vectors = F.normalize(embedded, dim=1).half().numpy() if as_units else embedded.numpy()
             if not file.tell():
                 descr = np.lib.format.dtype_to_descr(vectors.dtype)
                 header = {"descr": descr, "fortran_order": False, "shape": (count, vectors.shape[1])}
@@ -70,12 +68,8 @@ def embed_once(embedder: Embedder, model_digest: str, sentences: Sequence[str], 
     }
     path = cache / f"{manifests.digest(key).removeprefix('sha256:')}.npy"
     if not path.is_file():
-
-        def embed_units(texts: Sequence[str], advance: Callable[[int], None]) -> Tensor:
-            return F.normalize(embedder(texts, advance), dim=1)
-
         cache.mkdir(parents=True, exist_ok=True)
-        write(path, embed_units, sentences, len(sentences), np.float16)
+        write(path, embedder, sentences, len(sentences), as_units=True)
     return np.load(path, mmap_mode="r")
 
 

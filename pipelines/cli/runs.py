@@ -172,12 +172,10 @@ def plan(
     """Estimate the parameters, memory, FLOPs and time of pre-training without data, weights or a GPU."""
     checked = run_file.load(config, tuple(set_ or ()))
     from infoxlm_core.systems.infoxlm import plan
-    from infoxlm_core.systems.table import SYSTEMS
 
     pretraining = checked.pretraining
-    system = SYSTEMS[pretraining.system]
     num_gpus = gpus or min(8, pretraining.batches.virtual_shards)
-    tables = system.plan(pretraining, checked.tokenization.new_vocabulary_size, num_gpus, gpu)
+    tables = plan.plan(pretraining, checked.tokenization.new_vocabulary_size, num_gpus, gpu)
     typer.echo("\n".join(plan.describe(tables)))
 
 

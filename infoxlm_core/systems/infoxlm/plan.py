@@ -223,29 +223,11 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     Raises:
         InputError: the kind is unknown, or the run cannot have as many workers.
     """
-    virtual_shards = config.batches.virtual_shards
-    if gpu.upper() not in flops.PEAKS:
-        raise InputError(f"gpu {gpu!r} is not known: give one of {', '.join(flops.PEAKS)}")
-    if not 0 < gpus <= virtual_shards:
-        raise InputError(
-            f"gpus {gpus}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards), a worker each"
-        )
+    _check_request(config, gpus, gpu)
     gpu = gpu.upper()
     model, _ = build(config, vocabulary)
-    projection = 0 if model.projection is None else model.projection.numel()
-    exported = count(model.encoder) + count(model.head) + model.encoder.size.hidden
-    in_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
-    on_one_gpu = memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
-    checkpoint_bytes = sum(row.value for row in on_one_gpu if row.name in in_checkpoint)
-
-    parameters = [
-        PlanRow("encoder", count(model.encoder), "", "embeddings and layers"),
-        PlanRow("masked-LM head", count(model.head), "", "its output matrix is the word table"),
-        PlanRow("contrast projection", projection, "", "d x d"),
-        PlanRow("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
-    ]
     bytes_of = memory(config, vocabulary, gpus)
-    bytes_of.append(PlanRow("sum", sum(row.value for row in bytes_of), "B", f"on each {gpu}"))
+    total_bytes = sum(row.value for row in bytes_of)
     steps: list[PlanRow] = []
     run: list[PlanRow] = []
     for shape in (fit_shape(config, LONG), fit_shape(config, SHORT)):
@@ -256,10 +238,57 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     queue_turnover = config.contrast.queue_size / config.batches.global_batch_size
     steps.append(PlanRow("all-reduce", all_reduced, "B", "gradients in fp32, once a step"))
     steps.append(PlanRow("queue turnover", queue_turnover, "steps", "K / samples a step"))
+    return Plan(
+        parameters=_plan_parameters(model),
+        memory=[*bytes_of, PlanRow("sum", total_bytes, "B", f"on each {gpu}")],
+        steps=steps,
+        run=run + _plan_files(config, vocabulary, model),
+    )
+
+
+def _check_request(config: PretrainingConfig, gpus: int, gpu: str) -> None:
+    """Raise InputError if the system or the GPU has no plan, or the run cannot have as many workers."""
+    if config.system != "infoxlm":
+        raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")
+    if gpu.upper() not in flops.PEAKS:
+        raise InputError(f"gpu {gpu!r} is not known: give one of {', '.join(flops.PEAKS)}")
+    virtual_shards = config.batches.virtual_shards
+    if not 0 < gpus <= virtual_shards:
+        raise InputError(
+            f"gpus {gpus}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards), a worker each"
+        )
+
+
+def _count_exported(model: InfoXLM) -> int:
+    """Return the parameters of the exported encoder and head, with Hugging Face's row of token types."""
+    return count(model.encoder) + count(model.head) + model.encoder.size.hidden
+
+
+def _count_projection(model: InfoXLM) -> int:
+    return 0 if model.projection is None else model.projection.numel()
+
+
+def _plan_parameters(model: InfoXLM) -> list[PlanRow]:
+    """Return the numbers of parameters of the network."""
+    return [
+        PlanRow("encoder", count(model.encoder), "", "embeddings and layers"),
+        PlanRow("masked-LM head", count(model.head), "", "its output matrix is the word table"),
+        PlanRow("contrast projection", _count_projection(model), "", "d x d"),
+        PlanRow("exported", _count_exported(model), "", "encoder and head, with Hugging Face's row of token types"),
+    ]
+
+
+def _plan_files(config: PretrainingConfig, vocabulary: int, model: InfoXLM) -> list[PlanRow]:
+    """Return the sizes of a checkpoint and of the exported encoder."""
+    in_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
+    on_one_gpu = memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
+    checkpoint_bytes = sum(row.value for row in on_one_gpu if row.name in in_checkpoint)
+    exported_bytes = 4 * (_count_exported(model) + _count_projection(model))
     saving = f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"
-    run.append(PlanRow("checkpoint", checkpoint_bytes, "B", saving))
-    run.append(PlanRow("exported encoder", 4 * (exported + projection), "B", "fp32 safetensors"))
-    return Plan(parameters, bytes_of, steps, run)
+    return [
+        PlanRow("checkpoint", checkpoint_bytes, "B", saving),
+        PlanRow("exported encoder", exported_bytes, "B", "fp32 safetensors"),
+    ]
 
 
 def _plan_step(config: PretrainingConfig, shape: Shape, step_flops: float) -> list[PlanRow]:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -9,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences, gather, lay_out, number_positions
 from infoxlm_core.data.shards import Pairs, Shards, Table
 from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import Encoder, evaluating, pool
+from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.tasks.retrieval.nearest import find_nearest
+from infoxlm_core.training import distributed, sharding
 from infoxlm_core.training.learner import autocast
 
 SEQUENCES = 64  # of one forward pass
@@ -48,6 +52,31 @@ class Probe:
                 target = _encode(encoder, target_side, layer, pooling, device, precision)
             scores[f"probe/retrieval/{name}"] = fmean([_accuracy(source, target), _accuracy(target, source)])
         return {"probe/retrieval": fmean(scores.values()), **scores}
+
+
+@dataclass(frozen=True)
+class ProbeObserver:
+    """Scores the probe during a training, every `probe.every` steps."""
+
+    probe: Probe
+    model: InfoXLM
+    config: PretrainingConfig
+
+    def __call__(self, step: int) -> dict[str, float]:
+        """Return the scores that are due after a step."""
+        if step % self.config.probe.every:
+            return {}
+        if sharding.is_sharded(self.model):  # all workers must call it
+            return self._score()
+        return distributed.on_first(self._score) or {}
+
+    def _score(self) -> dict[str, float]:
+        pooling = self.config.contrast.pooling
+        precision = self.config.model.precision
+        with sharding.gathered(self.model):
+            return self.probe.score(
+                self.model.encoder, self.model.contrast_layer, pooling, distributed.device(), precision
+            )
 
 
 def _accuracy(queries: Tensor, candidates: Tensor) -> float:

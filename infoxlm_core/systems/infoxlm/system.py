@@ -14,10 +14,10 @@ from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
-from infoxlm_core.systems.infoxlm.plan import Plan, check_memory, plan
-from infoxlm_core.systems.infoxlm.probe import Probe
+from infoxlm_core.systems.infoxlm.plan import check_memory
+from infoxlm_core.systems.infoxlm.probe import Probe, ProbeObserver
 from infoxlm_core.systems.system import Observe, System
-from infoxlm_core.training import distributed, sharding
+from infoxlm_core.training import distributed
 
 logger = logging.getLogger(__name__)
 
@@ -51,34 +51,12 @@ class InfoXLMSystem(System):
     def observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
         """Return the function that scores the probe every `probe.every` steps, or None if there is nothing to score."""
         probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
-        model = learner.module
         if not config.probe.every or not probe.pairs:
             return None
-
-        def score() -> dict[str, float]:
-            with sharding.gathered(model):
-                return probe.score(
-                    model.encoder,
-                    model.contrast_layer,
-                    config.contrast.pooling,
-                    distributed.device(),
-                    config.model.precision,
-                )
-
-        def observe(step: int) -> dict[str, float]:
-            if step % config.probe.every:
-                return {}
-            if sharding.is_sharded(model):  # all workers must call it
-                return score()
-            return distributed.on_first(score) or {}
-
-        return observe
+        return ProbeObserver(probe, learner.module, config)
 
     def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
         _check_size(directory, pretrained.size_of(directory), config)
-
-    def plan(self, config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:
-        return plan(config, vocabulary, gpus, gpu)
 
 
 def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:

@@ -20,6 +20,7 @@ from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence
 from infoxlm_core.systems.translation.decoding import TextTranslator, bleu
+from infoxlm_core.tasks.questions import tabulate_outcomes
 from infoxlm_core.training import tracker
 
 METRIC = "translation/bleu"
@@ -119,14 +120,14 @@ def score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
     """Return the outcomes of one direction: chrF of every sentence, from 0 to 1."""
     source, target = direction.split("-")
     metric = CHRF()
-    rows = []
+    questions = []
+    chrf_scores = []
     texts = zip(result.sources, result.references, result.translations, strict=True)
     for number, (text, reference, translation) in enumerate(texts):
-        score = metric.sentence_score(translation, [reference]).score / 100
         # Both directions of a pair are one question, because their scores are not independent.
-        question = manifests.digest([number, *sorted((text, reference))])
-        rows.append(("translation", "", target, f"from_{source}", question, False, score))
-    return pd.DataFrame(rows, columns=evidence.COLUMNS[1:])
+        questions.append(manifests.digest([number, *sorted((text, reference))]))
+        chrf_scores.append(metric.sentence_score(translation, [reference]).score / 100)
+    return tabulate_outcomes("translation", target, questions, chrf_scores, direction=f"from_{source}")
 
 
 def _read_curve(path: Path) -> dict[str, list[tuple[int, float]]]:

@@ -55,28 +55,22 @@ def estimate(search: Search, matches: Matches) -> Curves:
     # Second matching: planted lines are without translation.
     second = match_lines(_leave_out_translations(search))
 
-    def estimate_share(planted_margins: np.ndarray) -> np.ndarray:
-        # One is added to each count, because a count may be 0 by chance.
-        return (_count_from(planted_margins, margins) + 1) / (search.num_planted + 2)
-
-    def bound(num_lines: int, false_margins: np.ndarray, mismatch_margins: np.ndarray) -> np.ndarray:
-        false_matches = estimate_share(false_margins)
-        mismatches = estimate_share(mismatch_margins)
-        return bound_wrong_pairs(num_pairs, num_lines, false_matches, mismatches, search.num_planted)
-
-    wrong_by_sources = bound(
-        search.num_sources,
-        second.margins[second.sources >= search.num_sources],
-        first.margins[~is_right & (planted_sources >= 0)],
-    )
-    wrong_by_targets = bound(
-        search.num_targets,
-        second.margins[second.targets >= search.num_targets],
-        first.margins[~is_right & (planted_targets >= 0)],
-    )
+    num_planted = search.num_planted
+    false_sources = _estimate_share(second.margins[second.sources >= search.num_sources], margins, num_planted)
+    false_targets = _estimate_share(second.margins[second.targets >= search.num_targets], margins, num_planted)
+    wrong_sources = _estimate_share(first.margins[~is_right & (planted_sources >= 0)], margins, num_planted)
+    wrong_targets = _estimate_share(first.margins[~is_right & (planted_targets >= 0)], margins, num_planted)
+    wrong_by_sources = bound_wrong_pairs(num_pairs, search.num_sources, false_sources, wrong_sources, num_planted)
+    wrong_by_targets = bound_wrong_pairs(num_pairs, search.num_targets, false_targets, wrong_targets, num_planted)
     num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # two estimates of the same number
     precision = np.clip(1 - num_wrong / num_pairs, 0, 1)
     return Curves(margins, num_pairs, precision, recall)
+
+
+def _estimate_share(planted_margins: np.ndarray, margins: np.ndarray, num_planted: int) -> np.ndarray:
+    """Return the share of planted lines that have a match of at least each margin, (N,)."""
+    # One is added to each count, because a count may be 0 by chance.
+    return (_count_from(planted_margins, margins) + 1) / (num_planted + 2)
 
 
 def bound_wrong_pairs(

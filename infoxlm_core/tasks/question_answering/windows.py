@@ -81,8 +81,7 @@ def make_windows(
         )
     encoded = tokenizer(list(questions), add_special_tokens=False, truncation=True, max_length=question_tokens)
     tokens = tokenise(tokenizer, paragraphs)
-    rows = []  # of each window the fields question_of, offsets, first_tokens and token_counts
-    examples = []
+    windows: list[_Window] = []
     for question, (question_ids, paragraph) in enumerate(zip(encoded["input_ids"], paragraph_of, strict=True)):
         typed_question = _add_type(question_ids, template.question_type)
         before = np.hstack([template.prefix, typed_question, template.middle])  # (2, n) ids and types
@@ -95,16 +94,30 @@ def make_windows(
         last_start = max(paragraph_start + 1, paragraph_end - stride)
         for start in range(paragraph_start, last_start, room - stride):
             token_count = min(room, paragraph_end - start)
-            rows.append((question, offset, start, token_count))
             typed_paragraph = _add_type(tokens.ids[start : start + token_count], template.paragraph_type)
-            examples.append(np.hstack([before, typed_paragraph, template.suffix]))
-    ids, types = np.hstack(examples)
-    lengths = np.array([example.shape[1] for example in examples])
-    row_questions, offsets, starts, token_counts = np.array(rows, np.int64).T
-    paragraph_of_question = np.asarray(paragraph_of, np.int64)
+            example = np.hstack([before, typed_paragraph, template.suffix])
+            windows.append(_Window(question, offset, start, token_count, example))
+    ids, types = np.hstack([window.example for window in windows])
+    lengths = np.array([window.example.shape[1] for window in windows])
     return Windows(
-        Examples(ids, types, lengths), row_questions, offsets, starts, token_counts, paragraph_of_question, tokens
+        Examples(ids, types, lengths),
+        question_of=np.array([window.question for window in windows], np.int64),
+        offsets=np.array([window.offset for window in windows], np.int64),
+        first_tokens=np.array([window.first_token for window in windows], np.int64),
+        token_counts=np.array([window.token_count for window in windows], np.int64),
+        paragraph_of=np.asarray(paragraph_of, np.int64),
+        paragraphs=tokens,
     )
+
+
+class _Window(NamedTuple):
+    """One window. See the fields of `Windows`."""
+
+    question: int
+    offset: int
+    first_token: int
+    token_count: int
+    example: np.ndarray  # (2, n) ids and types
 
 
 class _PairTemplate(NamedTuple):

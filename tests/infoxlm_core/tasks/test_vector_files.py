@@ -65,7 +65,7 @@ def test_an_interrupted_embedding_leaves_the_former_file(tiny_encoders, tmp_path
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        vector_files.write(tmp_path / "out.npy", embedder, sentences(), 4, np.float16)
+        vector_files.write(tmp_path / "out.npy", embedder, sentences(), 4, as_units=True)
 
     assert [path.name for path in tmp_path.iterdir()] == ["out.npy"]
     assert (tmp_path / "out.npy").read_bytes() == b"former"
