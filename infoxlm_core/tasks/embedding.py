@@ -117,86 +117,75 @@ def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
     return torch.where(has_words, word_mask, mask)
 
 
-def _pool(hidden: Tensor, pooling: str, mask: Tensor, word_mask: Tensor) -> Tensor:
-    """Pool hidden states (B, L, d) with the masks (B, L) of all tokens and of those that are not special: (B, d)."""
-    if pooling == "cls":
-        return hidden[:, 0].float()
-    return mean_pool(hidden, mask if pooling == "mean" else word_mask)
-
-
-@torch.inference_mode()
-def embed(
-    model: "Model",
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    specs: Sequence[VectorSpec],
-    batch_size: int,
-    max_tokens: int,
-    projection: Tensor | None = None,
-    advance: Callable[[int], None] = lambda _: None,
-    language: str | None = None,
-) -> dict[VectorSpec, Tensor]:
-    """Compute several vectors of N sentences in one pass: (N, d) float32 each, on the model's device.
+@dataclass(frozen=True)
+class VectorEncoder:
+    """A loaded model that computes any vectors of sentences.
 
     Everything is computed in fp32, on a GPU too: rounding to bf16 changes a cosine by more than the distance between
     the cosines of two neighbours.
-
-    Args:
-        model: the encoder.
-        tokenizer: its tokenizer.
-        texts: N sentences.
-        specs: the vectors to compute.
-        batch_size: sentences per forward pass; changes memory and speed, not the result.
-        max_tokens: longer sentences are truncated.
-        projection: for vectors of pooling contrast; see `load_projection`.
-        advance: called with the number of sentences of every finished batch.
-        language: that of the texts, for models with language embeddings, such as XLM; without it none is added.
     """
-    _, contrast_pooling = contrast_space(model.config) or (0, "")  # the pooling that "contrast" stands for
-    vectors = {spec: torch.empty(len(texts), model.config.hidden_size, device=model.device) for spec in specs}
-    for start in range(0, len(texts), CHUNK):
-        features = encode(model, tokenizer, texts[start : start + CHUNK], max_tokens)
-        for rows, batch in batches(model, tokenizer, features, batch_size, language):
-            layers = model.base_model(**batch, output_hidden_states=True).hidden_states  # T + 1 of (B, L, d)
-            mask = batch["attention_mask"]
-            word_mask = mask_special(tokenizer, batch["input_ids"], mask)
-            positions = torch.tensor(rows, device=model.device) + start
-            for spec in specs:
-                pooling = contrast_pooling if spec.pooling == "contrast" else spec.pooling
-                pooled = _pool(layers[spec.layer], pooling, mask, word_mask)
-                if projection is not None and spec.pooling == "contrast":
-                    pooled = project(pooled, projection, model.config.infoxlm["normalise"])
-                vectors[spec][positions] = pooled
-            advance(len(rows))
-    return vectors
+
+    model: "Model"
+    tokenizer: Tokenizer
+    batch_size: int  # sentences per forward pass; changes memory and speed, not the result
+    max_tokens: int  # longer sentences are truncated
+    prefix: str = ""  # text before every sentence
+    projection: Tensor | None = None  # for vectors of pooling contrast; see `load_projection`
+
+    @torch.inference_mode()
+    def embed(
+        self,
+        texts: Sequence[str],
+        specs: Sequence[VectorSpec],
+        language: str | None = None,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> dict[VectorSpec, Tensor]:
+        """Compute several vectors of N sentences in one pass: (N, d) float32 each, on the model's device.
+
+        Args:
+            texts: N sentences.
+            specs: the vectors to compute.
+            language: that of the texts, for models with language embeddings, such as XLM; without it none is added.
+            advance: called with the number of sentences of every finished batch.
+        """
+        model = self.model
+        vectors = {spec: torch.empty(len(texts), model.config.hidden_size, device=model.device) for spec in specs}
+        for start in range(0, len(texts), CHUNK):
+            chunk = [self.prefix + text for text in texts[start : start + CHUNK]]
+            features = encode(model, self.tokenizer, chunk, self.max_tokens)
+            for rows, batch in batches(model, self.tokenizer, features, self.batch_size, language):
+                layers = model.base_model(**batch, output_hidden_states=True).hidden_states  # T + 1 of (B, L, d)
+                mask = batch["attention_mask"]
+                word_mask = mask_special(self.tokenizer, batch["input_ids"], mask)
+                positions = torch.tensor(rows, device=model.device) + start
+                for spec in specs:
+                    vectors[spec][positions] = self._pool(layers[spec.layer], spec.pooling, mask, word_mask)
+                advance(len(rows))
+        return vectors
+
+    def _pool(self, hidden: Tensor, pooling: str, mask: Tensor, word_mask: Tensor) -> Tensor:
+        """Pool hidden states (B, L, d) with the masks (B, L) of all tokens and of words: (B, d)."""
+        if pooling == "contrast":
+            _, contrast_pooling = contrast_space(self.model.config) or (0, "")
+            pooled = self._pool(hidden, contrast_pooling, mask, word_mask)
+            if self.projection is None:
+                return pooled
+            return project(pooled, self.projection, self.model.config.infoxlm["normalise"])
+        if pooling == "cls":
+            return hidden[:, 0].float()
+        return mean_pool(hidden, mask if pooling == "mean" else word_mask)
 
 
 @dataclass(frozen=True)
 class Embedder:
     """A loaded model that computes one vector of each sentence."""
 
-    model: "Model"
-    tokenizer: Tokenizer
+    encoder: VectorEncoder
     spec: VectorSpec
-    prefix: str
-    batch_size: int
-    max_tokens: int
-    projection: Tensor | None
 
     def __call__(self, texts: Sequence[str], advance: Callable[[int], None] = lambda _: None) -> Tensor:
-        """Return the vectors of N sentences, (N, d) float32 on the CPU. `advance` is that of `embed`."""
-        prefixed = [self.prefix + text for text in texts]
-        vectors = embed(
-            self.model,
-            self.tokenizer,
-            prefixed,
-            [self.spec],
-            self.batch_size,
-            self.max_tokens,
-            self.projection,
-            advance,
-        )
-        return vectors[self.spec].cpu()
+        """Return the vectors of N sentences, (N, d) float32 on the CPU. `advance` is that of `VectorEncoder.embed`."""
+        return self.encoder.embed(texts, [self.spec], advance=advance)[self.spec].cpu()
 
 
 def load_embedder(
@@ -239,7 +228,8 @@ def load_embedder(
     drop_layers(model, layer)
     prefix = served_prefix(model) if prefix is None else prefix
     max_tokens = served_max_tokens(Path(directory)) if max_tokens is None else max_tokens
-    return Embedder(model, tokenizer, VectorSpec(pooling, layer), prefix, batch_size, max_tokens, projection)
+    encoder = VectorEncoder(model, tokenizer, batch_size, max_tokens, prefix, projection)
+    return Embedder(encoder, VectorSpec(pooling, layer))
 
 
 def embed_sentences(directory: Path | str, texts: Sequence[str], *args: Any, **options: Any) -> Tensor:

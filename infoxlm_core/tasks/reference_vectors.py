@@ -27,7 +27,7 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import plain_transformers
 from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_prefix, served_space
-from infoxlm_core.tasks.embedding import VectorSpec, embed
+from infoxlm_core.tasks.embedding import VectorEncoder, VectorSpec
 
 FILE = "reference_vectors.json"
 SENTENCES = (  # the demo's languages; their lengths differ, so that a batch has padding
@@ -96,8 +96,8 @@ def write(directory: Path) -> None:
     layer, pooling = served_space(model)
     spec = VectorSpec(pooling, layer)
     prefix = served_prefix(model)
-    texts = [prefix + sentence for sentence in SENTENCES]
-    vectors = embed(model, tokenizer, texts, [spec], len(SENTENCES), max_tokens=256)[spec]
+    encoder = VectorEncoder(model, tokenizer, len(SENTENCES), max_tokens=256, prefix=prefix)
+    vectors = encoder.embed(SENTENCES, [spec])[spec]
     content = {"layer": layer, "pooling": pooling, "sentences": SENTENCES, "vectors": vectors.tolist()}
     if prefix:
         content["prefix"] = prefix

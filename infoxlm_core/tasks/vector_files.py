@@ -62,8 +62,8 @@ def embed_once(embedder: Embedder, model_digest: str, sentences: Sequence[str], 
     key = {
         "model": model_digest,
         "vector": embedder.spec,
-        "prefix": embedder.prefix,
-        "max_tokens": embedder.max_tokens,
+        "prefix": embedder.encoder.prefix,
+        "max_tokens": embedder.encoder.max_tokens,
         "sentences": manifests.digest(sentences),
     }
     path = cache / f"{manifests.digest(key).removeprefix('sha256:')}.npy"

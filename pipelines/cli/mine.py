@@ -80,7 +80,7 @@ def mine(
         "model": model,
         "files": [str(source), str(target)],
         "languages": codes,
-        "vector": embedder.spec._asdict() | {"prefix": embedder.prefix},
+        "vector": embedder.spec._asdict() | {"prefix": embedder.encoder.prefix},
         **mining.describe(corpus, mined),
     }
     report_path = output.with_name(f"{output.name}.json")

@@ -95,8 +95,8 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
         test_set=manifests.digest(contents),
         details={
             "thresholds": thresholds,
-            "vector": embedder.spec._asdict() | {"prefix": embedder.prefix},
-            "encoder": describe(embedder.model),
+            "vector": embedder.spec._asdict() | {"prefix": embedder.encoder.prefix},
+            "encoder": describe(embedder.encoder.model),
         },
     )
 

@@ -1,32 +1,25 @@
 """Retrieval among the held-out pairs of a prepared corpus: every layer, with both poolings, in both directions."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, served_prefix, served_space
-from infoxlm_core.tasks.embedding import POOLINGS, VectorSpec, embed
+from infoxlm_core.tasks.embedding import POOLINGS, VectorEncoder, VectorSpec
 from infoxlm_core.tasks.questions import Questions, digest_question, tabulate_outcomes
 from infoxlm_core.tasks.retrieval import sentence_map
 from infoxlm_core.tasks.retrieval.nearest import Hits, NearestRows, accuracy, find_nearest_by_spec, mark_hits
 from infoxlm_core.tasks.scores import Scores, mean_over
 
-if TYPE_CHECKING:
-    from infoxlm_core.model.huggingface.any_encoder import Model
-
 logger = logging.getLogger(__name__)
 CENTRED = "centred"  # pooling of the served vector minus the centre of its language
-EmbedTexts = Callable[[Sequence[str], str, Sequence[VectorSpec]], dict[VectorSpec, Tensor]]
-"""From N sentences, their language and the vectors to compute to these vectors, (N, d) each."""
 
 
 class VectorScores(NamedTuple):
@@ -67,8 +60,8 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     served_layer, served_pooling = served_space(model)
     served = VectorSpec(served_pooling, served_layer)
     centred = VectorSpec(CENTRED, served_layer)
-    embed_texts = partial(_embed, model, tokenizer, config)
-    search = _retrieve(questions, specs, served, embed_texts)
+    encoder = VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, served_prefix(model))
+    search = _retrieve(questions, specs, served, encoder)
     nearest = search.nearest
     measured_specs = [*specs, centred] if questions.training_text else specs
     results = {spec: _score_vector(spec, nearest, questions) for spec in measured_specs}
@@ -112,27 +105,13 @@ def _score_vector(
     return VectorScores(nearest_of_vector, scores, mean_over(scores))
 
 
-def _embed(
-    model: "Model",
-    tokenizer: Tokenizer,
-    config: EvaluationConfig,
-    texts: Sequence[str],
-    language: str,
-    specs: Sequence[VectorSpec],
-) -> dict[VectorSpec, Tensor]:
-    """Compute vectors of N sentences, (N, d) each, with the prefix that the model was trained with."""
-    prefix = served_prefix(model)
-    prefixed = [prefix + text for text in texts]
-    return embed(model, tokenizer, prefixed, specs, config.batch_size, config.max_tokens, language=language)
-
-
 def _retrieve(
-    questions: Questions, specs: Sequence[VectorSpec], served: VectorSpec, embed_texts: EmbedTexts
+    questions: Questions, specs: Sequence[VectorSpec], served: VectorSpec, encoder: VectorEncoder
 ) -> _SearchResults:
     """Search for the translations of every language, with each vector, and with the centred one if there is text."""
     centres = {}  # of each language, the mean served vector of its training sentences, (d,)
     for language, texts in questions.training_text.items():
-        centres[language] = embed_texts(texts, language, [served])[served].mean(dim=0)
+        centres[language] = encoder.embed(texts, [served], language)[served].mean(dim=0)
     centred = VectorSpec(CENTRED, served.layer)
 
     # Most pivot sentences are questions in several languages, so each is embedded once.
@@ -140,13 +119,13 @@ def _retrieve(
     for pairs in questions.pairs.values():
         for source, _ in pairs:
             row_of_sentence.setdefault(source, len(row_of_sentence))
-    pivot_vectors = embed_texts(list(row_of_sentence), questions.pivot, specs)
+    pivot_vectors = encoder.embed(list(row_of_sentence), specs, questions.pivot)
 
     results = _SearchResults()
     for language, pairs in questions.pairs.items():
         source_rows = [row_of_sentence[source] for source, _ in pairs]
         source_vectors = {spec: vectors[source_rows] for spec, vectors in pivot_vectors.items()}
-        target_vectors = embed_texts([target for _, target in pairs], language, specs)
+        target_vectors = encoder.embed([target for _, target in pairs], specs, language)
         if centres:
             source_vectors[centred] = source_vectors[served] - centres[questions.pivot]
             target_vectors[centred] = target_vectors[served] - centres[language]

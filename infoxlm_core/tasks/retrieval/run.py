@@ -22,7 +22,7 @@ from infoxlm_core.model.huggingface.any_encoder import (
     served_space,
 )
 from infoxlm_core.progress import progress
-from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorSpec, embed
+from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorEncoder, VectorSpec
 from infoxlm_core.tasks.retrieval import files
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
 from infoxlm_core.tasks.retrieval.nearest import NearestRows, accuracy, find_nearest_by_spec, mark_hits
@@ -61,7 +61,8 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     # A vector such as mean@best stands for several candidates, of which the best is chosen by its score.
     candidates = {vector: parse_vector(vector, model, encoder) for vector in config.vectors}
     specs = _list_specs(candidates, sets, model, encoder)
-    nearest = _retrieve(config, sets, specs, model, tokenizer, encoder)
+    vector_encoder = _load_vector_encoder(config, specs, model, tokenizer, encoder)
+    nearest = _retrieve(config, sets, specs, vector_encoder)
     scores: dict[VectorSpec, dict[str, dict[str, float]]] = {}
     for spec in specs:
         scores[spec] = {language: score_directions(mark_hits(nearest[language][spec])) for language in sets}
@@ -131,37 +132,34 @@ def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]
     return [VectorSpec(pooling, layer)]
 
 
-def _retrieve(
-    config: RetrievalConfig,
-    sets: Mapping[str, AlignedSentences],
-    specs: Sequence[VectorSpec],
-    model: "Model",
-    tokenizer: Tokenizer,
-    encoder: Path,
-) -> dict[str, dict[VectorSpec, NearestRows]]:
-    """Embed all sentences, and find the nearest ones by language and vector, with a progress bar."""
+def _load_vector_encoder(
+    config: RetrievalConfig, specs: Sequence[VectorSpec], model: "Model", tokenizer: Tokenizer, directory: Path
+) -> VectorEncoder:
+    """Return a loaded model with the configured prefix, and with its projection if a vector needs it."""
     projection = None
     if any(spec.pooling == "contrast" for spec in specs):
-        projection = load_projection(encoder, model)
+        projection = load_projection(directory, model)
     prefix = served_prefix(model) if config.prefix is None else config.prefix
-    num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
+    return VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, prefix, projection)
+
+
+def _retrieve(
+    config: RetrievalConfig, sets: Mapping[str, AlignedSentences], specs: Sequence[VectorSpec], encoder: VectorEncoder
+) -> dict[str, dict[VectorSpec, NearestRows]]:
+    """Embed all sentences, and find the nearest ones by language and vector, with a progress bar."""
     nearest: dict[str, dict[VectorSpec, NearestRows]] = {}
     previous_sources: list[str] = []
     source_vectors: dict[VectorSpec, Tensor] = {}
+    num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
     with progress("retrieval", num_sentences, "sentences") as advance:
-
-        def embed_texts(texts: list[str], language: str) -> dict[VectorSpec, Tensor]:
-            prefixed = [prefix + text for text in texts]
-            limits = (config.batch_size, config.max_tokens)
-            return embed(model, tokenizer, prefixed, specs, *limits, projection, advance, language)
-
         for language, (sources, targets) in sets.items():
             if sources == previous_sources:  # most sets have the same pivot sentences in all languages
                 advance(len(sources))
             else:
-                source_vectors = embed_texts(sources, config.pivot)
+                source_vectors = encoder.embed(sources, specs, config.pivot, advance)
                 previous_sources = sources
-            nearest[language] = find_nearest_by_spec(source_vectors, embed_texts(targets, language), config.margin)
+            target_vectors = encoder.embed(targets, specs, language, advance)
+            nearest[language] = find_nearest_by_spec(source_vectors, target_vectors, config.margin)
             logger.info("retrieved %d pairs of %s", len(sources), language)
     return nearest
 

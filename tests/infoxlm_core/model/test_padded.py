@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, XLMConfig, XLMModel, XLMWithLMHeadModel
 
-from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import padded, task_models
@@ -22,7 +21,6 @@ from infoxlm_core.tasks.named_entities.files import Sentence
 from infoxlm_core.tasks.question_answering import run as question_answering
 from infoxlm_core.tasks.question_answering.files import Question, QuestionSet
 from infoxlm_core.tasks.question_answering.task import AnsweringConfig
-from infoxlm_core.tasks.retrieval import held_out
 from tests.toys.models import TEXTS, WORDS, save_tokenizer
 
 NUMBERS = {"de": 0, "en": 1, "fr": 2}
@@ -62,11 +60,11 @@ def transformers_vectors(directory: Path, texts: list[str], language: str | None
 
 
 def test_vectors_of_held_out_sentences_are_those_of_transformers_with_their_language(xlm):
-    model, tokenizer = load_encoder(xlm)
+    encoder = embedding.VectorEncoder(*load_encoder(xlm), 2, 32)
     english, german = TEXTS[:2], TEXTS[2:4]
 
-    english_vectors = held_out._embed(model, tokenizer, EvaluationConfig(), english, "en", [TOP])[TOP].cpu()
-    german_vectors = held_out._embed(model, tokenizer, EvaluationConfig(), german, "de", [TOP])[TOP].cpu()
+    english_vectors = encoder.embed(english, [TOP], "en")[TOP].cpu()
+    german_vectors = encoder.embed(german, [TOP], "de")[TOP].cpu()
 
     torch.testing.assert_close(english_vectors, transformers_vectors(xlm, english, "en"), atol=1e-5, rtol=0)
     torch.testing.assert_close(german_vectors, transformers_vectors(xlm, german, "de"), atol=1e-5, rtol=0)
@@ -129,13 +127,13 @@ def test_a_language_that_the_model_does_not_have_is_refused(xlm):
     model, tokenizer = load_encoder(xlm)
 
     with pytest.raises(InputError, match="no embedding of language swh: give text in de, en, fr"):
-        embedding.embed(model, tokenizer, TEXTS, [TOP], 2, 32, language="swh")
+        embedding.VectorEncoder(model, tokenizer, 2, 32).embed(TEXTS, [TOP], "swh")
     assert padded.number_language(model.config, "deu_Latn") == NUMBERS["de"]
 
 
 def test_models_without_language_embeddings_ignore_the_language(tiny_encoders):
     model, tokenizer = load_encoder(tiny_encoders["first"])
 
-    found = embedding.embed(model, tokenizer, TEXTS, [TOP], 2, 32, language="sw")
+    found = embedding.VectorEncoder(model, tokenizer, 2, 32).embed(TEXTS, [TOP], "sw")
 
-    assert found[TOP].equal(embedding.embed(model, tokenizer, TEXTS, [TOP], 2, 32)[TOP])
+    assert found[TOP].equal(embedding.VectorEncoder(model, tokenizer, 2, 32).embed(TEXTS, [TOP])[TOP])

@@ -22,7 +22,7 @@ from infoxlm_core.model.heads import InfoXLM, project
 from infoxlm_core.model.huggingface import any_encoder, pretrained
 from infoxlm_core.model.huggingface.any_encoder import load_encoder, load_projection
 from infoxlm_core.tasks import embedding
-from infoxlm_core.tasks.embedding import VectorSpec, embed, embed_sentences, mean_pool
+from infoxlm_core.tasks.embedding import VectorEncoder, VectorSpec, embed_sentences, mean_pool
 from tests.toys.models import TEXTS, save_model, save_tokenizer
 
 EVERYWHERE = [VectorSpec(pooling, layer) for pooling in ("mean", "cls") for layer in range(3)]
@@ -35,10 +35,10 @@ def directory(tmp_path) -> Path:
 
 def test_vectors_do_not_change_with_padding_or_order(directory, monkeypatch):
     model, tokenizer = load_encoder(directory)
-    alone = embed(model, tokenizer, TEXTS, EVERYWHERE, batch_size=1, max_tokens=32)
+    alone = VectorEncoder(model, tokenizer, 1, 32).embed(TEXTS, EVERYWHERE)
 
     monkeypatch.setattr(embedding, "CHUNK", 3)  # the last text is tokenized later than the others
-    together = embed(model, tokenizer, TEXTS[::-1], EVERYWHERE, batch_size=4, max_tokens=32)
+    together = VectorEncoder(model, tokenizer, 4, 32).embed(TEXTS[::-1], EVERYWHERE)
 
     for place in EVERYWHERE:
         assert alone[place].shape == (4, 32)
@@ -58,9 +58,9 @@ def test_vectors_of_a_model_that_was_saved_in_half_precision_are_computed_in_fp3
     model.bfloat16().save_pretrained(tmp_path / "half")
     tokenizer.save_pretrained(tmp_path / "half")
 
-    found = embed(*load_encoder(tmp_path / "half"), TEXTS, EVERYWHERE, batch_size=4, max_tokens=32)
+    found = VectorEncoder(*load_encoder(tmp_path / "half"), 4, 32).embed(TEXTS, EVERYWHERE)
 
-    expected = embed(model.float(), tokenizer, TEXTS, EVERYWHERE, batch_size=4, max_tokens=32)
+    expected = VectorEncoder(model.float(), tokenizer, 4, 32).embed(TEXTS, EVERYWHERE)
     assert all(torch.equal(found[place], expected[place]) for place in EVERYWHERE)
 
 
@@ -71,7 +71,7 @@ def test_layers_and_poolings_are_those_of_hidden_states(directory):
     with torch.inference_mode():
         hidden = plain(**tokenizer(TEXTS[:1], return_tensors="pt"), output_hidden_states=True).hidden_states
 
-    vectors = embed(model, tokenizer, TEXTS[:1], EVERYWHERE, batch_size=1, max_tokens=32)
+    vectors = VectorEncoder(model, tokenizer, 1, 32).embed(TEXTS[:1], EVERYWHERE)
 
     for layer in range(3):
         torch.testing.assert_close(vectors[VectorSpec("mean", layer)], hidden[layer].mean(dim=1), atol=1e-5, rtol=0)
@@ -93,7 +93,9 @@ def test_the_mean_without_special_tokens_leaves_out_their_positions_but_not_unkn
     with torch.inference_mode():
         hidden = model.base_model(**tokenizer(texts[:1], return_tensors="pt")).last_hidden_state
 
-    found = embed(model, tokenizer, texts, [VectorSpec("mean_no_special", 2), VectorSpec("mean", 2)], 2, 32)
+    found = VectorEncoder(model, tokenizer, 2, 32).embed(
+        texts, [VectorSpec("mean_no_special", 2), VectorSpec("mean", 2)]
+    )
 
     torch.testing.assert_close(
         found[VectorSpec("mean_no_special", 2)][0], hidden[0, 1:4].mean(dim=0), atol=1e-5, rtol=0
@@ -119,7 +121,9 @@ def test_contrast_vectors_are_those_that_pre_training_compares(tmp_path, pooling
     alone = embed_sentences(tmp_path / "model", TEXTS, pooling="contrast")
     model, tokenizer = load_encoder(tmp_path / "model")
     places = [VectorSpec("mean", 3), VectorSpec("contrast", 2)]
-    among = embed(model, tokenizer, TEXTS, places, 2, 32, load_projection(tmp_path / "model", model))
+    among = VectorEncoder(model, tokenizer, 2, 32, projection=load_projection(tmp_path / "model", model)).embed(
+        TEXTS, places
+    )
 
     torch.testing.assert_close(alone[0], expected[0].detach(), atol=1e-5, rtol=0)
     torch.testing.assert_close(among[places[1]], alone, atol=1e-5, rtol=0)
@@ -132,10 +136,10 @@ def test_contrast_vectors_need_their_layer(directory):
 
 def test_layers_above_the_one_asked_for_are_not_computed(directory):
     model, tokenizer = load_encoder(directory)
-    whole = embed(model, tokenizer, TEXTS, [VectorSpec("mean", 1)], 4, 32)[VectorSpec("mean", 1)]
+    whole = VectorEncoder(model, tokenizer, 4, 32).embed(TEXTS, [VectorSpec("mean", 1)])[VectorSpec("mean", 1)]
 
     any_encoder.drop_layers(model, 1)
-    part = embed(model, tokenizer, TEXTS, [VectorSpec("mean", 1)], 4, 32)[VectorSpec("mean", 1)]
+    part = VectorEncoder(model, tokenizer, 4, 32).embed(TEXTS, [VectorSpec("mean", 1)])[VectorSpec("mean", 1)]
 
     assert len(model.base_model.encoder.layer) == 1
     assert part.equal(whole)
@@ -146,9 +150,7 @@ def test_embed_sentences_takes_the_layer_and_pooling_of_the_model(directory):
 
     vectors = embed_sentences(directory, TEXTS, batch_size=2)
 
-    expected = embed(model, tokenizer, TEXTS, [VectorSpec("mean", 1)], batch_size=4, max_tokens=32)[
-        VectorSpec("mean", 1)
-    ]
+    expected = VectorEncoder(model, tokenizer, 4, 32).embed(TEXTS, [VectorSpec("mean", 1)])[VectorSpec("mean", 1)]
     torch.testing.assert_close(vectors, expected.cpu(), atol=1e-5, rtol=0)
     assert embed_sentences(directory, []).shape == (0, 32)
 
@@ -196,7 +198,7 @@ def test_a_text_longer_than_the_model_reads_is_cut(directory):
 @pytest.mark.parametrize("layer", range(3))
 def test_layers_above_the_vector_do_not_change_it(directory, layer):
     spec = VectorSpec("mean", layer)
-    expected = embed(*load_encoder(directory), TEXTS, [spec], batch_size=4, max_tokens=32)
+    expected = VectorEncoder(*load_encoder(directory), 4, 32).embed(TEXTS, [spec])
 
     assert embed_sentences(directory, TEXTS, layer, "mean").equal(expected[spec])
 

@@ -9,7 +9,7 @@ import torch
 
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_space
-from infoxlm_core.tasks.embedding import VectorSpec, embed, embed_sentences
+from infoxlm_core.tasks.embedding import VectorEncoder, VectorSpec, embed_sentences
 from tests.toys.exports import MAX_TOKENS, write_modules
 from tests.toys.models import TEXTS, save_model
 
@@ -66,7 +66,9 @@ def test_texts_are_truncated_to_the_length_of_sentence_transformers_or_else_of_t
     long_text = [" ".join(TEXTS * 4)]
     model, tokenizer = load_encoder(directory, "cpu")
     spec = VectorSpec("mean", 2)
-    expected = {length: embed(model, tokenizer, long_text, [spec], 1, length)[spec] for length in (MAX_TOKENS, 38)}
+    expected = {
+        length: VectorEncoder(model, tokenizer, 1, length).embed(long_text, [spec])[spec] for length in (MAX_TOKENS, 38)
+    }
 
     assert not torch.allclose(expected[MAX_TOKENS], expected[38], atol=1e-3)
     assert torch.equal(embed_sentences(directory, long_text), expected[MAX_TOKENS])

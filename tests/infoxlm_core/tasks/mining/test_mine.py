@@ -66,7 +66,7 @@ def test_pairs_are_mined_with_a_calibrated_margin_and_vectors_are_kept(encoder, 
     def refuse(*_, **__):
         raise AssertionError("the vectors are computed again")
 
-    monkeypatch.setattr(embedding, "embed", refuse)
+    monkeypatch.setattr(embedding.VectorEncoder, "embed", refuse)
     again = mine.mine(corpus, load_embedder(encoder), "digest", tmp_path / "cache", precision=0.9, threshold=None)
     assert list(mine.list_pairs(corpus, again)) == pairs
     for changed in ({"prefix": "b1 "}, {"layer": 2}, {"max_tokens": 5}):
