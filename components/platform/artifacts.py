@@ -60,6 +60,7 @@ MAX_UPLOAD_SECONDS = 6 * 3600.0
 """Time to wait for another machine that uploads the same artifact."""
 MAX_TRAINING_SECONDS = 14 * 86_400.0
 """Time to wait for another machine that builds the same artifact."""
+_NOT_IN_STORE = "is no longer in the store: run again without Kubeflow's cache (--no-cache)"
 _COPY_OF = "COPY_OF"  # file in the local copy of a remote store; contains the URI of the store
 
 
@@ -309,16 +310,57 @@ def _fetch(location: str) -> tuple[Path, Path]:
     directory = storage.open(location).directory
     if directory:
         return directory, directory
+    store, kind, name, inner_path = _split(location)
+    artifact = lookup(store, kind, name)
+    if artifact is None:
+        raise InputError(f"{location} {_NOT_IN_STORE}")
+    path = manifests.join_inside(artifact, inner_path) if inner_path else artifact
+    return artifact, path
+
+
+def _split(location: str) -> tuple[str, str, str, str]:
+    """Return the store, kind and name of an artifact, and the path in it, from a location in a remote store."""
     # The first group is greedy, because a folder above the store may be named like a kind.
     match = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
     if not match:
         raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): repeat the step that builds it")
-    store, kind, name, inner_path = match.groups()
-    artifact = lookup(store, kind, name)
-    if artifact is None:
-        raise InputError(f"{location} is no longer in the store: run again without Kubeflow's cache (--no-cache)")
-    path = manifests.join_inside(artifact, inner_path) if inner_path else artifact
-    return artifact, path
+    store, kind, name, inner_path = match.groups(default="")
+    return store, kind, name, inner_path
+
+
+def remote_shards(location: str) -> storage.Store | None:
+    """Return the storage of token shards, or None if this machine has all their files."""
+    if not storage.is_remote(location):
+        return None
+    store, kind, name, _ = _split(location)
+    has_all_files = (local_directory(store) / kind / name / manifests.NAME).is_file()
+    return None if has_all_files else storage.open(location)
+
+
+def fetch_without_text(location: str) -> Path:
+    """Download the manifest and the tokenizer of token shards. Return the folder that also receives their parts.
+
+    Raises:
+        InputError: the shards do not exist.
+    """
+    store, kind, name, _ = _split(location)
+    manifest = artifact_files.manifest(location)
+    if manifest is None:
+        raise InputError(f"{location} {_NOT_IN_STORE}")
+    directory = streaming_directory(local_directory(store) / kind / name)
+    source = storage.open(location)
+    tables = manifest["facts"]["tables"]
+    names = [name for name in manifest["files"] if name.rpartition("/")[0] not in tables]
+    for name in (*names, manifests.NAME):
+        path = manifests.join_inside(directory, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        manifests.write_atomically(path, source.read(name))
+    return directory
+
+
+def streaming_directory(artifact: Path) -> Path:
+    """Return the folder of token shards whose text is downloaded during the training, beside their local copy."""
+    return artifact.with_name(f".{artifact.name}.streaming")
 
 
 def log_facts(location: Path, metrics: Any) -> dict[str, float]:

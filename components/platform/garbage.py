@@ -137,5 +137,6 @@ def delete(store: str, item: Item) -> None:
     if other_files:
         opened_store.delete(*other_files)
     path = (opened_store.directory or artifacts.local_directory(store)) / item.name
-    shutil.rmtree(path, ignore_errors=True)
+    for folder in (path, artifacts.streaming_directory(path)):
+        shutil.rmtree(folder, ignore_errors=True)
     artifact_files.marker_of(path).unlink(missing_ok=True)

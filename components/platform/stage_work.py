@@ -109,8 +109,10 @@ def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
         start = str(sources.fetch_model(config.model.start, artifacts.local_directory(work.store)))
         model_config = config.model.model_copy(update={"start": start})
         config = config.model_copy(update={"model": model_config})
-    shards_path = artifacts.locate(work.artifacts["shards_path"])
-    return functools.partial(pretraining.pretrain, config=config, shards_path=shards_path)
+    location = work.artifacts["shards_path"]
+    source = artifacts.remote_shards(location)
+    shards_path = artifacts.fetch_without_text(location) if source else artifacts.locate(location)
+    return functools.partial(pretraining.pretrain, config=config, shards_path=shards_path, shards_source=source)
 
 
 def _finetune(work: Work) -> Callable[..., dict[str, Any]]:

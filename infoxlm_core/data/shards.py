@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from infoxlm_core import manifests
-from infoxlm_core.data.reading import REMEDY, PartReader
+from infoxlm_core.data.reading import REMEDY, PartReader, PartSource, RemotePartReader
 from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, InputError
 
@@ -190,17 +190,27 @@ class StoredTable:
         """The bytes of all parts."""
         return sum(self.reader.size(name) for name in self.part_names)
 
+    def expect(self, current_parts: Sequence[int], next_parts: Sequence[int]) -> None:
+        """Tell the reader the numbers of the parts that the current step and the next steps read."""
+        current_names = [name_part(self.name, number) for number in current_parts]
+        next_names = [name_part(self.name, number) for number in next_parts]
+        self.reader.expect(self.name, current_names, next_names)
+
     def read_part(self, number: int) -> dict[str, np.ndarray]:
         """Read the arrays of a part."""
         return self.reader.read(name_part(self.name, number))
 
     def read_text(self) -> Table:
         """Read all sentences of a monolingual corpus."""
-        return Table.join([self.reader.read(name) for name in self.part_names])
+        return Table.join(self._read_parts())
 
     def read_pairs(self) -> Pairs:
         """Read all pairs of a parallel corpus."""
-        return Pairs.join([self.reader.read(name) for name in self.part_names])
+        return Pairs.join(self._read_parts())
+
+    def _read_parts(self) -> list[dict[str, np.ndarray]]:
+        self.reader.expect(self.name, self.part_names)
+        return [self.reader.read(name) for name in self.part_names]
 
 
 @dataclass(frozen=True)
@@ -227,8 +237,12 @@ class Shards:
         return self.vocabulary.size
 
 
-def open_shards(directory: Path) -> Shards:
+def open_shards(directory: Path, source: PartSource | None = None) -> Shards:
     """Read the manifest of shards and verify the tokenizer. The text is read and verified when it is needed.
+
+    Args:
+        directory: the shards; with a `source`, their manifest and tokenizer.
+        source: where the parts are stored if they are not in the directory, which receives those that are needed.
 
     Raises:
         InputError: there is no manifest, or another version has written the shards.
@@ -237,7 +251,8 @@ def open_shards(directory: Path) -> Shards:
     """
     manifest = manifests.read(directory, "shards", "tokenize_corpus", should_read=_is_outside_tables)
     facts = manifest["facts"]
-    reader = PartReader(directory, manifest["files"])
+    files = manifest["files"]
+    reader = RemotePartReader(directory, files, source) if source else PartReader(directory, files)
     tables: dict[str, dict[str, list[StoredTable]]] = {"mono": {}, "pairs": {}, "held_out": {}}
     for name, table in sorted(facts["tables"].items()):
         if "parts" not in table:

@@ -81,6 +81,7 @@ class MovingWindow(Generic[T]):
         self._rates = np.where(self.is_whole, 0, np.rint(_RATE_UNIT * parts_per_step)).astype(np.int64)
         self._positions = np.full(len(tables), -1)
         self._window: Window[T] = Window(np.zeros(len(tables), np.int64), [[]] * len(tables), [[]] * len(tables))
+        self._open_parts: list[dict[int, T]] = [{} for _ in tables]  # of each table, by number
         self._lock = threading.Lock()  # one thread prepares batches, another fills the queue
 
     def at(self, step: int) -> Window[T]:
@@ -107,23 +108,24 @@ class MovingWindow(Generic[T]):
 
     def _move(self, moved_tables: Sequence[int], positions: np.ndarray) -> Window[T]:
         """Return the window with the parts at new positions of the moved tables."""
+        part_numbers = {table: self.list_parts(table, int(positions[table])) for table in moved_tables}
+        for table, numbers in part_numbers.items():
+            next_position = int(positions[table] + self.widths[table])
+            self._tables[table].expect(numbers, self.list_parts(table, next_position))
         row_counts = self._window.row_counts.copy()
         first_rows = self._window.first_rows.copy()
         parts = self._window.parts.copy()
-        for table in moved_tables:
-            previous_parts = {}
-            if self._positions[table] >= 0:
-                previous_numbers = self.list_parts(table, int(self._positions[table]))
-                previous_parts = dict(zip(previous_numbers, parts[table], strict=True))
-            new_numbers = self.list_parts(table, int(positions[table]))
-            parts[table] = []
-            for number in new_numbers:
-                part = previous_parts.get(number)
-                if part is None:
-                    part = self._open_part(self._tables[table].read_part(number))
-                    previous_parts[number] = part
-                parts[table].append(part)
-            end_rows = self._sample_counts[table][new_numbers].cumsum().tolist()
+        for table, numbers in part_numbers.items():
+            previous_parts = self._open_parts[table]
+            open_parts: dict[int, T] = {}
+            for number in numbers:
+                if number in previous_parts:
+                    open_parts[number] = previous_parts[number]
+                elif number not in open_parts:
+                    open_parts[number] = self._open_part(self._tables[table].read_part(number))
+            self._open_parts[table] = open_parts
+            parts[table] = [open_parts[number] for number in numbers]
+            end_rows = self._sample_counts[table][numbers].cumsum().tolist()
             first_rows[table] = [0, *end_rows[:-1]]
             row_counts[table] = end_rows[-1] if end_rows else 0
         return Window(row_counts, first_rows, parts)

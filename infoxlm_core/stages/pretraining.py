@@ -9,6 +9,7 @@ from torch import Tensor
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.reading import PartSource
 from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.huggingface import any_encoder, origin, pretrained
@@ -31,6 +32,7 @@ def pretrain(
     run: Path,
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
+    shards_source: PartSource | None = None,
 ) -> dict[str, Any]:
     """Pre-train from the newest valid checkpoint in `run`. Every worker calls this function.
 
@@ -41,12 +43,13 @@ def pretrain(
         run: gets checkpoints and `metrics.jsonl`.
         track: returns the tracker that writes a file of curves.
         remote: the checkpoints where machines share no disk.
+        shards_source: where the text is stored if `shards_path` has only the manifest and the tokenizer.
 
     Returns:
         The figures of the last step, and the number of steps.
     """
     system = SYSTEMS[config.system]
-    shards = open_shards(shards_path)
+    shards = open_shards(shards_path, shards_source)
     config = choose_steps(config, shards)
     learner = system.learner(config, system.build(config, shards), shards)
     observe = system.observer(config, learner, shards)

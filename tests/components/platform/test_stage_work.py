@@ -103,6 +103,17 @@ def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened
     manifests.read(artifacts.locate(f"{URL}/pretrained/{KEY}/encoder"), "encoder", "pretrain")
 
 
+def test_a_training_from_s3_downloads_its_text_while_it_trains(bucket, work, undisturbed, tiny_shards):
+    shards = f"{URL}/shards/{KEY}"
+    artifact_files.push(tiny_shards, shards)
+
+    made = launchers.run(replace(work, artifacts={"shards_path": shards}))
+
+    assert curve(made) == undisturbed
+    local_copy = artifacts.local_directory(URL) / "shards" / KEY
+    assert not local_copy.exists() and artifacts.streaming_directory(local_copy).is_dir()
+
+
 @pytest.mark.item("F05", "F06")
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damaged_nothing_starts_over(
     bucket, work, undisturbed, tmp_path, monkeypatch, caplog

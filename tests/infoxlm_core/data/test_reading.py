@@ -1,11 +1,48 @@
-"""Reading parts of token shards."""
+"""Reading parts of token shards, from a directory and from S3."""
+
+from pathlib import Path
 
 import pytest
 
+from components.adapters import storage
+from infoxlm_core import manifests
+from infoxlm_core.data import reading
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
-from infoxlm_core.errors import DataCorrupt
+from infoxlm_core.data.window import MIN_PARTS
+from infoxlm_core.errors import DataCorrupt, StorageUnavailable
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.training.tracker import FileTracker
+from tests.helpers.curves import losses
 from tests.toys.pretraining import VOCABULARY, tiny_config, write_shards
+
+URI = "s3://models/shards"
+
+
+def moving_config(**changes):
+    """Return a config whose windows have `MIN_PARTS` parts of each table."""
+    batches = {"block_tokens": 512, "window": 1}
+    return tiny_config(model={"max_tokens": 512}, batches=batches, **changes)
+
+
+@pytest.fixture(scope="module")
+def shards_of_many_parts(tmp_path_factory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("local") / "shards", {"one": 800}, ("de",), part_tokens=400)
+
+
+@pytest.fixture(autouse=True)
+def no_delays(monkeypatch):
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
+    monkeypatch.setattr(reading, "RETRY_INTERVAL", 0.05)
+
+
+def upload(shards: Path, cache: Path) -> None:
+    """Upload shards to S3. The cache gets their manifest."""
+    store = storage.open(URI)
+    for name in manifests.load(shards)["files"]:
+        store.put(name, (shards / name).read_bytes())
+    cache.mkdir()
+    (cache / manifests.NAME).write_bytes((shards / manifests.NAME).read_bytes())
 
 
 @pytest.mark.item("F15")
@@ -34,3 +71,80 @@ def test_damaged_shards_are_refused_before_a_step_is_taken(tmp_path, damage):
 
     with pytest.raises(DataCorrupt, match="remove the directory and run tokenize_corpus again"):
         Sampler(open_shards(tmp_path), tiny_config()).draw(0, range(4))
+
+
+def test_steps_read_only_the_parts_of_their_windows_from_s3_and_draw_what_a_directory_gives(
+    faults, shards_of_many_parts, tmp_path
+):
+    upload(shards_of_many_parts, tmp_path / "cache")
+    config = moving_config()
+    local = Sampler(open_shards(shards_of_many_parts), config)
+    remote = Sampler(open_shards(tmp_path / "cache", storage.open(URI)), config)
+    part_count = len(list(shards_of_many_parts.rglob("*.safetensors")))
+    max_cached_parts = 2 * 2 * MIN_PARTS  # in two tables, the parts of the window and as many that come next
+
+    for step in range(12):
+        local_ids, remote_ids = [sampler.draw(step, range(4)).tlm.masked_ids.tolist() for sampler in (local, remote)]
+        assert remote_ids == local_ids
+        if step == 0:
+            downloaded_parts = {target for method, target in faults.requests if method == "GET"}
+            assert len(downloaded_parts) <= max_cached_parts < part_count / 2
+
+    # Each thread of the reader may just have downloaded a part that the window has left.
+    cached_parts = len(list((tmp_path / "cache").rglob("*.safetensors")))
+    assert cached_parts <= max_cached_parts + reading.DOWNLOAD_THREADS
+
+
+@pytest.mark.item("F15")
+def test_a_part_that_is_damaged_on_s3_is_refused_before_it_is_used(bucket, shards_of_many_parts, tmp_path):
+    upload(shards_of_many_parts, tmp_path / "cache")
+    for path in (shards_of_many_parts / "pairs").rglob("*.safetensors"):
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        bucket.Object(f"shards/{path.relative_to(shards_of_many_parts)}").put(Body=bytes(content))
+
+    with pytest.raises(DataCorrupt, match=f"{URI}/pairs/en-de/one/.*, but its manifest lists .*: delete the shards"):
+        Sampler(open_shards(tmp_path / "cache", storage.open(URI)), moving_config()).draw(0, range(4))
+    assert not list((tmp_path / "cache/pairs").rglob("*.safetensors"))
+
+
+def test_s3_that_stays_away_ends_the_training_with_75(faults, shards_of_many_parts, tmp_path, monkeypatch):
+    upload(shards_of_many_parts, tmp_path / "cache")
+    monkeypatch.setattr(reading, "RETRY_SECONDS", 0.1)
+    faults.inject("GET", "safetensors", "503")
+
+    with pytest.raises(StorageUnavailable) as failure:
+        Sampler(open_shards(tmp_path / "cache", storage.open(URI)), moving_config()).draw(0, range(4))
+
+    assert failure.value.exit_code == 75
+
+
+def test_a_training_waits_for_an_s3_that_breaks_every_connection_and_its_losses_stay(
+    faults, shards_of_many_parts, tmp_path, monkeypatch
+):
+    config = moving_config(optimization={"steps": 20}, checkpoints={"every": 20})
+    pretrain(config, shards_of_many_parts, tmp_path / "local model", tmp_path / "local run")
+    upload(shards_of_many_parts, tmp_path / "cache")
+    waits = []
+
+    class BreakingTracker(FileTracker):
+        """Breaks all connections after the third step, until the training has waited three times."""
+
+        def log(self, step, metrics):
+            super().log(step, metrics)
+            if step == 3:
+                faults.inject("*", "", "reset")
+
+    def count_wait(message, error):
+        waits.append(message)
+        if len(waits) == 3:
+            faults.heal()
+
+    monkeypatch.setattr(reading.logger, "warning", count_wait)
+    pretrain(
+        config, tmp_path / "cache", tmp_path / "remote model", tmp_path / "remote run", BreakingTracker,
+        shards_source=storage.open(URI),
+    )  # fmt: skip
+
+    assert len(waits) >= 3
+    assert losses(tmp_path / "remote run") == losses(tmp_path / "local run")
