@@ -42,19 +42,16 @@ def merge(
             return
         start_location, start_digest = artifacts.read_pointer(start)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
-        local_config, config_without_path, guard_digest = sources.localise_guard(checked, step.local_store)
-        digests = (corpus_digest, encoder_digest, start_digest, *guard_digest)
-        key = artifacts.key_of("merged", config_without_path, *digests)
+        local_config = sources.localise_guard(checked, step.local_store)
+        key = sources.key_with_guard("merged", local_config, corpus_digest, encoder_digest, start_digest)
 
         def build(output: Path) -> dict[str, Any]:
-            from infoxlm_core.model import devices
             from infoxlm_core.stages import merging
 
             corpus_path = artifacts.locate(corpus_location)
             encoder_path = artifacts.locate(encoder_location)
             start_path = artifacts.locate(start_location)
-            device = costs.GPU if devices.count_gpus() else costs.CPU
-            with costs.measured(store, "merged", key, 1, device):
+            with costs.measured_alone(store, "merged", key):
                 return merging.merge_best(local_config, corpus_path, encoder_path, start_path, output)
 
         directory = artifacts.get_or_build(store, "merged", key, build)

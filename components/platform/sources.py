@@ -177,19 +177,27 @@ def digest_training_data(settings: Any, store: Path) -> list[str]:
     return fingerprint.digest_inputs([path for paths in data.values() for path in paths])
 
 
-def localise_guard(config: "EvaluationConfig", store: Path) -> "tuple[EvaluationConfig, EvaluationConfig, list[str]]":
-    """Fetch the guard set of an evaluation, if it has one. Raises as `fetch_data` does.
+def localise_guard(config: "EvaluationConfig", store: Path) -> "EvaluationConfig":
+    """Fetch the guard set of an evaluation, if it has one. Return the config with its local path."""
+    if config.guard is None:
+        return config
+    path = str(fetch_data(config.guard.data, store))
+    return config.model_copy(update={"guard": config.guard.model_copy(update={"data": path})})
 
-    Returns:
-        The config with the local path of the set, the config without a path for artifact keys, and the set's digest.
+
+def key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs: str) -> str:
+    """Return the key of an artifact that depends on an evaluation's config: on the guard set's content, not its path.
+
+    Args:
+        kind: kind of the artifact.
+        local_config: result of `localise_guard`.
+        inputs: digests of the other inputs.
     """
-    guard = config.guard
+    guard = local_config.guard
     if guard is None:
-        return config, config, []
-    path = str(fetch_data(guard.data, store))
-    local = config.model_copy(update={"guard": guard.model_copy(update={"data": path})})
-    without_path = config.model_copy(update={"guard": guard.model_copy(update={"data": ""})})
-    return local, without_path, fingerprint.digest_inputs(path)
+        return artifacts.key_of(kind, local_config, *inputs)
+    without_path = local_config.model_copy(update={"guard": guard.model_copy(update={"data": ""})})
+    return artifacts.key_of(kind, without_path, *inputs, *fingerprint.digest_inputs(guard.data))
 
 
 def digest_stored_sources(sources: Iterable[str]) -> list[str]:
