@@ -29,6 +29,7 @@ ELSEWHERE = {
     "components/adapters/mlflow/user.py": "k8s/test_mlflow.py",
     "components/adapters/s3/store.py": "components/adapters/test_storage.py",
     "components/adapters/sources/hub.py": "components/platform/test_sources.py",
+    "components/platform/evaluating.py": "components/test_evaluate.py",
     "components/platform/measuring.py": "components/test_suite.py",
     "components/platform/sweeps.py": "components/test_suite.py",
     "components/prepare_corpus.py": "components/adapters/ray/test_tasks.py",
