@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,6 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
     test = drop_unknown(table[table["split"] == "test"], labels, "test")
     check_overlap(train, test)
     dev_examples = encode_rows(dev, encoder, config.max_tokens)
-
-    def score_dev(classifier: TaskModel) -> dict[str, float]:
-        return accuracy_by_language(predict(classifier, dev_examples), dev["label"], dev["language"])
-
-    def write_test_set(directory: Path) -> None:
-        test.drop(columns="split").to_parquet(directory / "test.parquet", index=False)
-
     return Training(
         HEAD,
         encode_rows(train, encoder, config.max_tokens),
@@ -112,10 +106,20 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
         labels,
         source=languages[0],
         development=tuple(sorted(dev["language"].unique())),
-        score_dev=score_dev if len(dev) else None,
+        score_dev=partial(_score_dev, dev, dev_examples) if len(dev) else None,
         head_dropout=config.head_dropout,
-        write_extra_files=write_test_set,
+        write_extra_files=partial(_write_test_set, test),
     )
+
+
+def _score_dev(dev: pd.DataFrame, examples: Examples, classifier: TaskModel) -> dict[str, float]:
+    """Return the accuracy of a classifier on the development rows of each language."""
+    return accuracy_by_language(predict(classifier, examples), dev["label"], dev["language"])
+
+
+def _write_test_set(test: pd.DataFrame, directory: Path) -> None:
+    """Write the test rows beside a classifier, for its evaluation."""
+    test.drop(columns="split").to_parquet(directory / "test.parquet", index=False)
 
 
 def check_overlap(train: pd.DataFrame, test: pd.DataFrame) -> None:

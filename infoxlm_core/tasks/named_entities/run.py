@@ -6,6 +6,7 @@ entities among them count as missed.
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
 FirstTokens = Mapping[int, int]  # word -> position of its first token; words without tokens are missing
+EncodedSentences = tuple[Examples, list[FirstTokens]]
 
 
 def list_test_files(settings: NamedEntitiesConfig) -> list[Path]:
@@ -65,14 +67,6 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
     for language, sentences in dev_sets.items():
         encoded_dev_sets[language] = encode(sentences, encoder, settings.max_tokens, [language] * len(sentences))
 
-    def score_dev(tagger: TaskModel) -> dict[str, float]:
-        f1_by_language = {}
-        for language, sentences in dev_sets.items():
-            dev_examples, dev_first_tokens = encoded_dev_sets[language]
-            predicted_tags = tag(tagger, sentences, dev_examples, dev_first_tokens)
-            f1_by_language[language] = span_f1(sentences, predicted_tags)
-        return f1_by_language
-
     return Training(
         HEAD,
         examples,
@@ -80,9 +74,20 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
         labels,
         source=languages[0],
         development=tuple(dev_sets),
-        score_dev=score_dev if dev_sets else None,
+        score_dev=partial(_score_dev, dev_sets, encoded_dev_sets) if dev_sets else None,
         head_dropout=settings.head_dropout,
     )
+
+
+def _score_dev(
+    sets: Mapping[str, Sequence[Sentence]], encoded_sets: Mapping[str, EncodedSentences], tagger: TaskModel
+) -> dict[str, float]:
+    """Return the F1 of a tagger on the development set of each language."""
+    f1_by_language = {}
+    for language, sentences in sets.items():
+        examples, first_tokens = encoded_sets[language]
+        f1_by_language[language] = span_f1(sentences, tag(tagger, sentences, examples, first_tokens))
+    return f1_by_language
 
 
 def _build_targets(
@@ -125,7 +130,7 @@ def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
 
 def encode(
     sentences: Sequence[Sentence], directory: Path, max_tokens: int, languages: Sequence[str]
-) -> tuple[Examples, list[FirstTokens]]:
+) -> EncodedSentences:
     """Tokenise sentences, and find the first token of each word.
 
     Args:

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -62,21 +63,25 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
             dev_sets[language] = question_set
             dev_windows[language] = _make_windows(config, encoder, tokenizer, window_length, question_set)
 
-    def score_dev(reader: TaskModel) -> dict[str, float]:
-        f1_by_language = {}
-        for language, question_set in dev_sets.items():
-            predictions = answer(config, reader, question_set, dev_windows[language])
-            f1_by_language[language] = _score(config, question_set, predictions)["f1"]
-        return f1_by_language
-
     return Training(
         HEAD,
         join(examples),
         np.concatenate(targets),  # (N, 2) first and last token of the answer; (0, 0) if it is not in the window
         source=list_training_languages(config)[0],
         development=tuple(dev_sets),
-        score_dev=score_dev if dev_sets else None,
+        score_dev=partial(_score_dev, config, dev_sets, dev_windows) if dev_sets else None,
     )
+
+
+def _score_dev(
+    config: AnsweringConfig, sets: Mapping[str, QuestionSet], windows: Mapping[str, Windows], reader: TaskModel
+) -> dict[str, float]:
+    """Return the F1 of a reader on the development set of each language."""
+    f1_by_language = {}
+    for language, question_set in sets.items():
+        predictions = answer(config, reader, question_set, windows[language])
+        f1_by_language[language] = _score(config, question_set, predictions)["f1"]
+    return f1_by_language
 
 
 def list_training_languages(config: AnsweringConfig) -> list[str]:
