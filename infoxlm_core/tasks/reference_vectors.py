@@ -175,7 +175,7 @@ def check(directory: Path, name: str, python: str = sys.executable) -> str:
         reference,
         torch.tensor(result["vectors"], dtype=torch.float32),
         name,
-        f": computed by {versions}{_describe_versions(directory)}: serve it with these",
+        f": computed by {versions}: serve it with the versions in its manifest (made_by)",
     )
     return (
         f"{name} is served as it was registered: {len(reference.sentences)} vectors, {reference.pooling} of layer "
@@ -198,12 +198,3 @@ def _compute_in_process(python: str, request: Mapping[str, Any], name: str) -> d
         reason = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise InputError(f"{name} cannot be loaded by {python} ({reason[:300]}). It needs torch and transformers.")
     return json.loads(process.stdout.splitlines()[-1])
-
-
-def _describe_versions(directory: Path) -> str:
-    """Return the versions that exported the model, if its manifest names them."""
-    if not (directory / manifests.NAME).is_file():
-        return ""
-    versions = manifests.load(directory).get("made_by", {})
-    recorded = [library for library in ("torch", "transformers") if library in versions]
-    return ", made by " + ", ".join(f"{library} {versions[library]}" for library in recorded)

@@ -19,7 +19,7 @@ from transformers import (
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.encoder import EncoderSize, initialise, pool
 from infoxlm_core.model.heads import InfoXLM, project
-from infoxlm_core.model.huggingface import any_encoder, pretrained
+from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.huggingface.any_encoder import load_encoder, load_projection
 from infoxlm_core.tasks import embedding
 from infoxlm_core.tasks.embedding import VectorEncoder, VectorSpec, embed_sentences, mean_pool
@@ -132,17 +132,6 @@ def test_contrast_vectors_are_those_that_pre_training_compares(tmp_path, pooling
 def test_contrast_vectors_need_their_layer(directory):
     with pytest.raises(InputError, match=r"has no contrast vectors .* give mean or cls"):
         embed_sentences(directory, TEXTS, pooling="contrast")
-
-
-def test_layers_above_the_one_asked_for_are_not_computed(directory):
-    model, tokenizer = load_encoder(directory)
-    whole = VectorEncoder(model, tokenizer, 4, 32).embed(TEXTS, [VectorSpec("mean", 1)])[VectorSpec("mean", 1)]
-
-    any_encoder.drop_layers(model, 1)
-    part = VectorEncoder(model, tokenizer, 4, 32).embed(TEXTS, [VectorSpec("mean", 1)])[VectorSpec("mean", 1)]
-
-    assert len(model.base_model.encoder.layer) == 1
-    assert part.equal(whole)
 
 
 def test_embed_sentences_takes_the_layer_and_pooling_of_the_model(directory):

@@ -1,7 +1,6 @@
 """Models as they are exported, and what a process that knows transformers alone makes of them."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -117,28 +116,12 @@ def test_a_model_that_names_no_layer_is_compared_at_its_last_one(shards, tmp_pat
     assert compare(tmp_path).share < reference.tolerance
 
 
-def test_the_process_cannot_import_this_project_even_where_it_is_installed(exported):
-    """Without -I and with the path of this checkout: what is blocked would else be found."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", "import infoxlm_core, components, pipelines"], check=True, env=environment)
-
-    wanted = {"directory": str(exported), "layer": 1, "pooling": "mean", "sentences": ["Open the file"]}
-    done = subprocess.run(
-        [sys.executable, "-P", plain_transformers.__file__],
-        input=json.dumps(wanted), env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-
-    assert json.loads(done.stdout)["blocked"] == ["infoxlm_core", "components", "pipelines"]
-
-
 def test_other_weights_another_layer_and_another_pooling_are_seen(model):
     path = model / "model.safetensors"
     weights = load_file(path)
     save_file({name: tensor.half().float() for name, tensor in weights.items()}, path, {"format": "pt"})
-    with pytest.raises(
-        DataCorrupt, match=r"^models:/m/1 gives other vectors than were registered: worst cosine .*torch"
-    ):
-        reference_vectors.check(model, "models:/m/1")
+    with pytest.raises(DataCorrupt, match=r"^models:/m/1 gives other vectors than were registered: worst cosine"):
+        compare(model)
     save_file(weights, path, {"format": "pt"})
     assert compare(model).cosine > 0.999999
 
