@@ -6,11 +6,11 @@ Our corpora have no document boundaries, so 32 consecutive sentences of a corpus
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import BertConfig, PretrainedConfig
 
 from infoxlm_core.config import PretrainingConfig
@@ -24,7 +24,7 @@ from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler
-from infoxlm_core.systems.text_learner import Loss, TextNetwork
+from infoxlm_core.systems.text_learner import Loss, TargetStates, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
 DOCUMENT_SENTENCES = 32
@@ -40,7 +40,7 @@ class BERT(TextNetwork):
         self.pooler = nn.Linear(size.hidden, size.hidden)
         self.follows = nn.Linear(size.hidden, 2)
 
-    def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def states(self, batch: TextBatch) -> TargetStates:
         """Compute the states of the targets, and the logits (sequences, 2) of NSP: follows (0), or not (1)."""
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         hidden = self.encoder.run(hidden, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
@@ -49,7 +49,15 @@ class BERT(TextNetwork):
         target_rows = batch.target_rows
         if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
             target_rows = target_rows[batch.answered]
-        return self.head.states(hidden[target_rows]), self.head.bias, {"nsp": nsp_logits}
+        return TargetStates(self.head.states(hidden[target_rows]), self.head.bias, {"nsp": nsp_logits})
+
+
+class NextSentencePair(NamedTuple):
+    """The two parts of a sample, without special tokens."""
+
+    first: np.ndarray
+    second: np.ndarray
+    label: int  # 0 if the second part follows the first, else 1
 
 
 class BERTSampler(TextSampler):
@@ -95,10 +103,10 @@ class BERTSampler(TextSampler):
         labels = []
         tables, rows = self.sampler.draw(self.per_shard, rng)
         for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
-            first_part, second_part, label = self._draw_pair(table, row, rng)
-            first_parts.append(first_part)
-            second_parts.append(second_part)
-            labels.append(label)
+            pair = self._draw_pair(table, row, rng)
+            first_parts.append(pair.first)
+            second_parts.append(pair.second)
+            labels.append(pair.label)
         first = _pack(first_parts)
         second = _pack(second_parts)
         sequences = lay_out([first, second], self.vocabulary)  # [CLS] a [SEP] b [SEP]
@@ -116,13 +124,10 @@ class BERTSampler(TextSampler):
             labels={"nsp": np.array(labels, np.int64)},
         )
 
-    def _draw_pair(self, table: int, row: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+    def _draw_pair(self, table: int, row: int, rng: np.random.Generator) -> NextSentencePair:
         """Draw the two parts of a sample that starts at a sentence of a table.
 
         No sample starts with the last sentence of a document, unless it is the only one.
-
-        Returns:
-            The tokens of both parts without special tokens, and the label: 0 if the second part follows, else 1.
         """
         max_tokens = self.config.batches.block_tokens - 3  # without [CLS] and two [SEP]
         target_tokens = max_tokens
@@ -142,7 +147,7 @@ class BERTSampler(TextSampler):
         else:
             second_part = _read_tokens(self.tables[table], middle, end)
         first_part, second_part = truncate(first_part, second_part, max_tokens, rng)
-        return first_part, second_part, int(is_random_continuation)
+        return NextSentencePair(first_part, second_part, int(is_random_continuation))
 
     def _draw_continuation(self, table: int, document: int, tokens: int, rng: np.random.Generator) -> np.ndarray:
         """Return about `tokens` tokens of another document of the same language, from a random sentence on."""

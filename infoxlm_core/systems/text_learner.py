@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,22 @@ from infoxlm_core.training.learner import Learner, LossWeights, autocast, prepar
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits and labels of a sentence objective -> their summed loss
 
 
+class TargetStates(NamedTuple):
+    """The inputs of the losses. The logits of a target are its state times the word embeddings, plus the bias."""
+
+    states: Tensor  # (N, d) at the target rows of a batch
+    bias: Tensor  # (V,)
+    sentence_logits: dict[str, Tensor]  # sentence objective -> (sequences, …)
+
+
+class TextLosses(NamedTuple):
+    """The losses of N targets, which are None if they are not needed, and the logits of sentence objectives."""
+
+    scaled_sum: Tensor | None  # to differentiate
+    by_target: Tensor | None  # (N,) in nats
+    sentence_logits: dict[str, Tensor]
+
+
 class TextNetwork(nn.Module):
     """An encoder, to which subclasses add heads."""
 
@@ -28,13 +44,8 @@ class TextNetwork(nn.Module):
         super().__init__()
         self.encoder = Encoder(size, dropout)
 
-    def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Compute the inputs of the losses.
-
-        Returns:
-            The states (N, d) at the batch's target rows, the output bias (V,), and the logits (sequences, …) of each
-            sentence objective. The logits of a target are its state times the word embeddings, plus the bias.
-        """
+    def states(self, batch: TextBatch) -> TargetStates:
+        """Compute the inputs of the losses."""
         raise NotImplementedError
 
     def logits(self, batch: TextBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -42,27 +53,21 @@ class TextNetwork(nn.Module):
         states, bias, sentence_logits = self.states(batch)
         return F.linear(states, self.encoder.token_embedding.weight, bias), sentence_logits
 
-    def forward(
-        self, batch: TextBatch, scale: Tensor | None = None
-    ) -> tuple[Tensor | None, Tensor | None, dict[str, Tensor]]:
+    def forward(self, batch: TextBatch, scale: Tensor | None = None) -> TextLosses:
         """Compute the losses of the targets without storing their (N, V) logits.
 
         Args:
             batch: a batch on the network's device.
             scale: (N,) factor of each target in the loss; None: the losses of the targets are not needed.
-
-        Returns:
-            The scaled sum of the losses, to differentiate; the losses (N,) in nats; and the logits of sentence
-            objectives. The first two are None without scale.
         """
         states, bias, sentence_logits = self.states(batch)
         if scale is None:
-            return None, None, sentence_logits
+            return TextLosses(None, None, sentence_logits)
         word_embeddings = self.encoder.token_embedding.weight  # (V, d)
         loss, losses = linear_cross_entropy(
             states, word_embeddings, bias, batch.target_ids, scale, compiler=self.compiler
         )
-        return loss, losses, sentence_logits
+        return TextLosses(loss, losses, sentence_logits)
 
 
 class TextLearner(Learner):
@@ -103,18 +108,18 @@ class TextLearner(Learner):
         batch = batch.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):
-            token_loss, token_losses, sentence_logits = self.module(batch, self._token_scale(batch, scales))
-        scaled_losses = [] if token_loss is None else [token_loss]
+            outputs = self.module(batch, self._token_scale(batch, scales))
+        scaled_losses = [] if outputs.scaled_sum is None else [outputs.scaled_sum]
         sums: dict[str, Tensor] = {}
         for name, labels in batch.labels.items():
             if name in self.weights.by_name:
-                logits = sentence_logits[name]  # (sequences, classes)
+                logits = outputs.sentence_logits[name]  # (sequences, classes)
                 sentence_loss = self.sentence_losses[name](logits, labels)
                 scaled_losses.append(scales[name] * sentence_loss)
                 sums[name] = sentence_loss.detach()
                 sums[f"{name} hits"] = (logits.detach().argmax(dim=1) == labels).sum()
-        if token_losses is not None:
-            sums[batch.objective] = token_losses.sum()
+        if outputs.by_target is not None:
+            sums[batch.objective] = outputs.by_target.sum()
         return torch.stack(scaled_losses).sum(), sums
 
     def _token_scale(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
@@ -28,7 +28,7 @@ from infoxlm_core.errors import ConfigError, CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, languages_of, wrap
-from infoxlm_core.systems.text_learner import Loss, TextNetwork
+from infoxlm_core.systems.text_learner import Loss, TargetStates, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
 
@@ -39,7 +39,7 @@ class XLM(TextNetwork):
         super().__init__(size, dropout)
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
-    def states(self, batch: TextBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def states(self, batch: TextBatch) -> TargetStates:
         """Return the top layer's output at the targets. In a CLM batch no row attends to a later row."""
         hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
         hidden = self.encoder.run(
@@ -53,13 +53,19 @@ class XLM(TextNetwork):
         )  # (N, d)
         if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
             hidden = hidden[batch.answered]
-        return hidden, self.bias, {}
+        return TargetStates(hidden, self.bias, {})
 
 
-def lay_out_pairs(
-    first: Sequences, second: Sequences, languages: tuple[int, int]
-) -> tuple[Sequences, np.ndarray, np.ndarray]:
-    """Return XLM pairs `</s> x </s> </s> y </s>`, their positions (T,) and languages (T,)."""
+class XLMInputs(NamedTuple):
+    """Sequences of T tokens as XLM reads them."""
+
+    sequences: Sequences
+    positions: np.ndarray  # (T,)
+    types: np.ndarray  # (T,) numbers of languages
+
+
+def lay_out_pairs(first: Sequences, second: Sequences, languages: tuple[int, int]) -> XLMInputs:
+    """Return the inputs of pairs `</s> x </s> </s> y </s>`."""
     first = wrap(first)
     second = wrap(second)
     sentences = []  # x, y of each pair in turn
@@ -69,7 +75,8 @@ def lay_out_pairs(
     sentence_languages = np.tile(languages, len(sentence_lengths))  # (2N,)
     types = np.repeat(sentence_languages, sentence_lengths.ravel())  # (T,)
     positions = number_positions(sentence_lengths.ravel())  # (T,); they restart with each sentence
-    return Sequences(end_to_end(sentences), sentence_lengths.sum(axis=1)), positions, types
+    sequences = Sequences(end_to_end(sentences), sentence_lengths.sum(axis=1))
+    return XLMInputs(sequences, positions, types)
 
 
 def count_windows(table: Table, window_tokens: int) -> int:
@@ -96,6 +103,14 @@ class ShortPairs(NamedTuple):
 
     pairs: Pairs  # all pairs of the corpus
     rows: np.ndarray  # row numbers of the short pairs
+
+
+class StepChoice(NamedTuple):
+    """What a step trains on."""
+
+    objective: str
+    name: str  # of the language or of the language pair
+    is_reversed: bool  # whether a pair is read in the direction opposite to its name
 
 
 class XLMSampler(TextSampler):
@@ -149,11 +164,11 @@ class XLMSampler(TextSampler):
     def draw(self, step: int, shard: int) -> Samples:
         """Return the samples of a virtual shard at a step."""
         seed = self.config.seed
-        objective, name, direction = self._choose(step)
+        objective, name, is_reversed = self._choose(step)
         rng = generator(seed, step, shard, objective)
         mask_rng = generator(seed, step, shard, objective, "mask")
         if objective == "tlm":
-            sequences, positions, types = self._draw_pairs(name, direction < 0.5, rng)
+            sequences, positions, types = self._draw_pairs(name, is_reversed, rng)
         else:
             sequences = self._draw_windows(name, rng)
             positions = number_positions(sequences.lengths)
@@ -172,15 +187,15 @@ class XLMSampler(TextSampler):
         objective, name, _ = self._choose(step)
         return f"{objective}/{name}"
 
-    def _choose(self, step: int) -> tuple[str, str, float]:
-        """Return the objective and the language (pair) of a step, and a uniform number for the direction of a pair."""
+    def _choose(self, step: int) -> StepChoice:
+        """Choose the objective, the language (pair) and the direction of a step."""
         objective = self.objectives[step % len(self.objectives)]
         uniform = generator(self.config.seed, step, "language").random(2)
         counts = self.sample_counts[objective]
         names = list(counts)
         name_probabilities = probabilities(np.array(list(counts.values())), self.config.batches.alpha)
         choice = int(pick(name_probabilities, uniform[:1])[0])
-        return objective, names[choice], float(uniform[1])
+        return StepChoice(objective, names[choice], is_reversed=bool(uniform[1] < 0.5))
 
     def _draw_windows(self, language: str, rng: np.random.Generator) -> Sequences:
         """Draw windows of the streams of a language."""
@@ -194,9 +209,7 @@ class XLMSampler(TextSampler):
             tokens[is_drawn] = read_windows(tables[table], drawn_windows[is_drawn], window_tokens)
         return Sequences(tokens.ravel(), np.full(self.per_shard, window_tokens))
 
-    def _draw_pairs(
-        self, name: str, is_reversed: bool, rng: np.random.Generator
-    ) -> tuple[Sequences, np.ndarray, np.ndarray]:
+    def _draw_pairs(self, name: str, is_reversed: bool, rng: np.random.Generator) -> XLMInputs:
         """Draw pairs of a language pair, in the direction of its name or reversed, and lay them out."""
         corpora = self.pairs[name]
         max_side_tokens = self.config.batches.side_tokens

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core import manifests
 from infoxlm_core.data.examples import join
@@ -43,11 +42,11 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
     # The names of test files are checked first, so that a wrong one is refused before hours of training.
     for language, _ in files.find_sets(config.test, "test", config.mixed):
         choose_normaliser(config.normaliser, language)
-    tokenizer, window_length = _load_tokenizer(config, encoder)
+    window_maker = WindowMaker(config, encoder)
     examples = []
     targets = []
     for question_set in files.read_training(config.train):
-        windows = _make_windows(config, encoder, tokenizer, window_length, question_set)
+        windows = window_maker.make(question_set)
         spans = [question.span for question in question_set.questions if question.span]
         window_targets = find_targets(windows, spans)
         num_with_answer = np.count_nonzero(window_targets[:, 1])
@@ -61,7 +60,7 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
         for (language, _), question_set in files.read_sets(config.dev, "dev").items():
             choose_normaliser(config.normaliser, language)
             dev_sets[language] = question_set
-            dev_windows[language] = _make_windows(config, encoder, tokenizer, window_length, question_set)
+            dev_windows[language] = window_maker.make(question_set)
 
     return Training(
         HEAD,
@@ -95,32 +94,38 @@ def list_training_languages(config: AnsweringConfig) -> list[str]:
     return sorted(languages, key=lambda language: language != "en")  # a stable sort, which moves only English
 
 
-def _load_tokenizer(config: AnsweringConfig, directory: Path) -> tuple[Tokenizer, int]:
-    """Return the tokenizer of a model, and the largest number of tokens of a window that the model reads."""
-    tokenizer = tokenizers.load(directory)
-    if not tokenizer.is_fast:
-        raise InputError(f"{directory}: its tokenizer cannot map tokens to characters. Give one with a tokenizer.json.")
-    longest_sequence = pretrained.max_tokens_of(pretrained.read_config(directory))
-    return tokenizer, min(config.max_tokens, longest_sequence)
+class WindowMaker:
+    """Cuts the paragraphs of sets into windows for one model.
 
+    Raises InputError if its tokenizer cannot map tokens to characters.
+    """
 
-def _make_windows(
-    config: AnsweringConfig, directory: Path, tokenizer: Tokenizer, window_length: int, question_set: QuestionSet
-) -> Windows:
-    """Return the windows of a set. Models with language embeddings read them in the paragraphs' language."""
-    windows = make_windows(
-        tokenizer,
-        [question.text for question in question_set.questions],
-        question_set.paragraphs,
-        [question.paragraph for question in question_set.questions],
-        window_length,
-        config.question_tokens,
-        config.stride,
-    )
-    paragraph_language, _ = question_set.languages
-    languages = [paragraph_language] * len(windows.examples)
-    examples = padded.set_languages(windows.examples, padded.read_config(directory), languages)
-    return replace(windows, examples=examples)
+    def __init__(self, config: AnsweringConfig, directory: Path) -> None:
+        self.config = config
+        self.tokenizer = tokenizers.load(directory)
+        if not self.tokenizer.is_fast:
+            raise InputError(
+                f"{directory}: its tokenizer cannot map tokens to characters. Give one with a tokenizer.json."
+            )
+        longest_sequence = pretrained.max_tokens_of(pretrained.read_config(directory))
+        self.max_tokens = min(config.max_tokens, longest_sequence)
+        self.model_config = padded.read_config(directory)
+
+    def make(self, question_set: QuestionSet) -> Windows:
+        """Return the windows of a set. Models with language embeddings read them in the paragraphs' language."""
+        windows = make_windows(
+            self.tokenizer,
+            [question.text for question in question_set.questions],
+            question_set.paragraphs,
+            [question.paragraph for question in question_set.questions],
+            self.max_tokens,
+            self.config.question_tokens,
+            self.config.stride,
+        )
+        paragraph_language, _ = question_set.languages
+        languages = [paragraph_language] * len(windows.examples)
+        examples = padded.set_languages(windows.examples, self.model_config, languages)
+        return replace(windows, examples=examples)
 
 
 def answer(config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet, windows: Windows) -> dict[str, str]:
@@ -153,11 +158,11 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
         choose_normaliser(config.normaliser, language)  # a language without normaliser is refused before inference
     predictions: dict[LanguagePair, dict[str, str]] = {}
     for directory, reader, languages in load_chosen(tuned, HEAD, paragraph_languages):
-        tokenizer, window_length = _load_tokenizer(config, directory)
+        window_maker = WindowMaker(config, directory)
         for pair, question_set in sets.items():
             paragraph_language, _ = question_set.languages
             if paragraph_language in languages:
-                windows = _make_windows(config, directory, tokenizer, window_length, question_set)
+                windows = window_maker.make(question_set)
                 predictions[pair] = answer(config, reader, question_set, windows)
     _write_predictions(output / "predictions", predictions)
 

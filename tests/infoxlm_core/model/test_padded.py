@@ -111,13 +111,12 @@ def test_a_classifier_of_pairs_reads_both_sides_in_the_language_of_the_row(xlm, 
 
 def test_tagged_sentences_and_windows_have_the_language_of_their_set(xlm):
     sentences = [Sentence(("save", "it"), ("O", "O")), Sentence(("a",), ("O",))]
-    config = AnsweringConfig.parse({"train": ["t"], "test": ["q"], "question_tokens": 4, "stride": 2})
+    config = AnsweringConfig.parse({"train": ["t"], "test": ["q"], "question_tokens": 4, "stride": 2, "max_tokens": 14})
     question = Question("1", "save it", 0, ("door",), None)
     questions = QuestionSet(Path("test.json"), ("de", "fr"), ("open the door and save the file",), (question,))
 
     tagged, _ = named_entities.encode(sentences, xlm, 32, ["fr", "de"])
-    tokenizer = AutoTokenizer.from_pretrained(xlm)
-    windows = question_answering._make_windows(config, xlm, tokenizer, 14, questions)
+    windows = question_answering.WindowMaker(config, xlm).make(questions)
 
     assert tagged.types.tolist() == [NUMBERS["fr"]] * 4 + [NUMBERS["de"]] * 3
     assert set(windows.examples.types.tolist()) == {NUMBERS["de"]}  # the paragraph's, not the question's
