@@ -7,11 +7,12 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.platform import artifacts, launchers, runtime, sources, stage_work, tracking
-from components.platform.stage_run import stage_run
+from components.platform import artifacts, launchers, runtime, sources, stage_work
+from components.platform.stage_run import StageRun, stage_run
 from infoxlm_core import manifests
 from infoxlm_core.errors import Preempted, WorkerLost
 from infoxlm_core.results import trials
@@ -47,7 +48,11 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
         local_settings = sources.localise(settings, step.local_store)
         task = task_of(local_settings)
         encoder = sources.fetch_model(source, step.local_store)
-        model, training = _fine_tune(settings, local_settings, source, encoder, num_workers, store, step.run)
+        model = encoder
+        training: dict[str, Any] = {}  # facts of the training
+        if task.trained:
+            model = _fine_tune(step, settings, local_settings, source, encoder, num_workers)
+            training = manifests.load(model)["facts"] | {"tuned": f"tuned/{model.name}"}
         inputs = [
             *fingerprint.digest_inputs(str(model)),
             fingerprint.digest_inputs_by_role(task.list_data(local_settings)),
@@ -66,27 +71,21 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
 
 
 def _fine_tune(
-    settings: Any, local_settings: Any, source: str, encoder: Path, num_workers: int, store: str, run: tracking.Run
-) -> tuple[Path, dict[str, Any]]:
-    """Fine-tune the encoder of a trial if its task requires training.
+    step: StageRun, settings: Any, local_settings: Any, source: str, encoder: Path, num_workers: int
+) -> Path:
+    """Fine-tune the encoder of a trial, and return the directory of the model.
 
     The name of the model depends only on what decides its weights, so trials that differ only in their tests share it.
 
     Args:
+        step: the running step; its run in the tracker receives the curves.
         settings: settings of the task.
         local_settings: the same settings with local paths for all data.
         source: source of the encoder.
         encoder: local directory of the encoder.
         num_workers: Ray workers, one per GPU; 0 trains inside this process.
-        store: directory, or s3://bucket/prefix.
-        run: the tracker's run, which receives the curves.
-
-    Returns:
-        The directory of the model to measure, and the facts of its training (none if the task requires no training).
     """
     task = task_of(local_settings)
-    if not task.trained:
-        return encoder, {}
     training_settings, data = task.select_training_inputs(local_settings)
     inputs = [*fingerprint.digest_inputs(str(encoder)), fingerprint.digest_inputs_by_role(data)]
     if task.depends_on_workers(training_settings, encoder):
@@ -94,7 +93,7 @@ def _fine_tune(
     name = artifacts.key_of("tuned", task.without_data(training_settings), *inputs)
     training = stage_work.Work(
         stage="finetune",
-        store=store,
+        store=step.store,
         kind="tuned",
         name=name,
         run=f"tuned-{name}",
@@ -102,13 +101,13 @@ def _fine_tune(
         artifacts={},
         sources={"encoder": source},
         num_workers=num_workers,
-        tracker_run=run.id,
+        tracker_run=step.run.id,
     )
-    with artifacts.exclusive(store, "tuned", name):  # another trial may need the same model
+    with artifacts.exclusive(step.store, "tuned", name):  # another trial may need the same model
         model = artifacts.locate(artifacts.url_of(launchers.run(training)))  # verifies every file before it is read
         stage_work.delete_checkpoints(training)
-    run.log_curves(model / "metrics.jsonl")
-    return model, manifests.load(model)["facts"] | {"tuned": f"tuned/{name}"}
+    step.run.log_curves(model / "metrics.jsonl")
+    return model
 
 
 def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:
@@ -120,67 +119,71 @@ def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: i
     """
     if len(planned) == 1:
         return {planned[0]["point"]["name"]: measure(planned[0], store, num_workers)}
-    received_signals: list[int] = []
     finished: dict[str, Measured] = {}
     exit_codes: list[int] = []
-    for number, trial in enumerate(planned, 1):
-        name = trial["point"]["name"]
-        logger.info("Trial %d of %d: %s.", number, len(planned), name)
-        measured, exit_code = _measure_in_process(trial, store, num_workers, received_signals)
-        if measured:
-            finished[name] = measured
-        else:
-            exit_codes.append(exit_code)
-        if received_signals:
-            break
+    processes = _TrialProcesses(store, num_workers)
+    with workers.handling_signals(processes.stop):
+        for number, trial in enumerate(planned, 1):
+            name = trial["point"]["name"]
+            logger.info("Trial %d of %d: %s.", number, len(planned), name)
+            try:
+                finished[name] = processes.measure(trial)
+            except SystemExit as failure:
+                exit_codes.append(int(failure.code or 0))
+            if processes.is_stopped:
+                break
     if exit_codes:
         logger.error("%d of %d trials are finished, %d failed.", len(finished), len(planned), len(exit_codes))
         sys.exit(exit_codes[-1])  # the store also has the error of the last failure
     return finished
 
 
-def _measure_in_process(
-    planned: Mapping[str, Any], store: str, num_workers: int, received_signals: list[int]
-) -> tuple[Measured | None, int]:
-    """Measure a trial in a child process.
+class _TrialProcesses:
+    """Measures each trial in a child process."""
 
-    If this process receives a signal to stop, it terminates the child, and appends the signal to `received_signals`.
+    def __init__(self, store: str, num_workers: int) -> None:
+        self.is_stopped = False
+        self._store = store
+        self._num_workers = num_workers
+        self._child: SpawnProcess | None = None
 
-    Returns:
-        The finished trial, or None if it failed, and the exit code of its process.
-    """
-    spawn = multiprocessing.get_context("spawn")
-    receiver, sender = spawn.Pipe(duplex=False)
-    child = spawn.Process(target=_measure_and_send, args=(sender, planned, store, num_workers))
+    def stop(self, *_: object) -> None:
+        """Handle a signal to stop: terminate the running child."""
+        self.is_stopped = True
+        if self._child and self._child.pid:
+            self._child.terminate()
 
-    def pass_on(signal_number: int, _: object) -> None:
-        received_signals.append(signal_number)
-        if child.pid:
-            child.terminate()
+    def measure(self, planned: Mapping[str, Any]) -> Measured:
+        """Measure a trial in a new child process.
 
-    measured: Measured | None = None
-    with workers.handling_signals(pass_on):
+        Raises:
+            SystemExit: the trial failed; the store has the error.
+        """
+        spawn = multiprocessing.get_context("spawn")
+        receiver, sender = spawn.Pipe(duplex=False)
+        child = spawn.Process(target=_measure_and_send, args=(sender, planned, self._store, self._num_workers))
+        self._child = child
+        measured: Measured | None = None
         try:
             child.start()
             sender.close()  # otherwise `recv` would wait for this process to send something
-            if received_signals:  # the signal arrived before the child had a process id
+            if self.is_stopped:  # the signal arrived before the child had a process id
                 child.terminate()
             with contextlib.suppress(EOFError):  # the child ended without a result
                 measured = receiver.recv()
         finally:
             child.join()
-    exit_code = child.exitcode or 0
-    was_killed = measured is None and exit_code < 0  # by signal -exit_code, so it could not report its failure
-    if was_killed:
-        try:
-            with runtime.report_failure(store, "measure", planned["point"]):
-                if received_signals:
-                    raise Preempted("Stopped by a signal. Run again to measure the remaining trials.")
-                cause = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
-                raise WorkerLost(f"The process of the trial was ended by signal {-exit_code}{cause}.")
-        except SystemExit as reported:
-            exit_code = int(reported.code or 0)
-    return measured, exit_code
+        if measured:
+            return measured
+        exit_code = child.exitcode or 0
+        if exit_code >= 0:  # the child has reported its failure
+            sys.exit(exit_code)
+        with runtime.report_failure(self._store, "measure", planned["point"]):
+            if self.is_stopped:
+                raise Preempted("Stopped by a signal. Run again to measure the remaining trials.")
+            cause = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
+            raise WorkerLost(f"The process of the trial was ended by signal {-exit_code}{cause}.")
+        raise AssertionError("unreachable")
 
 
 def _measure_and_send(sender: Connection, planned: Mapping[str, Any], store: str, num_workers: int) -> None:
