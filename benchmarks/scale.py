@@ -1,0 +1,325 @@
+"""python -m benchmarks.scale: prepare 10^5 rows and more, and compare the cost per row with datatrove.
+
+The rows are the English and German messages of the programs of the demo, repeated. A word of letters marks each copy,
+because near duplicates are texts that differ in digits only. One copy in ten is not marked, so it is dropped as a
+duplicate. Each case runs in a process of its own. Figures are CPU seconds, so they do not depend on other processes.
+
+A directory or `s3://bucket/prefix` holds the intermediate files. The peer runs in the environment of `make bench`:
+
+    python -m benchmarks.scale --rows 100000 1000000 --workers 0 1 2 --peer .venv-peers/bin/python
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from infoxlm_core.config import PreparationConfig
+
+LANGUAGES = ("en", "de")
+FILES_PER_LANGUAGE = 2
+UNMARKED = 10  # one copy of so many has no word that marks it
+LETTERS = "bcdfghjklmnpqrstvwxz"
+REQUESTS = ("reads", "puts", "bytes read", "bytes put")
+PEER_TASKS = len(LANGUAGES) * FILES_PER_LANGUAGE
+LARGE_ROWS = (10**9, 10**10)
+LARGE_CORES = 256
+TASK_SECONDS = 0.0004  # CPU time of the driver for one Ray task
+ROWS_OF_TASK = 1 << 17
+
+
+# ---------------------------------------------------------------- text
+
+
+def write_rows(folder: Path, row_count: int) -> None:
+    """Write rows as files of JSON Lines, several for each language."""
+    folder.mkdir(parents=True)
+    for language in LANGUAGES:
+        messages = read_messages(language)
+        for number in range(FILES_PER_LANGUAGE):
+            with (folder / f"{language}-{number}.jsonl").open("w", encoding="utf-8") as file:
+                for row in range(number, row_count // len(LANGUAGES), FILES_PER_LANGUAGE):
+                    text = mark(messages[row % len(messages)], row // len(messages), is_marked=row % UNMARKED > 0)
+                    file.write(json.dumps({"text": text, "language": language}, ensure_ascii=False) + "\n")
+
+
+def read_messages(language: str) -> list[str]:
+    """Return the distinct messages of the demo's programs in one language."""
+    from benchmarks.speed import corpus
+    from infoxlm_core.corpora import catalogs
+
+    texts: dict[str, None] = {}
+    for source in corpus.list_corpora():
+        for row in catalogs.read([next(code for code in LANGUAGES if code != "en")], "en", Path(source["path"])):
+            if row.dropped is None:
+                text = row.texts[LANGUAGES.index(language)]
+                texts[" ".join(text.split())] = None  # our reader makes a row of each line
+    return list(texts)
+
+
+def mark(text: str, copy: int, is_marked: bool) -> str:
+    """Return a text with a word of letters that differs for each copy."""
+    if not copy or not is_marked:
+        return text
+    letters = []
+    while copy:
+        copy, letter = divmod(copy, len(LETTERS))
+        letters.append(LETTERS[letter])
+    return f"{text} q{''.join(letters)}"
+
+
+# ---------------------------------------------------------------- our preparation
+
+
+@dataclass
+class CountingFiles:
+    """Counts the requests to the intermediate files and their bytes."""
+
+    files: Any
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        content: bytes = self.files.read(name, start, length)
+        self.counts.update({"reads": 1, "bytes read": len(content)})
+        return content
+
+    def put(self, name: str, content: str | bytes) -> None:
+        self.counts.update({"puts": 1, "bytes put": len(content)})
+        self.files.put(name, content)
+
+    def entries(self) -> Any:
+        return self.files.entries()
+
+
+@dataclass
+class Measured:
+    """Runs a task of the preparation, and returns what it cost beside its record."""
+
+    work: Any  # a partial of a phase's function with the task and the job
+
+    def __call__(self, number: int) -> tuple[Any, dict[str, float]]:
+        task, job = self.work.args
+        files = CountingFiles(job.files)
+        start_seconds = time.process_time()
+        record = self.work.func(task, replace(job, files=files), number)
+        seconds = time.process_time() - start_seconds
+        return record, {"seconds": seconds, "memory": peak_memory(), **files.counts}
+
+
+def make_config(text: Path) -> PreparationConfig:
+    """Return the config of a preparation that reads the rows of a folder."""
+    corpora = []
+    for path in sorted(text.iterdir()):
+        language = path.name.partition("-")[0]
+        corpora.append({
+            "name": "messages", "format": "jsonl", "path": str(path), "languages": [language], "text_field": "text"
+        })  # fmt: skip
+    return PreparationConfig.parse({"languages": list(LANGUAGES), "pivot": "en", "corpora": corpora})
+
+
+def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
+    """Prepare the rows with `workers` processes and return the cost of each phase, of the driver, and the memory."""
+    from components.adapters import storage
+    from infoxlm_core.corpora import parallel
+    from infoxlm_core.stages import preparation
+
+    run_tasks = parallel.in_processes(workers) if workers else parallel.in_process
+    phases: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    task_memory = [0.0]
+
+    def measure(work: Any, items: Iterable[Any]) -> Iterator[Any]:
+        for record, cost in run_tasks(Measured(work), items):
+            task_memory.append(cost.pop("memory"))
+            phases[work.args[0].__name__].update({"tasks": 1, **cost})
+            yield record
+
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
+        files = storage.open(f"{files_location}/{os.getpid()}" if files_location else f"{folder}/files")
+        output = Path(folder) / "corpus"
+        start_seconds = time.process_time()
+        start_time = time.monotonic()
+        report = preparation.prepare(make_config(text), output, CountingFiles(files), measure)
+        process_seconds = time.process_time() - start_seconds
+        wall_seconds = time.monotonic() - start_time
+        digest = digest_rows(output)
+        files.delete(*(entry.name for entry in files.entries()))
+    task_seconds = sum(phase["seconds"] for phase in phases.values())
+    driver_seconds = process_seconds if workers else process_seconds - task_seconds
+    return {
+        "kept": sum(report["languages"]["mono"].values()),
+        "digest": digest,
+        "wall": wall_seconds,
+        "driver": driver_seconds,
+        "tasks": task_seconds,
+        "driver_memory": peak_memory(),
+        "task_memory": max(task_memory),
+        "phases": phases,
+    }
+
+
+def digest_rows(corpus: Path) -> str:
+    """Return a digest of all rows of a corpus in their order."""
+    digest = hashlib.sha256()
+    for path in sorted(corpus.rglob("*.parquet")):
+        for batch in pq.ParquetFile(path).iter_batches():
+            digest.update("\n".join(batch.column(0).to_pylist()).encode())
+    return digest.hexdigest()[:16]
+
+
+def peak_memory() -> float:
+    """Return the most memory that this process has used, in MiB. getrusage would include that of its parent."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1]) / 2**10
+
+
+def scratch_folder() -> Path:
+    """Return a folder on a disk: /tmp may be in memory."""
+    folder = Path(os.environ.get("TMPDIR", "/var/tmp"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+# ---------------------------------------------------------------- peer
+
+
+def clean_document(document: Any) -> bool:
+    """Normalise a document as our preparation does. Return whether it is not dropped."""
+    from infoxlm_core.config import CleaningConfig
+    from infoxlm_core.corpora import cleaning
+
+    document.text = cleaning.normalise(document.text)
+    language = document.metadata["language"]
+    return cleaning.reason_to_drop_row([document.text], [language], LANGUAGES, CleaningConfig()) is None
+
+
+def near_key_of(document: Any) -> bytes:
+    """Return the text that equal documents share, as in our preparation."""
+    from infoxlm_core.corpora import cleaning
+
+    return f"{document.metadata['language']} {cleaning.near_key(document.text)}".encode()
+
+
+def run_peer(text: Path) -> dict[str, Any]:
+    """Clean and deduplicate the rows with datatrove's stages, one after another in this process."""
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.dedup.exact_dedup import (
+        ExactDedupConfig,
+        ExactDedupFilter,
+        ExactDedupSignature,
+        ExactFindDedups,
+    )  # fmt: skip
+    from datatrove.pipeline.filters import LambdaFilter
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.writers.jsonl import JsonlWriter
+
+    with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
+        config = ExactDedupConfig(content_getter=near_key_of)
+        stages: list[tuple[int, list[Any]]] = [
+            (PEER_TASKS, [JsonlReader(str(text)), LambdaFilter(clean_document), JsonlWriter(f"{folder}/clean")]),
+            (PEER_TASKS, [JsonlReader(f"{folder}/clean"), ExactDedupSignature(f"{folder}/signatures", config)]),
+            (1, [ExactFindDedups(f"{folder}/signatures", f"{folder}/duplicates", config)]),
+            (PEER_TASKS, [
+                JsonlReader(f"{folder}/clean"), ExactDedupFilter(f"{folder}/duplicates", config),
+                JsonlWriter(f"{folder}/result", compression=None),
+            ]),
+        ]  # fmt: skip
+        start_seconds = time.process_time()
+        for number, (task_count, pipeline) in enumerate(stages):
+            LocalPipelineExecutor(pipeline, task_count, workers=1, logging_dir=f"{folder}/logs/{number}").run()
+        seconds = time.process_time() - start_seconds
+        kept = sum(1 for path in Path(folder, "result").glob("*") for _ in path.open("rb"))
+    return {
+        "kept": kept, "digest": "", "tasks": seconds, "driver": 0.0, "task_memory": peak_memory(), "driver_memory": 0.0
+    }  # fmt: skip
+
+
+# ---------------------------------------------------------------- report
+
+
+def run_case(python: str, *arguments: str) -> dict[str, Any]:
+    """Run one case in a process of its own and return its figures."""
+    command = [python, "-m", "benchmarks.scale", "--case", *arguments]
+    completed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, Any] = json.loads(completed.stdout.splitlines()[-1])
+    return result
+
+
+def describe(rows: int, workers: str, result: dict[str, Any]) -> str:
+    """Return the row of the first table for a case."""
+    cpu_seconds = result["tasks"] + result["driver"]
+    cells = [
+        f"{rows:,}",
+        workers,
+        f"{result['kept']:,}",
+        f"{cpu_seconds / rows * 1e6:.1f}",
+        f"{rows / cpu_seconds:,.0f}",
+        f"{result['driver'] / cpu_seconds:.1%}",
+        f"{result['task_memory']:.0f}",
+        f"{result['driver_memory']:.0f}",
+        result["digest"],
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def describe_phases(rows: int, result: dict[str, Any]) -> Iterator[str]:
+    """Yield a row of the second table for each phase of a case."""
+    for name, phase in result["phases"].items():
+        requests = " | ".join(f"{phase.get(request, 0):,}" for request in REQUESTS)
+        yield f"| {name} | {phase['tasks']} | {phase['seconds'] / rows * 1e6:.2f} | {requests} |"
+
+
+def estimate_hours(rows: int, result: dict[str, Any], large_rows: int) -> float:
+    """Return the hours that `large_rows` take: the tasks on all cores, and the driver's time for each task."""
+    seconds_per_row = result["tasks"] / rows
+    task_count = len(result["phases"]) * large_rows / ROWS_OF_TASK
+    return (large_rows * seconds_per_row / LARGE_CORES + TASK_SECONDS * task_count) / 3600
+
+
+def main() -> None:
+    """Run all cases and print three tables in Markdown."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000])
+    parser.add_argument("--workers", nargs="+", default=["0", "1", "2"])
+    parser.add_argument("--files", nargs="+", default=[""], help="s3://bucket/prefix, or '' for a directory")
+    parser.add_argument("--peer", help="the Python of an environment with datatrove and this project")
+    parser.add_argument("--case", nargs=3, metavar=("TEXT", "WORKERS", "FILES"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        text, workers, files = options.case
+        result = run_peer(Path(text)) if workers == "peer" else run_ours(Path(text), int(workers), files)
+        print(json.dumps(result))
+        return
+    print("| rows | workers | kept | CPU µs a row | rows a core-second | driver | MiB a task | MiB driver | digest |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    results: dict[int, dict[str, Any]] = {}
+    for rows in options.rows:
+        with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
+            text = f"{folder}/text"
+            write_rows(Path(text), rows)
+            for files, workers in itertools.product(options.files, options.workers):
+                results[rows] = run_case(sys.executable, text, workers, files)
+                print(describe(rows, f"{workers}, {'S3' if files else 'directory'}", results[rows]), flush=True)
+            if options.peer:
+                print(describe(rows, "datatrove", run_case(options.peer, text, "peer", "")), flush=True)
+    rows, result = max(results.items())
+    print(f"\n| phase ({rows:,} rows) | tasks | CPU µs a row | {' | '.join(REQUESTS)} |\n|---|---|---|---|---|---|---|")
+    print("\n".join(describe_phases(rows, result)))
+    for large_rows in LARGE_ROWS:
+        hours = estimate_hours(rows, result, large_rows)
+        print(f"\n{large_rows:,} rows on {LARGE_CORES} cores: {hours:.2f} hours (calculated)")
+
+
+if __name__ == "__main__":
+    main()
