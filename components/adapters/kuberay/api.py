@@ -112,16 +112,17 @@ class RayJobs:
             return not (has_ended or is_terminated_by_kubeflow or is_terminated_by_argo or is_deleted)
         return False
 
-    def delete(self, name: str) -> None:
-        """Delete a job if it exists, its pods first."""
+    def delete(self, name: str, wait_for_pods: bool = True) -> None:
+        """Delete a job if it exists. With `wait_for_pods`, delete its pods first."""
         from kubernetes import client
 
         # Foreground: the job object exists until its pods have ended, so its absence means that the GPUs are free.
+        policy = "Foreground" if wait_for_pods else "Background"
         with self._translated_errors("delete", none_if_missing=True):
             self._custom.delete_namespaced_custom_object(
                 **self._rayjobs,
                 name=name,
-                body=client.V1DeleteOptions(propagation_policy="Foreground"),
+                body=client.V1DeleteOptions(propagation_policy=policy),
                 _request_timeout=(5, 10),  # a process that is being stopped has little time
             )
 

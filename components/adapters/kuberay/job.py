@@ -43,10 +43,13 @@ _REPORT_SECONDS = 60.0  # the state of the job is logged after this time without
 _LAST_LINES_SECONDS = 10.0  # to wait for the last log lines of a job that has ended
 _OPERATOR_SECONDS = 300.0  # to let the operator enforce its own time limit first
 _DELETION_SECONDS = 600.0  # after this time a deletion counts as stuck
+_DEAD_NODE_SECONDS = 120.0  # a pod that remains for this time after the grace period must be on a dead node
 _RETRY_SECONDS = 30.0  # between two attempts
 _PAUSE_AFTER_RELEASE = (30.0, 120.0)  # seconds; the pause is random, so that two jobs do not block each other again
 _REQUEST_SECONDS = 10.0  # to wait until the request to save is sent
-_DELETE_ATTEMPTS = 3  # not more, because a process that is being stopped has only about a second
+# A process that is being stopped has only about a second, so these calls are repeated a few times only.
+_NEEDED_ATTEMPTS = 3  # to find out whether a workflow still needs the job
+_DELETE_ATTEMPTS = 3
 
 
 class _StopRequested(BaseException):
@@ -104,7 +107,7 @@ def run(
                 logger.warning("%s; starting it again (%d of %d)", error, attempt + 1, cluster.retries)
                 time.sleep(_RETRY_SECONDS)
         except _StopRequested:
-            raise Preempted(_stop(jobs, name, owner, ask_to_stop)) from None
+            raise _stop(jobs, name, owner, ask_to_stop) from None
 
 
 def _find_owner(jobs: RayJobs) -> Job | None:
@@ -179,22 +182,26 @@ def _create_or_find(jobs: RayJobs, body: Job, grace_seconds: float) -> None:
     """Create the job. Keep an existing job of this name if it runs or has succeeded. Delete it if it has failed."""
     name = body["metadata"]["name"]
     failure_count = 0
-    longest_wait = grace_seconds + _DELETION_SECONDS
-    deadline = time.monotonic() + longest_wait
-    while time.monotonic() < deadline:
+    grace_end = time.monotonic() + grace_seconds
+    waits_for_pods = True
+    while time.monotonic() < grace_end + _DELETION_SECONDS:
         try:
             job = jobs.get(name)
             if job is None:
                 jobs.create(body)
                 logger.info("created rayjob/%s", name)
                 return
-            is_being_deleted = bool(job["metadata"].get("deletionTimestamp"))
             status = job.get("status") or {}
             is_useful = not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"
-            if is_useful and not is_being_deleted:
+            if job["metadata"].get("deletionTimestamp"):
+                if waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
+                    logger.warning("pods of rayjob/%s do not end, perhaps on a lost node: not waiting for them", name)
+                    jobs.delete(name, wait_for_pods=False)
+                    waits_for_pods = False
+            elif is_useful:
                 logger.info("following the existing rayjob/%s (%s)", name, describe(status))
                 return
-            if not is_being_deleted:
+            else:
                 logger.info("rayjob/%s of an earlier attempt is %s: deleting it", name, describe(status))
                 jobs.delete(name)
             failure_count = 0
@@ -204,8 +211,8 @@ def _create_or_find(jobs: RayJobs, body: Job, grace_seconds: float) -> None:
             failure_count = _count_failure(name, failure_count, error)
         time.sleep(_POLL_SECONDS)
     raise WorkerLost(
-        f"rayjob/{name} is still being deleted after {longest_wait:.0f} s: force the deletion of pods on lost nodes, "
-        "check the job's finalizers, then run again"
+        f"rayjob/{name} is still being deleted after {grace_seconds + _DELETION_SECONDS:.0f} s: check its finalizers, "
+        "then run again"
     )
 
 
@@ -359,52 +366,59 @@ def _delete(jobs: RayJobs, name: str) -> None:
     logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", name, failure, name)
 
 
-def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None]) -> str:
-    """Ask the training to save, and delete the job, unless a workflow needs it. Return what was done, as a message.
+def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None]) -> Preempted:
+    """Ask the training to save, and delete the job. Return the error to raise, which says what was done.
 
     Both requests are sent at the same time, because Kubeflow kills a step about a second after its signal. The hooks of
     the pods wait up to `grace_seconds` for the training to save, so this process does not wait for it.
 
-    If Kubernetes does not answer, the job is not deleted. A job that no step follows ends by itself.
+    If a workflow needs the job, or if Kubernetes does not answer, the job is not deleted. A job that no step follows
+    ends by itself.
     """
-    try:
-        if _is_needed(jobs, name, owner):
-            return f"rayjob/{name} continues without this step, because a run needs it: run again to follow it"
-    except Unavailable as error:
-        return f"rayjob/{name} was not deleted ({error}): run again to follow it"
-    except InputError as error:
-        logger.warning("cannot find out whether a run needs rayjob/%s: %s", name, error)
-    request_thread = threading.Thread(target=_send_request, args=(ask_to_stop, name), daemon=True)
+    is_needed = _is_needed(jobs, name, owner)
+    if is_needed:
+        return Preempted(f"rayjob/{name} continues without this step, because a run needs it: run again to follow it")
+    if is_needed is None:
+        return Preempted(f"rayjob/{name} was not deleted, because Kubernetes does not answer: run again to follow it")
+
+    def send_request() -> None:
+        try:
+            ask_to_stop()
+        except Exception as error:  # not fatal, because the hooks of the pods send the same request
+            logger.warning("rayjob/%s: the request to save cannot be sent: %s", name, error)
+
+    request_thread = threading.Thread(target=send_request, name="request to save", daemon=True)
     request_thread.start()
     _delete(jobs, name)
     request_thread.join(_REQUEST_SECONDS)
-    return f"rayjob/{name} was stopped and deleted: run again to continue"
+    return Preempted(f"rayjob/{name} was stopped and deleted: run again to continue")
 
 
-def _send_request(ask_to_stop: Callable[[], None], name: str) -> None:
-    """Ask the training to save. A failure is not fatal, because the hooks of the pods send the same request."""
-    try:
-        ask_to_stop()
-    except Exception as error:
-        logger.warning("rayjob/%s: the request to save cannot be sent: %s", name, error)
-
-
-def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool:
-    """Return whether a running workflow needs the job.
+def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
+    """Return whether a running workflow needs the job, or None if Kubernetes does not answer.
 
     The workflow of this step needs the job if only this pod is stopped, for instance because its node is drained: the
     next attempt of the step will follow the job. Another workflow needs the job if it owns it.
     """
-    owner = owner or jobs.find_workflow()  # the workflow is unknown if Kubernetes did not answer at the start
-    if owner is None:
-        return False
-    if jobs.is_workflow_running(owner):
-        return True
-    job = jobs.get(name)
-    if job is None:
-        return False
-    owner_uids = [reference["uid"] for reference in job["metadata"].get("ownerReferences") or []]
-    return bool(owner_uids) and owner["uid"] not in owner_uids
+    for _ in range(_NEEDED_ATTEMPTS):
+        try:
+            owner = owner or jobs.find_workflow()  # the workflow is unknown if Kubernetes did not answer at the start
+            if owner is None:
+                return False
+            if jobs.is_workflow_running(owner):
+                return True
+            job = jobs.get(name)
+            if job is None:
+                return False
+            owner_uids = [reference["uid"] for reference in job["metadata"].get("ownerReferences") or []]
+            return bool(owner_uids) and owner["uid"] not in owner_uids
+        except Unavailable as error:
+            failure = error
+        except InputError as error:
+            logger.warning("cannot find out whether a run needs rayjob/%s: %s", name, error)
+            return False
+    logger.warning("cannot find out whether a run needs rayjob/%s (%s), so it is not deleted", name, failure)
+    return None
 
 
 def _raising_on_signals() -> contextlib.AbstractContextManager[None]:
