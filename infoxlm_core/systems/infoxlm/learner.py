@@ -62,27 +62,30 @@ class InfoXLMLearner(Learner):
         return next(objective for objective in self.objectives if isinstance(objective, XLCO))
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[PackedBatch]:
-        contrast = self.config.contrast
-        my_shards = self.shares[distributed.rank()]
-        only = "lm" if step < contrast.start_step else ""
-        has_dropout = self.config.model.dropout > 0
-        shard_ranges = [my_shards]
-        if has_dropout:
-            # Dropout is drawn for each micro-batch, so a micro-batch must not depend on the number of workers.
-            shard_ranges = [range(shard, shard + 1) for shard in my_shards]
-        batches = []
+        # Dropout is drawn for each micro-batch, so a micro-batch must not depend on the number of workers.
+        by_shard = self.config.model.dropout > 0
+        shard_ranges = [self.shares[distributed.rank()]]
+        if by_shard:
+            shard_ranges = [range(shard, shard + 1) for shard in shard_ranges[0]]
+        batches: list[PackedBatch] = []
         for shard_range in shard_ranges:
-            draw = self.sampler.draw(step + skipped, shard_range, only)
-            drawn_batches = micro_batches(draw, self.config.batches.micro_batch_size, contrast.symmetric)
-            for number, batch in enumerate(drawn_batches):
-                rng_key = (step, shard_range.start, number)
-                batches.append(replace(batch, rng_key=rng_key, flops=self._flops(batch)))
-        batches = self._add_idle_batches(batches, by_shard=has_dropout)
+            batches += self._draw_batches(step, step + skipped, shard_range)
+        batches = self._add_idle_batches(batches, by_shard)
         if self.device.type == "cpu":
             return batches
         # On a GPU, matrix products are fastest if the number of tokens is a multiple of their tile.
         tile = min(GPU_TILE, self.module.encoder.size.max_tokens)
         return [batch.aligned(tile, self.sampler.vocabulary.pad) for batch in batches]
+
+    def _draw_batches(self, step: int, draw_number: int, shards: range) -> list[PackedBatch]:
+        """Draw the micro-batches of some virtual shards. The number of the draw is the step plus the skipped ones."""
+        contrast = self.config.contrast
+        only = "lm" if step < contrast.start_step else ""
+        draw = self.sampler.draw(draw_number, shards, only)
+        batches = []
+        for number, batch in enumerate(micro_batches(draw, self.config.batches.micro_batch_size, contrast.symmetric)):
+            batches.append(replace(batch, rng_key=(step, shards.start, number), flops=self._flops(batch)))
+        return batches
 
     def _add_idle_batches(self, batches: list[PackedBatch], by_shard: bool) -> list[PackedBatch]:
         """Append idle batches if the network is sharded, because all workers must call it equally often.

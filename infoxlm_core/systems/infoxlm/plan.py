@@ -226,6 +226,7 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     _check_request(config, gpus, gpu)
     gpu = gpu.upper()
     model, _ = build(config, vocabulary)
+    parameters = _plan_parameters(model)
     bytes_of = memory(config, vocabulary, gpus)
     total_bytes = sum(row.value for row in bytes_of)
     steps: list[PlanRow] = []
@@ -239,10 +240,10 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
     steps.append(PlanRow("all-reduce", all_reduced, "B", "gradients in fp32, once a step"))
     steps.append(PlanRow("queue turnover", queue_turnover, "steps", "K / samples a step"))
     return Plan(
-        parameters=_plan_parameters(model),
+        parameters=parameters,
         memory=[*bytes_of, PlanRow("sum", total_bytes, "B", f"on each {gpu}")],
         steps=steps,
-        run=run + _plan_files(config, vocabulary, model),
+        run=run + _plan_files(config, vocabulary, parameters),
     )
 
 
@@ -259,35 +260,28 @@ def _check_request(config: PretrainingConfig, gpus: int, gpu: str) -> None:
         )
 
 
-def _count_exported(model: InfoXLM) -> int:
-    """Return the parameters of the exported encoder and head, with Hugging Face's row of token types."""
-    return count(model.encoder) + count(model.head) + model.encoder.size.hidden
-
-
-def _count_projection(model: InfoXLM) -> int:
-    return 0 if model.projection is None else model.projection.numel()
-
-
 def _plan_parameters(model: InfoXLM) -> list[PlanRow]:
     """Return the numbers of parameters of the network."""
+    projection = 0 if model.projection is None else model.projection.numel()
+    exported = count(model.encoder) + count(model.head) + model.encoder.size.hidden
     return [
         PlanRow("encoder", count(model.encoder), "", "embeddings and layers"),
         PlanRow("masked-LM head", count(model.head), "", "its output matrix is the word table"),
-        PlanRow("contrast projection", _count_projection(model), "", "d x d"),
-        PlanRow("exported", _count_exported(model), "", "encoder and head, with Hugging Face's row of token types"),
+        PlanRow("contrast projection", projection, "", "d x d"),
+        PlanRow("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
     ]
 
 
-def _plan_files(config: PretrainingConfig, vocabulary: int, model: InfoXLM) -> list[PlanRow]:
-    """Return the sizes of a checkpoint and of the exported encoder."""
+def _plan_files(config: PretrainingConfig, vocabulary: int, parameters: Sequence[PlanRow]) -> list[PlanRow]:
+    """Return the sizes of a checkpoint and of the exported encoder, whose `parameters` were counted."""
     in_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
     on_one_gpu = memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
     checkpoint_bytes = sum(row.value for row in on_one_gpu if row.name in in_checkpoint)
-    exported_bytes = 4 * (_count_exported(model) + _count_projection(model))
+    written = sum(row.value for row in parameters if row.name in ("exported", "contrast projection"))
     saving = f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"
     return [
         PlanRow("checkpoint", checkpoint_bytes, "B", saving),
-        PlanRow("exported encoder", exported_bytes, "B", "fp32 safetensors"),
+        PlanRow("exported encoder", 4 * written, "B", "fp32 safetensors"),
     ]
 
 
