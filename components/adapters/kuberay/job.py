@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -95,10 +96,11 @@ def run(
     owner = _find_owner(jobs)
     if owner:
         body["metadata"]["ownerReferences"] = [owner]
+    launched_job = _LaunchedJob(jobs, body, owner, cluster, ask_to_stop, read_outcome)
     with _raising_on_signals():
         try:
             for attempt in range(cluster.retries + 1):
-                error = _run_once(jobs, body, cluster, read_outcome)
+                error = launched_job.run_once()
                 if error is None:
                     return
                 can_retry = isinstance(error, TryAgain) and not isinstance(error, ResourcesUnavailable)
@@ -107,7 +109,7 @@ def run(
                 logger.warning("%s; starting it again (%d of %d)", error, attempt + 1, cluster.retries)
                 time.sleep(_RETRY_SECONDS)
         except _StopRequested:
-            raise _stop(jobs, name, owner, ask_to_stop) from None
+            raise Preempted(launched_job.stop()) from None
 
 
 def _find_owner(jobs: RayJobs) -> Job | None:
@@ -122,37 +124,283 @@ def _find_owner(jobs: RayJobs) -> Job | None:
     return None
 
 
-def _run_once(
-    jobs: RayJobs, body: Job, cluster: ClusterConfig, read_outcome: Callable[[], dict[str, Any] | None]
-) -> InfoXLMError | None:
-    """Create or find the job, follow it to its end, and delete it. Return the reason if it has failed.
+@dataclass(frozen=True)
+class _LaunchedJob:
+    """A RayJob that this process creates or finds, follows to its end, and deletes."""
 
-    If only some pods of the job have a node for too long, the job is deleted and created again later, because two such
-    jobs could block each other.
-    """
-    name = body["metadata"]["name"]
-    start_deadline = time.monotonic() + cluster.start_seconds
-    while True:
-        _create_or_find(jobs, body, cluster.grace_seconds)
-        log = JobLog(jobs, name)
-        try:
-            status = _follow(jobs, name, cluster, log, start_deadline)
-            log.finish(_LAST_LINES_SECONDS)
-            break
-        except _PartlyScheduled as obstacle:
-            _delete(jobs, name)
-            pause = random.uniform(*_PAUSE_AFTER_RELEASE)  # noqa: S311 - not for a secret
-            logger.warning(
-                "rayjob/%s was deleted to free its nodes (%s); creating it again in %.0f s", name, obstacle, pause
+    jobs: RayJobs
+    body: Job
+    """The manifest of the job."""
+    owner: Job | None
+    """Owner reference to the workflow of this step."""
+    cluster: ClusterConfig
+    ask_to_stop: Callable[[], None]
+    read_outcome: Callable[[], dict[str, Any] | None]
+
+    @property
+    def name(self) -> str:
+        return str(self.body["metadata"]["name"])
+
+    def run_once(self) -> InfoXLMError | None:
+        """Create or find the job, follow it to its end, and delete it. Return the reason if it has failed.
+
+        If only some pods of the job have a node for too long, the job is deleted and created again later, because two
+        such jobs could block each other.
+        """
+        start_deadline = time.monotonic() + self.cluster.start_seconds
+        while True:
+            self._create_or_find()
+            log = JobLog(self.jobs, self.name)
+            try:
+                status = self._follow(log, start_deadline)
+                log.finish(_LAST_LINES_SECONDS)
+                break
+            except _PartlyScheduled as obstacle:
+                self._delete()
+                pause = random.uniform(*_PAUSE_AFTER_RELEASE)  # noqa: S311 - not for a secret
+                reason = f"was deleted to free its nodes ({obstacle})"
+                logger.warning("rayjob/%s %s; creating it again in %.0f s", self.name, reason, pause)
+                time.sleep(pause)
+            finally:
+                log.finish(0)  # ends the thread, also after an error
+        error = None
+        if status.get("jobStatus") != "SUCCEEDED":
+            # Before the deletion, because the state of the pods may be the cause.
+            error = self._find_error(status)
+        self._delete()
+        return error
+
+    def _create_or_find(self) -> None:
+        """Create the job. Keep an existing job of this name if it runs or has succeeded. Delete it if it has failed."""
+        failure_count = 0
+        grace_end = time.monotonic() + self.cluster.grace_seconds
+        waits_for_pods = True
+        while time.monotonic() < grace_end + _DELETION_SECONDS:
+            try:
+                job = self.jobs.get(self.name)
+                if job is None:
+                    self.jobs.create(self.body)
+                    logger.info("created rayjob/%s", self.name)
+                    return
+                status = job.get("status") or {}
+                is_useful = not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"
+                if job["metadata"].get("deletionTimestamp"):
+                    if waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
+                        logger.warning(
+                            "pods of rayjob/%s do not end, perhaps on a lost node: not waiting for them", self.name
+                        )
+                        self.jobs.delete(self.name, wait_for_pods=False)
+                        waits_for_pods = False
+                elif is_useful:
+                    logger.info("following the existing rayjob/%s (%s)", self.name, describe(status))
+                    return
+                else:
+                    logger.info("rayjob/%s of an earlier attempt is %s: deleting it", self.name, describe(status))
+                    self.jobs.delete(self.name)
+                failure_count = 0
+            except AlreadyExists:
+                pass  # created by another process, or by an earlier call whose response was lost
+            except Unavailable as error:
+                failure_count = self._count_failure(failure_count, error)
+            time.sleep(_POLL_SECONDS)
+        longest_wait = self.cluster.grace_seconds + _DELETION_SECONDS
+        raise WorkerLost(
+            f"rayjob/{self.name} is still being deleted after {longest_wait:.0f} s: check its finalizers, "
+            "then run again"
+        )
+
+    def _count_failure(self, failure_count: int, error: Unavailable) -> int:
+        """Return the number of consecutive failed calls, this call included. Raise WorkerLost after too many."""
+        if failure_count >= _MAX_FAILURES:
+            raise WorkerLost(f"rayjob/{self.name}: {error}: the job was not deleted; run again to follow it") from error
+        logger.info("rayjob/%s: %s; retrying", self.name, error)
+        return failure_count + 1
+
+    def _follow(self, log: JobLog, start_deadline: float) -> dict[str, Any]:
+        """Wait for the end of the job and return its status. Enforce the time limits, and log the state regularly."""
+        follow_start = time.monotonic()
+        state_start = follow_start  # when the job began to run, or lost its pods
+        last_report = follow_start
+        was_running = False
+        obstacles = ObstacleWatch(self.jobs)
+        for job in self._poll():
+            current_time = time.monotonic()
+            status = job.get("status") or {}
+            if has_ended(status):
+                return status
+            # The operator's own state is Running once it has created the submitter, which may still find no node.
+            is_running = status.get("jobDeploymentStatus") == "Running" and status.get("jobStatus") == "RUNNING"
+            is_queued = self.cluster.queue and status.get("jobDeploymentStatus") == "Suspended"
+            has_changed = is_running != was_running
+            if has_changed:
+                was_running = is_running
+                state_start = current_time
+                logger.info("rayjob/%s is %s", self.name, describe(status))
+            # A job that loses its pods gets the full time again, and time in Kueue's queue does not count.
+            if has_changed or is_queued:
+                start_deadline = current_time + self.cluster.start_seconds
+            if not is_running:
+                self._check_start(job, obstacles, start_deadline - current_time)
+            elif current_time - state_start > self.cluster.run_seconds + _OPERATOR_SECONDS:
+                self._delete_and_raise_unavailable(
+                    job, f"not finished after ray.run_seconds ({self.cluster.run_seconds} s)"
+                )
+            if current_time - max(log.last_line, last_report) > _REPORT_SECONDS:
+                last_report = current_time
+                elapsed = current_time - follow_start
+                logger.info("rayjob/%s is %s, %.0f s after the start", self.name, describe(status), elapsed)
+        raise AssertionError("unreachable")
+
+    def _check_start(self, job: Job, obstacles: ObstacleWatch, remaining_seconds: float) -> None:
+        """Raise the reason if a job cannot start, or has waited for too long.
+
+        Raises:
+            InputError: waiting does not help; the job was deleted.
+            ResourcesUnavailable: the time to start is over; the job was deleted.
+            _PartlyScheduled: only some pods have a node. Jobs of Kueue are exempt, because it admits all pods or none.
+        """
+        obstacles.update(job)
+        permanent = obstacles.permanent()
+        if permanent:
+            self._delete()
+            raise InputError(
+                f"rayjob/{self.name} cannot start: {permanent.message}: the job was deleted; fix this, then run again"
             )
-            time.sleep(pause)
-        finally:
-            log.finish(0)  # ends the thread, also after an error
-    error = None
-    if status.get("jobStatus") != "SUCCEEDED":  # before the deletion, because the state of the pods may be the cause
-        error = _find_error(jobs, name, status, read_outcome())
-    _delete(jobs, name)
-    return error
+        if remaining_seconds < 0:
+            state = describe(job.get("status") or {})
+            self._delete_and_raise_unavailable(job, f"no GPUs after {self.cluster.start_seconds} s ({state})")
+        partial = obstacles.partial(self.cluster.partial_seconds)
+        if partial and not self.cluster.queue:
+            raise _PartlyScheduled(partial.message)
+
+    def _poll(self) -> Iterator[Job]:
+        """Yield the state of the job repeatedly. Raise WorkerLost if it was deleted or Kubernetes stops answering."""
+        failure_count = 0
+        while True:
+            try:
+                job = self.jobs.get(self.name)
+            except Unavailable as error:
+                failure_count = self._count_failure(failure_count, error)
+                # Wait longer after each failure, so that many steps do not overload an API server that is recovering.
+                time.sleep(min(_POLL_SECONDS * 2**failure_count, _MAX_POLL_SECONDS))
+                continue
+            if job is None:
+                raise WorkerLost(f"rayjob/{self.name} was deleted by another process: run again to continue")
+            failure_count = 0
+            yield job
+            time.sleep(_POLL_SECONDS)
+
+    def _find_error(self, status: dict[str, Any]) -> InfoXLMError:
+        """Return the error of a failed job: the operator's if it ended the job, else the error that the job stored.
+
+        A job whose worker or head exceeded its memory limit stores no such error, so the state of its pods is checked.
+        """
+        reason = status.get("reason") or ""
+        message = status.get("message") or ""
+        details = shorten(f"{describe(status)} {reason}: {message}")
+        if reason == "PreRunningDeadlineExceeded":
+            return ResourcesUnavailable(
+                f"rayjob/{self.name}: GPUs were not available in time ({details}): free or add GPUs, then run again"
+            )
+        if reason == "DeadlineExceeded":
+            return ResourcesUnavailable(f"rayjob/{self.name} reached its time limit ({details}): run again to continue")
+        if "ValidationFailed" in (reason, status.get("jobDeploymentStatus")):
+            return InputError(
+                f"rayjob/{self.name} was refused by KubeRay ({details}): check that KubeRay is 1.7 or later"
+            )
+        error: InfoXLMError = WorkerLost(f"rayjob/{self.name} ended as {details}: run again to continue")
+        outcome = self.read_outcome()
+        if outcome:
+            error = _read_error(outcome)
+        if isinstance(error, WorkerLost):
+            with contextlib.suppress(Unavailable, InputError):
+                description = find_out_of_memory(self.jobs, self.name)
+                if description:
+                    return OutOfMemory(f"rayjob/{self.name}: {description}, then run again")
+        return error
+
+    def _delete_and_raise_unavailable(self, job: Job, reason: str) -> NoReturn:
+        """Delete the job and raise ResourcesUnavailable, with what Kubernetes reports about its pods."""
+        with contextlib.suppress(Unavailable, InputError):
+            obstacle = find_obstacle(self.jobs, job)
+            if obstacle:
+                reason += f": {obstacle.message}"
+        self._delete()
+        raise ResourcesUnavailable(
+            f"rayjob/{self.name}: {reason}: the job was deleted; free or add GPUs, then run again"
+        )
+
+    def _delete(self) -> None:
+        """Delete the job to release its GPUs. If that fails, log the command that deletes it."""
+        for _ in range(_DELETE_ATTEMPTS):
+            try:
+                self.jobs.delete(self.name)
+                return
+            except Unavailable as error:
+                failure: Exception = error
+                time.sleep(1)
+            except InputError as error:
+                failure = error
+                break
+        logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", self.name, failure, self.name)
+
+    def stop(self) -> str:
+        """Ask the training to save, and delete the job, unless a workflow needs it. Return what was done, as a message.
+
+        Both requests are sent at the same time, because Kubeflow kills a step about a second after its signal. The
+        hooks of the pods wait up to `grace_seconds` for the training to save, so this process does not wait for it.
+
+        If Kubernetes does not answer, the job is not deleted. A job that no step follows ends by itself.
+        """
+        try:
+            if self._is_needed():
+                return f"rayjob/{self.name} continues without this step, because a run needs it: run again to follow it"
+        except Unavailable as error:
+            logger.warning("cannot find out whether a run needs rayjob/%s (%s), so it is not deleted", self.name, error)
+            return f"rayjob/{self.name} was not deleted, because Kubernetes does not answer: run again to follow it"
+        except InputError as error:
+            logger.warning("cannot find out whether a run needs rayjob/%s: %s", self.name, error)
+        request_thread = threading.Thread(target=self._send_request, daemon=True)
+        request_thread.start()
+        self._delete()
+        request_thread.join(_REQUEST_SECONDS)
+        return f"rayjob/{self.name} was stopped and deleted: run again to continue"
+
+    def _send_request(self) -> None:
+        """Ask the training to save. A failure is not fatal, because the hooks of the pods send the same request."""
+        try:
+            self.ask_to_stop()
+        except Exception as error:
+            logger.warning("rayjob/%s: the request to save cannot be sent: %s", self.name, error)
+
+    def _is_needed(self) -> bool:
+        """Return whether a running workflow needs the job. Ask Kubernetes up to `_NEEDED_ATTEMPTS` times.
+
+        The workflow of this step needs the job if only this pod is stopped, for instance because its node is drained:
+        the next attempt of the step will follow the job. Another workflow needs the job if it owns it.
+
+        Raises:
+            Unavailable: Kubernetes does not answer.
+            InputError: this process may not read workflows.
+        """
+        for _ in range(_NEEDED_ATTEMPTS - 1):
+            with contextlib.suppress(Unavailable):
+                return self._ask_whether_needed()
+        return self._ask_whether_needed()
+
+    def _ask_whether_needed(self) -> bool:
+        """Return what `_is_needed` returns, or raise Unavailable at the first call without an answer."""
+        # The workflow is unknown if Kubernetes did not answer at the start.
+        owner = self.owner or self.jobs.find_workflow()
+        if owner is None:
+            return False
+        if self.jobs.is_workflow_running(owner):
+            return True
+        job = self.jobs.get(self.name)
+        if job is None:
+            return False
+        owner_uids = [reference["uid"] for reference in job["metadata"].get("ownerReferences") or []]
+        return bool(owner_uids) and owner["uid"] not in owner_uids
 
 
 def has_ended(status: dict[str, Any]) -> bool:
@@ -175,250 +423,10 @@ def describe(status: dict[str, Any]) -> str:
     return ", ".join(descriptions)
 
 
-# ---------------------------------------------------------------- create or find
-
-
-def _create_or_find(jobs: RayJobs, body: Job, grace_seconds: float) -> None:
-    """Create the job. Keep an existing job of this name if it runs or has succeeded. Delete it if it has failed."""
-    name = body["metadata"]["name"]
-    failure_count = 0
-    grace_end = time.monotonic() + grace_seconds
-    waits_for_pods = True
-    while time.monotonic() < grace_end + _DELETION_SECONDS:
-        try:
-            job = jobs.get(name)
-            if job is None:
-                jobs.create(body)
-                logger.info("created rayjob/%s", name)
-                return
-            status = job.get("status") or {}
-            is_useful = not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"
-            if job["metadata"].get("deletionTimestamp"):
-                if waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
-                    logger.warning("pods of rayjob/%s do not end, perhaps on a lost node: not waiting for them", name)
-                    jobs.delete(name, wait_for_pods=False)
-                    waits_for_pods = False
-            elif is_useful:
-                logger.info("following the existing rayjob/%s (%s)", name, describe(status))
-                return
-            else:
-                logger.info("rayjob/%s of an earlier attempt is %s: deleting it", name, describe(status))
-                jobs.delete(name)
-            failure_count = 0
-        except AlreadyExists:
-            pass  # created by another process, or by an earlier call whose response was lost
-        except Unavailable as error:
-            failure_count = _count_failure(name, failure_count, error)
-        time.sleep(_POLL_SECONDS)
-    raise WorkerLost(
-        f"rayjob/{name} is still being deleted after {grace_seconds + _DELETION_SECONDS:.0f} s: check its finalizers, "
-        "then run again"
-    )
-
-
-def _count_failure(name: str, failure_count: int, error: Unavailable) -> int:
-    """Return the number of consecutive failed calls, this call included. Raise WorkerLost after too many."""
-    if failure_count >= _MAX_FAILURES:
-        raise WorkerLost(f"rayjob/{name}: {error}: the job was not deleted; run again to follow it") from error
-    logger.info("rayjob/%s: %s; retrying", name, error)
-    return failure_count + 1
-
-
-# ---------------------------------------------------------------- follow
-
-
-def _follow(jobs: RayJobs, name: str, cluster: ClusterConfig, log: JobLog, start_deadline: float) -> dict[str, Any]:
-    """Wait for the end of the job and return its status. Enforce the time limits, and log the state regularly."""
-    follow_start = time.monotonic()
-    state_start = follow_start  # when the job began to run, or lost its pods
-    last_report = follow_start
-    was_running = False
-    obstacles = ObstacleWatch(jobs)
-    for job in _poll(jobs, name):
-        current_time = time.monotonic()
-        status = job.get("status") or {}
-        if has_ended(status):
-            return status
-        # The operator sets its own state to Running when it has created the submitter, which may still find no node.
-        is_running = status.get("jobDeploymentStatus") == "Running" and status.get("jobStatus") == "RUNNING"
-        is_queued = cluster.queue and status.get("jobDeploymentStatus") == "Suspended"
-        if is_running != was_running:
-            was_running = is_running
-            state_start = current_time
-            logger.info("rayjob/%s is %s", name, describe(status))
-            start_deadline = current_time + cluster.start_seconds  # a job that loses its pods gets the full time again
-        if is_queued:  # time in the queue does not count: Kueue has not admitted the job
-            start_deadline = current_time + cluster.start_seconds
-        if not is_running:
-            _check_start(jobs, job, cluster, obstacles, start_deadline - current_time)
-        elif current_time - state_start > cluster.run_seconds + _OPERATOR_SECONDS:
-            _delete_and_raise_unavailable(jobs, job, f"not finished after ray.run_seconds ({cluster.run_seconds} s)")
-        if current_time - max(log.last_line, last_report) > _REPORT_SECONDS:
-            last_report = current_time
-            elapsed = current_time - follow_start
-            logger.info("rayjob/%s is %s, %.0f s after the start", name, describe(status), elapsed)
-    raise AssertionError("unreachable")
-
-
-def _check_start(
-    jobs: RayJobs, job: Job, cluster: ClusterConfig, obstacles: ObstacleWatch, remaining_seconds: float
-) -> None:
-    """Raise the reason if a job cannot start, or has waited for too long.
-
-    Raises:
-        InputError: waiting does not help; the job was deleted.
-        ResourcesUnavailable: the time to start is over; the job was deleted.
-        _PartlyScheduled: only some pods have a node. Jobs of Kueue are exempt, because it admits all pods or none.
-    """
-    obstacles.update(job)
-    permanent = obstacles.permanent()
-    if permanent:
-        name = job["metadata"]["name"]
-        _delete(jobs, name)
-        raise InputError(
-            f"rayjob/{name} cannot start: {permanent.message}: the job was deleted; fix this, then run again"
-        )
-    if remaining_seconds < 0:
-        state = describe(job.get("status") or {})
-        _delete_and_raise_unavailable(jobs, job, f"no GPUs after {cluster.start_seconds} s ({state})")
-    partial = obstacles.partial(cluster.partial_seconds)
-    if partial and not cluster.queue:
-        raise _PartlyScheduled(partial.message)
-
-
-def _poll(jobs: RayJobs, name: str) -> Iterator[Job]:
-    """Yield the state of the job repeatedly. Raise WorkerLost if it was deleted or Kubernetes stops answering."""
-    failure_count = 0
-    while True:
-        try:
-            job = jobs.get(name)
-        except Unavailable as error:
-            failure_count = _count_failure(name, failure_count, error)
-            # Wait longer after each failure, so that many steps do not overload an API server that is recovering.
-            time.sleep(min(_POLL_SECONDS * 2**failure_count, _MAX_POLL_SECONDS))
-            continue
-        if job is None:
-            raise WorkerLost(f"rayjob/{name} was deleted by another process: run again to continue")
-        failure_count = 0
-        yield job
-        time.sleep(_POLL_SECONDS)
-
-
-def _find_error(jobs: RayJobs, name: str, status: dict[str, Any], outcome: dict[str, Any] | None) -> InfoXLMError:
-    """Return the error of a failed job: the operator's if the operator ended the job, else the error that it stored.
-
-    A job whose worker or head exceeded its memory limit stores no such error, so the state of its pods is checked.
-    """
-    reason = status.get("reason") or ""
-    message = status.get("message") or ""
-    details = shorten(f"{describe(status)} {reason}: {message}")
-    if reason == "PreRunningDeadlineExceeded":
-        return ResourcesUnavailable(
-            f"rayjob/{name}: GPUs were not available in time ({details}): free or add GPUs, then run again"
-        )
-    if reason == "DeadlineExceeded":
-        return ResourcesUnavailable(f"rayjob/{name} reached its time limit ({details}): run again to continue")
-    if "ValidationFailed" in (reason, status.get("jobDeploymentStatus")):
-        return InputError(f"rayjob/{name} was refused by KubeRay ({details}): check that KubeRay is 1.7 or later")
-    error: InfoXLMError = WorkerLost(f"rayjob/{name} ended as {details}: run again to continue")
-    if outcome:
-        error = _read_error(outcome)
-    if isinstance(error, WorkerLost):
-        with contextlib.suppress(Unavailable, InputError):
-            description = find_out_of_memory(jobs, name)
-            if description:
-                return OutOfMemory(f"rayjob/{name}: {description}, then run again")
-    return error
-
-
 def _read_error(outcome: dict[str, Any]) -> InfoXLMError:
     """Return the error that a job has stored, with its message as one line."""
     message = " ".join(str(outcome.get("message")).split())
     return errors.from_name(str(outcome.get("class")), message)
-
-
-def _delete_and_raise_unavailable(jobs: RayJobs, job: Job, reason: str) -> NoReturn:
-    """Delete the job and raise ResourcesUnavailable, with what Kubernetes reports about its pods."""
-    name = job["metadata"]["name"]
-    with contextlib.suppress(Unavailable, InputError):
-        obstacle = find_obstacle(jobs, job)
-        if obstacle:
-            reason += f": {obstacle.message}"
-    _delete(jobs, name)
-    raise ResourcesUnavailable(f"rayjob/{name}: {reason}: the job was deleted; free or add GPUs, then run again")
-
-
-# ---------------------------------------------------------------- stop
-
-
-def _delete(jobs: RayJobs, name: str) -> None:
-    """Delete the job to release its GPUs. If that fails, log the command that deletes it."""
-    for _ in range(_DELETE_ATTEMPTS):
-        try:
-            jobs.delete(name)
-            return
-        except Unavailable as error:
-            failure: Exception = error
-            time.sleep(1)
-        except InputError as error:
-            failure = error
-            break
-    logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", name, failure, name)
-
-
-def _stop(jobs: RayJobs, name: str, owner: Job | None, ask_to_stop: Callable[[], None]) -> Preempted:
-    """Ask the training to save, and delete the job. Return the error to raise, which says what was done.
-
-    Both requests are sent at the same time, because Kubeflow kills a step about a second after its signal. The hooks of
-    the pods wait up to `grace_seconds` for the training to save, so this process does not wait for it.
-
-    If a workflow needs the job, or if Kubernetes does not answer, the job is not deleted. A job that no step follows
-    ends by itself.
-    """
-    is_needed = _is_needed(jobs, name, owner)
-    if is_needed:
-        return Preempted(f"rayjob/{name} continues without this step, because a run needs it: run again to follow it")
-    if is_needed is None:
-        return Preempted(f"rayjob/{name} was not deleted, because Kubernetes does not answer: run again to follow it")
-
-    def send_request() -> None:
-        try:
-            ask_to_stop()
-        except Exception as error:  # not fatal, because the hooks of the pods send the same request
-            logger.warning("rayjob/%s: the request to save cannot be sent: %s", name, error)
-
-    request_thread = threading.Thread(target=send_request, name="request to save", daemon=True)
-    request_thread.start()
-    _delete(jobs, name)
-    request_thread.join(_REQUEST_SECONDS)
-    return Preempted(f"rayjob/{name} was stopped and deleted: run again to continue")
-
-
-def _is_needed(jobs: RayJobs, name: str, owner: Job | None) -> bool | None:
-    """Return whether a running workflow needs the job, or None if Kubernetes does not answer.
-
-    The workflow of this step needs the job if only this pod is stopped, for instance because its node is drained: the
-    next attempt of the step will follow the job. Another workflow needs the job if it owns it.
-    """
-    for _ in range(_NEEDED_ATTEMPTS):
-        try:
-            owner = owner or jobs.find_workflow()  # the workflow is unknown if Kubernetes did not answer at the start
-            if owner is None:
-                return False
-            if jobs.is_workflow_running(owner):
-                return True
-            job = jobs.get(name)
-            if job is None:
-                return False
-            owner_uids = [reference["uid"] for reference in job["metadata"].get("ownerReferences") or []]
-            return bool(owner_uids) and owner["uid"] not in owner_uids
-        except Unavailable as error:
-            failure = error
-        except InputError as error:
-            logger.warning("cannot find out whether a run needs rayjob/%s: %s", name, error)
-            return False
-    logger.warning("cannot find out whether a run needs rayjob/%s (%s), so it is not deleted", name, failure)
-    return None
 
 
 def _raising_on_signals() -> contextlib.AbstractContextManager[None]:
