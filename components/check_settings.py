@@ -84,15 +84,16 @@ def check_settings(
             sources.fetch_tokenizer(checked["tokenization"]["model"], step.local_store)
         trainings = [trial["pretraining"] for trial in trials] or [checked["pretraining"]]
         for training in trainings:
-            config = PretrainingConfig.parse(training, "pretraining")
-            if config.model.start:
-                sources.check_start(config, step.local_store)
+            sources.check_start(PretrainingConfig.parse(training, "pretraining"), step.local_store)
 
         # References, because the settings of many trials are too large for a parameter of Kubeflow.
         for trial in trials:
             for name in trial:
                 if name != "trial":
                     trial[name] = parameters.write_reference(store, trial[name])
-        checked.setdefault("translation", {})  # the last section, as among the outputs
-        references = [parameters.write_reference(store, section) for section in checked.values()]
+        # In the order of the outputs in the signature.
+        output_names = (
+            "preparation", "tokenization", "pretraining", "finetuning", "evaluation", "registration", "translation",
+        )  # fmt: skip
+        references = [parameters.write_reference(store, checked.get(name, {})) for name in output_names]
         return (*references, trials)

@@ -145,15 +145,7 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
     job_work = asdict(work) | {"pipeline_run": pipeline_run, "job": name, "min_workers": config.min_workers}
     artifacts.write(work.store, f"work/{name}.json", json.dumps(job_work, indent=1, sort_keys=True))
     outcome_path = runtime.outcome_path(name, "jobs")
-
-    def read_outcome() -> dict[str, Any] | None:
-        return runtime.parse_outcome(artifacts.read(work.store, outcome_path), outcome_path)
-
-    def ask_to_stop() -> None:
-        if work.run:
-            artifacts.write(work.store, f"runs/{work.run}/stop", name)
-
-    outcome = read_outcome()
+    outcome = runtime.read_outcome(work.store, outcome_path)
     if outcome and outcome.get("run", pipeline_run) != pipeline_run:
         # The failure belongs to another pipeline run, and its cause may have been fixed since.
         storage.open(work.store).delete(outcome_path)
@@ -164,9 +156,15 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
             config,
             work.num_workers,
             step_environment,
-            ask_to_stop=ask_to_stop,
-            read_outcome=read_outcome,
+            ask_to_stop=functools.partial(_ask_to_stop, work, name),
+            read_outcome=functools.partial(runtime.read_outcome, work.store, outcome_path),
         )
+
+
+def _ask_to_stop(work: Work, job: str) -> None:
+    """Ask the training of a job to save and stop. Work on text has nothing to save."""
+    if work.run:
+        artifacts.write(work.store, f"runs/{work.run}/stop", job)
 
 
 LAUNCHERS: dict[str, Launcher] = {"process": process, "ray": ray, "torchrun": torchrun, "kuberay": kuberay}

@@ -108,8 +108,9 @@ def outcome_path(name: str, run: str = "") -> str:
     return f"outcome/{run}/{safe_name}.json"
 
 
-def parse_outcome(content: bytes | None, path: str) -> dict[str, Any] | None:
-    """Return the outcome that a stage wrote, or None if it is missing or malformed."""
+def read_outcome(store: str, path: str) -> dict[str, Any] | None:
+    """Return the outcome that a stage or a job wrote, or None if it is missing or malformed."""
+    content = artifacts.read(store, path)
     try:
         return outside.parse_json(content, Outcome, path, "read the log instead") if content else None
     except InputError as error:
@@ -148,7 +149,7 @@ def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
     folder = f"{store}/outcome/{run}"
     files = [entry for entry in storage.open(folder).entries() if entry.name.endswith(".json")]
     for file in sorted(files, key=lambda entry: (entry.modified, entry.name), reverse=True):
-        outcome = parse_outcome(artifacts.read(folder, file.name), file.name)
+        outcome = read_outcome(folder, file.name)
         if outcome:
             return outcome
     return None

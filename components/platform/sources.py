@@ -93,14 +93,16 @@ def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
 
 
 def check_start(config: "PretrainingConfig", store: Path) -> None:
-    """Check that training can start from `model.start`, without its weights: its files, class and sizes.
+    """Check that training can start from `model.start`, if it is set, without its weights: its files, class and sizes.
 
     Raises as `fetch_model` and `System.check_start_files`.
     """
+    source = config.model.start
+    if not source:
+        return
     from infoxlm_core.model.huggingface import tokenizers
     from infoxlm_core.systems.table import SYSTEMS
 
-    source = config.model.start or ""
     directory = fetch_model(source, store, only=tokenizers.ALL_FILES)
     directories.check_code(directory)
     file_names = _list_names(source, directory)
