@@ -1,4 +1,4 @@
-"""What workers compare, a checksum of every bit, made in parts; and what one of a machine does for all."""
+"""What workers compare: a checksum of every bit, made in parts."""
 
 import shutil
 from pathlib import Path

@@ -1,0 +1,116 @@
+"""Measure how pre-training reads its text from S3: `python -m benchmarks.stream` needs two minutes and 5 GB of disk.
+
+It opens shards of 10^9 tokens, draws the first batch from an S3 server on this machine, and compares the speed of a
+training from a directory with one from the server behind a proxy that adds 20 ms to each request.
+"""
+
+import os
+import shutil
+import statistics
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pyarrow as pa
+
+from components.adapters import storage
+from infoxlm_core import manifests
+from infoxlm_core.config import PretrainingConfig
+from infoxlm_core.data.samples import Sampler
+from infoxlm_core.data.shards import open_shards
+from infoxlm_core.data.vocabulary import EOS, FIRST_PIECE, Vocabulary
+from infoxlm_core.data.writing import BLOCK_TOKENS, PART_TOKENS, make_column, write_table
+from infoxlm_core.stages.pretraining import pretrain
+from infoxlm_core.training import tracker
+from tests.servers import s3
+from tests.servers.s3_faults import faulty
+
+URI = "s3://models/shards"
+VOCABULARY, STEPS, ROUNDS = 1000, 80, 3
+
+
+def make_config(window: int) -> PretrainingConfig:
+    values = {
+        "model": {"layers": 3, "hidden": 128, "ffn": 512, "heads": 2, "max_tokens": BLOCK_TOKENS},
+        "contrast": {"layer": 1},
+        "objectives": {"mlm": 1, "tlm": 0, "xlco": 0},
+        "batches": {"global_batch_size": 8, "virtual_shards": 4, "micro_batch_size": 8, "window": window},
+        "optimization": {"steps": STEPS, "warmup_steps": 2},
+        "log_every": 1,
+    }
+    return PretrainingConfig.parse(values)
+
+
+def write_shards(directory: Path, part_tokens: int, parts: int) -> Path:
+    """Write parts of random text."""
+    rng = np.random.default_rng(1)
+    chunks = []
+    for _ in range(parts):
+        lengths = rng.integers(10, 50, part_tokens // 29)
+        ids = rng.integers(FIRST_PIECE, VOCABULARY - 1, lengths.sum())
+        ids[lengths.cumsum() - 1] = EOS
+        chunks.append(pa.table({"text": make_column(ids, lengths)}))
+    table = write_table(directory, "mono/en/random", chunks, part_tokens=part_tokens)
+    facts = {"tables": {"mono/en/random": table}, "block_tokens": BLOCK_TOKENS, "corpus": "c", "tokenizer": "t"}
+    manifests.write(directory, "shards", facts | Vocabulary.xlm_r(VOCABULARY).as_facts())
+    return directory
+
+
+def upload(shards: Path) -> None:
+    for name in manifests.load(shards)["files"]:
+        storage.open(URI).put(name, (shards / name).read_bytes())
+
+
+def make_cache(shards: Path, cache: Path) -> Path:
+    """Return an empty folder for the parts of uploaded shards, which has their manifest."""
+    cache.mkdir()
+    shutil.copy(shards / manifests.NAME, cache)
+    return cache
+
+
+def train(shards: Path, run: Path, source: storage.Store | None = None) -> tuple[list[str], float]:
+    """Train, print the speed and the share of waiting. Return the losses of all steps, and tokens per second."""
+    pretrain(make_config(window=1), shards, run / "model", run, shards_source=source)
+    metrics = [values for _, values in tracker.read(run / tracker.METRICS)]
+    speed = statistics.median(values["tokens_per_second"] for values in metrics)
+    waiting = statistics.mean(values["data_wait"] for values in metrics[1:])
+    print(f"{'S3' if source else 'local'}: {speed:.0f} tokens/s, data_wait {waiting:.4f}")
+    return [values["loss/mlm"].hex() for values in metrics], speed
+
+
+def main(folder: Path) -> None:
+    shards = write_shards(folder / "billion", PART_TOKENS, parts=960)
+    start = time.monotonic()
+    Sampler(open_shards(shards), make_config(window=10**9))
+    print(f"open 10^9 tokens: {time.monotonic() - start:.2f} s")
+
+    with s3.serve(folder) as url, faulty(url) as proxy:
+        os.environ |= s3.environment(url)
+        s3.bucket(url, "models")
+        shards = write_shards(folder / "large", PART_TOKENS, parts=100)
+        upload(shards)
+        cache = make_cache(shards, folder / "cache")
+        start = time.monotonic()
+        Sampler(open_shards(cache, storage.open(URI)), make_config(window=128_000_000)).draw(0, range(4))
+        print(f"first batch of 400 MB on S3, window of 128 MB: {time.monotonic() - start:.2f} s")
+
+        # Six sequences per part: a step of eight sequences uses up as many parts as a step of the config base.
+        shards = write_shards(folder / "small", 6 * BLOCK_TOKENS, parts=1000)
+        upload(shards)
+        os.environ["AWS_ENDPOINT_URL"] = proxy.url
+        pass_on = proxy.next
+        proxy.next = lambda *request: time.sleep(0.02) or pass_on(*request)  # type: ignore[method-assign]
+        ratios = []
+        for number in range(ROUNDS):
+            local_losses, local_speed = train(shards, folder / f"local{number}")
+            cache = make_cache(shards, folder / f"cache{number}")
+            remote_losses, remote_speed = train(cache, folder / f"remote{number}", storage.open(URI))
+            assert remote_losses == local_losses
+            ratios.append(remote_speed / local_speed)
+        print(f"S3 with 20 ms against local: {statistics.median(ratios):.3f} (median of {ROUNDS})")
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as name:
+        main(Path(name))
