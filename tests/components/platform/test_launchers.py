@@ -33,10 +33,17 @@ def a_launcher_that(seen: list, monkeypatch, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "cluster", "variable", "chosen"),
-    [(0, {}, "", "process"), (2, {}, "", "ray"), (2, {}, "torchrun", "torchrun"), (2, {"image": "i"}, "", "kuberay")],
+    ("pod", "workers", "cluster", "variable", "chosen"),
+    [
+        ("", 2, {}, "", "ray"),
+        ("", 2, {}, "torchrun", "torchrun"),
+        ("", 2, {"image": "i"}, "", "kuberay"),
+        ("step-1", 0, {}, "", "process"),  # on the CPU of a pod
+        ("step-1", 2, None, "", "ray"),  # a trial of a suite, whose pod has GPUs
+    ],
 )
-def test_parameters_and_environment_choose_the_launcher(work, monkeypatch, workers, cluster, variable, chosen):
+def test_parameters_and_environment_choose_the_launcher(work, monkeypatch, pod, workers, cluster, variable, chosen):
+    monkeypatch.setenv("KFP_POD_NAME", pod)
     monkeypatch.setenv(launchers.VARIABLE, variable)
     seen: list[str] = []
     for name in launchers.LAUNCHERS:
@@ -69,22 +76,6 @@ def test_a_step_without_gpus_does_not_train_in_their_place_when_no_cluster_is_gi
 
     with pytest.raises(ConfigError, match=r"cluster is empty, .*start the run by `infoxlm submit`"):
         launchers.run(replace(work, num_workers=2), {})
-
-
-@pytest.mark.parametrize(
-    ("pod", "workers", "cluster"),
-    [("", 2, {}), ("step-1", 0, {}), ("step-1", 2, None)],
-    ids=["on this machine", "on the CPU of a pod", "a point of a suite, which has its GPUs itself"],
-)
-def test_what_may_train_without_a_cluster_does(work, monkeypatch, pod, workers, cluster):
-    monkeypatch.setenv("KFP_POD_NAME", pod)
-    seen: list[str] = []
-    for name in launchers.LAUNCHERS:
-        a_launcher_that(seen, monkeypatch, name)
-
-    launchers.run(replace(work, num_workers=workers), cluster)
-
-    assert seen == ["ray" if workers else "process"]
 
 
 def test_an_unknown_launcher_is_one_clear_line_before_anything_starts(monkeypatch):
