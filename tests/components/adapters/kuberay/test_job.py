@@ -191,16 +191,15 @@ def test_a_job_that_is_being_deleted_is_waited_for(kubernetes, launch):
     assert len(kubernetes.jobs_ever()) == 1
 
 
-def test_pods_that_stay_on_a_dead_node_do_not_keep_their_job_from_being_started_anew(
-    kubernetes, launch, monkeypatch, caplog
-):
-    monkeypatch.setattr(job, "_DEAD_NODE_SECONDS", 5)  # long enough for four looks on a busy machine
+def test_pods_that_stay_on_a_dead_node_do_not_keep_their_job_from_being_started_anew(kubernetes, launch, clock, caplog):
     kubernetes.put_job(NAME, metadata={"finalizers": ["foregroundDeletion"]}, status=FAILED)
     kubernetes.delete(NAME)
 
     def act():
         until(lambda: verbs(kubernetes).count("get") > 3)
+        clock.move(120)
         assert "delete" not in verbs(kubernetes)  # within the grace its pods may still save
+        clock.now += 2
         until(lambda: "delete" in verbs(kubernetes))
         assert kubernetes.bodies[-1][::2] == ("delete", {"propagationPolicy": "Background"})
         kubernetes.patch(NAME, {"metadata": {"finalizers": []}})  # what the API server does then
@@ -208,7 +207,7 @@ def test_pods_that_stay_on_a_dead_node_do_not_keep_their_job_from_being_started_
         kubernetes.status(NAME, **SUCCEEDED)
 
     with operator(act):
-        launch(grace_seconds=1)
+        launch(grace_seconds=1, start_seconds=900)
 
     assert "perhaps on a lost node" in caplog.text
 
