@@ -1,30 +1,39 @@
 """Digests of texts that identify duplicates and text reserved for evaluation."""
 
+import importlib.metadata
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 import regex
 
+from infoxlm_core.config.corpora import RENSA_VERSION
 from infoxlm_core.corpora import cleaning
+from infoxlm_core.errors import InputError
 
 _HAN = r"\p{Han}"
 _OTHER_SIGNS = r"\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"  # no spaces between words
 _UNIT = regex.compile(
     rf"(?P<sign>[{_OTHER_SIGNS}])|[{_HAN}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_HAN}{_OTHER_SIGNS}]]+", regex.V1
 )
+MINHASH_LETTERS = 200  # runs of five letters of shorter rows are too few to estimate a similarity
+_SHINGLE_LETTERS = 5
+_BANDS = 20  # two rows with similarity s share a band with probability 1 - (1 - s^8)^20: 0.5 at 0.65, 0.98 at 0.8
+_HASHES_PER_BAND = 8
 _SIGNS_PER_WORD = 3  # the least; vowel signs count, too, so that 13 signs of Thai are often a single phrase
 
 
 class Keys(NamedTuple):
-    """64-bit digests: three of every text of a row, and those of all runs of words in them."""
+    """64-bit digests: three of every text of a row, those of all runs of words in them, and those of its bands."""
 
     equal: Sequence[int]  # of the form that is compared with reserved text
     near: Sequence[int]  # equal for near duplicates
     exact: Sequence[int]  # of the unchanged text
     runs: Sequence[int] = ()
+    bands: Sequence[int] = ()  # of the row's MinHash signature; similar rows have some in common
 
 
 def keys(texts: Sequence[str], overlap: int = 0) -> Keys:
@@ -42,6 +51,33 @@ def _digest_text(text: str) -> tuple[int, int, int]:
         cleaning.digest(cleaning.near_key(text)),
         cleaning.digest(text),
     )
+
+
+def check_minhash() -> None:
+    """Raise InputError if the library that computes MinHash signatures is not installed in the expected version."""
+    try:
+        is_installed = importlib.metadata.version("rensa") == RENSA_VERSION
+    except importlib.metadata.PackageNotFoundError:
+        is_installed = False
+    if not is_installed:
+        raise InputError(
+            f"cleaning.near_duplicates: minhash needs rensa {RENSA_VERSION}: install infoxlm-pipeline[fuzzy], or leave "
+            "near_duplicates at same_letters"
+        )
+
+
+def bands(texts: Sequence[str]) -> list[int]:
+    """Return the digests of the bands of a row's MinHash signature. There are none if the row is short."""
+    import rensa  # an optional dependency, see `check_minhash`
+
+    letters = "".join(cleaning.near_key(text) for text in texts)
+    if len(letters) < MINHASH_LETTERS:
+        return []
+    starts = range(len(letters) - _SHINGLE_LETTERS + 1)
+    sketch = rensa.RMinHash(num_perm=_BANDS * _HASHES_PER_BAND, seed=1)
+    sketch.update([letters[start : start + _SHINGLE_LETTERS] for start in starts])
+    signature = np.array(sketch.digest(), np.uint32).reshape(_BANDS, _HASHES_PER_BAND)
+    return [cleaning.digest("band", str(number), band.tobytes().hex()) for number, band in enumerate(signature)]
 
 
 def runs(text: str, length: int) -> list[int]:

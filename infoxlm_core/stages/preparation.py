@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.config import CorpusSource, PreparationConfig
-from infoxlm_core.corpora import length_ratio
+from infoxlm_core.corpora import fingerprints, length_ratio
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
 from infoxlm_core.corpora.phases import clean, compare, reserve, write
 from infoxlm_core.corpora.phases.job import FileKey, Files, Job, Part, Record, RowCounts, add_counts, run_phase
@@ -65,9 +65,11 @@ def prepare(
         localise: returns a config with the paths of its corpora on the machine of a task; None: they are the same.
 
     Raises:
-        InputError: a corpus or test set cannot be used; `output` is left empty.
+        InputError: a corpus or test set cannot be used, or a library is missing; `output` is left empty.
         EvaluationLeak: the training text contains a sentence reserved for evaluation; `output` is left empty.
     """
+    if config.cleaning.near_duplicates == "minhash":
+        fingerprints.check_minhash()
     output.mkdir(parents=True, exist_ok=True)
     _remove_outputs(output)
     try:
@@ -150,7 +152,10 @@ def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, 
     run = functools.partial(run_phase, finished=finished, parallel_map=parallel_map)
     [tests] = run_phase(reserve.reserve, job, 1, finished, in_process)  # test sets are small
     parts = _list_parts(job, run(clean.read, job, len(job.config.corpora)))
-    job = replace(job, parts=parts, partition_count=1 + len(parts) // PARTS_OF_PARTITION)
+    parts_of_partition = PARTS_OF_PARTITION
+    if job.config.cleaning.near_duplicates == "minhash":
+        parts_of_partition = max(1, PARTS_OF_PARTITION // 8)  # a row has 20 bands as further keys
+    job = replace(job, parts=parts, partition_count=1 + len(parts) // parts_of_partition)
     job = _clean(job, counts, run(clean.clean, job, len(job.parts)))
     if job.config.labelled_share:
         list(run(reserve.label, job, job.partition_count))

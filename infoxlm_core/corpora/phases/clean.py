@@ -98,6 +98,7 @@ def clean(job: Job, number: int) -> Record:
     # Runs of words are compared only with held-out and test text; computing them takes most of the time.
     has_test_text = bool(config.held_out or config.held_out_share or config.evaluation_sets)
     overlap = config.overlap if has_test_text else 0
+    has_bands = config.cleaning.near_duplicates == "minhash" and part.kind in tables.TRAINING
     counts: RowCounts = defaultdict(Counter)
     length_ratios: Counter[int] = Counter()
     first_invalid: dict[str, str] = {}
@@ -120,6 +121,8 @@ def clean(job: Job, number: int) -> Record:
                 log_ratio = length_ratio.log_ratio(texts)
                 length_ratios[length_ratio.bin_of(texts)] += 1
             keys = fingerprints.keys(texts, overlap)
+            if has_bands:
+                keys = keys._replace(bands=fingerprints.bands(texts))
             is_long = len(texts[0]) >= LABELLED_CHARACTERS
             drawn = _draw_message(keys, is_long, part, config)
             staged_rows.append((texts, file, *keys, log_ratio, drawn, is_long))

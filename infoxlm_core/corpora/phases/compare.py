@@ -1,11 +1,12 @@
 """Phases offer and reduce: decide which rows are dropped, by comparing 16-byte keys instead of text.
 
 A row is offered as items: itself, its sides as sentences, and its sides as labelled text. Of the items with one key,
-the first in the order of the input is kept.
+the first in the order of the input is kept. The bands of its MinHash signature are one more item with several keys. Of
+the rows with one band, the first is kept.
 
 reasons/PART   one byte for each row, see `REASONS`
 keys/PART      items of the part with their keys, in slices by partition
-items/PART     all items that the part offers, each with the first item of the part that has its key and text
+items/PART     items that the part does not send, each with the first item of the part that has its key and text
 drops/P        items of partition P that are dropped, in slices by part
 """
 
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from infoxlm_core.corpora import cleaning, length_ratio
 from infoxlm_core.corpora.phases.clean import DRAWN_HELD_OUT, partition_of, values_of
@@ -21,13 +23,14 @@ from infoxlm_core.corpora.phases.job import Job, Part, Record
 from infoxlm_core.corpora.phases.reserve import REASONS, Reserved, read_reserved
 from infoxlm_core.corpora.tables import HELD_OUT
 
-STATES = ("kept", "duplicate", "near_duplicate")
-KEPT, DUPLICATE, NEAR_DUPLICATE = range(3)
+STATES = ("kept", "duplicate", "near_duplicate", "similar")
+KEPT, DUPLICATE, NEAR_DUPLICATE, SIMILAR = range(4)
 ITEMS = 8  # numbers of items reserved for each row; item n of row r is 8 r + n
 ITSELF, FIRST_SIDE, FIRST_LABEL = 0, 1, 3  # numbers of items: the row, its sides (1, 2), its sides as labelled (3, 4)
+BANDS = 5  # number of the item for the bands of the row
 _HELD_OUT_SHARE = REASONS.index("held_out_share")
 _LABELLED = REASONS.index("labelled")
-_COLUMNS = ("equal", "near", "exact", "runs", "log_ratio", "drawn", "is_long")  # of staged rows
+_COLUMNS = ("equal", "near", "exact", "runs", "bands", "log_ratio", "drawn", "is_long")  # of staged rows
 _KEY = np.dtype([("key", "<u8"), ("item", "<u4"), ("tag", "<u4")])
 """key: digest of an item's near keys and of the tables with which it is compared. tag: digest of the unchanged text."""
 
@@ -86,6 +89,7 @@ def offer(job: Job, number: int) -> Record:
     job.files.put(f"reasons/{part.name}", reasons.tobytes())
     no_duplicates = np.zeros(len(rows), bool)
     keys = [_make_keys(part, rows, offered) for offered in list_offers(job, part, rows, reasons, no_duplicates)]
+    keys.append(_make_keys_of_bands(part, rows, reasons == 0))
     _put_keys(job, part.name, np.concatenate(keys))
     return {}
 
@@ -117,6 +121,17 @@ def _make_keys(part: Part, rows: pa.Table, offered: Offer) -> np.ndarray:
     return keys
 
 
+def _make_keys_of_bands(part: Part, rows: pa.Table, is_offered: np.ndarray) -> np.ndarray:
+    """Return the keys of the bands of the rows that are offered. All have one tag: a part sends each band once."""
+    offered_rows = np.flatnonzero(is_offered)
+    bands = rows["bands"].filter(pa.array(is_offered))
+    digests = values_of(bands)
+    keys = np.zeros(len(digests), _KEY)
+    keys["key"] = _mix(cleaning.digest("bands", part.kind, *part.languages), digests[:, None])
+    keys["item"] = np.repeat(offered_rows, pc.list_value_length(bands).to_numpy()) * ITEMS + BANDS
+    return keys
+
+
 def _mix(seed: int, digests: np.ndarray) -> np.ndarray:
     """Return a 64-bit digest of each row of digests, (rows, columns), by the function of SplitMix64."""
     mixed = np.full(len(digests), seed, np.uint64)
@@ -133,7 +148,8 @@ def _put_keys(job: Job, part: str, keys: np.ndarray) -> None:
     keys = keys[np.lexsort((keys["item"], keys["tag"], keys["key"]))]
     is_first = _is_first(keys["key"]) | _is_first(keys["tag"])
     first_items = keys["item"][_first_positions(is_first)]
-    job.files.put(f"items/{part}", np.stack([keys["item"], first_items], axis=1).tobytes())
+    repeated_items = np.stack([keys["item"], first_items], axis=1)[~is_first]
+    job.files.put(f"items/{part}", repeated_items.tobytes())
     sent = keys[is_first]
     sent = sent[np.argsort(sent["item"])]
     job.put_slices(f"keys/{part}", sent, partition_of(sent["key"], job.partition_count), job.partition_count)
@@ -166,12 +182,14 @@ def reduce(job: Job, number: int) -> Record:
 
 
 def read_states(job: Job, number: int, row_count: int) -> np.ndarray:
-    """Return KEPT, DUPLICATE or NEAR_DUPLICATE for each item of a part, (rows, ITEMS), offered or not."""
+    """Return the number in `STATES` of each item of a part, (rows, ITEMS), offered or not."""
     states = np.zeros(row_count * ITEMS, np.uint8)
     for partition in range(job.partition_count):
         drops = job.read_slice(f"drops/{partition}", np.uint32, number, len(job.parts))
         states[drops // 2] = DUPLICATE + drops % 2
     items, first_items = np.frombuffer(job.files.read(f"items/{job.parts[number].name}"), np.uint32).reshape(-1, 2).T
-    is_repeated = items != first_items
-    states[items[is_repeated]] = np.maximum(states[first_items[is_repeated]], DUPLICATE)
-    return states.reshape(-1, ITEMS)
+    states[items] = np.maximum(states[first_items], DUPLICATE)
+    states = states.reshape(-1, ITEMS)
+    has_known_band = states[:, BANDS] != KEPT
+    states[has_known_band & (states[:, ITSELF] == KEPT), ITSELF] = SIMILAR
+    return states

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from infoxlm_core.corpora import fingerprints, tables
 from infoxlm_core.corpora.phases.clean import KEYS
-from infoxlm_core.corpora.phases.compare import ITSELF, KEPT, STATES, list_offers, read_states
+from infoxlm_core.corpora.phases.compare import ITSELF, KEPT, SIMILAR, STATES, list_offers, read_states
 from infoxlm_core.corpora.phases.job import FileKey, Job, Part, Record, RowCounts, counts_to_json
 from infoxlm_core.corpora.phases.reserve import REASONS, Reserved, read_reserved
 from infoxlm_core.corpora.tables import HELD_OUT, LABELLED
@@ -32,7 +32,8 @@ def write(job: Job, number: int) -> Record:
         _count(counts, file_key, rows, reason, reasons == reason_number)
     tables_of_part: dict[str, pa.Table] = {}
     is_labelled = np.zeros((len(rows), 2), bool)
-    for offer in list_offers(job, part, rows, reasons, states[:, ITSELF] != KEPT):
+    is_duplicate = ~np.isin(states[:, ITSELF], (KEPT, SIMILAR))  # the sides of a similar pair are offered
+    for offer in list_offers(job, part, rows, reasons, is_duplicate):
         is_kept = offer.is_offered & (states[:, offer.item] == KEPT)
         if offer.kind == "labelled":
             is_labelled[:, offer.sides] = is_kept[:, None]
