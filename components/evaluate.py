@@ -41,7 +41,7 @@ def evaluate(
     import shutil
     from pathlib import Path
 
-    from components.platform import artifacts, costs, evaluating
+    from components.platform import artifacts, costs, evaluations
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
     from infoxlm_core.results import evidence
@@ -51,10 +51,10 @@ def evaluate(
     with stage_run("evaluate", store, trial) as step:
         checked = EvaluationConfig.parse(step.read(config), "evaluation")
         name = Trial.parse(trial).name if trial else "InfoXLM"
-        models = [evaluating.read_model(name, encoder, classifier)]
+        models = [evaluations.read_model(name, encoder, classifier)]
         if start:
-            models.append(evaluating.read_start(start, classifier_of_start))
-        evaluation = evaluating.build_scores(step, checked, corpus, models)
+            models.append(evaluations.read_start(start, classifier_of_start))
+        evaluation = evaluations.build_scores(step, checked, corpus, models)
 
         shutil.copyfile(evaluation / "report.html", report.path)
         card = (evaluation / "model_card.md").read_text(encoding="utf-8")

@@ -66,13 +66,13 @@ def measure(
     import json
     from pathlib import Path
 
-    from components.platform import artifacts, measuring
+    from components.platform import artifacts, evaluations
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
 
     with stage_run("measure", store, reports=False) as step:
         planned = step.read(batch["points"])
-    measured = measuring.measure_all(planned, store, num_workers)
+    measured = evaluations.measure_all(planned, store, num_workers)
     pointers = {name: {"location": trial.location, "digest": trial.digest} for name, trial in measured.items()}
     Path(scores.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(scores.path), json.dumps(pointers, indent=1))
