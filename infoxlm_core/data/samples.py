@@ -67,7 +67,7 @@ class Views:
 class Draw:
     """The samples of some virtual shards at one step, laid out and masked, in the order of the global batch.
 
-    A group is an index into `Sampler.groups`: the objective and language (pair) of a sample, for metrics.
+    A group is an index into `Sampler.groups`: the objective, language (pair) and corpus of a sample, for metrics.
     """
 
     mlm: Masked
@@ -104,11 +104,13 @@ class Sampler(StepSampler):
         language_pairs = sorted(shards.pairs)
         self.has_index = shards.manifest["facts"]["block_tokens"] == config.batches.block_tokens
         self.texts: list[StoredTable] = []  # one item for each corpus of each language
+        text_names: list[str] = []
         text_counts: list[np.ndarray] = []  # (parts,) blocks of each text
         block_counts: list[list[int]] = []  # of each language, of each corpus
         for language in languages:
             counts = [self._count_blocks(table) for table in shards.mono[language]]
             self.texts += shards.mono[language]
+            text_names += [f"{language}/{table.corpus}" for table in shards.mono[language]]
             text_counts += counts
             block_counts.append([int(part_counts.sum()) for part_counts in counts])
         self.pairs: list[StoredTable] = []  # one item for each corpus of each language pair
@@ -130,11 +132,9 @@ class Sampler(StepSampler):
         pair_draws = self._count_pair_draws(int(config.objectives.tlm > 0), int(config.objectives.xlco > 0))
         row_counts = [table.row_counts for table in self.pairs]
         self.pair_window = MovingWindow(self.pairs, row_counts, pair_draws, window_bytes, config.seed, Pairs.of_part)
-        self.groups = [f"mlm/{name}" for name in languages]
-        self.groups += [f"tlm/{name}" for name in language_pairs]
-        self.groups += [f"xlco/{name}" for name in language_pairs]
-        self.block_groups = _group_of_tables(block_counts)
-        self.pair_groups = _group_of_tables(pair_counts) + len(languages)
+        self.groups = [f"mlm/{name}" for name in text_names]  # such as mlm/de/wiki
+        self.groups += [f"tlm/{name}" for name in self.pair_names]
+        self.groups += [f"xlco/{name}" for name in self.pair_names]
 
     def _open_blocks(self, arrays: dict[str, np.ndarray]) -> Blocks:
         """Return the MLM samples of a part. Their token limit includes `<s>`, which is added by the layout."""
@@ -258,7 +258,7 @@ class Sampler(StepSampler):
             length = blocks.lengths.item(row)
             token_ids += [begin, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
             lengths.append(length + 1)
-        return Sequences(end_to_end(token_ids), np.array(lengths, np.int64)), self.block_groups[tables]
+        return Sequences(end_to_end(token_ids), np.array(lengths, np.int64)), tables
 
     def _read_sides(self, window: Window[Pairs], tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
         """Return the source and target sides of pairs, truncated to the configured length."""
@@ -276,7 +276,7 @@ class Sampler(StepSampler):
         is_swapped = rng.random(self.per_shard) < 0.5
         first_side = choose(is_swapped, target, source)
         second_side = choose(is_swapped, source, target)
-        return lay_out([first_side, second_side], self.vocabulary), self.pair_groups[tables]
+        return lay_out([first_side, second_side], self.vocabulary), tables + len(self.texts)
 
     def _draw_xlco(self, window: Window[Pairs], rng: np.random.Generator) -> Views:
         """Draw the contrast items of a virtual shard: pairs, and the pairs that mixup joins with them."""
@@ -295,7 +295,7 @@ class Sampler(StepSampler):
         queries, keys = mix(pairs, partners, mode, cross, joined, self.vocabulary)
         # A view of a single sentence repeats its id, which the comparison of sentence ids allows for.
         joined_ids = np.stack([sentence_ids, np.where(joined, partner_ids, sentence_ids)], axis=1)  # (count, 2)
-        groups = self.pair_groups[tables] + len(self.pair_sampler.totals)  # the groups of XLCO follow those of TLM
+        groups = tables + len(self.texts) + len(self.pairs)  # the groups of XLCO follow those of TLM
         return Views(queries, keys, joined_ids, groups)
 
     def _draw_partners(
@@ -331,11 +331,6 @@ def _read_sentence_ids(window: Window[Pairs], tables: np.ndarray, rows: np.ndarr
     parts, rows_in_parts = window.locate(tables, rows)
     part_rows = zip(parts, rows_in_parts.tolist(), strict=True)
     return np.array([pairs.sentence_ids.item(row) for pairs, row in part_rows], np.int64)
-
-
-def _group_of_tables(counts: list[list[int]]) -> np.ndarray:
-    """Return the index of the language (pair) of each table, in the order of the tables."""
-    return np.repeat(np.arange(len(counts)), [len(tables) for tables in counts])
 
 
 def _join_masked(batches: list[Masked]) -> Masked:

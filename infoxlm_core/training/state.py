@@ -20,7 +20,20 @@ class Progress:
     step: int = 0
     updates: int = 0
     tokens: float = 0  # of all steps so far
+    targets: dict[str, float] = field(
+        default_factory=dict
+    )  # of all steps so far, by `targets/OBJECTIVE/LANGUAGE/CORPUS`
     guard: Guard = field(default_factory=Guard)
+
+    def add_targets(self, metrics: Mapping[str, float]) -> None:
+        """Add the numbers of targets of a step."""
+        for name, count in _select_targets(metrics).items():
+            self.targets[name] = self.targets.get(name, 0.0) + count
+
+
+def _select_targets(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that count targets by corpus."""
+    return {name: count for name, count in metrics.items() if name.startswith("targets/")}
 
 
 def named_tensors(learner: Learner, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -74,6 +87,7 @@ def restore(
     progress.step = step
     progress.updates = meta["updates"]
     progress.tokens = meta["figures"].get("tokens_seen", 0)  # older checkpoints do not have it
+    progress.targets = _select_targets(meta["figures"])
     progress.guard = Guard.from_state(progress.guard.deviations, meta["guard"])
     return meta["figures"]
 

@@ -80,6 +80,8 @@ def train_step(
     metrics |= {"learning_rate": rate, "gradient_norm": norm, "tokens": counts["tokens"], "skipped": float(not is_good)}
     progress.tokens += counts["tokens"]
     metrics["tokens_seen"] = progress.tokens
+    progress.add_targets(metrics)
+    metrics |= progress.targets
     if progress.updates < progress.step:  # a total, since the curves may not have a point of each skipped step
         metrics["skipped_steps"] = float(progress.step - progress.updates)
     if "flops" in counts:

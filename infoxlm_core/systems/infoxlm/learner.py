@@ -2,10 +2,12 @@
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -167,10 +169,15 @@ class InfoXLMLearner(Learner):
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
         figures = {}
-        group_losses, group_targets = sums["by_group"]
-        for group, loss, targets in zip(self.sampler.groups, group_losses, group_targets, strict=True):
-            if targets:
-                figures[f"loss_{group}"] = float(loss / targets)
+        by_language: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # sum and number of losses
+        for group, losses in zip(self.sampler.groups, sums["by_group"].T, strict=True):
+            objective_and_language, _, _ = group.rpartition("/")
+            by_language[objective_and_language] += losses
+            if losses[1]:
+                figures[f"targets/{group}"] = float(losses[1])
+        for objective_and_language, (loss_sum, loss_count) in by_language.items():
+            if loss_count:
+                figures[f"loss_{objective_and_language}"] = float(loss_sum / loss_count)
         for objective in self.objectives:
             if counts[objective.name]:
                 figures |= objective.statistics(sums, counts[objective.name])

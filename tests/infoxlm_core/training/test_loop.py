@@ -43,12 +43,20 @@ def test_the_ten_steps_after_a_resume_are_those_of_the_undisturbed_run_bit_by_bi
     config = tiny_config(optimization={"steps": 16}, checkpoints={"every": 6})
     pretrain(config, tiny_shards, tmp_path / "a", tmp_path / "run")
     expected = losses(tmp_path / "run")
+    expected_targets = targets_of_corpora(tmp_path / "run")
     for step in (12, 16):
         shutil.rmtree(tmp_path / "run" / f"step={step:010d}")
 
     pretrain(config, tiny_shards, tmp_path / "b", tmp_path / "run")
 
     assert len(expected) == 16 and losses(tmp_path / "run") == expected
+    assert targets_of_corpora(tmp_path / "run") == expected_targets
+    assert sum(expected_targets[-1].values()) > 10 * sum(expected_targets[0].values())  # totals of all steps
+
+
+def targets_of_corpora(run: Path) -> list[dict[str, float]]:
+    points = tracker.read(run / tracker.METRICS)
+    return [{name: value for name, value in values.items() if name.startswith("targets/")} for _, values in points]
 
 
 STEPS = 100

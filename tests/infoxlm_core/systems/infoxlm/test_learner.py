@@ -1,5 +1,7 @@
 """Contrast in the step: the queue's place in it, and every switch of it (items A8, A10 - A13, A27)."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -250,7 +252,12 @@ def test_losses_by_language_add_up_to_the_loss(learner_of):
     for objective, of in (("mlm", "target_groups"), ("xlco", "view_groups")):
         named = {name: value for name, value in figures.items() if name.startswith(f"loss_{objective}/")}
         groups = torch.cat([getattr(batch, of) for batch in batches])
-        counts = {f"loss_{name}": (groups == i).sum().item() for i, name in enumerate(learner.sampler.groups)}
+        counts = Counter()
+        for number, name in enumerate(learner.sampler.groups):
+            count = (groups == number).sum().item()
+            counts[f"loss_{name.rpartition('/')[0]}"] += count
+            if name.startswith(objective):
+                assert figures.get(f"targets/{name}", 0) == count
         total = sum(counts[name] for name in named)
         mean = sum(counts[name] * value for name, value in named.items()) / total
         assert len(named) == 2 and mean == pytest.approx(figures[f"loss/{objective}"], rel=1e-9)
