@@ -6,7 +6,7 @@ the rows with one band, the first is kept.
 
 reasons/PART   one byte for each row, see `REASONS`
 keys/PART      items of the part with their keys, in slices by partition
-items/PART     items that the part does not send, each with the first item of the part that has its key and text
+repeats/PART   items that the part does not send, each with the first item of the part that has its key and text
 drops/P        items of partition P that are dropped, in slices by part
 """
 
@@ -149,7 +149,7 @@ def _put_keys(job: Job, part: str, keys: np.ndarray) -> None:
     is_first = _is_first(keys["key"]) | _is_first(keys["tag"])
     first_items = keys["item"][_first_positions(is_first)]
     repeated_items = np.stack([keys["item"], first_items], axis=1)[~is_first]
-    job.files.put(f"items/{part}", repeated_items.tobytes())
+    job.files.put(f"repeats/{part}", repeated_items.tobytes())
     sent = keys[is_first]
     sent = sent[np.argsort(sent["item"])]
     job.put_slices(f"keys/{part}", sent, partition_of(sent["key"], job.partition_count), job.partition_count)
@@ -187,9 +187,10 @@ def read_states(job: Job, number: int, row_count: int) -> np.ndarray:
     for partition in range(job.partition_count):
         drops = job.read_slice(f"drops/{partition}", np.uint32, number, len(job.parts))
         states[drops // 2] = DUPLICATE + drops % 2
-    items, first_items = np.frombuffer(job.files.read(f"items/{job.parts[number].name}"), np.uint32).reshape(-1, 2).T
+    repeats = np.frombuffer(job.files.read(f"repeats/{job.parts[number].name}"), np.uint32)
+    items, first_items = repeats.reshape(-1, 2).T
     states[items] = np.maximum(states[first_items], DUPLICATE)
-    states = states.reshape(-1, ITEMS)
-    has_known_band = states[:, BANDS] != KEPT
-    states[has_known_band & (states[:, ITSELF] == KEPT), ITSELF] = SIMILAR
-    return states
+    states_of_rows = states.reshape(-1, ITEMS)
+    has_known_band = states_of_rows[:, BANDS] != KEPT
+    states_of_rows[has_known_band & (states_of_rows[:, ITSELF] == KEPT), ITSELF] = SIMILAR
+    return states_of_rows
