@@ -103,6 +103,7 @@ class Sampler(StepSampler):
         languages = sorted(shards.mono)
         language_pairs = sorted(shards.pairs)
         self.has_index = shards.manifest["facts"]["block_tokens"] == config.batches.block_tokens
+        self._warn_of_other_blocks(shards)
         self.texts: list[StoredTable] = []  # one item for each corpus of each language
         text_names: list[str] = []
         text_counts: list[np.ndarray] = []  # (parts,) blocks of each text
@@ -135,6 +136,19 @@ class Sampler(StepSampler):
         self.groups = [f"mlm/{name}" for name in text_names]  # such as mlm/de/wiki
         self.groups += [f"tlm/{name}" for name in self.pair_names]
         self.groups += [f"xlco/{name}" for name in self.pair_names]
+
+    def _warn_of_other_blocks(self, shards: Shards) -> None:
+        """Log that large text is read before the first step if the shards have an index for other blocks."""
+        if self.has_index or not self.config.objectives.mlm:
+            return
+        text_bytes = sum(table.size for tables in shards.mono.values() for table in tables)
+        if text_bytes > self.config.batches.window:
+            logger.warning(
+                "all monolingual text (%.1f GB) is read before the first step: to start at once, set "
+                "tokenization.block_tokens to batches.block_tokens (%d)",
+                text_bytes / 1e9,
+                self.config.batches.block_tokens,
+            )
 
     def _open_blocks(self, arrays: dict[str, np.ndarray]) -> Blocks:
         """Return the MLM samples of a part. Their token limit includes `<s>`, which is added by the layout."""

@@ -37,6 +37,15 @@ def test_a_window_that_moves_depends_on_the_step_alone_and_reads_only_its_parts(
     assert ids_of(Sampler(shards, tiny_config()).draw(39, range(4))) != draws[39]
 
 
+@pytest.mark.parametrize("block_tokens, is_warned", [(512, False), (256, True)])
+def test_large_text_whose_index_is_for_other_blocks_is_reported(tmp_path, caplog, block_tokens, is_warned):
+    shards = open_shards(write_shards(tmp_path, {"one": 400}, ("de",)))
+
+    Sampler(shards, tiny_config(model={"max_tokens": 512}, batches={"block_tokens": block_tokens, "window": 1}))
+
+    assert ("set tokenization.block_tokens to batches.block_tokens (256)" in caplog.text) == is_warned
+
+
 @pytest.mark.item("A18")
 def test_each_sample_is_drawn_once_in_a_pass_on_average(tmp_path):
     """The counts of three passes are those of independent draws, although a step sees only a few of the parts."""
