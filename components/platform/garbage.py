@@ -10,7 +10,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -51,7 +51,11 @@ def survey(store: str) -> list[Item]:
     """Return all items of a store, sorted by name. This reads all manifests, metadata of checkpoints, and notes."""
     opened_store = storage.open(store)
     files_by_item: dict[str, list[Entry]] = defaultdict(list)
-    for stored_file in opened_store.entries():
+    stored_files = opened_store.entries()
+    if opened_store.directory is None:  # a preparation without a cluster keeps its files in the local copy of the store
+        local_files = storage.open(artifacts.local_directory(store) / "preparing").entries()
+        stored_files += [replace(local_file, name=f"preparing/{local_file.name}") for local_file in local_files]
+    for stored_file in stored_files:
         folder, *inner_path = stored_file.name.split("/")
         if folder not in FOLDERS or not inner_path or inner_path[0].startswith("."):
             continue

@@ -12,7 +12,7 @@ partial. Data files keep their names, which tell what they contain: `tatoeba.deu
 
 import logging
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -164,11 +164,25 @@ def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationCo
     def fetch(path: str, sha256: str | None = None) -> str:
         return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
 
+    return _replace_paths(config, fetch)
+
+
+def make_paths_absolute(config: "PreparationConfig") -> "PreparationConfig":
+    """Return the config with absolute local paths, because a worker may run in another folder."""
+
+    def make_absolute(path: str, sha256: str | None = None) -> str:  # noqa: ARG001 - as `fetch` of `localise_corpora`
+        return path if storage.scheme(path, ":") else str(Path(path).absolute())
+
+    return _replace_paths(config, make_absolute)
+
+
+def _replace_paths(config: "PreparationConfig", replace: Callable[..., str]) -> "PreparationConfig":
+    """Return the config with the result of `replace(path, sha256)` for each path of its corpora and test sets."""
     corpora = []
     for corpus in config.corpora:
-        paths = tuple(fetch(path, corpus.sha256) for path in corpus.paths)
+        paths = tuple(replace(path, corpus.sha256) for path in corpus.paths)
         corpora.append(corpus.model_copy(update={"path": paths}))
-    evaluation_sets = tuple(fetch(path) for path in config.evaluation_sets)
+    evaluation_sets = tuple(replace(path) for path in config.evaluation_sets)
     return config.model_copy(update={"corpora": tuple(corpora), "evaluation_sets": evaluation_sets})
 
 

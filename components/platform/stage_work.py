@@ -147,8 +147,8 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
     from infoxlm_core.corpora.parallel import in_process
     from infoxlm_core.stages import preparation
 
-    config = PreparationConfig.parse(work.config, "preparation")
-    store = artifacts.local_directory(work.store)
+    config = sources.make_paths_absolute(PreparationConfig.parse(work.config, "preparation"))
+    store = artifacts.local_directory(work.store).absolute()  # workers may run in another folder
     localise = functools.partial(sources.localise_corpora, store=store)
     folder = _intermediate_folder(work)
     run_tasks = parallel_map or in_process

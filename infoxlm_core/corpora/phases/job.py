@@ -3,9 +3,11 @@
 import functools
 import io
 import json
+import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +17,7 @@ from numpy.typing import DTypeLike
 
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora.parallel import ParallelMap
+from infoxlm_core.errors import InputError
 from infoxlm_core.progress import progress
 
 Record = dict[str, Any]
@@ -22,10 +25,14 @@ Record = dict[str, Any]
 Task = Callable[["Job", int], Record]
 """A pure function that other processes can import. It reads files and puts files; a repetition puts equal files."""
 _BOUND = np.dtype("<u8")
+_MARKER = "preparation"
 
 
 class Files(Protocol):
     """Intermediate files by name. Every process of a preparation sees the same files."""
+
+    directory: Path | None
+    """Directory of the files, if processes can map them into memory."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes of a file from `start` on; by default the whole file."""
@@ -35,6 +42,11 @@ class Files(Protocol):
 
     def entries(self) -> Sequence[Any]:
         """Return all files; each has its name as `name`."""
+
+
+def put_marker(files: Files) -> None:
+    """Put the file by which a task recognises the files of its preparation."""
+    files.put(_MARKER, "")
 
 
 class FileKey(NamedTuple):
@@ -126,7 +138,18 @@ def run_phase(task: Task, job: Job, count: int, finished: Set[str], parallel_map
 
 
 def _run_task(task: Task, job: Job, number: int) -> Record:
-    """Run a task and write its record last, because the record says that all its files exist."""
+    """Run a task and write its record last, because the record says that all its files exist.
+
+    Raises:
+        InputError: this machine does not have the files of the preparation, which are on another machine's disk.
+    """
+    try:
+        job.files.read(_MARKER)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{error.filename} is missing on {socket.gethostname()}: give a store that all nodes share, such as "
+            "s3://bucket/prefix"
+        ) from error
     content = json.dumps(task(job, number), ensure_ascii=False)
     job.files.put(_record_name(task, number), content)
     return json.loads(content)  # as a later attempt reads it

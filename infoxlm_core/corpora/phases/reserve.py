@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from infoxlm_core.corpora import cleaning, evaluation_sets, fingerprints
 from infoxlm_core.corpora.phases.clean import CANDIDATE, values_of
-from infoxlm_core.corpora.phases.job import Job, Record
+from infoxlm_core.corpora.phases.job import Files, Job, Record
 
 REASONS = ("", "length_ratio", "held_out_share", "held_out", "evaluation_set", "labelled", "overlap")
 """Reasons to drop a clean row, by number. The first that applies is counted."""
@@ -122,13 +122,21 @@ _reserved_of_process: dict[str, Reserved] = {}  # all tasks of a process need th
 
 
 def read_reserved(job: Job) -> Reserved:
-    """Return the digests of all reserved text, which a process reads once for all its tasks."""
+    """Return the digests of all reserved text, which a process opens once for all its tasks."""
     key = f"{job.reserved_digest} {job.config.overlap}"
     if key not in _reserved_of_process:
-        digests = {name: np.frombuffer(job.files.read(f"united/{name}"), np.uint64) for name in SETS}
+        digests = {name: _open_digests(job.files, f"united/{name}") for name in SETS}
         _reserved_of_process.clear()
         _reserved_of_process[key] = Reserved(digests, job.config.overlap)
     return _reserved_of_process[key]
+
+
+def _open_digests(files: Files, name: str) -> np.ndarray:
+    """Return the digests in a file. The processes of a machine share the memory of a file in a directory."""
+    if files.directory is None:
+        return np.frombuffer(files.read(name), np.uint64)
+    with pa.memory_map(str(files.directory / name)) as file:
+        return np.frombuffer(file.read_buffer(), np.uint64)
 
 
 def _contains(digests: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -138,3 +138,16 @@ def test_on_s3_too_it_is_gone_there_and_here(bucket, store):
     assert names(garbage.survey(url)) == set()
     assert storage.open(f"{url}/mlruns").entries()
     assert not (here / "corpus" / KEYS["corpus"]).exists()
+
+
+def test_local_files_of_a_failed_preparation_are_found_although_the_store_is_remote(bucket, store):
+    url = f"s3://{bucket.name}/failed"
+    name = "preparing/0123456789abcdef"
+    local_file = artifacts.local_directory(url) / name / "done" / "clean-000000.json"
+    local_file.parent.mkdir(parents=True)
+    local_file.write_text("{}")
+
+    assert [item.name for item in garbage.survey(url)] == [name]
+    delete_all(url)
+
+    assert not (artifacts.local_directory(url) / name).exists()

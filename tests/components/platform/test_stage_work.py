@@ -1,5 +1,6 @@
 """A training whose machines share nothing but S3: it goes on wherever somebody starts it again."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -319,3 +320,23 @@ def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucke
     made = launchers.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
 
     assert done == [where] and artifact_files.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()
+
+
+def test_workers_in_another_folder_find_the_files_of_relative_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "de.txt").write_text("".join(f"Bitte öffnen Sie Fenster {number}\n" for number in range(9)))
+    source = {"name": "web", "format": "text", "path": "de.txt", "languages": ("de",)}
+    config = {"languages": ("en", "de"), "corpora": [source]}
+    work = Work("prepare_corpus", "store", "corpus", KEY, config, 0, {})
+
+    def run_elsewhere(task, numbers):
+        for number in numbers:
+            with contextlib.chdir(tmp_path / "elsewhere"):
+                result = task(number)
+            yield result
+
+    facts = stage_work.TEXT_STAGES["prepare_corpus"](work, run_elsewhere, tmp_path / "out")
+
+    assert facts["sentences"] > 0
+    assert list((tmp_path / "elsewhere").iterdir()) == []

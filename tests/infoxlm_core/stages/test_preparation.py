@@ -1,5 +1,7 @@
 """The stage as a whole: what is written where, that every row is accounted for, and that nothing leaks."""
 
+import dataclasses
+import functools
 import json
 import random
 import unicodedata
@@ -14,7 +16,8 @@ import pytest
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import evaluation_sets
-from infoxlm_core.corpora.phases import clean, compare
+from infoxlm_core.corpora.phases import clean, compare, reserve
+from infoxlm_core.corpora.phases.job import Job
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError
 from infoxlm_core.stages import preparation
 from tests.helpers.files import Folder
@@ -396,3 +399,27 @@ def test_rows_are_collected_in_order_and_in_chunks_of_bounded_size(tmp_path, mon
     parts = [pq.read_table(path)["texts"].to_pylist() for path in sorted((tmp_path / "work/raw").iterdir())]
     assert [len(part) for part in parts] == [3, 2, 1]
     assert [row[0] for part in parts for row in part] == lines
+
+
+def test_a_worker_that_does_not_share_the_files_of_the_driver_is_refused_with_one_line(tmp_path):
+    config = PreparationConfig(languages=("en", "de"), corpora=(tsv(tmp_path / "a.tsv", PAIRS),))
+
+    def run_on_another_node(work, numbers):
+        task, job = work.args
+        local_job = dataclasses.replace(job, files=Folder(str(tmp_path / "another disk")))
+        return map(functools.partial(work.func, task, local_job), numbers)
+
+    with pytest.raises(InputError, match=r"another disk.* is missing on .*: give a store that all nodes share"):
+        preparation.prepare(config, tmp_path / "out", Folder(str(tmp_path / "work")), run_on_another_node)
+
+
+def test_tasks_map_the_digests_of_reserved_text_instead_of_reading_them(tmp_path):
+    files = Folder(str(tmp_path))
+    for number, name in enumerate(reserve.SETS):
+        files.put(f"united/{name}", np.arange(number, dtype=np.uint64).tobytes())
+    config = PreparationConfig(languages=("en", "de"), corpora=(tsv(tmp_path / "a.tsv", PAIRS),))
+    files.read = None
+
+    reserved = reserve.read_reserved(Job(config, files, None, reserved_digest=str(tmp_path)))
+
+    assert [digests.tolist() for digests in reserved.digests.values()] == [list(range(n)) for n in range(6)]
