@@ -30,17 +30,7 @@ from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.corpora import fingerprints, length_ratio
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
 from infoxlm_core.corpora.phases import clean, compare, reserve, write
-from infoxlm_core.corpora.phases.job import (
-    FileKey,
-    Files,
-    Job,
-    Part,
-    Record,
-    RowCounts,
-    add_counts,
-    put_marker,
-    run_phase,
-)
+from infoxlm_core.corpora.phases.job import FileKey, Files, Job, Part, Record, RowCounts, add_counts, run_phase
 from infoxlm_core.corpora.tables import HELD_OUT, ROW_GROUP, TRAINING
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 
@@ -158,7 +148,7 @@ def _remove_outputs(output: Path) -> None:
 def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, Any]:
     """Run all tasks, write the corpora to `output`, and return the report, which is the sum of the tasks' records."""
     counts: RowCounts = defaultdict(Counter)
-    put_marker(job.files)
+    job.put_marker()
     finished = {entry.name for entry in job.files.entries()}
     run = functools.partial(run_phase, finished=finished, parallel_map=parallel_map)
     [tests] = run_phase(reserve.reserve, job, 1, finished, in_process)  # test sets are small

@@ -44,11 +44,6 @@ class Files(Protocol):
         """Return all files; each has its name as `name`."""
 
 
-def put_marker(files: Files) -> None:
-    """Put the file by which a task recognises the files of its preparation."""
-    files.put(_MARKER, "")
-
-
 class FileKey(NamedTuple):
     """Identifies the rows of one file in one language, which the report counts together."""
 
@@ -83,6 +78,10 @@ class Job:
     parts: Sequence[Part] = ()
     medians: Mapping[str, float] = field(default_factory=dict)  # language pair -> median log length ratio
     reserved_digest: str = ""  # of the digests of reserved text
+
+    def put_marker(self) -> None:
+        """Put the file by which a task recognises the files of its preparation."""
+        self.files.put(_MARKER, "")
 
     def put_table(self, name: str, table: pa.Table) -> None:
         """Put a table as a Parquet file."""
