@@ -34,7 +34,7 @@ def prepare_corpus(
     from infoxlm_core.stages import preparation
 
     with stage_run("prepare_corpus", store) as step:
-        checked = PreparationConfig.parse(step.read(config), "preparation")
+        checked = sources.expand_patterns(PreparationConfig.parse(step.read(config), "preparation"))
         digests = [*preparation.digest_sources(checked), *sources.digest_stored_sources(checked.paths)]
         key = artifacts.key_of("corpus", checked, *digests)
         directory = step.build("corpus", key, checked, num_workers, cluster, task_config)

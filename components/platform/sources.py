@@ -10,6 +10,7 @@ Copies go to the store, where all workers of a run can read them; wheels go to t
 partial. Data files keep their names, which tell what they contain: `tatoeba.deu-eng.deu`.
 """
 
+import fnmatch
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -156,6 +157,36 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
 def localise(settings: Any, store: Path) -> Any:
     """Fetch all data of a task and return its settings with local paths. Raises as `fetch_data` does."""
     return task_of(settings).localise(settings, lambda source: str(fetch_data(source, store)))
+
+
+def expand_patterns(config: "PreparationConfig") -> "PreparationConfig":
+    """Replace each corpus whose path has a `*` in the name of its files by one corpus for each file, in sorted order.
+
+    Raises:
+        InputError: no file matches, or there is no such folder, bucket or prefix.
+        StorageUnavailable: the storage does not answer.
+    """
+    corpora = []
+    for corpus in config.corpora:
+        if corpus.is_pattern:
+            corpora += [corpus.model_copy(update={"path": path}) for path in _find_matches(corpus.paths[0])]
+        else:
+            corpora.append(corpus)
+    return config.model_copy(update={"corpora": tuple(corpora)})
+
+
+def _find_matches(pattern: str) -> list[str]:
+    """Return the sorted paths or URIs of the files that match a pattern. Raises as `expand_patterns` does."""
+    folder, _, name_pattern = pattern.rpartition("/")
+    if _is_stored(pattern):
+        files, _ = _list(folder, deep=False)
+        names = list(files)
+    else:
+        names = [path.name for path in Path(folder or ".").glob("*") if path.is_file()]
+    matching_names = sorted(fnmatch.filter(names, name_pattern))
+    if not matching_names:
+        raise InputError(f"{pattern}: no file matches: check the path of the corpus")
+    return [f"{folder}/{name}" if folder else name for name in matching_names]
 
 
 def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":

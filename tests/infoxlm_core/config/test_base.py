@@ -100,6 +100,16 @@ PAIRS = {"name": "a", "format": "gettext", "path": "a.zip"}
             {"name": "a", "format": "tsv", "path": "a", "languages": ["en", "en"]},
             "corpus a: languages contains a language twice",
         ),
+        (
+            CorpusSource,
+            {"name": "a", "format": "text", "path": "text/*/de.txt", "languages": ["de"]},
+            r"corpus a: path may have \* only in the name of a file",
+        ),
+        (
+            CorpusSource,
+            {"name": "a", "format": "text", "path": "text/*", "languages": ["de"], "sha256": "0" * 64},
+            r"corpus a: a path with \* has no sha256",
+        ),
         (RegistrationConfig, {"metric": "foo/bar"}, "metric: 'foo/bar' is not a metric .* give retrieval/served"),
         (RegistrationConfig, {"metric": "retrieval/best_layer"}, "metric: 'retrieval/best_layer' is not a metric"),
         (
