@@ -130,7 +130,6 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
         if not (path / manifests.NAME).is_file():
             return None
         artifact_files.verify(path, kind)
-        logger.info("reusing %s, which was built from the same inputs", path)
         return path
     manifest = artifact_files.manifest(uri)
     if manifest is None:
@@ -139,7 +138,6 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
         if not _is_intact(path, kind, manifest["digest"]):
             artifact_files.pull(uri, path)  # verifies every file
             artifact_files.record_verified(path, artifact_files.file_state(path))
-    logger.info("reusing %s, which was built from the same inputs", uri)
     return path
 
 
@@ -175,6 +173,7 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
     """
     existing = lookup(store, kind, name)
     if existing:
+        logger.info("reusing %s/%s/%s, which was built from the same inputs", store, kind, name)
         return existing
     path = local_directory(store) / kind / name
     if not storage.is_remote(store):

@@ -12,6 +12,7 @@ that INFOXLM_LAUNCHER names (ray or torchrun). To add a launcher, write an adapt
 import contextlib
 import functools
 import json
+import logging
 import os
 import threading
 import uuid
@@ -27,6 +28,8 @@ from components.platform.stage_work import Work
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError
 from infoxlm_core.training import workers
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from infoxlm_core.corpora.parallel import ParallelMap
@@ -64,6 +67,7 @@ def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Env
     """Return the local directory of the artifact. Build it first if it does not exist. Arguments: see `Launcher`."""
     existing = artifacts.lookup(work.store, work.kind, work.name)
     if existing:
+        logger.info("reusing %s/%s/%s, which was built from the same inputs", work.store, work.kind, work.name)
         return existing
     is_training = work.stage in stage_work.TRAININGS
     if cluster == {} and work.num_workers and is_training and os.environ.get("KFP_POD_NAME"):
