@@ -86,7 +86,8 @@ def train_step(
         metrics["skipped_steps"] = float(progress.step - progress.updates)
     if "flops" in counts:
         metrics["flops"] = counts["flops"]
-    return metrics, counts["stop"] > 0
+    # The totals of a resumed run come from its checkpoint in another order, but its curves must have the same bytes.
+    return dict(sorted(metrics.items())), counts["stop"] > 0
 
 
 def _backward(

@@ -51,6 +51,9 @@ def test_the_ten_steps_after_a_resume_are_those_of_the_undisturbed_run_bit_by_bi
 
     assert len(expected) == 16 and losses(tmp_path / "run") == expected
     assert targets_of_corpora(tmp_path / "run") == expected_targets
+    assert (tmp_path / "b/encoder/metrics.jsonl").read_text() == (tmp_path / "a/encoder/metrics.jsonl").read_text()
+    for _, values in tracker.read(tmp_path / "a/encoder/metrics.jsonl"):
+        assert list(values) == sorted(values)  # a checkpoint does not keep another order
     assert sum(expected_targets[-1].values()) > 10 * sum(expected_targets[0].values())  # totals of all steps
 
 
