@@ -102,6 +102,12 @@ class CountingFiles:
     def entries(self) -> Any:
         return self.files.entries()
 
+    @property
+    def directory(self) -> Path | None:
+        """The folder of the files. A task that maps a file of it makes no request."""
+        directory: Path | None = self.files.directory
+        return directory
+
 
 @dataclass
 class Measured:
