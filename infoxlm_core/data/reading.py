@@ -108,6 +108,7 @@ class RemotePartReader(PartReader):
             StorageUnavailable: the storage did not answer for `RETRY_SECONDS`.
         """
         deadline = time.monotonic() + RETRY_SECONDS
+        is_waiting = False
         while True:
             try:
                 # The lock keeps other workers from deleting the part before it is mapped.
@@ -117,7 +118,9 @@ class RemotePartReader(PartReader):
             except StorageUnavailable as error:
                 if time.monotonic() > deadline:
                     raise
-                logger.warning("training waits for its text: %s", error)
+                if not is_waiting:
+                    logger.warning("training waits for its text for up to %d seconds: %s", RETRY_SECONDS, error)
+                    is_waiting = True
             time.sleep(RETRY_INTERVAL)
 
     def expect(self, table: str, current_parts: Iterable[str], next_parts: Iterable[str] = ()) -> None:
