@@ -132,7 +132,8 @@ def _read_documents(corpus: LocalCorpus) -> Iterator[Row]:
     path = corpus.paths[0]
     read_texts = _read_json_texts if corpus.source.format == "jsonl" else _read_parquet_texts
     for number, text, reason in read_texts(path, corpus.source.text_field):
-        # MADLAD-400 has a backslash and an "n" where a line ends. In other text they are hardly ever the only line end.
+        # Users of MADLAD-400 report a backslash and an "n" where a line ends (its authors do not mention it). In other
+        # text, these characters are hardly ever the only line end.
         separator = "\n" if "\n" in text else "\\n"
         for line in text.split(separator):
             yield Row((corpus.languages[0],), (line,), path.name, number, reason)
@@ -260,8 +261,8 @@ def _open_moses_files(corpus: LocalCorpus) -> list[AnyPath]:
     archive = lines.open_zip(path, "a Moses zip file of OPUS, nor a list of two paths")
     files: list[AnyPath] = []
     for suffix in [*languages, "scores"] if corpus.source.minimum_score is not None else languages:
-        # Some corpora name their languages zh_CN or pt_br.
-        pattern = re.compile(rf".*\.{suffix}([_-]\w+)?", re.IGNORECASE)
+        # Some corpora name their languages zh_CN or pt_br. Texts about the corpus may be translated, too.
+        pattern = re.compile(rf"(?!(.*/)?(README|LICENSE)\.).*\.{suffix}([_-]\w+)?", re.IGNORECASE)
         names = [name for name in archive.namelist() if pattern.fullmatch(name)]
         if len(names) != 1:
             raise InputError(

@@ -313,6 +313,7 @@ def test_blank_lines_between_the_documents_of_cc100_are_empty_rows(tmp_path):
 def zip_of_opus(path: Path, scores: str = "1.21\n1.05\n") -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("README", "CCMatrix")
+        archive.writestr("LICENSE.de", "Lizenz")
         archive.writestr("CCMatrix.de-en.de", "Ja\nNein\n")
         archive.writestr("CCMatrix.de-en.en", "Yes\nNo\n")
         archive.writestr("CCMatrix.de-en.scores", scores)
@@ -333,7 +334,8 @@ def test_a_moses_zip_without_one_file_for_each_column_is_refused(tmp_path):
     path = zip_of_opus(tmp_path / "de-en.txt.zip")
 
     with pytest.raises(
-        InputError, match=r"de-en\.txt\.zip has 0 files whose names end in \.fr, .*README, CCMatrix\.de-en\.de"
+        InputError,
+        match=r"de-en\.txt\.zip has 0 files whose names end in \.fr, .*README, LICENSE\.de, CCMatrix\.de-en\.de",
     ):
         rows_of(path, "moses", ("en", "fr"))
     with pytest.raises(ParallelMismatch, match="en=2 de=2 scores=1"):
