@@ -129,7 +129,7 @@ class CorpusSource(StageConfig):
 class CleaningConfig(StageConfig):
     """Rules that decide which text is used."""
 
-    added_later: ClassVar[tuple[str, ...]] = ("near_duplicates",)
+    added_later: ClassVar[tuple[str, ...]] = ("near_duplicates", "same_numbers", "same_placeholders")
 
     min_characters: PositiveInt = 2
     """Lines with fewer characters than this, after normalisation, are dropped."""
@@ -158,6 +158,14 @@ class CleaningConfig(StageConfig):
     share most runs of five letters with an earlier row. The report counts these as `similar`. At 80 % of equal runs,
     99 % are found; at 65 %, half of them; below 50 %, few. The sides of a similar pair remain
     monolingual text. minhash needs the extra `fuzzy`."""
+
+    same_numbers: bool = False
+    """Drop pairs whose sides do not have the same digits. Their order, separators and script do not matter, so `10,000`
+    and `10 000` are equal. A number that is a word in one language, as in `two files`, differs."""
+
+    same_placeholders: bool = False
+    """Drop pairs whose sides do not have the same placeholders (`%s`, `%(name)s`, `%1$d`, `{name}`, `${name}`) and tags
+    (`<b>`, without their attributes), in any order."""
 
     @model_validator(mode="after")
     def _some_length_is_left(self) -> Self:

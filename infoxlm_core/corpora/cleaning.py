@@ -29,6 +29,8 @@ _INVISIBLE_OR_JOINER = regex.compile(r"[[\p{Cc}\p{Cf}]--[\s\x1c-\x1f]]", regex.V
 _MARKUP = regex.compile(
     r"<[^<>]*>|&#?\w+;|https?:\S+|\S+@\S+|%\([^()]*\)\w|%\w|\$?\{[^{}]*\}|`[^`]*`|:\w+:|\w*[_/\\.]\w[\w/\\.-]*"
 )
+# A brace with other characters is a plural form of ICU, whose words are translated.
+_PLACEHOLDER = regex.compile(r"%(?:\(\w+\)|\d+\$)[sdiufxXcrg]|%[sdiufxXcrg](?![A-Za-z])|\{[\w.$-]*\}|</?[A-Za-z]\w*")
 _LONG_REPETITION = re.compile(r"(\S)\1{19}")
 _MAX_ONE_CHARACTER = 0.9  # largest share of one character in a text that repeats it many times
 _FEWEST_LETTERS = 5  # a text of at least so many letters, all the same, is dropped: "aaaaa", "AA, AAA, …"
@@ -106,7 +108,21 @@ def reason_to_drop_row(
             return reason
     if len(texts) == 2 and texts[0].casefold() == texts[1].casefold():
         return "untranslated"
+    if len(texts) == 2 and rules.same_numbers and list_digits(texts[0]) != list_digits(texts[1]):
+        return "other_numbers"
+    if len(texts) == 2 and rules.same_placeholders and list_placeholders(texts[0]) != list_placeholders(texts[1]):
+        return "other_placeholders"
     return None
+
+
+def list_digits(text: str) -> list[int]:
+    """Return the values of all decimal digits of a text, in any script, sorted."""
+    return sorted(unicodedata.decimal(character) for character in text if character.isdecimal())
+
+
+def list_placeholders(text: str) -> list[str]:
+    """Return the placeholders of message formats and the names of the tags in a text, sorted."""
+    return sorted(_PLACEHOLDER.findall(text))
 
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:

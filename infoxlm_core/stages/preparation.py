@@ -41,7 +41,7 @@ MIN_ROWS_TO_JUDGE = 1000  # of a file or language; in fewer rows a share is not 
 MAX_LOSS = 0.05  # share of a language's rows above which a filter is suspected not to suit the language
 _FILTERS = (
     "too_short", "too_long", "few_words", "one_sign", "no_letters", "wrong_script", "wrong_language", "untranslated",
-    "length_ratio", "held_out", "evaluation_set", "overlap",
+    "other_numbers", "other_placeholders", "length_ratio", "held_out", "evaluation_set", "overlap",
 )  # fmt: skip
 _OUTPUT_NAMES = (*TRAINING, *HELD_OUT, write.LABELLED_TABLE, "report.json", manifests.NAME)
 PARTS_OF_PARTITION = 32

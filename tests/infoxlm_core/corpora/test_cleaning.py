@@ -108,3 +108,41 @@ def test_near_duplicates_differ_in_case_digits_and_punctuation_only():
 def test_a_digest_keeps_texts_apart_and_is_the_same_in_every_process():
     assert len({digest("a", "b"), digest("ab"), digest("b", "a")}) == 3
     assert digest("a") == int.from_bytes(hashlib.blake2b(b"a", digest_size=8).digest(), "little")
+
+
+@pytest.mark.item("B02")
+@pytest.mark.parametrize(
+    ("source", "target", "language", "reason"),
+    [
+        ("Pay 10,000 euros on 3.5.", "Zahlen Sie am 3.5. 10 000 Euro", "de", None),
+        ("Delete 25 files", "刪除２５個檔案", "zh", None),
+        ("Delete 25 files", "Löschen Sie 52 Dateien", "de", None),  # separators differ too much to compare the order
+        ("Delete 25 files", "Löschen Sie 26 Dateien", "de", "other_numbers"),
+        ("Delete two files", "Löschen Sie 2 Dateien", "de", "other_numbers"),
+    ],
+)
+def test_a_pair_with_other_numbers_is_dropped_if_the_config_says_so(source, target, language, reason):
+    rules = CleaningConfig(same_numbers=True)
+
+    assert reason_to_drop_row((source, target), ("en", language), LANGUAGES, rules) == reason
+    assert reason_to_drop_row((source, target), ("en", language), LANGUAGES, CleaningConfig()) is None
+
+
+@pytest.mark.item("B02")
+@pytest.mark.parametrize(
+    ("source", "target", "language", "reason"),
+    [
+        ("Delete %(name)s and %s", "%s und %(name)s löschen", "de", None),
+        ("Delete after %(count)s days", "%(count)s天之后删除", "zh", None),
+        ("A 50% chance of rain", "Eine 50%ige Aussicht auf Regen", "de", None),
+        ("Open <a href='x'>the file</a>", "<a href='y'>Datei öffnen</a>", "de", None),
+        ("Delete {file} and {folder}", "{Datei} und {folder} löschen", "de", "other_placeholders"),
+        ("Delete %1$s from %2$s", "%1$s löschen", "de", "other_placeholders"),
+        ("Open <b>the file</b>", "<b>Datei öffnen<b>", "de", "other_placeholders"),
+    ],
+)
+def test_a_pair_with_other_placeholders_is_dropped_if_the_config_says_so(source, target, language, reason):
+    rules = CleaningConfig(same_placeholders=True)
+
+    assert reason_to_drop_row((source, target), ("en", language), LANGUAGES, rules) == reason
+    assert reason_to_drop_row((source, target), ("en", language), LANGUAGES, CleaningConfig()) is None
