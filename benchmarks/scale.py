@@ -89,6 +89,10 @@ class CountingFiles:
 
     files: Any
     counts: Counter[str] = field(default_factory=Counter)
+    directory: Path | None = None  # a task that maps a file of it makes no request
+
+    def __post_init__(self) -> None:
+        self.directory = self.files.directory
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         content: bytes = self.files.read(name, start, length)
@@ -101,12 +105,6 @@ class CountingFiles:
 
     def entries(self) -> Any:
         return self.files.entries()
-
-    @property
-    def directory(self) -> Path | None:
-        """The folder of the files. A task that maps a file of it makes no request."""
-        directory: Path | None = self.files.directory
-        return directory
 
 
 @dataclass

@@ -31,8 +31,9 @@ _MARKER = "preparation"
 class Files(Protocol):
     """Intermediate files by name. Every process of a preparation sees the same files."""
 
-    directory: Path | None
-    """Directory of the files, if processes can map them into memory."""
+    @property
+    def directory(self) -> Path | None:
+        """Directory of the files, if processes can map them into memory."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Return `length` bytes of a file from `start` on; by default the whole file."""
