@@ -171,32 +171,21 @@ class _LaunchedJob:
         return error
 
     def _create_or_find(self) -> None:
-        """Create the job. Keep an existing job of this name if it runs or has succeeded. Delete it if it has failed."""
-        failure_count = 0
+        """Wait until a job of this name that is being deleted is gone, then create the job or find a useful one."""
         grace_end = time.monotonic() + self.cluster.grace_seconds
         waits_for_pods = True
+        failure_count = 0
         while time.monotonic() < grace_end + _DELETION_SECONDS:
             try:
                 job = self.jobs.get(self.name)
-                if job is None:
-                    self.jobs.create(self.body)
-                    logger.info("created rayjob/%s", self.name)
-                    return
-                status = job.get("status") or {}
-                is_useful = not has_ended(status) or status.get("jobStatus") == "SUCCEEDED"
-                if job["metadata"].get("deletionTimestamp"):
-                    if waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
-                        logger.warning(
-                            "pods of rayjob/%s do not end, perhaps on a lost node: not waiting for them", self.name
-                        )
-                        self.jobs.delete(self.name, wait_for_pods=False)
-                        waits_for_pods = False
-                elif is_useful:
-                    logger.info("following the existing rayjob/%s (%s)", self.name, describe(status))
-                    return
-                else:
-                    logger.info("rayjob/%s of an earlier attempt is %s: deleting it", self.name, describe(status))
-                    self.jobs.delete(self.name)
+                is_being_deleted = job is not None and bool(job["metadata"].get("deletionTimestamp"))
+                if not is_being_deleted:
+                    if self._create_or_keep(job):
+                        return
+                elif waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
+                    logger.warning("Pods of rayjob/%s do not end, perhaps on a lost node: not waiting.", self.name)
+                    self.jobs.delete(self.name, wait_for_pods=False)
+                    waits_for_pods = False
                 failure_count = 0
             except AlreadyExists:
                 pass  # created by another process, or by an earlier call whose response was lost
@@ -208,6 +197,20 @@ class _LaunchedJob:
             f"rayjob/{self.name} is still being deleted after {longest_wait:.0f} s: check its finalizers, "
             "then run again"
         )
+
+    def _create_or_keep(self, job: Job | None) -> bool:
+        """Create the job, or keep the existing one if it runs or has succeeded. Delete a failed job, return False."""
+        if job is None:
+            self.jobs.create(self.body)
+            logger.info("created rayjob/%s", self.name)
+            return True
+        status = job.get("status") or {}
+        if not has_ended(status) or status.get("jobStatus") == "SUCCEEDED":
+            logger.info("following the existing rayjob/%s (%s)", self.name, describe(status))
+            return True
+        logger.info("rayjob/%s of an earlier attempt is %s: deleting it", self.name, describe(status))
+        self.jobs.delete(self.name)
+        return False
 
     def _count_failure(self, failure_count: int, error: Unavailable) -> int:
         """Return the number of consecutive failed calls, this call included. Raise WorkerLost after too many."""
