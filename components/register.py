@@ -54,11 +54,9 @@ def register(
         if image:
             tags["image"] = image
         headlines = {name: figures[name] for name in {*checked.gates, *HEADLINES} if name in figures}
-        run_id = step.run.id
+        candidate = model_registry.EvaluatedEncoder(encoder_dir, digest, headlines, step.run.id, tags, evaluation)
         with artifacts.exclusive(store, *promotion.LOCK):
-            registered = model_registry.register(
-                checked.name, encoder_dir, digest, headlines, checked.gates, run_id, tags, evaluation
-            )
+            registered = model_registry.register(checked.name, candidate, checked.gates)
         step.report(registration=checked)
         artifacts.log_metrics({"version": registered.version, "champion": int(registered.champion)}, metrics)
         aliases = " and ".join(registered.aliases)

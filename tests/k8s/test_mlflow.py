@@ -186,8 +186,10 @@ def test_a_run_that_reports_to_two_servers_misses_and_doubles_nothing_when_one_o
         tracker.close()
         origin = {"test_set": "sha256:t"}
         scores, gate = {"retrieval/served": 0.5}, {"retrieval/served": 0.0}
-        given = (tiny_encoders["first"], "sha256:1", scores, gate, run_id, origin)
-        versions = [model_registry.register("two-servers", *given, evaluation).version for _ in range(2)]
+        encoder = model_registry.EvaluatedEncoder(
+            tiny_encoders["first"], "sha256:1", scores, run_id, origin, evaluation
+        )
+        versions = [model_registry.register("two-servers", encoder, gate).version for _ in range(2)]
 
         assert history(run_id, "loss") == [(step, 1 / step) for step in range(1, steps + 1)]
         assert versions == [1, 1]

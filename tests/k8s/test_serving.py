@@ -95,9 +95,8 @@ def test_the_deployments_command_serves_the_registered_vectors_to_whoever_may_on
     reference_vectors.write(model)
     run_id = runs.open_run("infoxlm", "serving", {runs.RUN_TAG: "serving"}, tmp_path)
     scores, evaluation = {"retrieval/served": 0.5}, evaluated(tmp_path / "evaluation", 0.5)
-    version = model_registry.register(
-        "infoxlm", model, "sha256:s", scores, {"retrieval/served": 0.0}, run_id, {}, evaluation
-    )
+    encoder = model_registry.EvaluatedEncoder(model, "sha256:s", scores, run_id, {}, evaluation)
+    version = model_registry.register("infoxlm", encoder, {"retrieval/served": 0.0})
     client = connection.connect(tmp_path)
     client.set_registered_model_alias("infoxlm", "champion", str(version.version))  # others share the server
     login = {"MLFLOW_TRACKING_USERNAME": "serving", "MLFLOW_TRACKING_PASSWORD": "password-of-serving"}

@@ -108,7 +108,8 @@ def test_a_training_logs_runs_and_reads_models_and_only_the_account_of_the_regis
     def register() -> model_registry.Registration:
         scores, evaluation = {"retrieval/served": 0.5}, evaluated(tmp_path / "evaluation", 0.5)
         encoder = tiny_encoders["first"]
-        return model_registry.register("infoxlm", encoder, "sha256:first", scores, gate, run_id, tags, evaluation)
+        candidate = model_registry.EvaluatedEncoder(encoder, "sha256:first", scores, run_id, tags, evaluation)
+        return model_registry.register("infoxlm", candidate, gate)
 
     with logged_in(accounts["trainings"]):
         run_id = open_run(tmp_path, "trained")

@@ -31,6 +31,24 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class EvaluatedEncoder:
+    """An encoder with its evaluation, which `register` makes a version of a model."""
+
+    directory: Path
+    """A Hugging Face directory with a model in safetensors and its tokenizer."""
+    digest: str
+    """Digest of the encoder's content."""
+    metrics: Mapping[str, float]
+    """Scores by name. All become tags of the version."""
+    run_id: str
+    """The MLflow run that trained the encoder (`runs.open_run`)."""
+    tags: Mapping[str, str]
+    """Further tags, such as the digests of corpus and tokenizer."""
+    evaluation: Path
+    """Output of evaluate: model_card.md, scores.json, items.parquet. Missing files are left out."""
+
+
+@dataclass(frozen=True)
 class Registration:
     """The result of a registration."""
 
@@ -41,29 +59,15 @@ class Registration:
     """The verdict of the gate, in words."""
 
 
-def register(
-    name: str,
-    encoder_dir: Path,
-    digest: str,
-    metrics: Mapping[str, float],
-    gate: Mapping[str, float],
-    run_id: str,
-    tags: Mapping[str, str],
-    evaluation: Path,
-) -> Registration:
+def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) -> Registration:
     """Register an encoder as a version of the model `name`, once per digest, and apply the promotion gate to it.
 
     A second call, or a call after a crash at any point, has the same result. The caller holds `promotion.LOCK`.
 
     Args:
         name: name of the registered model.
-        encoder_dir: a Hugging Face directory with a model in safetensors and its tokenizer.
-        digest: digest of the encoder's content.
-        metrics: scores by name; all become tags of the version.
+        encoder: the encoder with its evaluation.
         gate: metric -> least gain; higher scores are better.
-        run_id: the MLflow run that trained the encoder (`runs.open_run`).
-        tags: further tags, such as the digests of corpus and tokenizer.
-        evaluation: output of evaluate: model_card.md, scores.json, items.parquet. Missing files are left out.
 
     Raises:
         InputError: a score of the gate is missing or not finite, or the directory holds no encoder.
@@ -71,15 +75,16 @@ def register(
     """
     from mlflow import MlflowClient
 
-    _check_gate(metrics, gate)
-    directories.check_encoder(encoder_dir)
+    _check_gate(encoder.metrics, gate)
+    directories.check_encoder(encoder.directory)
     client = MlflowClient()
     with translate_errors(f"registered model {name}"):
-        if not model_versions.versions_of(client, name, digest):
-            source = log_model(run_id, encoder_dir, evaluation)
-            score_tags = {metric: repr(float(score)) for metric, score in metrics.items()}
-            model_versions.create(client, name, source, run_id, {**tags, **score_tags, "digest": digest})
-        version = model_versions.keep_oldest(client, name, digest)
+        if not model_versions.versions_of(client, name, encoder.digest):
+            source = log_model(encoder.run_id, encoder.directory, encoder.evaluation)
+            score_tags = {metric: repr(float(score)) for metric, score in encoder.metrics.items()}
+            tags = {**encoder.tags, **score_tags, "digest": encoder.digest}
+            model_versions.create(client, name, source, encoder.run_id, tags)
+        version = model_versions.keep_oldest(client, name, encoder.digest)
         if GATE not in version.tags:
             client.set_registered_model_alias(name, CANDIDATE, version.version)
             promotion.promote(client, version, gate)
@@ -94,8 +99,8 @@ def _check_gate(metrics: Mapping[str, float], gate: Mapping[str, float]) -> None
             prefixes = ("retrieval/", "guard/", "classification/")
             available = ", ".join(name for name in metrics if name.startswith(prefixes)) or "none"
             raise InputError(
-                f"metric {metric} is {score}, not a finite number: evaluate again, or give a metric of the evaluation "
-                f"({available}) to the gate"
+                f"The gate needs a finite value of {metric}, but it is {score}. Evaluate again, or give the gate a "
+                f"metric of the evaluation: {available}."
             )
 
 

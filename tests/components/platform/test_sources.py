@@ -151,7 +151,8 @@ def test_a_wrong_bucket_key_or_server_is_one_line(bucket, tmp_path, monkeypatch)
 @pytest.mark.slow
 def test_a_model_of_the_registry_is_copied_to_where_all_workers_see_it(store, tiny_encoders, tmp_path):
     run_id = open_run(store)
-    model_registry.register("base", tiny_encoders["first"], "sha256:1", {"s": 0.5}, {"s": 0.0}, run_id, {}, store)
+    first = model_registry.EvaluatedEncoder(tiny_encoders["first"], "sha256:1", {"s": 0.5}, run_id, {}, store)
+    model_registry.register("base", first, {"s": 0.0})
 
     found = sources.fetch_model("models:/base@champion", store)
 
@@ -163,7 +164,8 @@ def test_a_model_of_the_registry_is_copied_to_where_all_workers_see_it(store, ti
 
     other = shutil.copytree(tiny_encoders["first"], tmp_path / "other")  # the same weights
     (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text() + "\n")
-    model_registry.register("base", other, "sha256:2", {"s": 0.5}, {"s": 0.0}, run_id, {}, store)
+    second = model_registry.EvaluatedEncoder(other, "sha256:2", {"s": 0.5}, run_id, {}, store)
+    model_registry.register("base", second, {"s": 0.0})
 
     assert contents(sources.fetch_model("models:/base/2", store)) == contents(other) != contents(found)
 

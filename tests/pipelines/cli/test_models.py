@@ -49,7 +49,8 @@ def register(store: Path, model: Path) -> None:
     """As the first version, and champion, of `tiny`."""
     run_id = runs.open_run("tests", "demo", {runs.RUN_TAG: "r1"}, store)
     scores, evaluation = {"retrieval/served": 0.5}, evaluated(store / "evaluation", 0.5)
-    model_registry.register("tiny", model, "sha256:1", scores, {"retrieval/served": 0.0}, run_id, {}, evaluation)
+    encoder = model_registry.EvaluatedEncoder(model, "sha256:1", scores, run_id, {}, evaluation)
+    model_registry.register("tiny", encoder, {"retrieval/served": 0.0})
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ METRIC = "retrieval/served"
 def register(store: Path, encoder: Path, name: str, score: float, least_gain: float) -> None:
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     evaluation = evaluated(store / "evaluation", score)
-    gate = {METRIC: least_gain}
-    model_registry.register("tiny", encoder, f"sha256:{name}", {METRIC: score}, gate, run_id, {}, evaluation)
+    candidate = model_registry.EvaluatedEncoder(encoder, f"sha256:{name}", {METRIC: score}, run_id, {}, evaluation)
+    model_registry.register("tiny", candidate, {METRIC: least_gain})
 
 
 @pytest.fixture

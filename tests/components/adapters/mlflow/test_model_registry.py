@@ -24,7 +24,8 @@ def register(store: Path, encoder: Path, digest: str, score: float, name: str = 
     scores = {METRIC: score, "perplexity/de": float("inf")}
     tags = {"corpus": "sha256:c", "test_set": "sha256:t"}
     evaluation = evaluated(store / "evaluation", score)
-    return model_registry.register(name, encoder, digest, scores, {METRIC: 0.0}, run_id, tags, evaluation)
+    candidate = model_registry.EvaluatedEncoder(encoder, digest, scores, run_id, tags, evaluation)
+    return model_registry.register(name, candidate, {METRIC: 0.0})
 
 
 def champion(store: Path, name: str = "tiny") -> int:
@@ -119,12 +120,14 @@ def test_a_lost_answer_makes_no_second_version(store, tiny_encoders, monkeypatch
 @pytest.mark.parametrize("metrics", [{"retrieval/de": 0.5}, {METRIC: float("nan")}])
 def test_without_a_finite_score_nothing_is_registered(store, tiny_encoders, metrics):
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": "r1"}, store)
+    encoder = tiny_encoders["first"]
+    candidate = model_registry.EvaluatedEncoder(encoder, "sha256:1", metrics, run_id, {}, store)
 
     with pytest.raises(
         InputError,
-        match=r"metric retrieval/served is (None|nan), .* or give a metric of .* \(retrieval/(de|served)\) to the gate",
+        match=r"retrieval/served, but it is (None|nan)\. .* a metric of the evaluation: retrieval/(de|served)\.$",
     ):
-        model_registry.register("tiny", tiny_encoders["first"], "sha256:1", metrics, {METRIC: 0.0}, run_id, {}, store)
+        model_registry.register("tiny", candidate, {METRIC: 0.0})
 
     assert connection.connect(store).search_registered_models() == []
 

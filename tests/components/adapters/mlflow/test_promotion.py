@@ -21,7 +21,8 @@ TAGS = {"test_set": "sha256:t", "corpus_digest": "sha256:c", "code": "sha256:k"}
 def register(store: Path, encoder: Path, digest: str, score: float, name: str = "tiny", gate: dict = GATE) -> None:
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     evaluation = evaluated(store / "evaluation", score)
-    model_registry.register(name, encoder, digest, {METRIC: score}, gate, run_id, TAGS, evaluation)
+    candidate = model_registry.EvaluatedEncoder(encoder, digest, {METRIC: score}, run_id, TAGS, evaluation)
+    model_registry.register(name, candidate, gate)
 
 
 @pytest.fixture
@@ -81,10 +82,10 @@ def test_against_its_start_the_first_version_is_champion_only_if_it_is_better(st
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": "tiny"}, store)
     evaluation = evaluated(store / "evaluation", score, start=0.5)
     tags = TAGS | {model_versions.AGAINST: "start"}
+    encoder = tiny_encoders["first"]
+    candidate = model_registry.EvaluatedEncoder(encoder, "sha256:1", {METRIC: score}, run_id, tags, evaluation)
 
-    registered = model_registry.register(
-        "tiny", tiny_encoders["first"], "sha256:1", {METRIC: score}, GATE, run_id, tags, evaluation
-    )
+    registered = model_registry.register("tiny", candidate, GATE)
 
     assert registered.champion is promoted and registered.aliases[0] == "candidate"
     verdict = "champion, better than" if promoted else "candidate, not shown to be better than"
@@ -319,7 +320,9 @@ def test_a_candidate_without_outcomes_is_refused_and_not_tried_again(registry, r
     register(store, tiny_encoders["first"], "sha256:1", 0.5, name)
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
     nothing, tags = tmp_path / "nothing", {"test_set": "sha256:t"}
-    model_registry.register(name, tiny_encoders["second"], "sha256:2", {METRIC: 0.9}, GATE, run_id, tags, nothing)
+    encoder = tiny_encoders["second"]
+    candidate = model_registry.EvaluatedEncoder(encoder, "sha256:2", {METRIC: 0.9}, run_id, tags, nothing)
+    model_registry.register(name, candidate, GATE)
 
     with pytest.raises(NotPromoted, match="version 2 has no outcomes by question"):
         promotion.promote_model(f"models:/{name}/2", GATE, store)
