@@ -32,4 +32,4 @@ def compare(
         planned = [item["trial"] for item in step.read(trials)]
         results = sweeps.read_metrics(step, planned)
         summary = summarise_metrics(step.run.name, results, outcomes=sweeps.read_outcomes(step.run))
-        sweeps.publish(step, "comparison", summary, summary.name_headlines(), comparison, report, metrics)
+        sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics))

@@ -112,4 +112,4 @@ def summarise(
         checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         suite_summary = summary.summarise(checked, sweeps.read_scores(step))
         step.report(suite=checked)
-        sweeps.publish(step, "suite", suite_summary, suite_summary.name_scores(), comparison, report, metrics)
+        sweeps.publish(step, "suite", suite_summary, sweeps.Outputs(comparison, report, metrics))

@@ -141,5 +141,5 @@ def compare_translations(
         planned = [item["trial"] for item in step.read(trials)]
         summary = summarise_metrics(step.run.name, sweeps.read_metrics(step, planned))
         scores_of = sweeps.read_first_seeds(step, planned, "evaluation/scores.json")
-        write = functools.partial(translation_report.write, scores_of=scores_of)
-        sweeps.publish(step, "comparison", summary, summary.name_headlines(), comparison, report, metrics, write)
+        write_page = functools.partial(translation_report.write, scores_of=scores_of)
+        sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics), write_page)

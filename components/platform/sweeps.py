@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from components.platform import artifacts, runtime, tracking
 from components.platform.stage_run import StageRun
@@ -66,42 +66,39 @@ def read_scores(step: StageRun) -> dict[str, Scores]:
     return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
 
 
+class Outputs(NamedTuple):
+    """The KFP outputs of the last step of a sweep."""
+
+    comparison: Any
+    """It will point to the artifact with the page."""
+    report: Any
+    """The page as HTML."""
+    metrics: Any
+
+
+PageWriter = Callable[[Path, str, Summary], None]
+"""Writes the page of a kind into a directory."""
+
+
 def publish(
-    step: StageRun,
-    kind: str,
-    summary: Summary,
-    figures: dict[str, float],
-    comparison: Any,
-    report: Any,
-    metrics: Any,
-    write: Callable[[Path, str, Summary], None] | None = None,
+    step: StageRun, kind: str, summary: Summary, outputs: Outputs, write_page: PageWriter | None = None
 ) -> None:
-    """Write the report page of a sweep into the store, and publish it to KFP and the tracker.
+    """Write the page of a sweep into the store, publish it to KFP and the tracker, and end the tracker's run.
 
     Args:
         step: the last step of the sweep.
         kind: kind of the artifact, and name of its files.
         summary: summary of the trials.
-        figures: metrics to log.
-        comparison: KFP output that will point to the artifact.
-        report: KFP output for the HTML page.
-        metrics: KFP output for the metrics.
-        write: writes the page of `kind` into a directory. Default: `page.write`.
+        outputs: the KFP outputs of the step.
+        write_page: writes the page. Default: `page.write`.
     """
-    key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
-
-    def build(output: Path) -> dict[str, float]:
-        from infoxlm_core.results import page  # it imports matplotlib
-
-        write_page = write or page.write
-        write_page(output, kind, summary)
-        return figures
-
-    artifact = artifacts.get_or_build(step.store, kind, key, build)
-    step.publish(comparison, artifact, metrics)
-    shutil.copy(artifact / f"{kind}.html", report.path)
+    metrics = summary.name_metrics()
+    artifact = _build_page(step, kind, summary, metrics, write_page)
+    page_file = artifact / f"{kind}.html"
+    step.publish(outputs.comparison, artifact, outputs.metrics)
+    shutil.copy(page_file, outputs.report.path)
     # MLflow refuses other characters in the name of a metric.
-    step.report({re.sub(r"[^\w.:/ -]", "_", name): value for name, value in figures.items()})
+    step.report({re.sub(r"[^\w.:/ -]", "_", name): value for name, value in metrics.items()})
     step.run.log_artifacts(artifact, kind)
     description = f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html)."
     ending = runtime.Ending("FINISHED")
@@ -112,6 +109,21 @@ def publish(
         ending = runtime.find_ending(step.store)
     step.run.annotate(description)
     table = (artifact / f"{kind}.md").read_text(encoding="utf-8")
-    report_url = artifacts.url_of(artifact / f"{kind}.html")
-    step.summarise(table, f"report      {report_url}")
+    step.summarise(table, f"report      {artifacts.url_of(page_file)}")
     step.run.end(*ending)
+
+
+def _build_page(
+    step: StageRun, kind: str, summary: Summary, metrics: dict[str, float], write_page: PageWriter | None
+) -> Path:
+    """Return the artifact with the page of a sweep. The artifact is reused if the summary has not changed."""
+    key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
+
+    def build(output: Path) -> dict[str, float]:
+        from infoxlm_core.results import page  # it imports matplotlib
+
+        write = write_page or page.write
+        write(output, kind, summary)
+        return metrics
+
+    return artifacts.get_or_build(step.store, kind, key, build)

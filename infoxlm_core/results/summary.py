@@ -118,6 +118,10 @@ class Summary:
         kind = task.kind if task else task_name
         return is_share(f"{kind}/{metric_name}")
 
+    def name_metrics(self) -> dict[str, float]:
+        """Return the metrics for the tracker: the scores of a suite, or the headlines of an ablation."""
+        return self.name_scores() if self.tasks else self.name_headlines()
+
     def name_headlines(self) -> dict[str, float]:
         """Return the headlines for the tracker: `full/retrieval/served`, with `/deviation` and `/n`.
 
