@@ -11,7 +11,7 @@ from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure, request_default_resources
+from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure, disable_cache, request_default_resources
 
 
 @dsl.pipeline(
@@ -48,8 +48,8 @@ def ablations(
         cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
         image: container image of all steps; on a cluster by digest.
     """
-    text = {"store": store, "num_workers": data_workers, "cluster": cluster}
-    training = {"store": store, "num_workers": num_workers, "cluster": cluster}
+    data_options = {"store": store, "num_workers": data_workers, "cluster": cluster}
+    training_options = {"store": store, "num_workers": num_workers, "cluster": cluster}
     compared = compare(trials=trials, store=store)
     with dsl.ExitHandler(compared):
         settings = check_settings(
@@ -62,30 +62,34 @@ def ablations(
             overrides=overrides,
             num_workers=num_workers,
         )
-        prepared = prepare_corpus(config=settings.outputs["preparation"], **text)
+        prepared = prepare_corpus(config=settings.outputs["preparation"], **data_options)
         corpus = prepared.outputs["corpus"]
-        shards = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **text)
+        tokenized = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **data_options)
+        shards = tokenized.outputs["shards"]
         # KFP's local runner takes every output of an outer step that is used in a loop for the loop's items, so each
         # item carries all settings.
         with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=PARALLEL_TRIALS) as item:
-            trial = {"trial": item.trial}
-            pretrained = pretrain(config=item.pretraining, shards=shards.outputs["shards"], **training, **trial)
+            trial = item.trial
+            pretrained = pretrain(config=item.pretraining, shards=shards, trial=trial, **training_options)
             encoder = pretrained.outputs["encoder"]
-            tuned = finetune(config=item.finetuning, encoder=encoder, corpus=corpus, **training, **trial)
-            classifier = tuned.outputs["classifier"]
-            scores = evaluate(
-                config=item.evaluation, store=store, corpus=corpus, encoder=encoder, classifier=classifier, **trial
+            tuned = finetune(config=item.finetuning, encoder=encoder, corpus=corpus, trial=trial, **training_options)
+            evaluated = evaluate(
+                config=item.evaluation,
+                store=store,
+                corpus=corpus,
+                encoder=encoder,
+                classifier=tuned.outputs["classifier"],
+                trial=trial,
             )
-    for task in (compared, pretrained, tuned, scores):  # a cached step would not log to the new MLflow run
-        task.set_caching_options(False)
     steps = {
         "compare the variants": compared,
         "check the settings": settings,
         "prepare the text": prepared,
-        "tokenize the text": shards,
+        "tokenize the text": tokenized,
         "pre-train a variant": pretrained,
         "fine-tune a variant": tuned,
-        "evaluate a variant": scores,
+        "evaluate a variant": evaluated,
     }
     configure(image, steps)
-    request_default_resources(prepared, shards, scores)
+    disable_cache(compared, pretrained, tuned, evaluated)  # a cached step would not log to the new MLflow run
+    request_default_resources(prepared, tokenized, evaluated)

@@ -16,7 +16,7 @@ from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.steps import LIMITS, configure, give_registry_access, request_default_resources
+from pipelines.steps import LIMITS, configure, disable_cache, give_registry_access, request_default_resources
 
 
 @dsl.pipeline(
@@ -54,8 +54,8 @@ def infoxlm(
         data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
         cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
     """
-    text = {"store": store, "num_workers": data_workers, "cluster": cluster}
-    training = {"store": store, "num_workers": num_workers, "cluster": cluster}
+    data_options = {"store": store, "num_workers": data_workers, "cluster": cluster}
+    training_options = {"store": store, "num_workers": num_workers, "cluster": cluster}
     ending = end_run(store=store)
     with dsl.ExitHandler(ending, name="train and evaluate"):
         settings = check_settings(
@@ -70,50 +70,45 @@ def infoxlm(
             num_workers=num_workers,
         )
         section = settings.outputs
-        corpus = prepare_corpus(config=section["preparation"], **text)
-        shards = tokenize_corpus(config=section["tokenization"], corpus=corpus.outputs["corpus"], **text)
-        pretrained = pretrain(config=section["pretraining"], shards=shards.outputs["shards"], **training)
-        merging = merge(
+        prepared = prepare_corpus(config=section["preparation"], **data_options)
+        corpus = prepared.outputs["corpus"]
+        tokenized = tokenize_corpus(config=section["tokenization"], corpus=corpus, **data_options)
+        pretrained = pretrain(config=section["pretraining"], shards=tokenized.outputs["shards"], **training_options)
+        start = pretrained.outputs["start"]
+        merged = merge(
             config=section["evaluation"],
             store=store,
-            corpus=corpus.outputs["corpus"],
+            corpus=corpus,
             encoder=pretrained.outputs["encoder"],
-            start=pretrained.outputs["start"],
+            start=start,
         )
-        encoder = merging.outputs["merged"]
-        tuning = {"config": section["finetuning"], "corpus": corpus.outputs["corpus"], **training}
-        tuned = finetune(encoder=encoder, **tuning)
-        tuned_start = finetune(encoder=pretrained.outputs["start"], **tuning)
-        scores = evaluate(
+        encoder = merged.outputs["merged"]
+        tuned = finetune(config=section["finetuning"], corpus=corpus, encoder=encoder, **training_options)
+        tuned_start = finetune(config=section["finetuning"], corpus=corpus, encoder=start, **training_options)
+        evaluated = evaluate(
             config=section["evaluation"],
             store=store,
-            corpus=corpus.outputs["corpus"],
+            corpus=corpus,
             encoder=encoder,
-            start=pretrained.outputs["start"],
+            start=start,
             classifier=tuned.outputs["classifier"],
             classifier_of_start=tuned_start.outputs["classifier"],
         )
-        registered = register(
-            config=section["registration"],
-            store=store,
-            encoder=encoder,
-            scores=scores.outputs["scores"],
-            image=image,
-        )
-    for task in (registered, ending):  # the decision depends on the present champion, the end on the other steps
-        task.set_caching_options(False)
+        scores = evaluated.outputs["scores"]
+        registered = register(config=section["registration"], store=store, encoder=encoder, scores=scores, image=image)
     steps = {
         "check the settings": settings,
-        "prepare the text": corpus,
-        "tokenize the text": shards,
+        "prepare the text": prepared,
+        "tokenize the text": tokenized,
         "pre-train the encoder": pretrained,
-        "merge with the start": merging,
+        "merge with the start": merged,
         "fine-tune the encoder": tuned,
         "fine-tune the untrained encoder": tuned_start,
-        "evaluate both encoders": scores,
+        "evaluate both encoders": evaluated,
         "register and promote": registered,
         "end the run": ending,
     }
     configure(image, steps)
-    request_default_resources(corpus, shards, merging, scores, registered)
+    disable_cache(registered, ending)  # the decision depends on the present champion, the end on the other steps
+    request_default_resources(prepared, tokenized, merged, evaluated, registered)
     give_registry_access(registered)

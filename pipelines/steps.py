@@ -81,6 +81,12 @@ def configure(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
         task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{MAX_RUN_SECONDS}s")
 
 
+def disable_cache(*tasks: dsl.PipelineTask) -> None:
+    """Make Kubeflow run steps again whose inputs have not changed."""
+    for task in tasks:
+        task.set_caching_options(False)
+
+
 def give_registry_access(*tasks: dsl.PipelineTask) -> None:
     """Give steps the MLflow account that may register and promote, and the signing keys, if they exist."""
     for task in tasks:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -24,7 +24,9 @@ from infoxlm_core.errors import Cancelled, ConfigError, InfoXLMError, InputError
 from pipelines.progress import Progress
 
 COMPILED = Path(__file__).parent / "compiled"
-PIPELINES = ("infoxlm", "ablations", "suite", "promotion", "translation", "translation-ablations")
+PipelineName = Literal["infoxlm", "ablations", "suite", "promotion", "translation", "translation-ablations"]
+PIPELINES: tuple[str, ...] = get_args(PipelineName)
+"""Names of the compiled pipelines in `COMPILED`."""
 OLDEST_VERSION = (2, 17)
 """Oldest supported Kubeflow Pipelines. Older versions silently drop the Kubernetes settings of a pipeline."""
 
@@ -99,6 +101,13 @@ def _make_resources(amounts: Pool | Steps) -> dict[str, Any]:
 def declared_parameters(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the parameter declarations of a pipeline by name: type, default, and whether it is optional."""
     return spec["root"].get("inputDefinitions", {}).get("parameters", {})
+
+
+def select_declared(pipeline: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are parameters of a compiled pipeline."""
+    spec, _ = read_compiled(pipeline)
+    declared = declared_parameters(spec)
+    return {name: value for name, value in values.items() if name in declared}
 
 
 def render_for_cluster(cluster: ClusterFile, pipeline: str, defaults: Mapping[str, Any]) -> str:

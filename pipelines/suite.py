@@ -5,7 +5,7 @@ from typing import Any
 from kfp import dsl
 
 from components.suite import measure, plan_suite, summarise
-from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure, give_gpus, request_default_resources
+from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure, disable_cache, give_gpus, request_default_resources
 
 
 @dsl.pipeline(
@@ -31,13 +31,12 @@ def suite(
         num_workers: workers per fine-tuning, one per GPU of its pod; 0 trains in the step.
         image: container image of all steps; on a cluster by digest.
     """
-    summary = summarise(suite=suite, overrides=overrides, store=store).set_caching_options(False)
+    summary = summarise(suite=suite, overrides=overrides, store=store)
     with dsl.ExitHandler(summary):
         plan = plan_suite(suite=suite, overrides=overrides, store=store)
-        plan.set_caching_options(False)
         with dsl.ParallelFor(items=plan.output, parallelism=PARALLEL_TRIALS) as batch:
             measurement = measure(batch=batch, num_workers=num_workers, store=store)
-        measurement.set_caching_options(False)  # a cached step would not log to the new MLflow run
     configure(image, {"plan the trials": plan, "measure trials": measurement, "summarise the trials": summary})
+    disable_cache(plan, measurement, summary)  # a cached step would not log to the new MLflow run
     request_default_resources(plan)
     give_gpus(measurement)

@@ -14,7 +14,14 @@ from components.pretrain import pretrain
 from components.register import register
 from components.tokenize_corpus import tokenize_corpus
 from components.translate import compare_translations, evaluate_translation, translate
-from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure, give_registry_access, request_default_resources
+from pipelines.steps import (
+    LIMITS,
+    PARALLEL_TRIALS,
+    configure,
+    disable_cache,
+    give_registry_access,
+    request_default_resources,
+)
 
 
 @dsl.pipeline(
@@ -50,8 +57,8 @@ def translation(
         data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
         cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
     """
-    text = {"store": store, "num_workers": data_workers, "cluster": cluster}
-    training = {"store": store, "num_workers": num_workers, "cluster": cluster}
+    data_options = {"store": store, "num_workers": data_workers, "cluster": cluster}
+    training_options = {"store": store, "num_workers": num_workers, "cluster": cluster}
     ending = end_run(store=store)
     with dsl.ExitHandler(ending, name="train and evaluate"):
         settings = check_settings(
@@ -65,40 +72,42 @@ def translation(
             num_workers=num_workers,
         )
         section = settings.outputs
-        prepared = prepare_corpus(config=section["preparation"], **text)
+        prepared = prepare_corpus(config=section["preparation"], **data_options)
         corpus = prepared.outputs["corpus"]
-        shards = tokenize_corpus(config=section["tokenization"], corpus=corpus, **text)
-        pretrained = pretrain(config=section["pretraining"], shards=shards.outputs["shards"], **training)
+        tokenized = tokenize_corpus(config=section["tokenization"], corpus=corpus, **data_options)
+        shards = tokenized.outputs["shards"]
+        pretrained = pretrain(config=section["pretraining"], shards=shards, **training_options)
         trained = translate(
             config=section["translation"],
             corpus=corpus,
-            shards=shards.outputs["shards"],
+            shards=shards,
             encoder=pretrained.outputs["encoder"],
-            **training,
+            **training_options,
         )
         translator = trained.outputs["translator"]
-        scores = evaluate_translation(config=section["translation"], store=store, corpus=corpus, translator=translator)
+        evaluated = evaluate_translation(
+            config=section["translation"], store=store, corpus=corpus, translator=translator
+        )
         registered = register(
             config=section["registration"],
             store=store,
             encoder=translator,
-            scores=scores.outputs["scores"],
+            scores=evaluated.outputs["scores"],
             image=image,
         )
-    for task in (registered, ending):  # the decision depends on the present champion, the end on the other steps
-        task.set_caching_options(False)
     steps = {
         "check the settings": settings,
         "prepare the text": prepared,
-        "tokenize the text": shards,
+        "tokenize the text": tokenized,
         "pre-train the language model": pretrained,
         "train the translator": trained,
-        "evaluate the translator": scores,
+        "evaluate the translator": evaluated,
         "register and promote": registered,
         "end the run": ending,
     }
     configure(image, steps)
-    request_default_resources(prepared, shards, scores, registered)
+    disable_cache(registered, ending)  # the decision depends on the present champion, the end on the other steps
+    request_default_resources(prepared, tokenized, evaluated, registered)
     give_registry_access(registered)
 
 
@@ -132,8 +141,8 @@ def translation_ablations(
         data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
         cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
     """
-    text = {"store": store, "num_workers": data_workers, "cluster": cluster}
-    training = {"store": store, "num_workers": num_workers, "cluster": cluster}
+    data_options = {"store": store, "num_workers": data_workers, "cluster": cluster}
+    training_options = {"store": store, "num_workers": num_workers, "cluster": cluster}
     compared = compare_translations(trials=trials, store=store)
     with dsl.ExitHandler(compared):
         settings = check_settings(
@@ -144,23 +153,25 @@ def translation_ablations(
             overrides=overrides,
             num_workers=num_workers,
         )
-        prepared = prepare_corpus(config=settings.outputs["preparation"], **text)
+        prepared = prepare_corpus(config=settings.outputs["preparation"], **data_options)
         corpus = prepared.outputs["corpus"]
-        tokenized = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **text)
+        tokenized = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **data_options)
         shards = tokenized.outputs["shards"]
         with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=PARALLEL_TRIALS) as item:
-            trial = {"trial": item.trial}
-            pretrained = pretrain(config=item.pretraining, shards=shards, **training, **trial)
-            encoder = pretrained.outputs["encoder"]
+            trial = item.trial
+            pretrained = pretrain(config=item.pretraining, shards=shards, trial=trial, **training_options)
             trained = translate(
-                config=item.translation, corpus=corpus, shards=shards, encoder=encoder, **training, **trial
+                config=item.translation,
+                corpus=corpus,
+                shards=shards,
+                encoder=pretrained.outputs["encoder"],
+                trial=trial,
+                **training_options,
             )
             translator = trained.outputs["translator"]
-            scores = evaluate_translation(
-                config=item.translation, store=store, corpus=corpus, translator=translator, **trial
+            evaluated = evaluate_translation(
+                config=item.translation, store=store, corpus=corpus, translator=translator, trial=trial
             )
-    for task in (compared, pretrained, trained, scores):  # a cached step would not log to the new MLflow run
-        task.set_caching_options(False)
     steps = {
         "compare the variants": compared,
         "check the settings": settings,
@@ -168,7 +179,8 @@ def translation_ablations(
         "tokenize the text": tokenized,
         "pre-train a language model": pretrained,
         "train a translator": trained,
-        "evaluate a translator": scores,
+        "evaluate a translator": evaluated,
     }
     configure(image, steps)
-    request_default_resources(prepared, tokenized, scores)
+    disable_cache(compared, pretrained, trained, evaluated)  # a cached step would not log to the new MLflow run
+    request_default_resources(prepared, tokenized, evaluated)

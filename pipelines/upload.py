@@ -18,9 +18,6 @@ import yaml
 from components.settings.cluster import ClusterFile
 from pipelines import submit
 
-NAMES = {name: name if name == "infoxlm" else f"infoxlm-{name}" for name in submit.PIPELINES}
-"""Names of the pipelines in Kubeflow."""
-
 
 @dataclass(frozen=True)
 class Uploaded:
@@ -49,11 +46,12 @@ def upload(
         InputError, StorageUnavailable: the server refuses, or does not answer.
     """
     yaml_text = submit.render_for_cluster(cluster, pipeline, defaults)
-    name = NAMES[pipeline]
-    digest = hashlib.sha256(yaml_text.encode()).hexdigest()[:12]  # 48 bits suffice for the versions of a pipeline
-    version = f"{name}-{importlib.metadata.version('infoxlm-pipeline')}-{digest}"
     spec, _ = yaml.safe_load_all(yaml_text)
+    name = spec["pipelineInfo"]["name"]
     description = spec["pipelineInfo"]["description"]
+    release = importlib.metadata.version("infoxlm-pipeline")
+    digest = hashlib.sha256(yaml_text.encode()).hexdigest()[:12]  # 48 bits suffice for the versions of a pipeline
+    version = f"{name}-{release}-{digest}"
     with submit.translate_errors(host):
         pipeline_id = _find_pipeline(client, name, namespace)
         if not pipeline_id:

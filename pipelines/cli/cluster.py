@@ -1,8 +1,9 @@
 """Commands on a cluster: submit, upload, cancel."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -11,11 +12,26 @@ from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.suite_config import SuiteConfig
+from pipelines import submit as kubeflow
+from pipelines import trials
+from pipelines import upload as uploading
 from pipelines.cli.app import CONFIGS, Overrides, Variants, command, config_file, split_list
 
 UPLOADED_VARIANTS = ["MLM", "MLM+TLM", "full"]
 """Variants of the uploaded ablation pipeline, the same as in `make ablation`."""
 Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="URL of Kubeflow Pipelines: https://…")]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The trials of a sweep that the user has chosen."""
+
+    variants: Path = CONFIGS / "ablations.yaml"
+    """YAML file of the variants of an ablation."""
+    only: Sequence[str] = ()
+    """Variants of an ablation, or tasks of a suite; empty for all."""
+    seeds: str = "1,2,3"
+    """Comma-separated seeds of an ablation."""
 
 
 @command()
@@ -35,7 +51,7 @@ def submit(
         ),
     ] = None,
     pipeline: Annotated[
-        Literal["infoxlm", "ablations", "suite", "promotion", "translation", "translation-ablations"],
+        kubeflow.PipelineName,
         typer.Option(
             help="promotion: promote the candidate of the model in the section `registration`. "
             "translation, translation-ablations: FILE needs a section `translation`."
@@ -63,9 +79,8 @@ def submit(
     checkpoint.
     """
     cluster_file = run_file.load_as(ClusterFile, cluster)
-    arguments = prepare(pipeline, config, cluster_file, set_ or [], variants, split_list(only), seeds)
-    from pipelines import submit as kubeflow
-
+    choice = Choice(variants, split_list(only), seeds)
+    arguments = prepare(pipeline, config, cluster_file, set_ or [], choice)
     # The other pipelines also read the file of a run, so the name of the pipeline distinguishes their runs.
     default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
     submission = kubeflow.Submission(
@@ -83,7 +98,7 @@ def submit(
         typer.echo(f"wrote {save}: upload it to Kubeflow and run it with service account {account}")
         return
     if not host:
-        raise ConfigError("--host is missing: give the URL of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT")
+        raise ConfigError("--host is missing. Give the URL of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT.")
     client = kubeflow.connect(host, namespace or cluster_file.namespace or "")
     if wait:
         kubeflow.run_to_end(client, host, submission, typer.echo)
@@ -127,18 +142,14 @@ def upload(
     {"pretraining.optimization.steps": 2000}. An unchanged pipeline is not uploaded again.
     """
     cluster_file = run_file.load_as(ClusterFile, cluster)
-    overrides = set_ or []
-    from pipelines import submit as kubeflow
-    from pipelines import upload as uploading
-
     defaults = {}
     for pipeline in kubeflow.PIPELINES:
         if pipeline == "suite" and suite:
             values = prepare(pipeline, suite, cluster_file)
         elif pipeline == "suite" or pipeline.startswith("translation"):  # Kubeflow asks for the settings
-            values = cluster_parameters(pipeline, cluster_file)
+            values = kubeflow.select_declared(pipeline, cluster_file.parameters())
         else:
-            values = prepare(pipeline, run, cluster_file, overrides, only=UPLOADED_VARIANTS)
+            values = prepare(pipeline, run, cluster_file, set_ or [], Choice(only=UPLOADED_VARIANTS))
         defaults[pipeline] = parameters.fit(cluster_file.store, values)
     namespace = namespace or cluster_file.namespace or ""
     client = kubeflow.connect(host, namespace)
@@ -158,8 +169,6 @@ def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` p
     Kubeflow kills the step after about a second. If this is too short for the step to delete its training job, the job
     saves a checkpoint and ends 15 minutes later.
     """
-    from pipelines import submit as kubeflow
-
     client = kubeflow.connect(host)
     with kubeflow.translate_errors(host):
         client.terminate_run(run)
@@ -171,9 +180,7 @@ def prepare(
     config: Path,
     cluster_file: ClusterFile,
     overrides: Sequence[str] = (),
-    variants: Path = CONFIGS / "ablations.yaml",
-    only: Sequence[str] = (),
-    seeds: str = "1,2,3",
+    choice: Choice = Choice(),
 ) -> dict[str, Any]:
     """Check the settings of a run or a suite as for a local run, and return the parameters of its pipeline.
 
@@ -182,46 +189,46 @@ def prepare(
         config: YAML file of the suite for the pipeline `suite`; of a run for all others.
         cluster_file: cluster on which the pipeline will run.
         overrides: overrides of settings in `config`.
-        variants: YAML file of the variants of `ablations`.
-        only: chosen variants of `ablations`, or tasks of `suite`; empty for all.
-        seeds: comma-separated seeds of `ablations`.
+        choice: the trials of a sweep.
 
     Raises:
         ConfigError: a setting is invalid, or the run does not fit the cluster.
     """
-    shared = cluster_parameters(pipeline, cluster_file)
     if pipeline == "suite":
-        from infoxlm_core.results.trials import plan
+        settings = _prepare_suite(config, cluster_file, overrides, choice)
+    else:
+        settings = _prepare_run(pipeline, config, cluster_file, overrides, choice)
+    return kubeflow.select_declared(pipeline, cluster_file.parameters() | settings)
 
-        suite = run_file.load_as(SuiteConfig, config, overrides).choose(only)
-        parameters.split_trials(plan(suite))  # raises ConfigError if the suite is too large
-        gpus = cluster_file.pool.gpus
-        num_workers = gpus if gpus > 1 else 0  # with a single GPU, the step itself trains
-        return shared | {"suite": suite.listed(), "num_workers": num_workers}
+
+def _prepare_suite(config: Path, cluster_file: ClusterFile, overrides: Sequence[str], choice: Choice) -> dict[str, Any]:
+    """Return the settings of a suite. Raise ConfigError if it has more trials than Argo can run."""
+    from infoxlm_core.results.trials import plan
+
+    suite = run_file.load_as(SuiteConfig, config, overrides).choose(choice.only)
+    parameters.split_trials(plan(suite))  # raises ConfigError if the suite is too large
+    gpus = cluster_file.pool.gpus
+    num_workers = gpus if gpus > 1 else 0  # with a single GPU, the step itself trains
+    return {"suite": suite.listed(), "num_workers": num_workers}
+
+
+def _prepare_run(
+    pipeline: str, config: Path, cluster_file: ClusterFile, overrides: Sequence[str], choice: Choice
+) -> dict[str, Any]:
+    """Return all settings of a run, with the trials of a sweep. A promotion only needs the model and its gate."""
     run = run_file.load(config, overrides)
     if pipeline == "promotion":
-        return shared | {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
-    from pipelines import local, trials
-    from pipelines.ablations import ablations
-    from pipelines.infoxlm import infoxlm
-    from pipelines.translation import translation, translation_ablations
-
+        return {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
     run.check_whole_run()
     if pipeline.startswith("translation") and run.translation is None:
-        raise ConfigError(f"{config} has no section translation: add it, or choose another pipeline")
+        raise ConfigError(f"{config} has no section translation. Add it, or choose another pipeline.")
     cluster_file.pool.split(run.num_workers)  # raises ConfigError unless the workers fill whole pods
-    dags = {
-        "infoxlm": infoxlm,
-        "ablations": ablations,
-        "translation": translation,
-        "translation-ablations": translation_ablations,
-    }
-    dag = dags[pipeline]
-    if not pipeline.endswith("ablations"):
-        return shared | local.sections(run, dag)
-    planned = trials.plan(run, variants, only, trials.read_seeds(seeds))
-    parameters.check_loop(3 * len(planned), f"{len(planned)} trials", "fewer variants (--only) or seeds at a time")
-    return shared | local.sections(run, dag) | {"trials": planned}
+    settings = run.model_dump(mode="json", exclude_none=True)  # KFP has no None
+    if pipeline.endswith("ablations"):
+        planned = trials.plan(run, choice.variants, choice.only, trials.read_seeds(choice.seeds))
+        parameters.check_loop(3 * len(planned), f"{len(planned)} trials", "fewer variants (--only) or seeds at a time")
+        settings["trials"] = planned
+    return settings
 
 
 def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
@@ -240,12 +247,3 @@ def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
             name += f" and {len(batch) - 1} more"
         names.append(name)
     return names
-
-
-def cluster_parameters(pipeline: str, cluster_file: ClusterFile) -> dict[str, Any]:
-    """Return the parameters of a pipeline that come from the cluster file."""
-    from pipelines import submit as kubeflow
-
-    spec, _ = kubeflow.read_compiled(pipeline)
-    declared = kubeflow.declared_parameters(spec)
-    return {name: value for name, value in cluster_file.parameters().items() if name in declared}

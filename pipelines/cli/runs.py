@@ -193,17 +193,10 @@ def compile(
     from pipelines.translation import translation, translation_ablations
 
     output.mkdir(parents=True, exist_ok=True)
-    dags = {
-        "infoxlm": infoxlm,
-        "ablations": ablations,
-        "suite": suite,
-        "promotion": promotion,
-        "translation": translation,
-        "translation-ablations": translation_ablations,
-    }
-    for name, dag in dags.items():
-        compiler.Compiler().compile(dag, str(output / f"{name}.yaml"))
-        typer.echo(f"wrote {output / name}.yaml")
+    for dag in (infoxlm, ablations, suite, promotion, translation, translation_ablations):
+        path = output / f"{dag.name.removeprefix('infoxlm-')}.yaml"
+        compiler.Compiler().compile(dag, str(path))
+        typer.echo(f"wrote {path}")
 
 
 def _run_sweep(dag: Any, arguments: dict[str, Any], store: str, name: str, launcher: str) -> None:

@@ -43,9 +43,7 @@ def amount(quantity: str) -> float:
 def test_the_demo_is_taken_with_one_worker():
     changes = ["num_workers=1"]
 
-    prepared = prepare(
-        "infoxlm", ROOT / "configs/demo.yaml", first_run(), changes, ROOT / "configs/ablations.yaml", [], "1"
-    )
+    prepared = prepare("infoxlm", ROOT / "configs/demo.yaml", first_run(), changes)
 
     assert prepared["num_workers"] == run_file.load(ROOT / "configs/demo.yaml", changes).num_workers == 1
 

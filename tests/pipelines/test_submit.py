@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kfp import compiler, components
+from kfp import components
 from typer.testing import CliRunner
 
 from components.platform import parameters, runtime
@@ -16,14 +16,9 @@ from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from infoxlm_core.errors import Preempted, ResourcesUnavailable, TrainingDiverged, WorkerLost
 from pipelines import submit
-from pipelines.ablations import ablations
 from pipelines.cli import app
 from pipelines.cli import cluster as cluster_commands
-from pipelines.infoxlm import infoxlm
 from pipelines.progress import Progress
-from pipelines.promotion import promotion
-from pipelines.suite import suite
-from pipelines.translation import translation, translation_ablations
 from tests.pipelines.kubeflow_server import running_kubeflow
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -43,10 +38,7 @@ num_workers: 8
 def compiled(tmp_path_factory) -> Path:
     """What the code compiles to now."""
     folder = tmp_path_factory.mktemp("compiled")
-    dags = {"infoxlm": infoxlm, "ablations": ablations, "suite": suite, "promotion": promotion}
-    dags |= {"translation": translation, "translation-ablations": translation_ablations}
-    for name, dag in dags.items():
-        compiler.Compiler().compile(dag, str(folder / f"{name}.yaml"))
+    run("compile", "--output", folder)
     return folder
 
 
@@ -482,7 +474,7 @@ def test_a_saved_pipeline_has_its_parameters_filled_in_and_nothing_was_sent(kube
 
     assert result.exit_code == 0, result.stderr
     assert not kubeflow.sent("POST", "/runs")
-    assert "--host is missing: give the URL of Kubeflow Pipelines" in run("submit", config, "--cluster", cluster).stderr
+    assert "--host is missing. Give the URL of Kubeflow Pipelines" in run("submit", config, "--cluster", cluster).stderr
     text = (tmp_path / "mine.yaml").read_text()
     spec, platform = yaml.safe_load_all(text)
     known = submit.declared_parameters(spec)
