@@ -38,6 +38,8 @@ ELSEWHERE = {
     "components/tokenize_corpus.py": "e2e/test_pipeline.py",
     "components/translate.py": "pipelines/test_translation.py",
     "pipelines/cli/cluster.py": "pipelines/test_submit.py",
+    "pipelines/infoxlm.py": "pipelines/test_compiled.py",
+    "pipelines/promotion.py": "pipelines/test_compiled.py",
     "pipelines/steps.py": "k8s/test_secrets.py",
 }
 """Module -> the test file that covers it, if that is the file of a stage, protocol or command that uses it."""
