@@ -38,7 +38,7 @@ def swept(tmp_path_factory) -> subprocess.CompletedProcess:
 
 @dataclass(frozen=True)
 class Registration:
-    """A run that registered a translator: artifacts on S3, MLflow with accounts, trainings in a Ray worker."""
+    """A run that registered a translator: artifacts on S3, MLflow with accounts, training in a Ray worker."""
 
     environment: dict[str, str]
     summary: str
@@ -53,9 +53,18 @@ class Registration:
 
 @pytest.fixture(scope="module")
 def registered(swept, locked_server, s3_server, tmp_path_factory) -> Registration:
-    """Train and register the translator MLM of the sweep again, on servers and in a Ray worker."""
+    """Train and register the translator MLM of the sweep again, on servers and in a Ray worker.
+
+    The run starts from the text and the language model of the sweep, which tests/e2e makes on such servers.
+    """
     config = Path(swept.args[2])
+    sweep_store = Path(swept.args[-1])
     folder = tmp_path_factory.mktemp("servers")
+    bucket = s3.bucket(s3_server, "infoxlm")
+    for kind in ("corpus", "shards", "pretrained"):
+        for path in sweep_store.glob(f"{kind}/*/**/*"):
+            if path.is_file():
+                bucket.upload_file(str(path), f"translations/{path.relative_to(sweep_store)}")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "AWS_"))}
     servers = locked_server.environment() | s3.environment(s3_server, "canary")
     cache = {"INFOXLM_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
@@ -66,7 +75,7 @@ def registered(swept, locked_server, s3_server, tmp_path_factory) -> Registratio
     done = run.infoxlm("run", str(config), "--store", STORE, *arguments)
 
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    for item in s3.bucket(s3_server, "infoxlm").objects.filter(Prefix="translations/"):
+    for item in bucket.objects.filter(Prefix="translations/"):
         path = folder / item.key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(item.get()["Body"].read())
