@@ -46,27 +46,31 @@ def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]
     iteration_names = list(iterations)
     for number in range(len(iterations) + 1, MAX_LOOP_STEPS + 1):
         iteration_names.append(f"iteration {number}")
+    return _StepFinder(spec, iteration_names).find(spec["root"], f"{workflow}.root")
 
-    def find_in_group(group: Mapping[str, Any], group_path: str, iteration: str) -> Iterator[Step]:
+
+class _StepFinder(NamedTuple):
+    """Finds the steps of a compiled pipeline, which are nested in groups."""
+
+    spec: Mapping[str, Any]
+    iteration_names: Sequence[str]
+
+    def find(self, group: Mapping[str, Any], group_path: str, iteration: str = "") -> Iterator[Step]:
         """Yield the steps of a group of tasks: of the pipeline, of the body of a loop, or of an exit handler."""
         for name, task in group["dag"]["tasks"].items():
-            component = spec["components"][task["componentRef"]["name"]]
+            component = self.spec["components"][task["componentRef"]["name"]]
             path = f"{group_path}.{name}"
             if "triggerPolicy" in task:  # Argo runs an exit handler as a hook of the group that it follows
                 path = f"{group_path}.{task['dependentTasks'][0]}.onExit.{name}"
             if "dag" not in component:
                 label = task["taskInfo"]["name"]
-                if iteration:
-                    label = f"{label} ({iteration})"
-                yield Step(name, label, path)
+                yield Step(name, f"{label} ({iteration})" if iteration else label, path)
             elif "parameterIterator" in task:
-                for index, iteration_name in enumerate(iteration_names):
+                for index, iteration_name in enumerate(self.iteration_names):
                     iteration_path = f"{path}.iteration-iterations({index}:{index}).iteration-item"
-                    yield from find_in_group(component, iteration_path, iteration_name)
+                    yield from self.find(component, iteration_path, iteration_name)
             else:
-                yield from find_in_group(component, path, iteration)
-
-    return find_in_group(spec["root"], f"{workflow}.root", "")
+                yield from self.find(component, path, iteration)
 
 
 class Progress:
@@ -99,26 +103,37 @@ class Progress:
         """
         lines = []
         for task in tasks:
-            child_ids = [child.pod_name for child in task.child_tasks or ()]
-            label = self._find_label(child_ids)
-            if child_ids or task.state != "RUNNING":  # a step that has just started may have no children yet
-                label = label or self._labels_by_name.get(task.display_name, "")
+            label = self._find_label(task)
             if not label:
                 continue
             if task.display_name == _EXECUTOR:
-                num_attempts = len(child_ids)
-                if num_attempts > self._num_attempts.get(label, 1):
-                    lines.append(f"{label}: retried, attempt {num_attempts}")
-                    self._num_attempts[label] = num_attempts
-            elif task.display_name in self._labels_by_name and self._states.get(task.task_id) != task.state:
-                self._states[task.task_id] = task.state
-                if task.state == "RUNNING":
-                    self._running_labels.add(label)
-                else:
-                    self._running_labels.discard(label)
-                if task.state in _MESSAGES:
-                    lines.append(f"{label}: {_MESSAGES[task.state]}")
+                line = self._describe_retry(task, label)
+            elif task.display_name in self._labels_by_name:
+                line = self._describe_state(task, label)
+            else:
+                continue
+            if line:
+                lines.append(line)
         return lines
+
+    def _describe_retry(self, executor: Any, label: str) -> str:
+        """Return a line if a step has a new attempt, else an empty text."""
+        num_attempts = len(executor.child_tasks or ())
+        if num_attempts <= self._num_attempts.get(label, 1):
+            return ""
+        self._num_attempts[label] = num_attempts
+        return f"{label}: retried, attempt {num_attempts}"
+
+    def _describe_state(self, task: Any, label: str) -> str:
+        """Return a line if the state of a step has changed to one that users know, else an empty text."""
+        if self._states.get(task.task_id) == task.state:
+            return ""
+        self._states[task.task_id] = task.state
+        if task.state == "RUNNING":
+            self._running_labels.add(label)
+        else:
+            self._running_labels.discard(label)
+        return f"{label}: {_MESSAGES[task.state]}" if task.state in _MESSAGES else ""
 
     def describe_pending(self, tasks: Sequence[Any], current_time: float) -> list[str]:
         """Return a line if a pod has been pending for another five minutes since the last line.
@@ -141,13 +156,22 @@ class Progress:
         steps = ", ".join(sorted(self._running_labels)) or "run"
         return [f"{steps}: a pod is still pending after {minutes} min: {_PENDING_ADVICE}"]
 
-    def _find_label(self, child_ids: Sequence[str]) -> str:
-        """Return the label of the step whose executor node or first attempt is among the children, or ""."""
+    def _find_label(self, task: Any) -> str:
+        """Return the label of the step to which a node belongs, or an empty text."""
+        child_ids = [child.pod_name for child in task.child_tasks or ()]
         if child_ids and not self._labels_by_child:
-            workflow, _, _ = child_ids[0].rpartition("-")
-            for step in find_steps(self._spec, workflow, self._iterations):
-                executor_path = f"{step.path}.{_EXECUTOR}"
-                self._labels_by_child[node_id(workflow, executor_path)] = step.label
-                self._labels_by_child[node_id(workflow, f"{executor_path}(0)")] = step.label
-        labels = [self._labels_by_child[child_id] for child_id in child_ids if child_id in self._labels_by_child]
-        return labels[0] if labels else ""
+            self._read_labels(child_ids[0])
+        for child_id in child_ids:
+            if child_id in self._labels_by_child:
+                return self._labels_by_child[child_id]
+        if not child_ids and task.state == "RUNNING":  # a step that has just started may have no children yet
+            return ""
+        return self._labels_by_name.get(task.display_name, "")
+
+    def _read_labels(self, node: str) -> None:
+        """Compute the ids of the executor node and of the first attempt of each step. Any node names the workflow."""
+        workflow, _, _ = node.rpartition("-")
+        for step in find_steps(self._spec, workflow, self._iterations):
+            executor_path = f"{step.path}.{_EXECUTOR}"
+            self._labels_by_child[node_id(workflow, executor_path)] = step.label
+            self._labels_by_child[node_id(workflow, f"{executor_path}(0)")] = step.label
