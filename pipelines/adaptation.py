@@ -114,7 +114,7 @@ def describe_corpus(path: str, languages: Sequence[str]) -> dict[str, Any]:
         columns = re.match(r"([a-z]{2,3})-([a-z]{2,3})\b", file.name)
         corpus["languages"] = list(columns.groups()) if columns else list(languages)
         if len(corpus["languages"]) != 2:
-            raise InputError(f"{path}: the languages of its columns are unknown: name the file like en-de.tsv")
+            raise InputError(f"The languages of the columns of {path} are unknown. Name the file like en-de.tsv.")
     return corpus
 
 
@@ -153,7 +153,7 @@ def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> 
         if is_sentence and len(pairs[language]) < GUARD_PAIRS:
             pairs[language].setdefault(source, target)
     if not pairs:
-        raise InputError(f"the default guard set has no messages in {', '.join(languages)}: give a set with --guard")
+        raise InputError(f"The default guard set has no messages in {', '.join(languages)}. Give a set with --guard.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".guard-", dir=folder.parent) as scratch:
         unfinished = Path(scratch) / "guard"
@@ -182,7 +182,7 @@ def choose_held_out_share(message_count: int) -> float:
     share = max(HELD_OUT_SHARE, HELD_OUT_MESSAGES / max(message_count, 1))
     if share > LARGEST_HELD_OUT_SHARE:
         fewest = math.ceil(HELD_OUT_MESSAGES / LARGEST_HELD_OUT_SHARE)
-        raise CorpusTooSmall(f"the translations have about {message_count} messages: give at least {fewest}")
+        raise CorpusTooSmall(f"The translations have about {message_count} messages. Give at least {fewest}.")
     return round(share, 3)
 
 
@@ -206,7 +206,7 @@ def write_config(path: Path, template: Path, changes: Mapping[str, Any], overrid
     config = RunConfig.parse(values)
     if path.exists():
         if run_file.load(path) != config:
-            raise ConfigError(f"{path} exists with other settings: run `infoxlm run {path}`, or remove the file")
+            raise ConfigError(f"{path} exists with other settings. Run `infoxlm run {path}`, or remove the file.")
         return config
     header = f"# Written by `infoxlm adapt`. Change it, and run it again with `infoxlm run {path.name}`.\n"
     manifests.write_atomically(path, header + yaml.safe_dump(values, sort_keys=False, allow_unicode=True))

@@ -69,7 +69,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
         raise runtime.read_failure(store, run_id) from failure
     except KeyboardInterrupt:
         _end(store, local_store, identity, Ending("KILLED", message="the run was interrupted"))
-        raise errors.Preempted("interrupted: run the same command again to continue") from None
+        raise errors.Preempted("The run was interrupted. Run the same command again to continue.") from None
     _end(store, local_store, identity, Ending("FINISHED"))
     shutil.rmtree(run_directory / "workspace", ignore_errors=True)
 

@@ -61,7 +61,9 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(error.status, {"error": str(error)})
         except Exception:
             logger.exception("a request failed")
-            self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "internal error: see the log of the server"})
+            self._send_json(
+                HTTPStatus.INTERNAL_SERVER_ERROR, {"error": "The server has failed. Its log has the reason."}
+            )
 
     def _read_sentences(self) -> list[str]:
         """Read the sentences of a prediction request.
@@ -73,23 +75,28 @@ class Handler(BaseHTTPRequestHandler):
             raise RequestError(HTTPStatus.NOT_FOUND, self._describe_unknown_path())
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            raise RequestError(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
+            raise RequestError(HTTPStatus.LENGTH_REQUIRED, "The header Content-Length is missing.")
         if int(length) > MAX_BYTES:
-            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{length} bytes: send at most {MAX_BYTES}")
+            raise RequestError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body has {length} bytes. Send at most {MAX_BYTES}."
+            )
         try:
             sentences = json.loads(self.rfile.read(int(length)))["instances"]
             if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
                 raise TypeError("instances is not a list of strings")
             "".join(sentences).encode()  # raises UnicodeEncodeError for an unpaired surrogate
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # RecursionError: deeply nested JSON
-            remedy = 'send {"instances": ["a sentence", …]}'
-            raise RequestError(HTTPStatus.BAD_REQUEST, f"{type(error).__name__}: {error}: {remedy}") from None
+            problem = f"The body is invalid ({type(error).__name__}: {error})."
+            remedy = 'Send {"instances": ["a sentence", …]}.'
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{problem} {remedy}") from None
         if not 0 < len(sentences) <= MAX_SENTENCES:
-            raise RequestError(HTTPStatus.BAD_REQUEST, f"{len(sentences)} sentences: send 1 to {MAX_SENTENCES}")
+            raise RequestError(
+                HTTPStatus.BAD_REQUEST, f"The body has {len(sentences)} sentences. Send 1 to {MAX_SENTENCES}."
+            )
         return sentences
 
     def _describe_unknown_path(self) -> str:
-        return f"unknown path {self.path[:100]}: use {self.server.path} or {self.server.path}:predict"
+        return f"There is no path {self.path[:100]}. Use {self.server.path} or {self.server.path}:predict."
 
     def _send_json(self, status: HTTPStatus, body: dict[str, Any]) -> None:
         content = json.dumps(body).encode()
@@ -128,11 +135,13 @@ def serve(embed: Embed, name: str, host: str, port: int) -> None:
         InputError: the port is in use or not allowed, or the address is empty, which would mean all addresses.
     """
     if not host:
-        raise InputError("--host is empty: give an address of this machine, or 0.0.0.0 for all of them")
+        raise InputError("--host is empty. Give an address of this machine, or 0.0.0.0 for all of them.")
     try:
         server = Server((host, port), name, embed)
     except OSError as error:
-        raise InputError(f"cannot listen at {host}:{port} ({error}): give another --port or --host") from None
+        raise InputError(
+            f"The server cannot listen at {host}:{port} ({error}). Give another --port or --host."
+        ) from None
 
     def shut_down(*_: object) -> None:
         # In a thread of its own, because `shutdown` waits for `serve_forever`, which this signal has interrupted.

@@ -64,7 +64,7 @@ def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     path = COMPILED / f"{pipeline}.yaml"
     if not path.is_file():
-        raise ConfigError(f"{path}: no such compiled pipeline: run `infoxlm compile`")
+        raise ConfigError(f"There is no compiled pipeline {path}. Run `infoxlm compile`.")
     spec, platform = yaml.safe_load_all(path.read_text(encoding="utf-8"))
     return spec, platform
 
@@ -141,7 +141,7 @@ def connect(host: str, namespace: str = "") -> Any:
         InputError: the host is not a URL, or the server refuses, needs a login, or is too old.
     """
     if not _HOST.fullmatch(host):  # with an empty host, the client would search for a server
-        raise InputError(f"--host {host!r:.200}: give the URL of Kubeflow Pipelines, https://…")
+        raise InputError(f"--host {host!r:.200} is not a URL. Give the URL of Kubeflow Pipelines, https://…")
     from kfp import client as kfp
 
     class Client(kfp.Client):
@@ -172,14 +172,16 @@ def _check_health(host: str, answer: bytes) -> Any:
         multi_user = health["multi_user"]
     except (ValueError, TypeError, KeyError):
         raise InputError(
-            f"{host} is not the API of Kubeflow Pipelines: if it is a login page, set KF_PIPELINES_TOKEN to a token; "
-            "otherwise check --host"
+            f"{host} is not the API of Kubeflow Pipelines. If it is a login page, set KF_PIPELINES_TOKEN to a token. "
+            "Otherwise, check --host."
         ) from None
     tag = str(health.get("tag_name", ""))
     version = re.match(r"v?(\d+)\.(\d+)", tag)  # a development build has another tag and is accepted
     if version and (int(version[1]), int(version[2])) < OLDEST_VERSION:
         major, minor = OLDEST_VERSION
-        raise InputError(f"{host} is Kubeflow Pipelines {tag}, too old: update it to {major}.{minor} or newer")
+        raise InputError(
+            f"{host} runs Kubeflow Pipelines {tag}, which is too old. Update it to {major}.{minor} or newer."
+        )
     return api.V2beta1GetHealthzResponse(multi_user=multi_user)
 
 
@@ -201,11 +203,11 @@ def translate_errors(host: str) -> Iterator[None]:
         reason = error.body or error.reason
         answer = f"{error.status}: {_to_one_line(reason)}"
         if error.status and error.status < 500:
-            raise InputError(f"{host} refuses ({answer}){_advise_on_service_account(error)}") from None
-        raise StorageUnavailable(f"{host} does not answer ({answer}): try again") from None
+            raise InputError(f"{host} refuses ({answer}).{_advise_on_service_account(error)}") from None
+        raise StorageUnavailable(f"{host} does not answer ({answer}). Try again.") from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise StorageUnavailable(
-            f"{host} does not answer ({_to_one_line(error)}): check --host, or try again"
+            f"{host} does not answer ({_to_one_line(error)}). Check --host, or try again."
         ) from None
 
 
@@ -287,11 +289,11 @@ def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], No
         except StorageUnavailable as error:
             if time.monotonic() - first_request_time > _MAX_SECONDS_WITHOUT_SERVER:
                 raise
-            print_line(f"{error}; the run continues on the cluster")
+            print_line(f"{error} The run continues on the cluster.")
             time.sleep(_POLL_SECONDS)
         except InputError as error:
             url = run_url(host, run_id)
-            raise InputError(f"{error}; the run continues on the cluster: log in again and look at {url}") from None
+            raise InputError(f"{error} The run continues on the cluster. Log in again and look at {url}") from None
 
 
 def _state_of(run: Any) -> str:
@@ -340,7 +342,7 @@ def _print_summary(store: str, run_id: str, print_line: Callable[[str], None]) -
     try:
         summary = runtime.read_summary(store, run_id)
     except InfoXLMError as error:
-        print_line(f"the summary of the run cannot be read ({error}): look at its page")
+        print_line(f"The summary of the run cannot be read ({error}). Look at its page.")
         return
     if summary:
         print_line(summary)
@@ -351,12 +353,12 @@ def read_run_error(state: str, run_id: str, store: str) -> InfoXLMError:
     from components.platform import runtime
 
     if state == "CANCELED":
-        return Cancelled(f"run {run_id} was cancelled: submit it again to continue from its artifacts and checkpoints")
+        return Cancelled(f"Run {run_id} was cancelled. Submit it again to continue from its artifacts and checkpoints.")
     try:
         return runtime.read_failure(store, run_id)
     except InfoXLMError as error:
         return InfoXLMError(
-            f"run {run_id} failed, and its error message in the store cannot be read ({error}): read its log"
+            f"Run {run_id} failed, and its error message in the store cannot be read ({error}). Read its log."
         )
 
 
@@ -375,8 +377,8 @@ def _advise_on_service_account(error: Any) -> str:
     if "serviceaccount" not in str(error.body).lower().replace(" ", ""):
         return ""
     return (
-        ": add the account to ALLOWEDSERVICEACCOUNTS of Kubeflow's API server, and bind your user to the Role"
-        " infoxlm-submitter: docs/cluster/install.md, section 3"
+        " Add the account to ALLOWEDSERVICEACCOUNTS of Kubeflow's API server, and bind your user to the Role"
+        " infoxlm-submitter. See docs/cluster/install.md, section 3."
     )
 
 

@@ -38,7 +38,7 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
         try:
             settings_by_variant[name] = _apply_overrides(config, overrides)
         except ConfigError as error:
-            raise ConfigError(f"{path}: variant {name}: {error}") from None
+            raise ConfigError(f"{path}, variant {name}: {error}") from None
     _check_variants_differ(settings_by_variant, path)
     trials: list[dict[str, Any]] = []
     for seed in seeds:  # all variants of a seed before the next seed, so that an interrupted sweep compares them all
@@ -82,7 +82,7 @@ def _check_variants_differ(settings_by_variant: Mapping[str, Mapping[str, Any]],
         first_name = variant_by_settings.setdefault(json.dumps(settings), name)
         if first_name != name:
             raise ConfigError(
-                f"{path}: variants {first_name} and {name} are the same with this config: choose one (--only)"
+                f"The variants {first_name} and {name} of {path} are the same with this config. Choose one with --only."
             )
 
 
@@ -91,7 +91,7 @@ def read_seeds(text: str) -> list[int]:
     seeds = [seed.strip() for seed in text.split(",")]
     are_whole_numbers = all(seed.isdecimal() for seed in seeds)
     if not are_whole_numbers or len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {text!r}: give different whole numbers, such as 1,2,3")
+        raise ConfigError(f"--seeds {text!r} is not a list of seeds. Give different whole numbers, such as 1,2,3.")
     return [int(seed) for seed in seeds]
 
 
@@ -102,18 +102,18 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
         ConfigError: there is no such file, it has anchors, tags or repeated names, or a variant is not a mapping.
     """
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file: give a YAML file of variants")
+        raise ConfigError(f"There is no file {path}. Give a YAML file of variants.")
     try:
         variants = yaml.load(outside.read_text(path, run_file.MAX_SIZE), Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(variants, dict) or not variants:
-        raise ConfigError(f"{path}: expected a mapping from names to variants")
+        raise ConfigError(f"{path} does not map names to variants.")
     for name, variant in variants.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ConfigError(f"{path}: variant {name!r}: use letters, digits and + - . : _ in names")
+            raise ConfigError(f"{path} has a variant {name!r}. Use letters, digits and + - . : _ in names.")
         if not isinstance(variant, dict | None):
-            raise ConfigError(f"{path}: variant {name}: {variant!r} is not a mapping of overrides")
+            raise ConfigError(f"Variant {name} of {path} is {variant!r}, not a mapping of overrides.")
     return {name: variant or {} for name, variant in variants.items()}
 
 
@@ -131,6 +131,6 @@ def choose(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path)
             name_by_alias[variant["also"]] = name
     for alias in only:
         if alias not in name_by_alias:
-            raise ConfigError(f"{path}: no variant {alias!r}; known are {', '.join(name_by_alias)}")
+            raise ConfigError(f"{path} has no variant {alias!r}. Choose from {', '.join(name_by_alias)}.")
     chosen_names = [name_by_alias[alias] for alias in only]
     return {name: variant for name, variant in variants.items() if name in chosen_names}

@@ -80,8 +80,8 @@ class Outcomes:
         rows = rows[rows_of_metric.get(name, rows_of_language)]
         if rows.empty:
             raise InputError(
-                f"no outcomes of {metric} by question: evaluate the model again, or compare by a share of correct "
-                "answers such as retrieval/served"
+                f"no outcomes of {metric} by question. Evaluate the model again, or compare by a share of correct "
+                "answers such as retrieval/served."
             )
         return rows
 

@@ -69,7 +69,7 @@ class SuiteConfig(StageConfig):
         """Return the config with only the named tasks, in its own order, or with all tasks if none is named."""
         for name in tasks:
             if name not in self.tasks:
-                raise ConfigError(f"no task {name!r}; known are {', '.join(self.tasks)}")
+                raise ConfigError(f"The suite has no task {name!r}. Choose from {', '.join(self.tasks)}.")
         chosen = {name: task for name, task in self.tasks.items() if name in tasks or not tasks}
         return self.model_copy(update={"tasks": chosen})
 

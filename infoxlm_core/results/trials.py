@@ -159,7 +159,9 @@ def _check_model_names(config: SuiteConfig) -> None:
     for model in config.models:
         first_model = models_by_slug.setdefault(slug(model), model)
         if first_model != model:
-            raise ConfigError(f"models: {first_model} and {model} would have the same metric names: rename one")
+            raise ConfigError(
+                f"The models {first_model} and {model} would have the same metric names. Rename one of them."
+            )
 
 
 def _check_grid_and_seeds(task: str, suite_task: SuiteTaskConfig) -> None:
@@ -168,15 +170,15 @@ def _check_grid_and_seeds(task: str, suite_task: SuiteTaskConfig) -> None:
     location = f"tasks.{task}"
     if not task_of(settings).trained:
         if suite_task.grid or len(suite_task.seeds) > 1:
-            raise ConfigError(f"{location}: {settings.task} trains nothing: leave out grid and seeds")
+            raise ConfigError(f"{location}: {settings.task} trains nothing. Leave out grid and seeds.")
         return
     if len(set(suite_task.seeds)) < len(suite_task.seeds):
-        raise ConfigError(f"{location}.seeds: {list(suite_task.seeds)} has a seed twice")
+        raise ConfigError(f"{location}.seeds {list(suite_task.seeds)} has a seed twice.")
     for name, values in suite_task.grid.items():
         if len(set(values)) < len(values):
-            raise ConfigError(f"{location}.grid.{name}: {list(values)} has a value twice")
+            raise ConfigError(f"{location}.grid.{name} {list(values)} has a value twice.")
         if name in ("seed", "task"):
-            raise ConfigError(f"{location}.grid.{name}: not a grid field: use seeds or settings.task")
+            raise ConfigError(f"{location}.grid.{name} is not a field of a grid. Use seeds or settings.task.")
     task_of(settings).check_plan(settings, len(_list_grid_points(suite_task)), location)
 
 

@@ -65,7 +65,7 @@ def adapt(
     """
     codes = split_list(languages)
     if len(codes) < 2:
-        raise InputError(f"--languages {languages!r}: give at least two language codes, such as en,de")
+        raise InputError(f"--languages {languages!r} are too few. Give at least two language codes, such as en,de.")
     from components.platform import artifacts, sources
     from infoxlm_core.stages import export
 

@@ -119,7 +119,7 @@ def report_errors() -> Iterator[None]:
     except typer.Exit:  # the command has chosen its exit code
         raise
     except KeyboardInterrupt:
-        failure: InfoXLMError = Preempted("interrupted: run the same command again to continue")
+        failure: InfoXLMError = Preempted("The command was interrupted. Run it again to continue.")
     except BaseException as error:
         if not isinstance(error, Exception) and not outside.is_panic(error):
             raise
@@ -139,6 +139,6 @@ def _to_infoxlm_error(error: BaseException) -> InfoXLMError:
     if translated:
         return translated
     if isinstance(error, OSError):
-        return InputError(f"{error}: give another path")
+        return InputError(f"{error}. Give another path.")
     logging.error("internal error", exc_info=error)
-    return InfoXLMError(f"{type(error).__name__}: {error}: please report this")
+    return InfoXLMError(f"{type(error).__name__}: {error}. Please report this error.")

@@ -76,7 +76,7 @@ def evaluate(
     models = name_models(model, floor)
     files = [path.name for path in output.iterdir()] if output.is_dir() else []
     if files and not {"report.html", "suite.html"} & set(files):
-        raise InputError(f"--output {output} contains other files, such as {files[0]}: give an empty directory")
+        raise InputError(f"--output {output} contains other files, such as {files[0]}. Give an empty directory.")
     if task == HELD_OUT:
         measure_held_out(models, data, output, artifacts.local_directory(store))
     elif task in PRESETS:
@@ -84,7 +84,7 @@ def evaluate(
         config = build_suite(models, task, data, options, set_ or [])
         measure_task(config, task, output, artifacts.local_directory(store))
     else:
-        raise InputError(f"--task {task}: give one of {HELD_OUT}, {', '.join(PRESETS)}")
+        raise InputError(f"There is no task {task!r}. Give --task one of {HELD_OUT}, {', '.join(PRESETS)}.")
 
 
 def name_of(source: str) -> str:
@@ -132,7 +132,9 @@ def build_suite(
     codes = settings.get("languages")
     if codes:
         if not re.fullmatch(r"all|14|22|36|[a-z]{2,3}(,[a-z]{2,3})*", codes):
-            raise InputError(f"--languages {codes!r}: give all, 14, 22, 36, or codes such as de,fra")
+            raise InputError(
+                f"--languages {codes!r} is not a list of languages. Give all, 14, 22, 36, or codes such as de,fra."
+            )
         settings["languages"] = codes if codes in ("all", *GROUPS) else codes.split(",")
     for override in overrides:
         try:
@@ -188,8 +190,8 @@ def check_tuned(directory: Path, task: Task[Any]) -> None:
         return
     if not any(f"For{task.head.architecture}" in name for name in architectures):
         raise InputError(
-            f"{directory} ({', '.join(architectures)}) is not fine-tuned for {task.name.replace('_', ' ')}: fine-tune "
-            "and measure it with `infoxlm suite`, or give a model fine-tuned for it"
+            f"{directory} ({', '.join(architectures)}) is not fine-tuned for {task.name.replace('_', ' ')}. Fine-tune "
+            "and measure it with `infoxlm suite`, or give a model that is fine-tuned for it."
         )
 
 

@@ -48,7 +48,7 @@ def export(
     from infoxlm_core.stages import export as stage
 
     if not split_list(to):
-        raise InputError("--to is empty: give sentence-transformers, onnx, onnx-int8, or several")
+        raise InputError("--to is empty. Give sentence-transformers, onnx, onnx-int8, or several.")
     source = sources.fetch_model(model, artifacts.local_directory(store))
     settings = stage.ExportSettings(split_list(to), split_list(languages), tuple(text or ()), data, pivot)
     measurements = stage.export(source, model, settings, output)

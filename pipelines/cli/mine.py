@@ -66,7 +66,7 @@ def mine(
     from infoxlm_core.tasks.mining import mine as mining
 
     if (calibrate is None) == (threshold is None):
-        raise InputError("give --calibrate PAIRS to choose the margin, or --threshold, and not both")
+        raise InputError("The margin needs one of --calibrate and --threshold. Give one of them, not both.")
     files.check_output(output)
     codes = files.check_languages(split_list(languages)) if languages else files.name_languages((source, target))
     corpus = mining.read((source, target), calibrate, codes)

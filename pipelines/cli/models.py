@@ -51,14 +51,14 @@ def read_lines(stream: BinaryIO, name: str = "standard input") -> list[str]:
 def check_sentences(texts: Sequence[str]) -> None:
     """Raise InputError if there is no sentence, or one is not UTF-8 or too long."""
     if not texts:
-        raise InputError("no sentence: give sentences as arguments, or one per line on standard input")
+        raise InputError("There is no sentence. Give sentences as arguments, or one per line on standard input.")
     for number, text in enumerate(texts, 1):
         has_surrogates = any("\ud800" <= character <= "\udfff" for character in text)
         if has_surrogates:  # this is how Python decodes an argument that is not UTF-8
-            raise InputError(f"sentence {number} is not UTF-8: {text!r:.60}: convert it to UTF-8")
+            raise InputError(f"Sentence {number} is not UTF-8: {text!r:.60}. Convert it to UTF-8.")
         if len(text) > MAX_CHARACTERS:
             raise InputError(
-                f"sentence {number} has {len(text):,} characters: split it into parts of at most {MAX_CHARACTERS:,}"
+                f"Sentence {number} has {len(text):,} characters. Split it into parts of at most {MAX_CHARACTERS:,}."
             )
 
 
@@ -102,10 +102,10 @@ def embed(
     from infoxlm_core.tasks import embedding, vector_files
 
     if (file is None) != (output is None):
-        raise InputError("--file and --output belong together: give both, or neither")
+        raise InputError("--file and --output belong together. Give both, or neither.")
     if file and output:
         if sentences or vectors:
-            raise InputError("--file embeds the lines of a file: leave out other sentences and --vectors")
+            raise InputError("--file embeds the lines of a file. Leave out other sentences and --vectors.")
         directory = model_registry.load_encoder(model, artifacts.local_directory(store))
         embedder = embedding.load_embedder(directory, layer, pooling)
         num_lines = vector_files.embed_file(embedder, file, output)
@@ -208,7 +208,7 @@ def translate(
     from infoxlm_core.systems.translation.decoding import TextTranslator
 
     if file and sentences:
-        raise InputError("give sentences or --file, not both")
+        raise InputError("Sentences and --file are both given. Give only one of them.")
     if file:
         with file.open("rb") as stream:
             texts = read_lines(stream, str(file))

@@ -77,8 +77,10 @@ def read_gate(metrics: list[str]) -> dict[str, float]:
             gate[name] = float(margin or 0)
         except ValueError:
             raise ConfigError(
-                f"--metric {option}: {margin!r} is not a number: write, for example, retrieval/served=0.005"
+                f"--metric {option}: {margin!r} is not a number. Write, for example, retrieval/served=0.005."
             ) from None
         if not -1 < gate[name] < 1:
-            raise ConfigError(f"--metric {option}: give a margin between -1 and 1, because scores are fractions")
+            raise ConfigError(
+                f"--metric {option} has an impossible margin. Give one between -1 and 1, because scores are fractions."
+            )
     return RegistrationConfig.parse({"gate": gate}, "--metric").gate

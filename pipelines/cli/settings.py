@@ -61,5 +61,5 @@ def config_(
         prefixes = (f"{section}.", f"{section}[].")
         settings = [setting for setting in settings if f"{setting.name}.".startswith(prefixes)]
     if not settings:
-        raise InputError(f"no section {section!r}: give a section of a run, or one of {', '.join(KINDS)}")
+        raise InputError(f"There is no section {section!r}. Give a section of a run, or one of {', '.join(KINDS)}.")
     typer.echo(describe.as_text(settings))

@@ -69,7 +69,7 @@ def _parse_age(text: str) -> timedelta:
     """Parse a number of days or hours, such as 30d or 12h."""
     match = re.fullmatch(r"([1-9][0-9]{0,4})([dh])", text)
     if not match:
-        raise InputError(f"--older-than {text}: give days or hours, such as 30d or 12h")
+        raise InputError(f"--older-than {text} is not an age. Give days or hours, such as 30d or 12h.")
     number = int(match[1])
     unit = match[2]
     return timedelta(days=number) if unit == "d" else timedelta(hours=number)

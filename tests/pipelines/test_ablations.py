@@ -69,14 +69,14 @@ def test_forty_trials_fit_into_one_argument_of_a_process(demo, tmp_path):
 @pytest.mark.parametrize(
     ("text", "only", "said"),
     [
-        ("a: {}", ("b",), "no variant 'b'; known are a"),
+        ("a: {}", ("b",), "has no variant 'b'. Choose from a"),
         ("a: {objectives: {xlc: 0}}", (), "variant a: pretraining.objectives.xlc: unknown name; known are"),
         ("a: {objectives: {mlm: 0, tlm: 0, xlco: 0}}", (), "variant a: pretraining.objectives: at least one of"),
         ("a: {contrast: {layer: first}}", (), "variant a: pretraining.contrast.layer: Input should be a valid integer"),
         ("a: {contrast: 3}", (), "variant a: pretraining.contrast: Input should be"),
-        ("a: {}\nb: {what: the same}", (), "variants a and b are the same with this config: choose one"),
-        ("a/b: {}", (), "variant 'a/b': use letters, digits and"),
-        ("", (), "expected a mapping from names to variants"),
+        ("a: {}\nb: {what: the same}", (), "are the same with this config. Choose one"),
+        ("a/b: {}", (), "variant 'a/b'. Use letters, digits and"),
+        ("", (), "does not map names to variants"),
     ],
 )
 def test_a_bad_variant_is_refused_in_one_line(demo, tmp_path, text, only, said):
@@ -88,7 +88,7 @@ def test_a_bad_variant_is_refused_in_one_line(demo, tmp_path, text, only, said):
 
 @pytest.mark.parametrize("seeds", ["1,1", "", "one", "-1", "1.5"])
 def test_bad_seeds_are_refused(seeds):
-    with pytest.raises(ConfigError, match="give different whole numbers, such as 1,2,3"):
+    with pytest.raises(ConfigError, match="Give different whole numbers, such as 1,2,3"):
         trials.read_seeds(seeds)
 
 

@@ -33,7 +33,7 @@ def test_the_name_of_a_file_tells_its_format(path, expected):
     ("path", "languages", "problem"),
     [
         ("memory.docx", ["en", "de"], "memory.docx: its name does not tell the format"),
-        ("memory.tsv", ["en", "de", "fr"], "memory.tsv: the languages of its columns are unknown"),
+        ("memory.tsv", ["en", "de", "fr"], "The languages of the columns of memory.tsv are unknown"),
     ],
 )
 def test_a_file_of_an_unknown_format_or_language_is_refused(path, languages, problem):
@@ -55,7 +55,7 @@ def test_steps_are_two_passes_over_the_pairs_within_limits(tmp_path):
 
 def test_a_small_memory_holds_out_a_larger_share_so_that_the_gate_can_decide():
     assert [adaptation.choose_held_out_share(count) for count in (10_000, 2_000, 1_000, 400)] == [0.05, 0.05, 0.1, 0.25]
-    with pytest.raises(CorpusTooSmall, match="about 399 messages: give at least 400"):
+    with pytest.raises(CorpusTooSmall, match=r"about 399 messages\. Give at least 400"):
         adaptation.choose_held_out_share(399)
 
 
@@ -80,7 +80,7 @@ def test_the_default_guard_is_a_set_of_aligned_messages(tmp_path, monkeypatch):
     assert set(aligned) == {"de", "fr"}
     english, german = aligned["de"]
     assert dict(messages(0))[english[7]] == german[7]
-    with pytest.raises(InputError, match="no messages in en, th: give a set with --guard"):
+    with pytest.raises(InputError, match=r"no messages in en, th\. Give a set with --guard"):
         adaptation.write_default_guard(tmp_path / "other", ["en", "th"], tmp_path)
 
 

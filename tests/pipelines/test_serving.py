@@ -49,22 +49,22 @@ def test_probes_are_answered_and_what_is_not_there_is_named(port):
     assert ask(port, "GET", "/v1/models/infoxlm") == (200, {"name": "infoxlm", "ready": True})
     for method, path in (("GET", "/v1/models/other"), ("POST", "/v1/models/other:predict")):
         status, said = ask(port, method, path, b"{}" if method == "POST" else None)
-        assert status == 404 and "use /v1/models/infoxlm or" in said["error"]
+        assert status == 404 and "Use /v1/models/infoxlm or" in said["error"]
 
 
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b"{", 400, 'send {"instances"'),
-        (b"\xff", 400, 'send {"instances"'),
-        ([], 400, 'send {"instances"'),
+        (b"{", 400, 'Send {"instances"'),
+        (b"\xff", 400, 'Send {"instances"'),
+        ([], 400, 'Send {"instances"'),
         ({"inputs": ["a"]}, 400, "KeyError: 'instances'"),
         ({"instances": "a"}, 400, "not a list of strings"),
         ({"instances": ["a", 1]}, 400, "not a list of strings"),
         ({"instances": ["\ud800"]}, 400, "surrogates"),
-        ({"instances": []}, 400, "0 sentences: send 1 to 1024"),
+        ({"instances": []}, 400, "The body has 0 sentences. Send 1 to 1024."),
         ({"instances": ["a"] * 1025}, 400, "1025 sentences"),
-        ({"instances": ["break"]}, 500, "see the log of the server"),
+        ({"instances": ["break"]}, 500, "Its log has the reason"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_words_and_the_next_request_is_served(port, body, status, said):
@@ -82,10 +82,10 @@ def test_a_request_without_a_length_or_that_is_too_long_is_refused_before_it_is_
 
 
 def test_a_port_that_is_taken_is_an_error_with_a_way_out(port):
-    with pytest.raises(InputError, match=rf"cannot listen at 127.0.0.1:{port} .* give another --port"):
+    with pytest.raises(InputError, match=rf"cannot listen at 127.0.0.1:{port} .* Give another --port"):
         serving.serve(lengths, "infoxlm", "127.0.0.1", port)
 
 
 def test_an_address_that_is_empty_does_not_open_the_door_to_all():
-    with pytest.raises(InputError, match=r"--host is empty: give an address of this machine, or 0\.0\.0\.0 for all"):
+    with pytest.raises(InputError, match=r"--host is empty\. Give an address of this machine, or 0\.0\.0\.0 for all"):
         serving.serve(lengths, "infoxlm", "", 70_000)

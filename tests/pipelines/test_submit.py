@@ -268,7 +268,7 @@ def test_a_cancelled_run_has_its_own_exit_code_and_is_not_submitted_again(
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
 
     assert result.exit_code == 6
-    assert result.stderr.splitlines()[-1].startswith("infoxlm: Cancelled: run r-1 was cancelled: submit it again")
+    assert result.stderr.splitlines()[-1].startswith("infoxlm: Cancelled: Run r-1 was cancelled. Submit it again")
     assert len(kubeflow.sent("POST", "/runs")) == 1
     assert "run: canceling" in result.stdout and "run: canceled" in result.stdout
 
@@ -292,9 +292,9 @@ def test_a_run_that_cancel_terminates_ends_the_submit_that_follows_it(kubeflow, 
 @pytest.mark.parametrize(
     ("health", "said"),
     [
-        ("<html>Log in</html>", "is not the API of Kubeflow Pipelines: if it is a login page"),
+        ("<html>Log in</html>", "is not the API of Kubeflow Pipelines. If it is a login page"),
         ({"status": "ok"}, "is not the API of Kubeflow Pipelines"),
-        ({"multi_user": False, "tag_name": "2.16.1"}, "Kubeflow Pipelines 2.16.1, too old: update it to 2.17 or newer"),
+        ({"multi_user": False, "tag_name": "2.16.1"}, "2.16.1, which is too old. Update it to 2.17 or newer."),
     ],
 )
 def test_a_login_page_another_server_and_an_old_kubeflow_are_one_clear_line(kubeflow, config, cluster, health, said):
@@ -311,7 +311,7 @@ def test_a_host_that_is_no_address_is_refused_not_looked_for(host):
     result = run("cancel", "r-1", "--host", host)
 
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
-    assert f"--host {host!r}: give the URL of Kubeflow Pipelines" in result.stderr
+    assert f"--host {host!r} is not a URL. Give the URL of Kubeflow Pipelines" in result.stderr
 
 
 @pytest.mark.parametrize("version", ["2.17.0", "2.18.1", "unknown", "10.0.0"])
@@ -353,7 +353,7 @@ def test_a_server_that_is_gone_for_a_while_does_not_end_the_waiting(kubeflow):
 
     progress = Progress(submit.read_compiled("infoxlm")[0])
     assert submit.follow(client, kubeflow.host, "r-1", progress, say) == "SUCCEEDED"
-    assert "503: upgrading" in lines[0] and "the run continues on the cluster" in lines[0]
+    assert "503: upgrading" in lines[0] and "The run continues on the cluster" in lines[0]
 
 
 def test_ctrl_c_leaves_the_run_alone_and_says_how_to_end_it(kubeflow, config, cluster, monkeypatch):

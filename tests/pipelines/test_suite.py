@@ -53,13 +53,13 @@ def test_the_suites_on_the_page_of_the_papers_are_tasks_of_the_papers_suite():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--only", "tatoeba,xnil"], "no task 'xnil'; known are tatoeba, xnli"),
+        (["--only", "tatoeba,xnil"], "no task 'xnil'. Choose from tatoeba, xnli"),
         (["--set", "tasks.xnli.settings.batchsize=3"], "tasks.xnli.settings.classification.batchsize: unknown name"),
         (["--set", "tasks.xnli.grid={optimization.lr: [1]}"], "tasks.xnli.settings.optimization.lr: unknown name"),
         (["--set", "tasks.xnli.grid={batch_size: [8, 0]}"], "tasks.xnli.settings.batch_size: Input should be greater"),
         (["--model", "my model=/models/mine"], "models.my model"),
         (["--model", "mine"], "write section.name=value"),
-        (["--model", "XLM_R=/models/mine"], "models: xlm-r and XLM_R would have the same metric names"),
+        (["--model", "XLM_R=/models/mine"], "The models xlm-r and XLM_R would have the same metric names"),
     ],
 )
 def test_a_wrong_suite_is_refused_in_one_line_before_anything_runs(tmp_path, arguments, said):

@@ -55,7 +55,7 @@ def test_a_champion_of_an_older_release_is_compared_at_its_contrast_layer_or_not
 
     assert older.passed and older.figures[METRIC]["gain"] == pytest.approx(0.1)
     assert not without_contrast.passed
-    assert "version 1 has no outcomes of retrieval/served by question: evaluate the model" in without_contrast.reason
+    assert "version 1 has no outcomes of retrieval/served by question. Evaluate the model" in without_contrast.reason
 
 
 def test_a_margin_below_zero_tolerates_a_loss():

@@ -93,13 +93,13 @@ def test_models_and_tasks_keep_their_order_in_lists_since_kfp_forgets_that_of_ma
          "tasks.it.settings.optimization.learningrate: unknown name; known are betas, "),
         (CLASSIFICATION | {"grid": {"lr": [1]}}, "tasks.it.settings.lr: unknown name; known are batch_size, "),
         (CLASSIFICATION | {"grid": {"seed": [1, 2]}},
-         "tasks.it.grid.seed: not a grid field: use seeds or settings.task"),
+         "tasks.it.grid.seed is not a field of a grid. Use seeds or settings.task."),
         (CLASSIFICATION | {"grid": {"batch_size": [0]}}, "tasks.it.settings.batch_size: Input should be greater than"),
-        (CLASSIFICATION | {"grid": {"batch_size": [8, 8]}}, "tasks.it.grid.batch_size: [8, 8] has a value twice"),
-        (CLASSIFICATION | {"seeds": [1, 1]}, "tasks.it.seeds: [1, 1] has a seed twice"),
+        (CLASSIFICATION | {"grid": {"batch_size": [8, 8]}}, "tasks.it.grid.batch_size [8, 8] has a value twice."),
+        (CLASSIFICATION | {"seeds": [1, 1]}, "tasks.it.seeds [1, 1] has a seed twice."),
         ({"settings": {"task": "classification"}}, "tasks.it.settings.data: a suite has no corpus"),
-        (RETRIEVAL | {"seeds": [1, 2]}, "tasks.it: retrieval trains nothing: leave out grid and seeds"),
-        (RETRIEVAL | {"grid": {"margin": [0, 1]}}, "tasks.it: retrieval trains nothing: leave out grid and seeds"),
+        (RETRIEVAL | {"seeds": [1, 2]}, "tasks.it: retrieval trains nothing. Leave out grid and seeds."),
+        (RETRIEVAL | {"grid": {"margin": [0, 1]}}, "tasks.it: retrieval trains nothing. Leave out grid and seeds."),
         ({"settings": ANSWERING["settings"] | {"dev": []}, "grid": RATES},
          "tasks.it.grid: 2 points, but no development sets to choose by. Give settings.dev"),
     ],
@@ -112,7 +112,7 @@ def test_a_task_that_cannot_be_planned_is_refused_in_one_line_that_names_the_fie
 
 
 def test_two_models_whose_metrics_would_have_one_name_are_refused():
-    with pytest.raises(ConfigError, match="models: XLM_R and xlm-r would have the same metric names: rename one"):
+    with pytest.raises(ConfigError, match="The models XLM_R and xlm-r would have the same metric names"):
         trials.plan(config(("XLM_R", "xlm-r"), words=CLASSIFICATION))
 
 
@@ -120,7 +120,7 @@ def test_only_some_tasks_may_be_chosen():
     both = config(words=CLASSIFICATION, pairs=RETRIEVAL)
 
     assert list(both.choose(["pairs"]).tasks) == ["pairs"] and both.choose([]) == both
-    with pytest.raises(ConfigError, match="no task 'pears'; known are words, pairs"):
+    with pytest.raises(ConfigError, match=r"no task 'pears'\. Choose from words, pairs"):
         both.choose(["pears"])
 
 

@@ -138,7 +138,7 @@ def test_the_champion_computes_its_reference_vectors_with_transformers_alone(ada
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--languages", "en"], "--languages 'en': give at least two language codes"),
+        (["--languages", "en"], "--languages 'en' are too few. Give at least two language codes"),
         (["--languages", "en,de", "--to", "tensorflow"], "'tensorflow' is not a format"),
         (["--languages", "en,de", "--output", str(Path(__file__).parent)], "exists: give a new directory"),
     ],

@@ -110,7 +110,7 @@ def test_a_signal_ends_a_command_with_one_line_and_the_code_that_says_run_it_aga
             signal.signal(each, handler)
 
     assert ended.value.exit_code == 75
-    assert capsys.readouterr().err == "infoxlm: Preempted: interrupted: run the same command again to continue\n"
+    assert capsys.readouterr().err == "infoxlm: Preempted: The command was interrupted. Run it again to continue.\n"
 
 
 def test_under_nohup_a_closed_terminal_means_nothing():

@@ -47,7 +47,7 @@ def test_pairs_and_a_report_are_written_and_described_in_two_lines(files):
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["x.en", "x.de", "-o", "mined.tsv"], "give --calibrate PAIRS to choose the margin, or --threshold"),
+        (["x.en", "x.de", "-o", "mined.tsv"], "The margin needs one of --calibrate and --threshold."),
         (["x.en", "x.de", "-o", "mined.csv", "--threshold", "1"], "mined.csv: pairs are not written as '.csv'"),
         (
             ["x.en", "known.tsv", "-o", "mined.tsv", "--threshold", "1"],

@@ -80,7 +80,7 @@ def test_serve_check_of_a_version_without_vectors_says_how_to_have_them(store, t
     [
         (b"\xef\xbb\xbfa b\r\nc\n", 0, ""),
         (b"a b\nsch\xe9n\n", 2, "standard input:2:4: not UTF-8 from this byte on"),
-        (b"a " * 600_000, 2, "sentence 1 has 1,200,000 characters"),
+        (b"a " * 600_000, 2, "Sentence 1 has 1,200,000 characters"),
         (b"", 2, "no sentence"),
     ],
 )
@@ -112,7 +112,7 @@ def test_the_lines_of_a_file_are_embedded_as_sentences_are(tiny_encoders, tmp_pa
     [
         (["--file", "lines.txt"], "--file and --output belong together"),
         (["--output", "out.npy", "a"], "--file and --output belong together"),
-        (["--file", "lines.txt", "-o", "out.npy", "a"], "leave out other sentences and --vectors"),
+        (["--file", "lines.txt", "-o", "out.npy", "a"], "Leave out other sentences and --vectors"),
         (["--file", "no.txt", "-o", "out.npy"], "no.txt"),
         (["--file", "lines.txt", "-o", "no/out.npy"], "no/"),
     ],
@@ -145,7 +145,7 @@ def test_a_registry_that_is_not_there_is_not_made(tmp_path, monkeypatch, command
     [
         (("{encoder}", "--to", "de", "Save"), "has no translator: give the output of translate"),
         (("{encoder}", "--to", "de", "--file", "{encoder}/none.txt"), "none.txt"),
-        (("{encoder}", "--to", "de", "--file", "{encoder}/config.json", "Save"), "give sentences or --file, not both"),
+        (("{encoder}", "--to", "de", "--file", "{encoder}/config.json", "Save"), "are both given"),
         (("{encoder}/nowhere", "--to", "de", "Save"), "has no config.json"),
         (("models:/nothing@champion", "--to", "de", "--store", "{encoder}", "Save"), "has no MLflow database"),
     ],

@@ -76,7 +76,7 @@ def test_a_second_promotion_waits_and_is_compared_with_the_new_champion(registry
     ("metric", "said"),
     [
         ("retrieval/served=much", "'much' is not a number"),
-        ("a=5", "give a margin between -1 and 1, because scores are fractions"),
+        ("a=5", "Give one between -1 and 1, because scores are fractions."),
     ],
 )
 def test_a_wrong_margin_is_one_line(registry, metric, said):

@@ -40,7 +40,7 @@ def test_a_section_that_does_not_exist_is_refused(section):
     printed = CliRunner().invoke(app, ["config", section])
 
     assert printed.exit_code == 2
-    assert f"no section '{section}'" in printed.output
+    assert f"There is no section '{section}'" in printed.output
 
 
 @pytest.mark.parametrize("kind", settings.KINDS.values(), ids=lambda kind: kind.__name__)
