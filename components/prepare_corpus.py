@@ -32,10 +32,14 @@ def prepare_corpus(
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.stages import preparation
+    from infoxlm_core.training import fingerprint
 
     with stage_run("prepare_corpus", store) as step:
         checked = sources.expand_patterns(PreparationConfig.parse(step.read(config), "preparation"))
         digests = [*preparation.digest_sources(checked), *sources.digest_stored_sources(checked.paths)]
+        if checked.cleaning.similarity:
+            encoder = sources.fetch_model(checked.cleaning.similarity.encoder, step.local_store)
+            digests += fingerprint.digest_inputs(str(encoder))
         key = artifacts.key_of("corpus", checked, *digests)
         directory = step.build("corpus", key, checked, num_workers, cluster, task_config)
         counts = step.publish(corpus, directory, metrics)

@@ -190,12 +190,18 @@ def _find_matches(pattern: str) -> list[str]:
 
 
 def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":
-    """Fetch all corpora and test sets and return the config with local paths. Raises as `fetch_data` does."""
+    """Fetch all corpora and test sets, and the encoder of the filter of pairs. Return the config with local paths.
+
+    Raises as `fetch_data` and `fetch_model`.
+    """
 
     def fetch(path: str, sha256: str | None = None) -> str:
         return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
 
-    return _replace_paths(config, fetch)
+    def fetch_encoder(source: str) -> str:
+        return str(fetch_model(source, store))
+
+    return _replace_paths(config, fetch, fetch_encoder)
 
 
 def make_paths_absolute(config: "PreparationConfig") -> "PreparationConfig":
@@ -204,17 +210,29 @@ def make_paths_absolute(config: "PreparationConfig") -> "PreparationConfig":
     def make_absolute(path: str, sha256: str | None = None) -> str:  # noqa: ARG001 - as `fetch` of `localise_corpora`
         return path if storage.scheme(path, ":") else str(Path(path).absolute())
 
-    return _replace_paths(config, make_absolute)
+    def make_encoder_absolute(source: str) -> str:  # which may be the name of a model on the hub
+        return str(Path(source).absolute()) if Path(source).exists() else source
+
+    return _replace_paths(config, make_absolute, make_encoder_absolute)
 
 
-def _replace_paths(config: "PreparationConfig", replace: Callable[..., str]) -> "PreparationConfig":
-    """Return the config with the result of `replace(path, sha256)` for each path of its corpora and test sets."""
+def _replace_paths(
+    config: "PreparationConfig", replace: Callable[..., str], replace_encoder: Callable[[str], str]
+) -> "PreparationConfig":
+    """Return the config with the results of `replace(path, sha256)` for its text and `replace_encoder(source)`."""
     corpora = []
     for corpus in config.corpora:
         paths = tuple(replace(path, corpus.sha256) for path in corpus.paths)
         corpora.append(corpus.model_copy(update={"path": paths}))
     evaluation_sets = tuple(replace(path) for path in config.evaluation_sets)
-    return config.model_copy(update={"corpora": tuple(corpora), "evaluation_sets": evaluation_sets})
+    cleaning = config.cleaning
+    if cleaning.similarity:
+        encoder = replace_encoder(cleaning.similarity.encoder)
+        similarity = cleaning.similarity.model_copy(update={"encoder": encoder})
+        cleaning = cleaning.model_copy(update={"similarity": similarity})
+    return config.model_copy(
+        update={"corpora": tuple(corpora), "evaluation_sets": evaluation_sets, "cleaning": cleaning}
+    )
 
 
 def digest_training_data(settings: Any, store: Path) -> list[str]:

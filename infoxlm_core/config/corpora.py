@@ -126,10 +126,22 @@ class CorpusSource(StageConfig):
         return self
 
 
+class SimilarityConfig(StageConfig):
+    """Filter of translation pairs by an encoder."""
+
+    encoder: Source
+    """Encoder of the filter, such as LaBSE: a model as in `pretraining.model.start`. Its own pooling and prefix are
+    used. Each worker loads it, which takes 1.9 GB of memory for LaBSE."""
+
+    minimum: Annotated[Number, Field(ge=-1, le=1)]
+    """Lowest cosine similarity of the two sides. The right value depends on the encoder and the text, so measure some
+    hundred pairs first, as they are and with shuffled targets."""
+
+
 class CleaningConfig(StageConfig):
     """Rules that decide which text is used."""
 
-    added_later: ClassVar[tuple[str, ...]] = ("near_duplicates", "same_numbers", "same_placeholders")
+    added_later: ClassVar[tuple[str, ...]] = ("near_duplicates", "same_numbers", "same_placeholders", "similarity")
 
     min_characters: PositiveInt = 2
     """Lines with fewer characters than this, after normalisation, are dropped."""
@@ -166,6 +178,10 @@ class CleaningConfig(StageConfig):
     same_placeholders: bool = False
     """Drop pairs whose sides do not have the same placeholders (`%s`, `%(name)s`, `%1$d`, `{name}`, `${name}`) and tags
     (`<b>`, without their attributes), in any order."""
+
+    similarity: SimilarityConfig | None = None
+    """Drop training pairs whose sides have unlike vectors, which finds texts that do not translate each other. The
+    report counts these as `not_similar`. Held-out pairs are not filtered. null: no filter."""
 
     @model_validator(mode="after")
     def _some_length_is_left(self) -> Self:

@@ -41,7 +41,7 @@ MIN_ROWS_TO_JUDGE = 1000  # of a file or language; in fewer rows a share is not 
 MAX_LOSS = 0.05  # share of a language's rows above which a filter is suspected not to suit the language
 _FILTERS = (
     "too_short", "too_long", "few_words", "one_sign", "no_letters", "wrong_script", "wrong_language", "untranslated",
-    "other_numbers", "other_placeholders", "length_ratio", "held_out", "evaluation_set", "overlap",
+    "other_numbers", "other_placeholders", "length_ratio", "held_out", "evaluation_set", "overlap", "not_similar",
 )  # fmt: skip
 _OUTPUT_NAMES = (*TRAINING, *HELD_OUT, write.LABELLED_TABLE, "report.json", manifests.NAME)
 PARTS_OF_PARTITION = 32
@@ -162,6 +162,10 @@ def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, 
         list(run(reserve.label, job, job.partition_count))
     [united] = run(reserve.unite, job, 1)
     job = replace(job, reserved_digest=united["digest"])
+    if job.config.cleaning.similarity:
+        from infoxlm_core.tasks import pair_similarity  # imports torch, which other preparations do not need
+
+        list(run(pair_similarity.measure, job, len(job.parts)))
     list(run(compare.offer, job, len(job.parts)))
     list(run(compare.reduce, job, job.partition_count))
     _write(job, output, counts, run(write.write, job, len(job.parts)))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infoxlm_core import manifests
-from infoxlm_core.config import CorpusSource, PreparationConfig
+from infoxlm_core.config import CleaningConfig, CorpusSource, PreparationConfig
 from infoxlm_core.corpora import cleaning, fingerprints, formats, length_ratio, tables
 from infoxlm_core.corpora.fingerprints import Keys
 from infoxlm_core.corpora.parallel import CHUNK
@@ -42,7 +42,9 @@ _STAGED = pa.schema([
 def read(job: Job, number: int) -> Record:
     """Read a source and put its rows in parts."""
     config = job.config
-    source_only = config.model_copy(update={"corpora": config.corpora[number : number + 1], "evaluation_sets": ()})
+    source_only = config.model_copy(
+        update={"corpora": config.corpora[number : number + 1], "evaluation_sets": (), "cleaning": CleaningConfig()}
+    )
     [source] = (job.localise(source_only) if job.localise else source_only).corpora
     parts: list[tuple[str, str]] = []
     rows: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)

@@ -30,7 +30,7 @@ ITSELF, FIRST_SIDE, FIRST_LABEL = 0, 1, 3  # numbers of items: the row, its side
 BANDS = 5  # number of the item for the bands of the row
 _HELD_OUT_SHARE = REASONS.index("held_out_share")
 _LABELLED = REASONS.index("labelled")
-_COLUMNS = ("equal", "near", "exact", "runs", "bands", "log_ratio", "drawn", "is_long")  # of staged rows
+COLUMNS = ("equal", "near", "exact", "runs", "bands", "log_ratio", "drawn", "is_long")  # of staged rows
 _KEY = np.dtype([("key", "<u8"), ("item", "<u4"), ("tag", "<u4")])
 """key: digest of an item's near keys and of the tables with which it is compared. tag: digest of the unchanged text."""
 
@@ -88,8 +88,13 @@ def _find_labels(pairs: pa.Table, reasons: np.ndarray, is_training: np.ndarray, 
 def offer(job: Job, number: int) -> Record:
     """Decide by its own keys which rows of a part are dropped, and offer the others."""
     part = job.parts[number]
-    rows = job.read_table(f"staged/{part.name}", _COLUMNS)
-    reasons = _find_reasons(job, part, rows)
+    rows = job.read_table(f"staged/{part.name}", COLUMNS)
+    reasons = find_reasons(job, part, rows)
+    similarity = job.config.cleaning.similarity
+    if similarity and part.kind == "pairs":
+        similarities = np.frombuffer(job.files.read(f"similarities/{part.name}"), np.float32)
+        is_similar = similarities >= similarity.minimum
+        reasons[np.flatnonzero(reasons == 0)[~is_similar]] = REASONS.index("not_similar")
     job.files.put(f"reasons/{part.name}", reasons.tobytes())
     no_duplicates = np.zeros(len(rows), bool)
     keys = [_make_keys(part, rows, offered) for offered in list_offers(job, part, rows, reasons, no_duplicates)]
@@ -98,8 +103,8 @@ def offer(job: Job, number: int) -> Record:
     return {}
 
 
-def _find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
-    """Return the number of the reason to drop each row, 0 for none."""
+def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
+    """Return the number of the reason to drop each row, 0 for none. Similarities are not compared here."""
     reasons = np.zeros(len(rows), np.uint8)
     if len(part.languages) == 2:
         median = job.medians["-".join(part.languages)]

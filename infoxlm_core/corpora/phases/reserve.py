@@ -20,7 +20,7 @@ from infoxlm_core.corpora import cleaning, evaluation_sets, fingerprints
 from infoxlm_core.corpora.phases.clean import CANDIDATE, values_of
 from infoxlm_core.corpora.phases.job import Files, Job, Record
 
-REASONS = ("", "length_ratio", "held_out_share", "held_out", "evaluation_set", "labelled", "overlap")
+REASONS = ("", "length_ratio", "held_out_share", "held_out", "evaluation_set", "labelled", "overlap", "not_similar")
 """Reasons to drop a clean row, by number. The first that applies is counted."""
 _COLUMNS_OF_REASON = {
     "held_out": ("equal", "near"),

@@ -229,7 +229,7 @@ def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch
     def find_no_reasons(job, part, rows):
         return np.zeros(len(rows), np.uint8)
 
-    monkeypatch.setattr(compare, "_find_reasons", find_no_reasons)
+    monkeypatch.setattr(compare, "find_reasons", find_no_reasons)
     with pytest.raises(EvaluationLeak, match=r"pairs/en-de/train\.parquet row 8 is reserved for evaluation"):
         prepare(tmp_path, *corpora, held_out=("test",))
     assert list((tmp_path / "out").iterdir()) == []

@@ -1,0 +1,63 @@
+"""Phase measure of a preparation: compute the similarity of the sides of pairs.
+
+similarities/PART   float32 cosine for each pair of a part that no other filter drops
+"""
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from infoxlm_core.config import PreparationConfig
+from infoxlm_core.corpora.parallel import CHUNK
+from infoxlm_core.corpora.phases import compare
+from infoxlm_core.corpora.phases.job import Job, Record
+from infoxlm_core.tasks.embedding import Embedder, load_embedder
+
+_embedder_of_process: dict[str, Embedder] = {}  # by the source of its encoder; all tasks of a process use it
+
+
+def measure(job: Job, number: int) -> Record:
+    """Put the cosine similarity of the sides of each training pair of a part.
+
+    Chunks, batches and the number of threads are equal for any number of workers, and so are all bits of the results.
+    On another kind of processor or on a GPU, the last bits differ, which matters only for pairs at the minimum.
+    """
+    part = job.parts[number]
+    if part.kind != "pairs":
+        return {}
+    rows = job.read_table(f"staged/{part.name}", (*compare.COLUMNS, "texts"))
+    is_training = compare.find_reasons(job, part, rows) == 0
+    pairs = rows["texts"].filter(pa.array(is_training)).to_pylist()
+    embedder = _load_embedder(job)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the tasks of Ray
+    try:
+        similarities = [_compare_sides(embedder, pairs[start : start + CHUNK]) for start in range(0, len(pairs), CHUNK)]
+    finally:
+        torch.set_num_threads(num_threads)
+    job.files.put(f"similarities/{part.name}", np.concatenate([np.empty(0, np.float32), *similarities]).tobytes())
+    return {}
+
+
+def _compare_sides(embedder: Embedder, pairs: list[tuple[str, str]]) -> np.ndarray:
+    """Return the cosine of the vectors of the two sides of each pair, (N,) float32."""
+    source_vectors = embedder([source for source, _ in pairs])
+    target_vectors = embedder([target for _, target in pairs])
+    return torch.cosine_similarity(source_vectors, target_vectors).numpy()
+
+
+def _load_embedder(job: Job) -> Embedder:
+    """Return the encoder of the config, which a process fetches and loads once."""
+    config = job.config.model_copy(update={"corpora": (), "evaluation_sets": ()})
+    source = _get_encoder(config)
+    if source not in _embedder_of_process:
+        local_config = job.localise(config) if job.localise else config
+        _embedder_of_process.clear()
+        _embedder_of_process[source] = load_embedder(_get_encoder(local_config))
+    return _embedder_of_process[source]
+
+
+def _get_encoder(config: PreparationConfig) -> str:
+    """Return the path or URI of the encoder that measures similarity."""
+    assert config.cleaning.similarity  # noqa: S101 - this phase runs only with the filter
+    return config.cleaning.similarity.encoder
