@@ -15,11 +15,13 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 from huggingface_hub.utils import filter_repo_objects
+from kfp import dsl
 
 from components.adapters.mlflow import model_registry
 from components.adapters.s3 import store as s3
 from components.adapters.sources import hub
-from components.platform import artifacts, sources
+from components.platform import artifacts, sources, stage_work
+from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig
@@ -435,3 +437,25 @@ def test_a_pattern_names_all_files_of_a_folder_in_order(place, tmp_path, request
     empty = PreparationConfig.parse({"languages": ["en", "de"], "corpora": [corpus | {"path": f"{folder}/*.zst"}]})
     with pytest.raises(InputError, match=r"\*\.zst: no file matches: check the path of the corpus"):
         sources.expand_patterns(empty)
+
+
+def test_the_key_of_a_corpus_depends_on_the_content_of_the_encoder_that_filters_its_pairs(tmp_path, monkeypatch):
+    keys = []
+
+    def prepare(work, parallel_map, output):
+        keys.append(work.name)
+        (output / "report.json").write_text("{}")
+        return {}
+
+    monkeypatch.setitem(stage_work.TEXT_STAGES, "prepare_corpus", prepare)
+    (tmp_path / "en-de.tsv").write_text("A sentence\tEin Satz\n")
+    source = {"name": "web", "format": "tsv", "path": str(tmp_path / "en-de.tsv"), "languages": ["en", "de"]}
+    similarity = {"encoder": str(tmp_path / "encoder"), "minimum": 0.6}
+    config = {"languages": ["en", "de"], "corpora": [source], "cleaning": {"similarity": similarity}}
+    corpus, metrics = dsl.Dataset(uri=str(tmp_path / "pointer")), dsl.Metrics(uri=str(tmp_path / "metrics"))
+
+    for kind in ("e5", "bge"):
+        save_encoder(tmp_path / "encoder", kind)
+        prepare_corpus.python_func(config, str(tmp_path / "store"), corpus, metrics)
+
+    assert len(set(keys)) == 2

@@ -28,6 +28,7 @@ from infoxlm_core.errors import (
     TrainingDiverged,
 )
 from infoxlm_core.training import tracker
+from tests.toys.exports import save_encoder
 from tests.toys.pretraining import tiny_config
 
 URL = "s3://models/store"
@@ -325,9 +326,11 @@ def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucke
 def test_workers_in_another_folder_find_the_files_of_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "de.txt").write_text("".join(f"Bitte öffnen Sie Fenster {number}\n" for number in range(9)))
-    source = {"name": "web", "format": "text", "path": "de.txt", "languages": ("de",)}
-    config = {"languages": ("en", "de"), "corpora": [source]}
+    save_encoder(tmp_path / "encoder", "e5")
+    (tmp_path / "en-de.tsv").write_text("".join(f"Open window {n}\tBitte öffnen Sie Fenster {n}\n" for n in "ABC"))
+    source = {"name": "web", "format": "tsv", "path": "en-de.tsv", "languages": ("en", "de")}
+    similarity = {"encoder": "encoder", "minimum": -1}
+    config = {"languages": ("en", "de"), "corpora": [source], "cleaning": {"similarity": similarity}}
     work = Work("prepare_corpus", "store", "corpus", KEY, config, 0, {})
 
     def run_elsewhere(task, numbers):

@@ -93,6 +93,11 @@ PAIRS = {"name": "a", "format": "gettext", "path": "a.zip"}
         (ClassificationConfig, {"mixed": 1}, "mixed: Input should be a valid boolean, not 1"),
         (CorpusSource, TEXT | {"path": ""}, "corpus a: path is empty"),
         (CleaningConfig, {"max_length_ratio": 0.1}, "max_length_ratio: Input should be greater than or equal to 1"),
+        (
+            CleaningConfig,
+            {"similarity": {"encoder": "labse", "minimum": 60}},
+            "similarity.minimum: Input should be less than or equal to 1, not 60",
+        ),
         (CleaningConfig, {"min_characters": 9, "max_characters": 3}, r"min_characters \(9\) exceeds max_characters"),
         (CorpusSource, {"name": "a" * 300, "format": "text", "path": "a", "languages": ["de"]}, "name: String should"),
         (
