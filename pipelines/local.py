@@ -153,42 +153,48 @@ _NOISE = re.compile(
 _WORKER_PREFIX = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
 
 
-class QuietOutput(io.TextIOBase):
-    """Standard output that hides lines of KFP and Ray. The log file receives all lines.
+class _LineState(threading.local):
+    """What a thread has printed so far. The steps of a loop print at the same time, each from its own thread."""
 
-    The steps of a loop write at the same time, each from its own thread.
-    """
+    unfinished_line = ""
+    is_in_json = False
+    open_braces = 0
+
+
+class QuietOutput(io.TextIOBase):
+    """Standard output that hides lines of KFP and Ray. The log file receives all lines."""
 
     def __init__(self, console: TextIO, log: Path) -> None:
         self.console = console
         self.log = log.open("a", encoding="utf-8")
-        self.thread = threading.local()
+        self.state = _LineState()
 
     def write(self, text: str) -> int:
         """Log all complete lines of the text, and show those that are not noise."""
-        thread = self.thread
-        # When a step starts, KFP prints a line of announcement and its input as JSON of several lines.
-        is_in_json = getattr(thread, "is_in_json", False)
-        open_braces = getattr(thread, "open_braces", 0)
-        unfinished_line = getattr(thread, "unfinished_line", "")
-        lines = (unfinished_line + text).split("\n")
-        thread.unfinished_line = lines.pop()
+        lines = (self.state.unfinished_line + text).split("\n")
+        self.state.unfinished_line = lines.pop()
         for line in lines:
             self.log.write(line + "\n")
             stripped = line.strip()
-            if stripped.endswith("Got executor_input:"):
-                is_in_json = True
-                open_braces = 0
-            elif is_in_json:
-                open_braces += stripped.count("{") - stripped.count("}")
-                is_in_json = open_braces != 0
-            elif stripped and not _NOISE.match(stripped):
+            if not self._is_noise(stripped):
                 self.console.write(_WORKER_PREFIX.sub("", stripped) + "\n")
-        thread.is_in_json = is_in_json
-        thread.open_braces = open_braces
         self.console.flush()
         self.log.flush()
         return len(text)
+
+    def _is_noise(self, line: str) -> bool:
+        """Return whether a line is empty, or is one that KFP or Ray prints about itself."""
+        state = self.state
+        # When a step starts, KFP prints a line of announcement and its input as JSON of several lines.
+        if line.endswith("Got executor_input:"):
+            state.is_in_json = True
+            state.open_braces = 0
+            return True
+        if state.is_in_json:
+            state.open_braces += line.count("{") - line.count("}")
+            state.is_in_json = state.open_braces != 0
+            return True
+        return not line or _NOISE.match(line) is not None
 
 
 def _run_dag(dag: Any, arguments: Mapping[str, Any], run_directory: Path) -> None:

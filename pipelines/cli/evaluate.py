@@ -123,19 +123,13 @@ def build_suite(
         ConfigError, InputError: an override or an option is invalid.
     """
     task_definition, preset = PRESETS[task]
-    settings: dict[str, Any] = {"task": task_definition.name}
-    settings |= task_definition.build_test_settings(data)
-    settings |= preset.settings
+    test_settings = task_definition.build_test_settings(data)
+    settings: dict[str, Any] = {"task": task_definition.name, **test_settings, **preset.settings}
     for name, value in options.items():
         if value is not None and name in task_definition.settings.model_fields:
             settings[name] = value
-    codes = settings.get("languages")
-    if codes:
-        if not re.fullmatch(r"all|14|22|36|[a-z]{2,3}(,[a-z]{2,3})*", codes):
-            raise InputError(
-                f"--languages {codes!r} is not a list of languages. Give all, 14, 22, 36, or codes such as de,fra."
-            )
-        settings["languages"] = codes if codes in ("all", *GROUPS) else codes.split(",")
+    if settings.get("languages"):
+        settings["languages"] = _parse_languages(settings["languages"])
     for override in overrides:
         try:
             run_file.override(settings, override)
@@ -144,6 +138,17 @@ def build_suite(
             raise ConfigError(f"--set {override}: {message}") from None
     tasks = {task: {"settings": settings, "table": preset.table}}
     return SuiteConfig.parse({"models": models, "tasks": tasks})
+
+
+def _parse_languages(languages: str) -> str | list[str]:
+    """Return `all`, the name of a group of languages, or a list of language codes."""
+    if languages == "all" or languages in GROUPS:
+        return languages
+    if not re.fullmatch(r"[a-z]{2,3}(,[a-z]{2,3})*", languages):
+        raise InputError(
+            f"--languages {languages!r} is not a list of languages. Give all, 14, 22, 36, or codes such as de,fra."
+        )
+    return languages.split(",")
 
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:

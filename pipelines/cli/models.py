@@ -103,18 +103,19 @@ def embed(
 
     if (file is None) != (output is None):
         raise InputError("--file and --output belong together. Give both, or neither.")
+    if file and (sentences or vectors):
+        raise InputError("--file embeds the lines of a file. Leave out other sentences and --vectors.")
+    texts: list[str] = []
+    if not file:
+        texts = sentences or read_lines(sys.stdin.buffer)
+        check_sentences(texts)
+    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    embedder = embedding.load_embedder(directory, layer, pooling)
     if file and output:
-        if sentences or vectors:
-            raise InputError("--file embeds the lines of a file. Leave out other sentences and --vectors.")
-        directory = model_registry.load_encoder(model, artifacts.local_directory(store))
-        embedder = embedding.load_embedder(directory, layer, pooling)
         num_lines = vector_files.embed_file(embedder, file, output)
         typer.echo(f"wrote {output}: {num_lines:,} vectors, {embedder.spec.pooling} of layer {embedder.spec.layer}")
         return
-    texts = sentences or read_lines(sys.stdin.buffer)
-    check_sentences(texts)
-    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
-    sentence_vectors = embedding.embed_sentences(directory, texts, layer, pooling)
+    sentence_vectors = embedder(texts)
     if vectors:
         for vector in sentence_vectors.tolist():
             typer.echo(json.dumps(vector))
