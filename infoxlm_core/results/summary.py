@@ -183,18 +183,22 @@ def summarise_metrics(
     variants: dict[str, Variant] = {}
     unfinished_trials: list[str] = []
     for model, variant_results in results_by_variant.items():
-        reference = next(iter(variants.values()), None)  # the first variant is compared with no other
-        comparisons = len(results_by_variant) - 1
-        variant = _summarise_variant(variant_results, headlines, costs, reference, comparisons)
-        if reference:
-            reference_outcomes = outcomes.get(next(iter(variants)), {})
-            differences = _compare_answers(outcomes.get(model, {}), reference_outcomes, headlines, comparisons)
-            variant = replace(variant, question_differences=differences)
-        variants[model] = variant
+        variants[model] = _summarise_variant(variant_results, headlines, costs)
         unfinished_trials += [trial.name for trial, values in variant_results if not values]
+    baseline = next(iter(variants), "")  # the variant with which all others are compared
+    comparisons = len(variants) - 1
+    for model, variant in variants.items():
+        if model != baseline:
+            answers = outcomes.get(model, {})
+            baseline_answers = outcomes.get(baseline, {})
+            variants[model] = replace(
+                variant,
+                differences=_compare_seeds(variant, variants[baseline], headlines, comparisons),
+                question_differences=_compare_answers(answers, baseline_answers, headlines, comparisons),
+            )
     return Summary(
         title=title,
-        model=next(iter(variants), ""),
+        model=baseline,
         models={model: variant.what for model, variant in variants.items()},
         metrics=headlines,
         variants=variants,
@@ -216,27 +220,25 @@ def _select_headlines(requested: Sequence[str], logged_metrics: set[str]) -> tup
 
 
 def _summarise_variant(
-    results: Sequence[tuple[Trial, Mapping[str, float]]],
-    headlines: Sequence[str],
-    costs: Sequence[str],
-    reference: Variant | None,
-    comparisons: int,
+    results: Sequence[tuple[Trial, Mapping[str, float]]], headlines: Sequence[str], costs: Sequence[str]
 ) -> Variant:
-    """Summarise the trials of one variant, and compare it with the reference over the seeds that both have."""
+    """Summarise the trials of one variant."""
     values_by_seed = {trial.seed: values for trial, values in results}
-    statistics = _compute_statistics(values_by_seed, headlines)
-    differences = {}
-    if reference:
-        for name in headlines:
-            differences[name] = paired_difference(statistics[name], reference.metrics[name], comparisons)
     return Variant(
         what=results[0][0].what,
         seeds=tuple(sorted(trial.seed for trial, _ in results)),
         unfinished=tuple(sorted(trial.seed for trial, values in results if not values)),
-        metrics=statistics,
-        differences=differences,
+        metrics=_compute_statistics(values_by_seed, headlines),
         costs=_compute_statistics(values_by_seed, costs) if costs else {},
     )
+
+
+def _compare_seeds(variant: Variant, baseline: Variant, headlines: Sequence[str], comparisons: int) -> Metrics:
+    """Return the differences between the headlines of two variants over the seeds that both have."""
+    differences = {}
+    for name in headlines:
+        differences[name] = paired_difference(variant.metrics[name], baseline.metrics[name], comparisons)
+    return differences
 
 
 def _compare_answers(
@@ -476,25 +478,19 @@ def _summarise_model(
     for code in languages.sort(first_scores.languages, task.order):
         scores_of_language = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
         by_language[code] = _compute_statistics(scores_of_language)
+    metrics_by_seed = {seed: task.name_metrics(scores, settings, task_name) for seed, scores in scores_by_seed.items()}
+    metric_names = dict.fromkeys(name for metrics in metrics_by_seed.values() for name in metrics)  # an ordered set
     means = {seed: scores.mean for seed, scores in scores_by_seed.items()}
     gaps = {seed: scores.transfer_gap for seed, scores in scores_by_seed.items() if scores.transfer_gap}
     mixed = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
     mixed_statistics = _compute_statistics(mixed, ("within", "across"))
-    tuned_models = {}
-    chosen_steps = {}
-    metrics_by_seed = {}
-    metric_names: dict[str, None] = {}  # an ordered set
-    for seed, scores in scores_by_seed.items():
-        tuned_models[seed] = scores.training.get("tuned")
-        chosen_steps[seed] = scores.selection.get("chosen", {}) if scores.selection else {}
-        metrics_by_seed[seed] = task.name_metrics(scores, settings, task_name)
-        metric_names |= dict.fromkeys(metrics_by_seed[seed])
+    selections = {seed: scores.selection or {} for seed, scores in scores_by_seed.items()}
     return ModelResult(
         chosen=chosen,
         grid=tuple(grid_points),
         rule=describe_rule(first_scores.selection, grid_dev_languages),
-        tuned=tuned_models,
-        steps=chosen_steps,
+        tuned={seed: scores.training.get("tuned") for seed, scores in scores_by_seed.items()},
+        steps={seed: selection.get("chosen", {}) for seed, selection in selections.items()},
         languages=by_language,
         mean=_compute_statistics(means),
         transfer_gap=_compute_statistics(gaps) if gaps else None,
