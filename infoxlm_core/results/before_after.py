@@ -159,13 +159,21 @@ def _draw_examples(questions: "Questions", answers: pd.DataFrame, limit: int) ->
     spread_answers = answers.assign(turn=turn).sort_values("turn", kind="stable").head(limit)
     examples = []
     for answer in spread_answers.itertuples():
-        queries, candidates = zip(*questions.pairs[answer.language], strict=True)
-        direction = f"{questions.pivot} → {answer.language}"
-        if answer.direction == "to_pivot":
-            queries, candidates = candidates, queries
+        pivot_sentences, other_sentences = zip(*questions.pairs[answer.language], strict=True)
+        if answer.direction == "from_pivot":
+            direction = f"{questions.pivot} → {answer.language}"
+            sentence = pivot_sentences[answer.row]
+            candidates = other_sentences
+        else:
             direction = f"{answer.language} → {questions.pivot}"
+            sentence = other_sentences[answer.row]
+            candidates = pivot_sentences
         example = Example(
-            direction, queries[answer.row], candidates[answer.row], candidates[answer.before], candidates[answer.after]
+            direction,
+            sentence,
+            right=candidates[answer.row],
+            before=candidates[answer.before],
+            after=candidates[answer.after],
         )
         examples.append(example)
     return examples

@@ -204,17 +204,7 @@ def _draw_bars(
     """
     figure, axes = _start(max(6.0, 1.4 + 0.5 * len(names) * len(panels)), 3.5, list(panels))
     for panel, bars in zip(axes, panels.values(), strict=True):
-        width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
-        for rank, (model, statistics_of_groups) in enumerate(bars.items()):
-            positions = [group - 0.4 + (rank + 0.5) * width for group in range(len(names))]
-            known_statistics = [statistic or Statistic(0, None) for statistic in statistics_of_groups]
-            heights = [statistic.mean or 0.0 for statistic in known_statistics]
-            deviations = [statistic.deviation or 0.0 for statistic in known_statistics]
-            panel.bar(positions, heights, width * 0.92, color=colours[model], label=model)
-            if any(deviations):
-                panel.errorbar(
-                    positions, heights, deviations, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5
-                )
+        _draw_groups(panel, bars, colours)
         if separate_mean:
             panel.axvline(0.5, color="#8a8f98", linewidth=0.8)
         for label, height in references.items():
@@ -223,6 +213,19 @@ def _draw_bars(
         panel.set_xlim(-0.5, len(names) - 0.5)
         panel.grid(axis="x", visible=False)
     return _finish(figure, axes)
+
+
+def _draw_groups(panel: Axes, bars: Bars, colours: Mapping[str, str]) -> None:
+    """Draw the bars of all models beside each other in each group."""
+    width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
+    for rank, (model, statistics_of_groups) in enumerate(bars.items()):
+        positions = [group - 0.4 + (rank + 0.5) * width for group in range(len(statistics_of_groups))]
+        known_statistics = [statistic or Statistic(0, None) for statistic in statistics_of_groups]
+        heights = [statistic.mean or 0.0 for statistic in known_statistics]
+        deviations = [statistic.deviation or 0.0 for statistic in known_statistics]
+        panel.bar(positions, heights, width * 0.92, color=colours[model], label=model)
+        if any(deviations):
+            panel.errorbar(positions, heights, deviations, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5)
 
 
 def _draw_points(title: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure:

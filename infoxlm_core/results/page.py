@@ -50,6 +50,20 @@ class Section:
     """Heading -> content that the reader unfolds; not in Markdown."""
 
 
+@dataclass(frozen=True)
+class Additions:
+    """What a page shows besides the summary of a sweep."""
+
+    lead: str = ""
+    """The first paragraph."""
+    first_sections: Sequence[Section] = ()
+    """Sections between the headlines and the tasks."""
+    last_sections: Sequence[Section] = ()
+    """Sections after those of the summary."""
+    drawings: Mapping[str, figures.Draw] = field(default_factory=dict)
+    """Name -> function that draws a figure of these sections."""
+
+
 def write(output: Path, name: str, summary: Summary) -> None:
     """Write the files of a suite or an ablation into a directory: NAME.html, .md and .json, figures/, tables/.
 
@@ -58,34 +72,23 @@ def write(output: Path, name: str, summary: Summary) -> None:
     files = {f"{name}.json": to_json(summary.to_dict())}
     if summary.tasks:
         files["model_card.md"] = render("suite_card.md", summary=summary, tables=task_tables.tabulate(summary))
-    write_page(output, name, summary, "", (), {})
+    write_page(output, name, summary)
     write_files(output, files)
 
 
-def write_page(
-    output: Path,
-    name: str,
-    summary: Summary,
-    lead: str,
-    last_sections: Sequence[Section],
-    drawings: Mapping[str, figures.Draw],
-    first_sections: Sequence[Section] = (),
-) -> None:
+def write_page(output: Path, name: str, summary: Summary, additions: Additions = Additions()) -> None:
     """Write NAME.html, NAME.md, figures/ and tables/ into a directory.
 
     Args:
         output: the directory.
         name: the page's file name without suffix.
         summary: the results of the sweep.
-        lead: the first paragraph.
-        last_sections: sections after those of the summary.
-        drawings: name -> function that draws a figure of the first or the last sections.
-        first_sections: sections between the headlines and the tasks.
+        additions: what else the page shows.
     """
     headlines, *tasks = lay_out(summary)
-    sections = [headlines, *first_sections, *tasks, *last_sections]
-    rendered = figures.render(figures.list_drawings(summary) | dict(drawings))
-    context = {"summary": summary, "name": name, "lead": lead, "sections": sections}
+    sections = [headlines, *additions.first_sections, *tasks, *additions.last_sections]
+    rendered = figures.render(figures.list_drawings(summary) | dict(additions.drawings))
+    context = {"summary": summary, "name": name, "lead": additions.lead, "sections": sections}
     inline_images = {figure: _inline(images["svg"]) for figure, images in rendered.items()}
     files: dict[str, str | bytes] = {
         f"{name}.html": render("page.html", **context, figures=inline_images),
@@ -108,20 +111,7 @@ def to_markdown(summary: Summary) -> str:
 def lay_out(summary: Summary) -> list[Section]:
     """Return the sections of a sweep, the headlines first."""
     tables_of_tasks = task_tables.tabulate(summary)
-    sections = [_show_headlines(summary)]
-    differences = task_tables.tabulate_differences(summary)
-    if differences:
-        sections.append(_show_differences(summary, differences))
-    question_differences = task_tables.tabulate_question_differences(summary)
-    if question_differences:
-        sections.append(Section("Differences over the questions", _QUESTIONS_TEXT, tables=[question_differences]))
-    costs = task_tables.tabulate_costs(summary)
-    if costs:
-        sections.append(Section("Cost of the pre-training", _COST_TEXT, tables=[costs]))
-    ablations = task_tables.tabulate_published_ablations(summary)
-    if ablations:
-        text = f"Means of five runs on other data than ours, so compare only the ranking. {published.SOURCE}."
-        sections.append(Section("What the paper reports", text, tables=[ablations]))
+    sections = [_show_headlines(summary), *_show_ablation(summary)]
     sections += [_show_task(name, task, tables_of_tasks.get(name, ())) for name, task in summary.tasks.items()]
     if "transfer" in tables_of_tasks:
         text = (
@@ -141,6 +131,25 @@ def lay_out(summary: Summary) -> list[Section]:
             settings[name] = json.dumps(task.settings, indent=1, ensure_ascii=False)
     if settings:
         sections.append(Section("Settings of the tasks", folded=settings))
+    return sections
+
+
+def _show_ablation(summary: Summary) -> list[Section]:
+    """Return the sections that only an ablation has: differences between variants, costs, and the paper's results."""
+    sections = []
+    differences = task_tables.tabulate_differences(summary)
+    if differences:
+        sections.append(_show_differences(summary, differences))
+    question_differences = task_tables.tabulate_question_differences(summary)
+    if question_differences:
+        sections.append(Section("Differences over the questions", _QUESTIONS_TEXT, tables=[question_differences]))
+    costs = task_tables.tabulate_costs(summary)
+    if costs:
+        sections.append(Section("Cost of the pre-training", _COST_TEXT, tables=[costs]))
+    ablations = task_tables.tabulate_published_ablations(summary)
+    if ablations:
+        text = f"Means of five runs on other data than ours, so compare only the ranking. {published.SOURCE}."
+        sections.append(Section("What the paper reports", text, tables=[ablations]))
     return sections
 
 

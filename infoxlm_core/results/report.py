@@ -47,7 +47,8 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary, first_secti
     if merge:
         first_sections = [*first_sections, before_after.lay_out_merge(merge)]
         drawings["merge"] = partial(figures.draw_merge, merge["curve"], merge["weight"])
-    page.write_page(output, "report", summary, _write_lead(scores), sections, drawings, first_sections)
+    additions = page.Additions(_write_lead(scores), first_sections, sections, drawings)
+    page.write_page(output, "report", summary, additions)
     changes = []
     for section in first_sections:
         # The card is published with the model, so it has no sentences of the test.

@@ -61,7 +61,7 @@ def write(output: Path, name: str, summary: Summary, scores_of: Mapping[str, Sco
         drawings[f"bleu-{direction}"] = partial(_draw_curves, direction, curves)
         tables = [_tabulate_intervals(direction, scores_of), _tabulate_examples(direction, scores_of)]
         sections.append(Section(direction, _DIRECTION_TEXT, tables=tables, figures={f"bleu-{direction}": ""}))
-    page.write_page(output, name, summary, "", sections, drawings)
+    page.write_page(output, name, summary, page.Additions(last_sections=sections, drawings=drawings))
     page.write_files(output, {f"{name}.json": page.to_json(summary.to_dict())})
 
 
