@@ -317,12 +317,10 @@ def _join_tasks(
     headlines: dict[str, None] = {}  # an ordered set
     metrics: dict[str, dict[str, Statistic]] = {model: {} for model in models}
     for name, task in tasks.items():
+        task_headlines = [f"{name}/{metric}" for metric in (*_TASK_HEADLINES, task.main, "transfer_gap")]
         for model, result in task.models.items():
             metrics[model] |= result.metrics
-            for metric in (*_TASK_HEADLINES, task.main, "transfer_gap"):
-                headline = f"{name}/{metric}"
-                if headline in result.metrics:
-                    headlines[headline] = None
+            headlines |= {headline: None for headline in task_headlines if headline in result.metrics}
     missing = Statistic(0, None)
     variants = {}
     for model, location in models.items():
@@ -345,7 +343,8 @@ def _summarise_suite_task(
         grid_points = []
         for grid in grids.values():
             grid_points.append(_summarise_grid_point(grid, _collect_scores(model_trials, grid, scores)))
-        chosen, problem = _choose_grid_point(grid_points)
+        chosen = _choose_grid_point(grid_points)
+        problem = _describe_excluded(grid_points, chosen)
         if problem:
             notes.append(f"{model}: {problem}")
         if chosen:
@@ -430,31 +429,40 @@ def _collect_scores(
     return scores_by_seed
 
 
-def _choose_grid_point(grid_points: Sequence[GridPoint]) -> tuple[GridPoint | None, str]:
-    """Return the grid point with the best development score, and which points could not be chosen.
+def _choose_grid_point(grid_points: Sequence[GridPoint]) -> GridPoint | None:
+    """Return the grid point with the best development score, the first one of equals. Test scores are never used.
 
-    Of equal scores the first wins. Test scores are never used.
+    Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five.
+
+    Returns:
+        None if no seed is finished, or if finished points of a grid have no development scores.
     """
-    finished = [candidate for candidate in grid_points if candidate.seeds]
+    finished = [grid_point for grid_point in grid_points if grid_point.seeds]
     if not finished:
-        return None, ""
+        return None
     if len(grid_points) == 1:
-        return finished[0], ""
-    without_dev = [candidate for candidate in finished if candidate.dev is None]
-    if without_dev:
+        return finished[0]
+    if any(grid_point.by is None for grid_point in finished):
+        return None
+    seed_count = max(len(grid_point.seeds) for grid_point in finished)
+    complete = [grid_point for grid_point in finished if len(grid_point.seeds) == seed_count]
+    return max(complete, key=lambda grid_point: grid_point.by or 0.0)
+
+
+def _describe_excluded(grid_points: Sequence[GridPoint], chosen: GridPoint | None) -> str:
+    """Return which finished points of a grid could not be chosen and why, or an empty text."""
+    finished = [grid_point for grid_point in grid_points if grid_point.seeds]
+    if chosen is None:
+        without_dev = [grid_point for grid_point in finished if grid_point.by is None]
+        if not without_dev:
+            return ""
         descriptions = _describe_grid_points(without_dev)
-        return None, (
-            f"no grid point is chosen, because {descriptions} have no development scores. Add development sets."
-        )
-    # Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five.
-    seed_count = max(len(candidate.seeds) for candidate in finished)
-    complete = [candidate for candidate in finished if len(candidate.seeds) == seed_count]
-    incomplete = [candidate for candidate in finished if len(candidate.seeds) < seed_count]
-    problem = ""
-    if incomplete:
-        descriptions = _describe_grid_points(incomplete)
-        problem = f"{descriptions} cannot be chosen, because fewer than {seed_count} seeds are finished."
-    return max(complete, key=lambda candidate: candidate.by or 0.0), problem
+        return f"no grid point is chosen, because {descriptions} have no development scores. Add development sets."
+    incomplete = [grid_point for grid_point in finished if len(grid_point.seeds) < len(chosen.seeds)]
+    if not incomplete:
+        return ""
+    descriptions = _describe_grid_points(incomplete)
+    return f"{descriptions} cannot be chosen, because fewer than {len(chosen.seeds)} seeds are finished."
 
 
 def _describe_grid_points(grid_points: Iterable[GridPoint]) -> str:

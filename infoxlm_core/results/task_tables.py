@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from infoxlm_core import languages
 from infoxlm_core.results import published, statistics, trials
@@ -188,11 +188,16 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test
         is_under_test = model == model_under_test
         lines.append(Line(model, (result.mean[metric], *scores), detail, rule, under_test=is_under_test))
     published_name = task.table if task.table in published.tables() else f"{task.table}/{metric}"
-    rows, notes = _arrange_published(published_name, task.languages, lambda row: row.kind == task.setting)
+    paper = _arrange_published(published_name, task.languages, lambda row: row.kind == task.setting)
     file = name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}"
     show = percent if is_share(f"{task.kind}/{metric}") else short
     return PageTable(
-        file, f"{name}: {title_of(metric)}", _list_columns(task.languages, show), tuple(lines), rows, notes
+        file,
+        f"{name}: {title_of(metric)}",
+        _list_columns(task.languages, show),
+        tuple(lines),
+        paper.lines,
+        paper.notes,
     )
 
 
@@ -210,7 +215,8 @@ def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> It
         for direction, label in (("to_pivot", f"xx_{pivot}"), ("from_pivot", f"{pivot}_xx")):
             published_name = f"{task.table}/{group}/{label}" if task.table == "tatoeba" else ""
             lines = tuple(_list_vectors(task.models, codes, direction, model_under_test))
-            rows, notes = _arrange_published(published_name, codes, lambda _: True, detailed=True)
+            paper = _arrange_published(published_name, codes, lambda _: True, detailed=True)
+            notes = paper.notes
             if any(BEST in line.detail for line in lines):
                 notes = (_BEST_NOTE, *notes)
             title = label.replace("_", " → ")
@@ -218,7 +224,7 @@ def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> It
             if len(groups) > 1:
                 title = f"{_GROUPS[group]}, {title}"
                 file = f"{group}-{file}"
-            yield PageTable(f"{name}-{file}", f"{name}: {title}", _list_columns(codes), lines, rows, notes)
+            yield PageTable(f"{name}-{file}", f"{name}: {title}", _list_columns(codes), lines, paper.lines, notes)
 
 
 def _find_group(code: str) -> str:
@@ -255,13 +261,20 @@ def _describe_vector(vector: Mapping[str, Any], layers: int) -> str:
     return f"{name_pooling(vector['pooling'])}, {layer}"
 
 
+class _Published(NamedTuple):
+    """Rows of a published table, arranged in our columns."""
+
+    lines: tuple[Line, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 def _arrange_published(
     name: str, codes: Sequence[str], is_comparable: Callable[[published.PublishedRow], bool], detailed: bool = False
-) -> tuple[tuple[Line, ...], tuple[str, ...]]:
-    """Return the comparable rows of a published table, arranged in our columns, and their notes."""
+) -> _Published:
+    """Return the comparable rows of a published table and their notes."""
     table = published.tables().get(name)
     if not table:
-        return (), ()
+        return _Published()
     columns = [languages.two_letters(code) for code in codes]
     has_same_languages = set(columns) == set(table.columns)
     lines = []
@@ -281,7 +294,7 @@ def _arrange_published(
             notes.append(row.note)
     if lines and not has_same_languages:
         notes.append("the languages differ from the paper's table: published means cover only those shown")
-    return tuple(lines), tuple(dict.fromkeys(notes))
+    return _Published(tuple(lines), tuple(dict.fromkeys(notes)))
 
 
 def _average_if_complete(shares: Sequence[float | None]) -> float | None:
