@@ -135,7 +135,9 @@ class SimilarityConfig(StageConfig):
 
     minimum: Annotated[Number, Field(ge=-1, le=1)]
     """Lowest cosine similarity of the two sides. The right value depends on the encoder and the text, so measure some
-    hundred pairs first, as they are and with shuffled targets."""
+    hundred pairs first, as they are and with shuffled targets. With multilingual-e5-small, 0.84 drops 1.6 % of the
+    pairs of the demo's catalogs, and 85 % if their targets are shuffled. It drops none of 1,193 Russian and Hindi pairs
+    of TICO-19, which are longer, and 98 % of the shuffled ones. One core compares 24 of these pairs per second."""
 
 
 class CleaningConfig(StageConfig):
