@@ -203,7 +203,7 @@ def translate_errors(host: str) -> Iterator[None]:
         reason = error.body or error.reason
         answer = f"{error.status}: {_to_one_line(reason)}"
         if error.status and error.status < 500:
-            raise InputError(f"{host} refuses ({answer}).{_advise_on_service_account(error)}") from None
+            raise InputError(f"{host} refuses the request ({answer}).") from None
         raise StorageUnavailable(f"{host} does not answer ({answer}). Try again.") from None
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise StorageUnavailable(
@@ -370,16 +370,6 @@ def run_url(host: str, run_id: str) -> str:
 def web_interface_url(host: str) -> str:
     """Return the URL of Kubeflow's web interface."""
     return os.environ.get("KF_PIPELINES_UI_ENDPOINT", host).rstrip("/")
-
-
-def _advise_on_service_account(error: Any) -> str:
-    """Return a remedy if the server refused the service account of a run, as Kubeflow 2.18 and newer may do."""
-    if "serviceaccount" not in str(error.body).lower().replace(" ", ""):
-        return ""
-    return (
-        " Add the account to ALLOWEDSERVICEACCOUNTS of Kubeflow's API server, and bind your user to the Role"
-        " infoxlm-submitter. See docs/cluster/install.md, section 3."
-    )
 
 
 def _to_one_line(error: Any) -> str:

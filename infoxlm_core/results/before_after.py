@@ -65,15 +65,21 @@ def compare(start: Outcomes, encoder: Outcomes, trained: Collection[str]) -> dic
         rows.insert(1, {"name": "no shared token", **unshared_change})
     comparison = {"held_out": rows}
     if "guard" in set(encoder.table["task"]):
-        before = start.select_rows("guard/mean")
-        after = encoder.select_rows("guard/mean")
-        groups = _group_by_training(after["language"], trained)
-        comparison["guard"] = _compare_groups(before, after, groups)
-        for row in comparison["guard"]:
-            is_language = groups[row["name"]] == [row["name"]]
-            if is_language and languages.two_letters(row["name"]) not in trained:
-                row["name"] += " (not in the training text)"
+        comparison["guard"] = _compare_guard(start, encoder, trained)
     return comparison
+
+
+def _compare_guard(start: Outcomes, encoder: Outcomes, trained: Collection[str]) -> list[dict[str, Any]]:
+    """Return what changed on the guard, and mark the languages that the training text does not have."""
+    before = start.select_rows("guard/mean")
+    after = encoder.select_rows("guard/mean")
+    groups = _group_by_training(after["language"], trained)
+    rows = _compare_groups(before, after, groups)
+    for row in rows:
+        is_language = groups[row["name"]] == [row["name"]]
+        if is_language and languages.two_letters(row["name"]) not in trained:
+            row["name"] += " (not in the training text)"
+    return rows
 
 
 def _group_by_training(codes: Iterable[str], trained: Collection[str]) -> dict[str, list[str]]:

@@ -396,25 +396,7 @@ def test_a_server_that_is_not_there_or_refuses_is_one_line(kubeflow, config, clu
 
     kubeflow.refusal = (403, "infoxlm-runner may not")
     result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
-    assert (result.exit_code, "refuses (403: infoxlm-runner may not)" in result.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("said", "explained"),
-    [
-        ("User 'a@b' is not authorized (Verb:use, Resource:serviceaccounts, Name:infoxlm-runner)", True),
-        ("service account infoxlm-runner is not allowed", True),
-        ("User 'a@b' is not authorized (Verb:create, Resource:runs)", False),
-    ],
-)
-def test_a_refused_account_comes_with_what_allows_it(kubeflow, config, cluster, said, explained):
-    """Kubeflow 2.18 takes another account than its default only if its server lists it and the caller may use it."""
-    kubeflow.refusal = (403, said)
-
-    result = run("submit", config, "--cluster", cluster, "--host", kubeflow.host)
-
-    line = result.stderr.splitlines()[-1]
-    assert ("ALLOWEDSERVICEACCOUNTS" in line, "Role infoxlm-submitter" in line) == (explained, explained)
+    assert (result.exit_code, "refuses the request (403: infoxlm-runner may not)" in result.stderr) == (2, True)
 
 
 def test_a_token_of_the_environment_is_sent(kubeflow, config, cluster, monkeypatch):
