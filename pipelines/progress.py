@@ -27,7 +27,7 @@ class Step(NamedTuple):
     """Path of its Argo node, which begins with the name of the workflow."""
 
 
-def node_id(workflow: str, path: str) -> str:
+def compute_node_id(workflow: str, path: str) -> str:
     """Return the id that Argo computes for the node at a path: the name of the workflow and an FNV-1a hash."""
     fnv_hash = 0x811C9DC5
     for byte in path.encode():
@@ -173,5 +173,5 @@ class Progress:
         workflow, _, _ = node.rpartition("-")
         for step in find_steps(self._spec, workflow, self._iterations):
             executor_path = f"{step.path}.{_EXECUTOR}"
-            self._labels_by_child[node_id(workflow, executor_path)] = step.label
-            self._labels_by_child[node_id(workflow, f"{executor_path}(0)")] = step.label
+            self._labels_by_child[compute_node_id(workflow, executor_path)] = step.label
+            self._labels_by_child[compute_node_id(workflow, f"{executor_path}(0)")] = step.label

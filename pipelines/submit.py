@@ -261,7 +261,7 @@ def follow(client: Any, host: str, run_id: str, progress: Progress, print_line: 
     while True:
         run = _get_run(client, host, run_id, print_line)
         tasks = getattr(run.run_details, "task_details", None) or ()
-        state = _state_of(run)
+        state = _read_state(run)
         lines = progress.describe_changes(tasks)
         if state != last_state:
             lines.append(f"run: {state.lower()}")
@@ -296,7 +296,7 @@ def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], No
             raise InputError(f"{error} The run continues on the cluster. Log in again and look at {url}") from None
 
 
-def _state_of(run: Any) -> str:
+def _read_state(run: Any) -> str:
     """Return the state of a run. Kubeflow 2.17 reports FAILED for a terminated run; the result is then CANCELED."""
     past_states = {change.state for change in run.state_history or ()}
     if run.state == "FAILED" and "CANCELING" in past_states:

@@ -157,7 +157,7 @@ def _draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) ->
         return None
     if not statistics.is_share(f"{task.kind}/{task.main}"):
         return _draw_points(f"{name} (lower is better)", task, colours)
-    titles = {task.main: f"{name}: {task_tables.title_of(task.main)}", "no_overlap": "no shared token"}
+    titles = {task.main: f"{name}: {task_tables.get_title(task.main)}", "no_overlap": "no shared token"}
     panels = {}
     for metric, title in titles.items():
         if metric in first_result.mean:
@@ -175,10 +175,10 @@ def _draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) ->
 
 def _draw_gaps(summary: Summary, colours: Mapping[str, str]) -> Figure | None:
     """Draw the transfer gap of every task."""
-    tasks = task_tables.with_transfer_gap(summary)
+    tasks = task_tables.select_tasks_with_gap(summary)
     bars = {}
     for model in summary.models:
-        gaps = [task_tables.transfer_gap_of(task, model) for task in tasks.values()]
+        gaps = [task_tables.find_transfer_gap(task, model) for task in tasks.values()]
         if any(gaps):
             bars[model] = gaps
     if not bars:

@@ -27,7 +27,7 @@ class Statistic:
     values: Mapping[int, float | None] = field(default_factory=dict)  # by seed; None if a value is not finite
 
 
-def over_seeds(values: Mapping[int, float | None], comparisons: int = 1) -> Statistic:
+def summarise_seeds(values: Mapping[int, float | None], comparisons: int = 1) -> Statistic:
     """Return the mean, deviation and interval (Student's t) of values by seed. Only finite values count.
 
     Args:
@@ -51,7 +51,7 @@ def over_seeds(values: Mapping[int, float | None], comparisons: int = 1) -> Stat
     return Statistic(n, mean, deviation, (mean - half_width, mean + half_width), by_seed)
 
 
-def paired_difference(values: Statistic, reference: Statistic, comparisons: int) -> Statistic:
+def compare_seeds(values: Statistic, reference: Statistic, comparisons: int) -> Statistic:
     """Return the statistic of the differences between two metrics, over the seeds that both have.
 
     Trials with the same seed read the same data in the same order, so the difference of their metrics varies less than
@@ -67,10 +67,10 @@ def paired_difference(values: Statistic, reference: Statistic, comparisons: int)
         reference_value = reference.values.get(seed)
         if value is not None and reference_value is not None:
             differences[seed] = value - reference_value
-    return over_seeds(differences, comparisons)
+    return summarise_seeds(differences, comparisons)
 
 
-def exact(value: float | None) -> Statistic | None:
+def as_statistic(value: float | None) -> Statistic | None:
     """Return a single figure, whose seeds are unknown, as a statistic."""
     return None if value is None else Statistic(1, value)
 

@@ -15,7 +15,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence, published, trials
 from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.protocol import compare_protocol, describe_rule, name_setting
-from infoxlm_core.results.statistics import CONFIDENCE, Statistic, is_share, over_seeds, paired_difference
+from infoxlm_core.results.statistics import CONFIDENCE, Statistic, compare_seeds, is_share, summarise_seeds
 from infoxlm_core.results.suite_config import SuiteConfig, SuiteTaskConfig
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.tasks import task_of
@@ -193,7 +193,7 @@ def summarise_metrics(
             baseline_answers = outcomes.get(baseline, {})
             variants[model] = replace(
                 variant,
-                differences=_compare_seeds(variant, variants[baseline], headlines, comparisons),
+                differences=_compare_headlines(variant, variants[baseline], headlines, comparisons),
                 question_differences=_compare_answers(answers, baseline_answers, headlines, comparisons),
             )
     return Summary(
@@ -233,11 +233,11 @@ def _summarise_variant(
     )
 
 
-def _compare_seeds(variant: Variant, baseline: Variant, headlines: Sequence[str], comparisons: int) -> Metrics:
+def _compare_headlines(variant: Variant, baseline: Variant, headlines: Sequence[str], comparisons: int) -> Metrics:
     """Return the differences between the headlines of two variants over the seeds that both have."""
     differences = {}
     for name in headlines:
-        differences[name] = paired_difference(variant.metrics[name], baseline.metrics[name], comparisons)
+        differences[name] = compare_seeds(variant.metrics[name], baseline.metrics[name], comparisons)
     return differences
 
 
@@ -358,7 +358,7 @@ def _summarise_suite_task(
         setting=name_setting(suite_task, finished),
         protocol=tuple(compare_protocol(suite_task, summary.counts, finished)),
         notes=(*notes, *summary.notes),
-        settings=trials.dump(suite_task.settings),
+        settings=trials.dump_settings(suite_task.settings),
     )
 
 
@@ -518,5 +518,5 @@ def _compute_statistics(
     for metric in metrics:
         # The values of an unfinished trial are empty.
         metric_by_seed = {seed: values[metric] for seed, values in values_by_seed.items() if metric in values}
-        statistics[metric] = over_seeds(metric_by_seed)
+        statistics[metric] = summarise_seeds(metric_by_seed)
     return statistics

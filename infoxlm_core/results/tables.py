@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from infoxlm_core.results.statistics import Statistic, exact
+from infoxlm_core.results.statistics import Statistic, as_statistic
 
 Cell = Statistic | float | str | None
 SENTENCE = "sentence"
@@ -93,7 +93,7 @@ def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
     """
     if isinstance(cell, str):
         return cell, ""
-    statistic = cell if isinstance(cell, Statistic) else exact(cell)  # counts are integers
+    statistic = cell if isinstance(cell, Statistic) else as_statistic(cell)  # counts are integers
     if statistic is None or statistic.mean is None:
         return "–", ""
     spread = ""
@@ -201,7 +201,7 @@ def _to_statistic(cell: Cell) -> Statistic | None:
     """Return the figure of a cell as a statistic, or None for text and for a missing figure."""
     if isinstance(cell, Statistic):
         return cell
-    return exact(cell) if isinstance(cell, float) else None
+    return as_statistic(cell) if isinstance(cell, float) else None
 
 
 def tabulate_counts(head: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, float]]) -> PageTable:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from infoxlm_core import languages
 from infoxlm_core.results import published, statistics, trials
-from infoxlm_core.results.statistics import Statistic, exact, is_share
+from infoxlm_core.results.statistics import Statistic, as_statistic, is_share
 from infoxlm_core.results.summary import ModelResult, Summary, TaskSummary
 from infoxlm_core.results.tables import Cell, Column, Line, PageTable, count, hours, percent, short
 
@@ -34,7 +34,7 @@ _COST_COLUMNS = {
 _POOLINGS = {"mean": "mean of tokens", "mean_no_special": "mean without special tokens", "cls": "[CLS]"}
 
 
-def title_of(metric: str) -> str:
+def get_title(metric: str) -> str:
     """Return the name of a metric in titles."""
     return _TITLES.get(metric, metric.replace("_", " "))
 
@@ -139,7 +139,7 @@ def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
     by_layer = {}
     for model, result in task.models.items():
         if result.details.get("by_layer"):
-            by_layer[model] = mean_by_layer(result)
+            by_layer[model] = average_by_layer(result)
     if not by_layer:
         return None
     layer_count = max(len(shares) for poolings in by_layer.values() for shares in poolings.values())
@@ -155,7 +155,7 @@ def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
     return PageTable(f"{name}-by-layer", f"{name}: by layer, both directions", columns, tuple(lines))
 
 
-def mean_by_layer(result: ModelResult) -> dict[str, Sequence[float]]:
+def average_by_layer(result: ModelResult) -> dict[str, Sequence[float]]:
     """Return pooling -> shares by layer, the mean of both directions."""
     means = {}
     for pooling, shares in result.details["by_layer"].items():
@@ -193,7 +193,7 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test
     show = percent if is_share(f"{task.kind}/{metric}") else short
     return PageTable(
         file,
-        f"{name}: {title_of(metric)}",
+        f"{name}: {get_title(metric)}",
         _list_columns(task.languages, show),
         tuple(lines),
         paper.lines,
@@ -251,7 +251,7 @@ def _list_vectors(
             detail = _describe_vector(vector, result.details["encoder"]["layers"])
             if name.endswith("@best"):
                 detail += f", {BEST}"
-            cells = tuple(exact(share) for share in (mean, *shares))
+            cells = tuple(as_statistic(share) for share in (mean, *shares))
             yield Line(model, cells, detail, under_test=model == model_under_test)
 
 
@@ -284,7 +284,7 @@ def _arrange_published(
         mean = row.mean if has_same_languages else _average_if_complete(shares)
         line = Line(
             name=f"{row.model} large" if row.size == "large" else row.model,
-            cells=tuple(exact(share) for share in (mean, *shares)),
+            cells=tuple(as_statistic(share) for share in (mean, *shares)),
             detail=row.kind if detailed else "",
             rule=f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule,
             source=row.source,
@@ -303,7 +303,7 @@ def _average_if_complete(shares: Sequence[float | None]) -> float | None:
     return fmean(present) if len(present) == len(shares) else None
 
 
-def with_transfer_gap(summary: Summary) -> dict[str, TaskSummary]:
+def select_tasks_with_gap(summary: Summary) -> dict[str, TaskSummary]:
     """Return the tasks in which at least one of our models has a transfer gap."""
     tasks = {}
     for name, task in summary.tasks.items():
@@ -312,7 +312,7 @@ def with_transfer_gap(summary: Summary) -> dict[str, TaskSummary]:
     return tasks
 
 
-def transfer_gap_of(task: TaskSummary, model: str) -> Statistic | None:
+def find_transfer_gap(task: TaskSummary, model: str) -> Statistic | None:
     """Return the transfer gap of a model on a task, if it has one."""
     result = task.models.get(model)
     return result.transfer_gap[task.main] if result and result.transfer_gap else None
@@ -320,12 +320,12 @@ def transfer_gap_of(task: TaskSummary, model: str) -> Statistic | None:
 
 def _tabulate_gaps(summary: Summary) -> list[PageTable]:
     """Tabulate the transfer gap of every fine-tuned task: score of the source language minus the mean of the others."""
-    tasks = with_transfer_gap(summary)
+    tasks = select_tasks_with_gap(summary)
     if not tasks:
         return []
     lines = []
     for model in summary.models:
-        gaps = tuple(transfer_gap_of(task, model) for task in tasks.values())
+        gaps = tuple(find_transfer_gap(task, model) for task in tasks.values())
         if any(gaps):
             lines.append(Line(model, gaps, under_test=model == summary.model))
     # The paper reports gaps only for zero-shot transfer, so columns of other tasks have no published cells.
@@ -335,7 +335,7 @@ def _tabulate_gaps(summary: Summary) -> list[PageTable]:
     published_lines = []
     for row in published.tables()["transfer_gap"].rows:
         if not row.cells.keys().isdisjoint(published_columns):
-            cells = tuple(exact(row.cells.get(column)) for column in published_columns)
+            cells = tuple(as_statistic(row.cells.get(column)) for column in published_columns)
             published_lines.append(Line(row.model, cells, source=row.source))
     columns = tuple(Column(name) for name in tasks)
     return [PageTable("transfer-gap", "Transfer gap, points", columns, tuple(lines), tuple(published_lines))]
@@ -356,7 +356,7 @@ def _tabulate_mixed(summary: Summary) -> list[PageTable]:
         rows = published.tables()["mixed"].rows if has_published else ()
         published_lines = []
         for row in rows:
-            shares = tuple(exact(share) for share in row.cells.values())
+            shares = tuple(as_statistic(share) for share in row.cells.values())
             published_lines.append(Line(row.model, shares, source=row.source))
         notes = tuple(row.note for row in rows if row.note)
         title = f"{name}: pairs of texts in one language and in two"

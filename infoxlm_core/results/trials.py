@@ -87,7 +87,7 @@ class Planned(NamedTuple):
                 "name": trial.name,
             },
             "source": self.source,
-            "settings": dump(self.settings),
+            "settings": dump_settings(self.settings),
         }
 
 
@@ -105,7 +105,7 @@ def plan(config: SuiteConfig) -> list[Planned]:
             if task_of(suite_task.settings).trained:
                 name += f" seed {seed}"
             trial = Trial(name, model, seed, task, grid)
-            planned.append(Planned(trial, source, apply(task, suite_task, grid, seed)))
+            planned.append(Planned(trial, source, apply_grid_point(task, suite_task, grid, seed)))
     return planned
 
 
@@ -134,7 +134,7 @@ def describe(grid: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in zip(names, grid.values(), strict=True))
 
 
-def apply(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, Any], seed: int) -> Settings:
+def apply_grid_point(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, Any], seed: int) -> Settings:
     """Return the settings at one point of the grid, with one seed."""
     values = suite_task.settings.model_dump(mode="json")
     for name, value in grid.items():
@@ -144,7 +144,7 @@ def apply(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, Any], seed:
     return type(suite_task.settings).parse(values, f"tasks.{task}.settings")
 
 
-def dump(settings: Settings) -> dict[str, Any]:
+def dump_settings(settings: Settings) -> dict[str, Any]:
     """Return settings as plain values without defaults, and without None, which KFP does not have."""
     return {"task": settings.task, **settings.model_dump(mode="json", exclude_defaults=True, exclude_none=True)}
 

@@ -87,7 +87,7 @@ def evaluate(
         raise InputError(f"There is no task {task!r}. Give --task one of {HELD_OUT}, {', '.join(PRESETS)}.")
 
 
-def name_of(source: str) -> str:
+def derive_name(source: str) -> str:
     """Return the name of a model for tables: the end of its source, such as infoxlm-champion."""
     base_name = re.split("[/:]", source.rstrip("/"))[-1]
     return re.sub("[^A-Za-z0-9]+", "-", base_name).strip("-") or "model"
@@ -98,10 +98,10 @@ def name_models(model: str, floor: str | None) -> dict[str, str]:
 
     File names on some systems ignore case, so the names must differ in more than case.
     """
-    model_name = name_of(model)
+    model_name = derive_name(model)
     if floor is None:
         return {model_name: model}
-    floor_name = name_of(floor)
+    floor_name = derive_name(floor)
     if floor_name.lower() == model_name.lower():
         floor_name = f"{floor_name}-floor"
     return {model_name: model, floor_name: floor}

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from pipelines.progress import node_id
+from pipelines.progress import compute_node_id
 from tests.servers.processes import answering
 
 WORKFLOW = "infoxlm-kgmbh"
@@ -103,7 +103,7 @@ def list_tasks(states: dict[str, str]) -> list[dict]:
                 "task_id": f"id of {path}",
                 "display_name": path.rpartition(".")[2] or WORKFLOW,
                 "state": state,
-                "child_tasks": [{"pod_name": node_id(WORKFLOW, child)} for child in children],
+                "child_tasks": [{"pod_name": compute_node_id(WORKFLOW, child)} for child in children],
             }
         )
     return tasks

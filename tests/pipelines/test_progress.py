@@ -3,7 +3,7 @@
 import kfp_server_api
 import pytest
 
-from pipelines.progress import Progress, node_id
+from pipelines.progress import Progress, compute_node_id
 from pipelines.submit import read_compiled
 from tests.pipelines.kubeflow_server import list_tasks
 
@@ -35,7 +35,7 @@ def outer_nodes() -> dict[str, str]:
 
 
 def test_a_node_s_id_is_argo_s():
-    assert node_id("dag-diamond-xfww2", "dag-diamond-xfww2.A(0)") == "dag-diamond-xfww2-990947287"
+    assert compute_node_id("dag-diamond-xfww2", "dag-diamond-xfww2.A(0)") == "dag-diamond-xfww2-990947287"
 
 
 def test_each_step_is_a_line_when_it_starts_ends_or_is_retried_and_inner_nodes_are_none():

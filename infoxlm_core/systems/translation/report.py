@@ -10,7 +10,7 @@ from sacrebleu.significance import PairedTest
 
 from infoxlm_core.results import figures, page, published
 from infoxlm_core.results.page import Section
-from infoxlm_core.results.statistics import exact
+from infoxlm_core.results.statistics import as_statistic
 from infoxlm_core.results.summary import Summary, summarise_metrics
 from infoxlm_core.results.tables import SENTENCE, Column, Line, PageTable, short
 from infoxlm_core.results.trials import Trial
@@ -84,7 +84,7 @@ def _compare_with_paper(summary: Summary) -> Section:
         our_lines.append(Line(variant, cells, seeds=len(result.seeds)))
     paper_lines = []
     for row in paper.rows:
-        cells = tuple(exact(row.cells.get(direction)) or "" for direction in directions)
+        cells = tuple(as_statistic(row.cells.get(direction)) or "" for direction in directions)
         paper_lines.append(Line(row.model, cells, source=row.source))
     columns = tuple(Column(direction, short) for direction in directions)
     table = PageTable("initialisations", "", columns, tuple(our_lines), tuple(paper_lines), head="initialisation")

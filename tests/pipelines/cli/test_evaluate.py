@@ -14,7 +14,7 @@ from components.platform import sources
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import trials
 from pipelines.cli import app
-from pipelines.cli.evaluate import build_suite, name_models, name_of
+from pipelines.cli.evaluate import build_suite, derive_name, name_models
 from tests.toys.models import save_model
 
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
@@ -80,7 +80,7 @@ def test_an_empty_prefix_is_a_setting_of_its_own_and_none_keeps_the_key_of_earli
     settings = {}
     for prefix in (None, "", "query: "):
         suite = build_suite({"e5": "e5"}, "tatoeba", str(tatoeba), {"prefix": prefix}, [])
-        settings[prefix] = trials.read_settings(trials.dump(suite.tasks["tatoeba"].settings))
+        settings[prefix] = trials.read_settings(trials.dump_settings(suite.tasks["tatoeba"].settings))
 
     assert {prefix: read.prefix for prefix, read in settings.items()} == {None: None, "": "", "query: ": "query: "}
     keys = [read.result_fields()["prefix"] for read in settings.values()]
@@ -197,7 +197,7 @@ def test_a_floor_whose_name_is_taken_gets_another():
 
 
 def test_a_model_is_called_by_the_last_part_of_where_it_is():
-    assert name_of("models:/infoxlm@champion") == "infoxlm-champion"
-    assert name_of("s3://bucket/some/xlm_r.base/") == "xlm-r-base"
-    assert name_of("FacebookAI/xlm-roberta-base") == "xlm-roberta-base"
-    assert name_of("..") == "model"
+    assert derive_name("models:/infoxlm@champion") == "infoxlm-champion"
+    assert derive_name("s3://bucket/some/xlm_r.base/") == "xlm-r-base"
+    assert derive_name("FacebookAI/xlm-roberta-base") == "xlm-roberta-base"
+    assert derive_name("..") == "model"
