@@ -484,14 +484,17 @@ def _summarise_model(
         grid_dev_languages = tuple(first_scores.dev["languages"])
     by_language = {}
     for code in languages.sort(first_scores.languages, task.order):
-        scores_of_language = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
-        by_language[code] = _compute_statistics(scores_of_language)
-    metrics_by_seed = {seed: task.name_metrics(scores, settings, task_name) for seed, scores in scores_by_seed.items()}
-    metric_names = dict.fromkeys(name for metrics in metrics_by_seed.values() for name in metrics)  # an ordered set
+        by_language[code] = _compute_statistics(
+            {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
+        )
     means = {seed: scores.mean for seed, scores in scores_by_seed.items()}
-    gaps = {seed: scores.transfer_gap for seed, scores in scores_by_seed.items() if scores.transfer_gap}
-    mixed = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
-    mixed_statistics = _compute_statistics(mixed, ("within", "across"))
+    gaps = {seed: scores.transfer_gap or {} for seed, scores in scores_by_seed.items()}
+    mixed_scores = {}
+    for seed, scores in scores_by_seed.items():
+        if scores.mixed:  # with the table of all language pairs, which has no statistic
+            mixed_scores[seed] = {name: scores.mixed[name] for name in ("within", "across")}
+    mixed = _compute_statistics(mixed_scores)
+    metrics = {seed: task.name_metrics(scores, settings, task_name) for seed, scores in scores_by_seed.items()}
     selections = {seed: scores.selection or {} for seed, scores in scores_by_seed.items()}
     return ModelResult(
         chosen=chosen,
@@ -501,22 +504,21 @@ def _summarise_model(
         steps={seed: selection.get("chosen", {}) for seed, selection in selections.items()},
         languages=by_language,
         mean=_compute_statistics(means),
-        transfer_gap=_compute_statistics(gaps) if gaps else None,
-        within=mixed_statistics["within"] if mixed else None,
-        across=mixed_statistics["across"] if mixed else None,
+        transfer_gap=_compute_statistics(gaps) or None,
+        within=mixed.get("within"),
+        across=mixed.get("across"),
         details=first_scores.details,
-        metrics=_compute_statistics(metrics_by_seed, metric_names),
+        metrics=_compute_statistics(metrics),
     )
 
 
 def _compute_statistics(
     values_by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()
 ) -> dict[str, Statistic]:
-    """Return the statistic over seeds of each named metric, by default of all metrics of the first seed."""
-    metrics = tuple(names) or tuple(next(iter(values_by_seed.values())))
+    """Return the statistic over seeds of each named metric, by default of all metrics. Seeds may lack a metric."""
+    metrics = tuple(names) or dict.fromkeys(name for values in values_by_seed.values() for name in values)
     statistics = {}
     for metric in metrics:
-        # The values of an unfinished trial are empty.
         metric_by_seed = {seed: values[metric] for seed, values in values_by_seed.items() if metric in values}
         statistics[metric] = summarise_seeds(metric_by_seed)
     return statistics
