@@ -27,7 +27,7 @@ _PAIR_FORMATS = ("moses", "tmx", "xliff", "gettext")
 class CorpusSource(StageConfig):
     """One corpus: the location and format of its text."""
 
-    added_later: ClassVar[tuple[str, ...]] = ("text_field", "score_column", "minimum_score")
+    added_later: ClassVar[tuple[str, ...]] = ("text_field", "score_column", "minimum_score", "deduplicate")
 
     name: Name
     """Name of the corpus in file names and reports. Mixup prefers partners from a corpus with a different name."""
@@ -68,6 +68,18 @@ class CorpusSource(StageConfig):
     """Formats jsonl and parquet, for a corpus of one language: the key or column of the text, such as `content` in the
     files of OSCAR, or `text` in those of CulturaX and MADLAD-400. Each line of the text becomes a row. (empty: the
     language code)"""
+
+    deduplicate: Literal["lines", "documents"] = "lines"
+    """What is dropped if it occurred before. lines: each line · documents: each document whose lines, after cleaning,
+    are those of an earlier document in a corpus with this setting; the report counts these lines as `duplicate` or
+    `near_duplicate`. Lines that occur in different documents are kept, so that running text stays complete, and
+    `near_duplicates: minhash` does not drop any. documents needs `text_field`, or the format text with a blank line
+    between documents, as in CC-100."""
+
+    @property
+    def compares_documents(self) -> bool:
+        """Whether a document is kept or dropped as a whole."""
+        return self.deduplicate == "documents"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -116,6 +128,8 @@ class CorpusSource(StageConfig):
         """Check that options of single formats are set only for these."""
         if self.text_field and (self.format not in ("jsonl", "parquet") or len(self.languages) != 1):
             raise ValueError(f"corpus {self.name}: text_field needs the format jsonl or parquet and one language")
+        if self.compares_documents and self.format != "text" and not self.text_field:
+            raise ValueError(f"corpus {self.name}: deduplicate: documents needs text_field, or the format text")
         if self.score_column is not None and (self.format != "tsv" or self.minimum_score is None):
             raise ValueError(f"corpus {self.name}: score_column needs the format tsv and minimum_score")
         has_scores = self.score_column is not None or (self.format == "moses" and len(self.paths) == 1)

@@ -116,8 +116,12 @@ def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Se
 
 def _read_text(corpus: LocalCorpus) -> Iterator[Row]:
     (path,) = corpus.paths
+    first_line = 1  # of the document
     for number, text, reason in lines.read(path):
-        yield Row((corpus.languages[0],), (text,), path.name, number, reason)
+        row_line = first_line if corpus.source.compares_documents else number
+        yield Row((corpus.languages[0],), (text,), path.name, row_line, reason)
+        if reason is None and not text.strip():
+            first_line = number + 1
 
 
 def _read_gettext(corpus: LocalCorpus) -> Iterator[Row]:

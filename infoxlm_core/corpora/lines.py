@@ -25,7 +25,10 @@ MAX_RATIO = 100  # unpacked by packed size; a file above it is a decompression b
 
 
 class Row(NamedTuple):
-    """One sentence, or one pair whose first side is the pivot's, with its file and line (gettext: its n-th message)."""
+    """One sentence, or one pair whose first side is the pivot's, with its file and line (gettext: its n-th message).
+
+    A row of a document that is compared as a whole has the line on which the document begins.
+    """
 
     languages: tuple[str, ...]
     texts: tuple[str, ...]

@@ -8,6 +8,7 @@ candidates/PART          messages that are drawn for the labelled test set
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import CleaningConfig, CorpusSource, PreparationConfig
 from infoxlm_core.corpora import cleaning, fingerprints, formats, length_ratio, tables
 from infoxlm_core.corpora.fingerprints import Keys
+from infoxlm_core.corpora.lines import Row
 from infoxlm_core.corpora.parallel import CHUNK
 from infoxlm_core.corpora.phases.job import FileKey, Job, Part, Record, RowCounts, counts_to_json
 from infoxlm_core.errors import InputError
@@ -30,9 +32,10 @@ NOT_DRAWN, DRAWN_HELD_OUT, DRAWN_LABELLED = range(3)
 CANDIDATE = np.dtype([("source", "<u8"), ("target", "<u8")])  # near keys of a pair
 KEYS = tuple((name, pa.list_(pa.uint64())) for name in Keys._fields)
 _TEXTS = (("texts", pa.list_(pa.string())), ("file", pa.string()))
-_RAW = pa.schema([*_TEXTS, ("dropped", pa.string())])
+_DOCUMENT = ("document", pa.int64())  # line on which it begins; 0 if lines are compared
+_RAW = pa.schema([*_TEXTS, _DOCUMENT, ("dropped", pa.string())])
 _STAGED = pa.schema([
-    *_TEXTS, *KEYS, ("log_ratio", pa.float64()), ("drawn", pa.uint8()), ("is_long", pa.bool_())
+    *_TEXTS, _DOCUMENT, *KEYS, ("log_ratio", pa.float64()), ("drawn", pa.uint8()), ("is_long", pa.bool_())
 ])  # fmt: skip
 
 
@@ -47,27 +50,38 @@ def read(job: Job, number: int) -> Record:
     )
     [source] = (job.localise(source_only) if job.localise else source_only).corpora
     parts: list[tuple[str, str]] = []
-    rows: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
-    row_count = 0
-    character_count = 0
-
-    def put_rows() -> None:
-        for language_pair in sorted(rows):
+    source_rows = formats.read(source, config.languages, config.pivot, _check_paths(source))
+    for rows in _split_rows(source_rows, source.compares_documents):
+        rows_of_languages: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for row in rows:
+            document = row.line if source.compares_documents else 0
+            rows_of_languages["-".join(row.languages)].append((row.texts, row.file, document, row.dropped))
+        for language_pair in sorted(rows_of_languages):
             name = f"{number:04}-{len(parts):06}"
-            job.put_table(f"raw/{name}", tables.of_rows(_RAW, rows[language_pair]))
+            job.put_table(f"raw/{name}", tables.of_rows(_RAW, rows_of_languages[language_pair]))
             parts.append((name, language_pair))
-        rows.clear()
-
-    for row in formats.read(source, config.languages, config.pivot, _check_paths(source)):
-        rows["-".join(row.languages)].append((row.texts, row.file, row.dropped))
-        row_count += 1
-        character_count += sum(len(text) for text in row.texts)
-        if row_count >= PART_ROWS or character_count >= PART_CHARACTERS:
-            put_rows()
-            row_count = 0
-            character_count = 0
-    put_rows()
     return {"parts": parts}
+
+
+def _split_rows(rows: Iterable[Row], between_documents: bool) -> Iterator[list[Row]]:
+    """Yield the rows in lists of bounded size. Raise InputError if a document, which must not be split, is too long."""
+    selected: list[Row] = []
+    character_count = 0
+    for row in rows:
+        is_full = len(selected) >= PART_ROWS or character_count >= PART_CHARACTERS
+        if is_full and not (between_documents and row.line == selected[-1].line):
+            yield selected
+            selected = []
+            character_count = 0
+        if len(selected) >= 2 * PART_ROWS or character_count >= 2 * PART_CHARACTERS:
+            raise InputError(
+                f"{row.file}: the document that begins on line {row.line} has over {PART_ROWS:,} lines or "
+                f"{PART_CHARACTERS:,} characters: write a blank line after each document, or set deduplicate to lines"
+            )
+        selected.append(row)
+        character_count += sum(len(text) for text in row.texts)
+    if selected:
+        yield selected
 
 
 def _check_paths(source: CorpusSource) -> list[Path]:
@@ -100,14 +114,15 @@ def clean(job: Job, number: int) -> Record:
     # Runs of words are compared only with held-out and test text; computing them takes most of the time.
     has_test_text = bool(config.held_out or config.held_out_share or config.evaluation_sets)
     overlap = config.overlap if has_test_text else 0
-    has_bands = config.cleaning.near_duplicates == "minhash" and part.kind in tables.TRAINING
+    compares_rows = part.kind in tables.TRAINING and not config.corpora[part.source].compares_documents
+    has_bands = config.cleaning.near_duplicates == "minhash" and compares_rows
     counts: RowCounts = defaultdict(Counter)
     length_ratios: Counter[int] = Counter()
     first_invalid: dict[str, str] = {}
     staged = [_STAGED.empty_table()]
     for batch in job.read_table(f"raw/{part.name}").to_batches(CHUNK):
         staged_rows = []
-        for texts, file, reason in tables.rows_of(batch):
+        for texts, file, document, reason in tables.rows_of(batch):
             file_counts = counts[FileKey(part.corpus, part.languages[-1], part.kind, file)]
             file_counts["read"] += 1
             if not reason:
@@ -127,7 +142,7 @@ def clean(job: Job, number: int) -> Record:
                 keys = keys._replace(bands=fingerprints.bands(texts))
             is_long = len(texts[0]) >= LABELLED_CHARACTERS
             drawn = _draw_message(keys, is_long, part, config)
-            staged_rows.append((texts, file, *keys, log_ratio, drawn, is_long))
+            staged_rows.append((texts, file, document, *keys, log_ratio, drawn, is_long))
         if staged_rows:
             staged.append(tables.of_rows(_STAGED, staged_rows))
     rows = pa.concat_tables(staged).combine_chunks()

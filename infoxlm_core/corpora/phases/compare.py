@@ -2,7 +2,7 @@
 
 A row is offered as items: itself, its sides as sentences, and its sides as labelled text. Of the items with one key,
 the first in the order of the input is kept. The bands of its MinHash signature are one more item with several keys. Of
-the rows with one band, the first is kept.
+the rows with one band, the first is kept. If documents are compared, the first row of each is offered for all of them.
 
 reasons/PART   one byte for each row, see `REASONS`
 keys/PART      items of the part with their keys, in slices by partition
@@ -30,7 +30,7 @@ ITSELF, FIRST_SIDE, FIRST_LABEL = 0, 1, 3  # numbers of items: the row, its side
 BANDS = 5  # number of the item for the bands of the row
 _HELD_OUT_SHARE = REASONS.index("held_out_share")
 _LABELLED = REASONS.index("labelled")
-COLUMNS = ("equal", "near", "exact", "runs", "bands", "log_ratio", "drawn", "is_long")  # of staged rows
+COLUMNS = ("document", "equal", "near", "exact", "runs", "bands", "log_ratio", "drawn", "is_long")  # of staged rows
 _KEY = np.dtype([("key", "<u8"), ("item", "<u4"), ("tag", "<u4")])
 """key: digest of an item's near keys and of the tables with which it is compared. tag: digest of the unchanged text."""
 
@@ -96,6 +96,9 @@ def offer(job: Job, number: int) -> Record:
         is_similar = similarities >= similarity.minimum
         reasons[np.flatnonzero(reasons == 0)[~is_similar]] = REASONS.index("not_similar")
     job.files.put(f"reasons/{part.name}", reasons.tobytes())
+    if job.config.corpora[part.source].compares_documents:
+        _put_keys(job, part.name, _make_keys_of_documents(part, rows))
+        return {}
     no_duplicates = np.zeros(len(rows), bool)
     keys = [_make_keys(part, rows, offered) for offered in list_offers(job, part, rows, reasons, no_duplicates)]
     keys.append(_make_keys_of_bands(part, rows, reasons == 0))
@@ -139,6 +142,26 @@ def _make_keys_of_bands(part: Part, rows: pa.Table, is_offered: np.ndarray) -> n
     keys["key"] = _mix(cleaning.digest("bands", part.kind, *part.languages), digests[:, None])
     keys["item"] = np.repeat(offered_rows, pc.list_value_length(bands).to_numpy()) * ITEMS + BANDS
     return keys
+
+
+def _make_keys_of_documents(part: Part, rows: pa.Table) -> np.ndarray:
+    """Return a key for each document: the sum of digests of its rows and of their positions in the document."""
+    document_of_row = find_documents(rows)
+    first_rows = np.unique(document_of_row)
+    positions = (np.arange(len(rows)) - document_of_row).astype(np.uint64)
+    near = np.stack([values_of(rows["near"]), positions], axis=1)
+    exact = np.stack([values_of(rows["exact"]), positions], axis=1)
+    seed = cleaning.digest("documents", part.kind, *part.languages)
+    keys = np.empty(len(first_rows), _KEY)
+    keys["key"] = np.add.reduceat(_mix(seed, near), first_rows)
+    keys["item"] = first_rows * ITEMS + ITSELF
+    keys["tag"] = np.add.reduceat(_mix(0, exact), first_rows).astype(np.uint32)
+    return keys
+
+
+def find_documents(rows: pa.Table) -> np.ndarray:
+    """Return for each row the number of the first row of its document, (rows,)."""
+    return _first_positions(_is_first(rows["document"].to_numpy()))
 
 
 def _mix(seed: int, digests: np.ndarray) -> np.ndarray:

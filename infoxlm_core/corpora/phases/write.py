@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from infoxlm_core.corpora import fingerprints, tables
 from infoxlm_core.corpora.phases.clean import KEYS
-from infoxlm_core.corpora.phases.compare import ITSELF, KEPT, SIMILAR, STATES, list_offers, read_states
+from infoxlm_core.corpora.phases.compare import ITSELF, KEPT, SIMILAR, STATES, find_documents, list_offers, read_states
 from infoxlm_core.corpora.phases.job import FileKey, Job, Part, Record, RowCounts, counts_to_json
 from infoxlm_core.corpora.phases.reserve import REASONS, Reserved, read_reserved
 from infoxlm_core.corpora.tables import HELD_OUT, LABELLED
@@ -23,9 +23,11 @@ LABELLED_TABLE = "labelled.parquet"
 def write(job: Job, number: int) -> Record:
     """Write the rows of a part that are kept to their tables, and check these for reserved text."""
     part = job.parts[number]
-    rows = job.read_table(f"staged/{part.name}", ("texts", "file", "near", "is_long"))
+    rows = job.read_table(f"staged/{part.name}", ("texts", "file", "document", "near", "is_long"))
     reasons = np.frombuffer(job.files.read(f"reasons/{part.name}"), np.uint8)
     states = read_states(job, number, len(rows))
+    if job.config.corpora[part.source].compares_documents:
+        states = states[find_documents(rows)]
     counts: RowCounts = defaultdict(Counter)
     file_key = FileKey(part.corpus, part.languages[-1], part.kind, "")
     for reason_number, reason in enumerate(REASONS[1:], start=1):
