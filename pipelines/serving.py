@@ -45,6 +45,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60  # seconds without data until the connection is closed
 
     def do_GET(self) -> None:
+        """Answer a probe of the server or of its model."""
         pages: dict[str, dict[str, Any]] = {"/": {"status": "alive"}}
         pages[self.server.path] = {"name": self.server.name, "ready": True}
         if self.path in pages:
@@ -53,6 +54,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(HTTPStatus.NOT_FOUND, {"error": self._describe_unknown_path()})
 
     def do_POST(self) -> None:
+        """Answer a prediction request with the vectors of its sentences, or with an error as JSON."""
         try:
             sentences = self._read_sentences()
             vectors = self.server.embed(sentences)

@@ -142,18 +142,9 @@ def test_a_translator_is_submitted_with_its_section_and_a_sweep_with_its_trials(
     translator = CONFIGS / "translation.yaml"
     common = ("--cluster", cluster, "--host", kubeflow.host, "--no-wait", "--pipeline")
     sweep = ("translation-ablations", "--variants", CONFIGS / "initialisations.yaml", "--seeds", "1")
-    for arguments in ((*common, "translation"), (*common, *sweep)):
-        result = run(
-            "submit",
-            translator,
-            *arguments,
-            "--set",
-            "num_workers=8",
-            "--set",
-            "translation.virtual_shards=8",
-            "--set",
-            "pretraining.batches.virtual_shards=8",
-        )
+    shards = ("--set", "translation.virtual_shards=8", "--set", "pretraining.batches.virtual_shards=8")
+    for pipeline in (("translation",), sweep):
+        result = run("submit", translator, *common, *pipeline, "--set", "num_workers=8", *shards)
         assert result.exit_code == 0, result.stderr
 
     single, swept = (body["runtime_config"]["parameters"] for body in kubeflow.sent("POST", "/runs"))
