@@ -132,30 +132,21 @@ def list_sources(tables: Iterable[PageTable]) -> list[str]:
 def lay_out(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> list[list[str]]:
     """Return a table as rows of text, the heading first."""
     lines = table.lines if published else table.ours
-    has_details = any(line.detail for line in lines)
-    has_rules = any(line.rule for line in lines)
-    has_sources = any(line.source for line in lines)
-    heading = [table.head]
-    if has_details:
-        heading.append("details")
-    if has_rules:
-        heading.append("#M")
-    heading += [column.name for column in table.columns]
-    if has_sources:
-        heading.append("from")
-    rows = [heading]
-    for line in lines:
-        row = [line.name]
-        if has_details:
-            row.append(line.detail)
-        if has_rules:
-            row.append(line.rule)
-        for column, cell in zip(table.columns, line.cells, strict=True):
-            row.append(_show_in_text(column, cell, line.seeds))
-        if has_sources:
-            row.append(f"[{sources.index(line.source) + 1}]" if line.source else "ours")
-        rows.append(row)
-    return rows
+    columns = [[table.head, *(line.name for line in lines)]]
+    if any(line.detail for line in lines):
+        columns.append(["details", *(line.detail for line in lines)])
+    if any(line.rule for line in lines):
+        columns.append(["#M", *(line.rule for line in lines)])
+    for index, column in enumerate(table.columns):
+        cells = [_show_in_text(column, line.cells[index], line.seeds) for line in lines]
+        columns.append([column.name, *cells])
+    if any(line.source for line in lines):
+        columns.append(["from", *(_cite(line, sources) for line in lines)])
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _cite(line: Line, sources: Sequence[str]) -> str:
+    return f"[{sources.index(line.source) + 1}]" if line.source else "ours"
 
 
 def to_markdown(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> str:
