@@ -108,7 +108,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(variants, dict) or not variants:
-        raise ConfigError(f"{path} does not map names to variants.")
+        raise ConfigError(f"{path}: expected a mapping from names to variants.")
     for name, variant in variants.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(f"{path} has a variant {name!r}. Use letters, digits and + - . : _ in names.")

@@ -76,7 +76,7 @@ def test_forty_trials_fit_into_one_argument_of_a_process(demo, tmp_path):
         ("a: {contrast: 3}", (), "variant a: pretraining.contrast: Input should be"),
         ("a: {}\nb: {what: the same}", (), "are the same with this config. Choose one"),
         ("a/b: {}", (), "variant 'a/b'. Use letters, digits and"),
-        ("", (), "does not map names to variants"),
+        ("", (), "expected a mapping from names to variants"),
     ],
 )
 def test_a_bad_variant_is_refused_in_one_line(demo, tmp_path, text, only, said):
