@@ -26,8 +26,8 @@ from packaging.utils import parse_wheel_filename
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-EXTRAS = ("server", "signing")
-"""Optional dependencies of our package that the image needs to run MLflow's server and to verify signed models."""
+EXTRAS = ("server", "signing", "fuzzy", "mining")
+"""Optional dependencies in the image: MLflow's server, signed models, MinHash, and mining of large files."""
 
 TORCH = re.compile("torch|triton|nvidia-.*|cuda-.*")
 """Names of the packages whose versions or files differ between the variants."""
