@@ -1,4 +1,4 @@
-"""Measure how pre-training reads its text from S3: `python -m benchmarks.stream` needs two minutes and 5 GB of disk.
+"""Measure how pre-training reads its text from S3: `python -m benchmarks.stream` needs four minutes and 5 GB of disk.
 
 It opens shards of 10^9 tokens, draws the first batch from an S3 server on this machine, and compares the speed of a
 training from a directory with one from the server behind a proxy that adds 20 ms to each request.
