@@ -112,9 +112,17 @@ def failing(bucket, faults, monkeypatch):
 
 
 @pytest.mark.item("F07")
-@pytest.mark.parametrize("kind", ["500", "503", "reset"])
-@pytest.mark.parametrize(("method", "key"), [("PUT", "small"), ("PUT", "partNumber=2"), ("HEAD", "large"),
-                                             ("POST", "uploadId"), ("GET", "small"), ("GET", "list-type")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "key", "kind"),
+    [
+        ("PUT", "small", "500"),
+        ("PUT", "partNumber=2", "503"),
+        ("HEAD", "large", "reset"),
+        ("POST", "uploadId", "500"),
+        ("GET", "small", "503"),
+        ("GET", "list-type", "reset"),
+    ],
+)
 def test_faults_that_pass_cost_nothing_but_time(failing, faults, large, tmp_path, method, key, kind):
     faults.inject(method, key, kind, times=6)
 

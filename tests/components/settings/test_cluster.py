@@ -32,14 +32,6 @@ def test_numbers_may_come_back_from_kubeflow_as_floats():
     assert ClusterConfig.parse(floats, "cluster") == ClusterConfig.parse(values, "cluster")
 
 
-@pytest.mark.parametrize(
-    ("gpus", "num_workers", "pods"),
-    [(8, 32, (4, 8)), (8, 8, (1, 8)), (8, 3, (1, 3)), (1, 3, (3, 1)), (0, 3, (3, 0))],
-)
-def test_workers_fill_whole_pods_or_share_one(gpus, num_workers, pods):
-    assert Pool(gpus=gpus).split(num_workers) == pods
-
-
 @pytest.mark.parametrize("num_workers", [0, 12])
 def test_workers_that_do_not_fill_their_pods_are_refused(num_workers):
     with pytest.raises(ConfigError, match=rf"num_workers \({num_workers}\) must be 1 or more, .* one pod \(8\)"):
