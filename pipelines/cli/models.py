@@ -13,6 +13,10 @@ from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, command
 
+Model = Annotated[
+    str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or a directory in Hugging Face format.")
+]
+Sentences = Annotated[list[str] | None, typer.Argument(help="Sentences. Default: the lines of standard input.")]
 MAX_CHARACTERS = 1 << 20
 """Limit on the characters of a sentence. A longer text is probably a file without line feeds."""
 
@@ -62,14 +66,18 @@ def check_sentences(texts: Sequence[str]) -> None:
             )
 
 
+def _fetch(model: str, store: str) -> Path:
+    """Return the local directory of a model. Download the model if it is in the registry."""
+    from components.adapters.mlflow import model_registry
+    from components.platform import artifacts
+
+    return model_registry.load_encoder(model, artifacts.local_directory(store))
+
+
 @command()
 def embed(
-    model: Annotated[
-        str, typer.Argument(help="Directory in Hugging Face format, models:/NAME@ALIAS or models:/NAME/VERSION.")
-    ],
-    sentences: Annotated[
-        list[str] | None, typer.Argument(help="Sentences. Default: the lines of standard input.")
-    ] = None,
+    model: Model,
+    sentences: Sentences = None,
     layer: Annotated[
         int | None, typer.Option(help="Layer to pool. Default: the contrast layer, or the last layer without contrast.")
     ] = None,
@@ -97,8 +105,6 @@ def embed(
 
     infoxlm embed models:/infoxlm@champion --file sentences.txt --output vectors.npy
     """
-    from components.adapters.mlflow import model_registry
-    from components.platform import artifacts
     from infoxlm_core.tasks import embedding, vector_files
 
     if (file is None) != (output is None):
@@ -109,7 +115,7 @@ def embed(
     if not file:
         texts = sentences or read_lines(sys.stdin.buffer)
         check_sentences(texts)
-    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    directory = _fetch(model, store)
     embedder = embedding.load_embedder(directory, layer, pooling)
     if file and output:
         num_lines = vector_files.embed_file(embedder, file, output)
@@ -129,9 +135,7 @@ def embed(
 
 @command(name="serve-check")
 def serve_check(
-    model: Annotated[
-        str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
-    ],
+    model: Model,
     python: Annotated[
         str, typer.Option(help="Python interpreter with torch and transformers, such as that of your server.")
     ] = sys.executable,
@@ -147,19 +151,15 @@ def serve_check(
     Exit codes: 0 the vectors are equal · 3 they differ · 2 the model has no reference vectors, or the other Python
     cannot load the model.
     """
-    from components.adapters.mlflow import model_registry
-    from components.platform import artifacts
     from infoxlm_core.tasks import reference_vectors
 
-    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    directory = _fetch(model, store)
     typer.echo(reference_vectors.check(directory, model, python))
 
 
 @command()
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="models:/NAME@ALIAS, models:/NAME/VERSION, or the directory of an exported model.")
-    ],
+    model: Model,
     name: Annotated[str, typer.Option(help="Name of the model in the URL.")] = "infoxlm",
     host: Annotated[str, typer.Option(help="Address of the server. 0.0.0.0 means all addresses.")] = "127.0.0.1",
     port: Annotated[
@@ -173,12 +173,10 @@ def serve(
     {"predictions": [[…]]}. It has no TLS and no login: put a proxy with both in front of it. In a cluster, the
     components `serving` and `serving-kserve` of k8s/ run this command.
     """
-    from components.adapters.mlflow import model_registry
-    from components.platform import artifacts
     from infoxlm_core.tasks import embedding, reference_vectors
     from pipelines import serving
 
-    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    directory = _fetch(model, store)
     reference = reference_vectors.read(directory)
     embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
     differences = reference_vectors.compare(reference, embed(reference.sentences), model)
@@ -188,12 +186,8 @@ def serve(
 
 @command()
 def translate(
-    model: Annotated[
-        str, typer.Argument(help="Directory of a translator, models:/NAME@ALIAS or models:/NAME/VERSION.")
-    ],
-    sentences: Annotated[
-        list[str] | None, typer.Argument(help="Sentences. Default: the lines of standard input.")
-    ] = None,
+    model: Model,
+    sentences: Sentences = None,
     to: Annotated[
         str, typer.Option(help="Language of the translations. It must be one of the two languages of the model.")
     ] = ...,  # type: ignore[assignment]
@@ -204,8 +198,6 @@ def translate(
 
     infoxlm translate models:/translator@champion --to fr "Save changes"
     """
-    from components.adapters.mlflow import model_registry
-    from components.platform import artifacts
     from infoxlm_core.systems.translation.decoding import TextTranslator
 
     if file and sentences:
@@ -216,6 +208,6 @@ def translate(
     else:
         texts = sentences or read_lines(sys.stdin.buffer)
     check_sentences(texts)
-    directory = model_registry.load_encoder(model, artifacts.local_directory(store))
+    directory = _fetch(model, store)
     for translation in TextTranslator.load(directory).translate(texts, to):
         typer.echo(translation)
