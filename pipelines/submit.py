@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import yaml
 
@@ -24,9 +24,15 @@ from infoxlm_core.errors import Cancelled, ConfigError, InfoXLMError, InputError
 from pipelines.progress import Progress
 
 COMPILED = Path(__file__).parent / "compiled"
-PipelineName = Literal["infoxlm", "ablations", "suite", "promotion", "translation", "translation-ablations"]
-PIPELINES: tuple[str, ...] = get_args(PipelineName)
-"""Names of the compiled pipelines in `COMPILED`."""
+PIPELINES = {
+    "infoxlm": "pipelines.infoxlm:infoxlm",
+    "ablations": "pipelines.ablations:ablations",
+    "suite": "pipelines.suite:suite",
+    "promotion": "pipelines.promotion:promotion",
+    "translation": "pipelines.translation:translation",
+    "translation-ablations": "pipelines.translation:translation_ablations",
+}
+"""Maps the name of each compiled pipeline in `COMPILED` to the function that it is compiled from."""
 OLDEST_VERSION = (2, 17)
 """Oldest supported Kubeflow Pipelines. Older versions silently drop the Kubernetes settings of a pipeline."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -51,10 +51,10 @@ def submit(
         ),
     ] = None,
     pipeline: Annotated[
-        kubeflow.PipelineName,
+        Literal[tuple(kubeflow.PIPELINES)],  # type: ignore[valid-type]  # the table is the only list of the names
         typer.Option(
             help="promotion: promote the candidate of the model in the section `registration`. "
-            "translation, translation-ablations: FILE needs a section `translation`."
+            "translation, translation-ablations: FILE needs a section `translation`.",
         ),
     ] = "infoxlm",
     variants: Variants = Path("ablations"),

@@ -1,6 +1,7 @@
 """Commands that run or plan a pipeline: run, ablate, compare, suite, plan, compile."""
 
 import os
+import pkgutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ import typer
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines.cli.app import Overrides, RunFile, Store, Variants, command, config_file, split_list
+from pipelines.submit import PIPELINES
 
 Launcher = Annotated[
     str,
@@ -186,16 +188,10 @@ def compile(
     """Compile the pipelines to YAML files for the Kubeflow UI and `kfp run create`."""
     from kfp import compiler
 
-    from pipelines.ablations import ablations
-    from pipelines.infoxlm import infoxlm
-    from pipelines.promotion import promotion
-    from pipelines.suite import suite
-    from pipelines.translation import translation, translation_ablations
-
     output.mkdir(parents=True, exist_ok=True)
-    for dag in (infoxlm, ablations, suite, promotion, translation, translation_ablations):
-        path = output / f"{dag.name.removeprefix('infoxlm-')}.yaml"
-        compiler.Compiler().compile(dag, str(path))
+    for name, function in PIPELINES.items():
+        path = output / f"{name}.yaml"
+        compiler.Compiler().compile(pkgutil.resolve_name(function), str(path))
         typer.echo(f"wrote {path}")
 
 
