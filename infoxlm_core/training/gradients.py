@@ -36,16 +36,14 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         bucket_of.update(dict.fromkeys(bucket, number))
     sent: list[tuple[Tensor, dist.Work | None]] = []
 
-    def send_complete_buckets() -> None:
-        for number in range(len(sent), len(buckets)):
-            if missing_counts[number] > 0:
-                return
-            flat = _flatten_gradients(buckets[number])
-            sent.append((flat, dist.all_reduce(flat, async_op=True)))
+    def send_next_bucket() -> None:
+        flat = _flatten_gradients(buckets[len(sent)])
+        sent.append((flat, dist.all_reduce(flat, async_op=True)))
 
     def on_gradient(parameter: Tensor) -> None:
         missing_counts[bucket_of[parameter]] -= 1
-        send_complete_buckets()
+        while len(sent) < len(buckets) and missing_counts[len(sent)] <= 0:
+            send_next_bucket()
 
     hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in bucket_of]
     try:
@@ -53,8 +51,8 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
-    missing_counts = [0] * len(buckets)  # the remaining parameters were not part of this backward pass
-    send_complete_buckets()
+    while len(sent) < len(buckets):  # these buckets have parameters that were not part of the backward pass
+        send_next_bucket()
     for bucket, (flat, work) in zip(buckets, sent, strict=True):
         if work is not None:
             work.wait()
