@@ -46,7 +46,7 @@ def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]
     iteration_names = list(iterations)
     for number in range(len(iterations) + 1, MAX_LOOP_STEPS + 1):
         iteration_names.append(f"iteration {number}")
-    return _StepFinder(spec, iteration_names).find(spec["root"], f"{workflow}.root")
+    return _StepFinder(spec, iteration_names).steps_of_group(spec["root"], f"{workflow}.root")
 
 
 class _StepFinder(NamedTuple):
@@ -55,12 +55,12 @@ class _StepFinder(NamedTuple):
     spec: Mapping[str, Any]
     iteration_names: Sequence[str]
 
-    def find(self, group: Mapping[str, Any], group_path: str, iteration: str = "") -> Iterator[Step]:
+    def steps_of_group(self, group: Mapping[str, Any], group_path: str, iteration: str = "") -> Iterator[Step]:
         """Yield the steps of a group of tasks: of the pipeline, of the body of a loop, or of an exit handler."""
         for name, task in group["dag"]["tasks"].items():
             component = self.spec["components"][task["componentRef"]["name"]]
             path = f"{group_path}.{name}"
-            if "triggerPolicy" in task:  # Argo runs an exit handler as a hook of the group that it follows
+            if "triggerPolicy" in task:  # Argo runs an exit handler as a hook of the group before it
                 path = f"{group_path}.{task['dependentTasks'][0]}.onExit.{name}"
             if "dag" not in component:
                 label = task["taskInfo"]["name"]
@@ -68,9 +68,9 @@ class _StepFinder(NamedTuple):
             elif "parameterIterator" in task:
                 for index, iteration_name in enumerate(self.iteration_names):
                     iteration_path = f"{path}.iteration-iterations({index}:{index}).iteration-item"
-                    yield from self.find(component, iteration_path, iteration_name)
+                    yield from self.steps_of_group(component, iteration_path, iteration_name)
             else:
-                yield from self.find(component, path, iteration)
+                yield from self.steps_of_group(component, path, iteration)
 
 
 class Progress:

@@ -103,7 +103,7 @@ class Sampler(StepSampler):
         languages = sorted(shards.mono)
         language_pairs = sorted(shards.pairs)
         self.has_index = shards.manifest["facts"]["block_tokens"] == config.batches.block_tokens
-        self._warn_of_other_blocks(shards)
+        self._warn_if_block_sizes_differ(shards)
         self.texts: list[StoredTable] = []  # one item for each corpus of each language
         text_names: list[str] = []
         text_counts: list[np.ndarray] = []  # (parts,) blocks of each text
@@ -137,8 +137,8 @@ class Sampler(StepSampler):
         self.groups += [f"tlm/{name}" for name in self.pair_names]
         self.groups += [f"xlco/{name}" for name in self.pair_names]
 
-    def _warn_of_other_blocks(self, shards: Shards) -> None:
-        """Log that large text is read before the first step if the shards have an index for other blocks."""
+    def _warn_if_block_sizes_differ(self, shards: Shards) -> None:
+        """Warn that large text is read before the first step, because the shards were indexed for other blocks."""
         if self.has_index or not self.config.objectives.mlm:
             return
         text_bytes = sum(table.size for tables in shards.mono.values() for table in tables)

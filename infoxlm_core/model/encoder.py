@@ -255,7 +255,10 @@ class Encoder(nn.Module):
 
 
 def initialise(module: nn.Module, seed: int) -> None:
-    """Initialise as BERT does, by the seed alone: weights N(0, 0.02²), biases 0, LayerNorm 1 and 0."""
+    """Initialise the parameters as BERT does: weights from N(0, 0.02²), biases with 0, LayerNorm weights with 1.
+
+    The values depend on the seed and the names of the parameters alone.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):

@@ -32,8 +32,8 @@ def summarise_seeds(values: Mapping[int, float | None], comparisons: int = 1) ->
 
     Args:
         values: value of each seed.
-        comparisons: number of intervals that hold together with the confidence `CONFIDENCE`. Each of them is wider than
-            a single one, by Bonferroni's correction.
+        comparisons: number of intervals that are reported together. Bonferroni's correction widens each interval, so
+            that all of them contain their true means with probability `CONFIDENCE`.
     """
     by_seed: dict[int, float | None] = {}
     for seed, value in values.items():

@@ -39,11 +39,12 @@ def pretrain(
     Args:
         config: settings of the stage.
         shards_path: token shards.
-        output: gets `encoder/`, and `start/`, the model before its first step, both in Hugging Face format.
-        run: gets checkpoints and `metrics.jsonl`.
-        track: returns the tracker that writes a file of curves.
-        remote: the checkpoints where machines share no disk.
-        shards_source: where the text is stored if `shards_path` has only the manifest and the tokenizer.
+        output: directory for the models `start/`, before the first step, and `encoder/`, after the last step. Both are
+            in Hugging Face format.
+        run: directory for checkpoints and `metrics.jsonl`.
+        track: creates the tracker that writes the curves to a file.
+        remote: storage of the checkpoints if the machines share no disk.
+        shards_source: storage of the text if `shards_path` has only the manifest and the tokenizer.
 
     Returns:
         The figures of the last step, and the number of steps.

@@ -111,7 +111,10 @@ def interrupt_on_signals() -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Report an exception in one line and exit with its code. Log the traceback only if the exception is unexpected."""
+    """Configure logging, print an exception in one line, and exit with its code.
+
+    The traceback of an unexpected exception is logged.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("botocore").setLevel(logging.WARNING)
     try:
@@ -121,6 +124,7 @@ def report_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         failure: InfoXLMError = Preempted("The command was interrupted. Run it again to continue.")
     except BaseException as error:
+        # A panic of a Rust library is a BaseException, but not an Exception.
         if not isinstance(error, Exception) and not outside.is_panic(error):
             raise
         failure = _to_infoxlm_error(error)

@@ -164,10 +164,10 @@ def _find_image_error(pod: Any, messages: list[str]) -> Obstacle | None:
 
 
 def _list_messages_since(events: list[Any], start: str) -> list[str]:
-    """Return the messages of events since `start`, oldest first. Earlier events are about another job of this name."""
+    """Return the messages of events since `start`, oldest first. Earlier events belong to another job of this name."""
     timed_messages = []
     for event in events:
-        # Compare whole seconds, 2026-01-31T12:00:00, because the formats of the time zones differ.
+        # Compare whole seconds, 2026-01-31T12:00:00, because the formats of the time zone differ.
         event_time = str(event.last_timestamp or event.event_time or "").replace(" ", "T")[:19]
         if not event_time or event_time >= start[:19]:
             timed_messages.append((event_time, event.message))

@@ -33,17 +33,18 @@ def check_installed() -> None:
 
 
 def write(encoder: SentenceEncoder, path: Path) -> None:
-    """Write an encoder in fp32; weights above `MAX_FILE` are stored beside it, in `WEIGHTS_FILE`."""
+    """Write an encoder as an ONNX file in fp32, with the weights in `WEIGHTS_FILE` if they exceed `MAX_FILE`."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    ids = torch.full((2, 4), 5)  # sizes 0 and 1 would be taken as constants
+    ids = torch.full((2, 4), 5)  # the exporter treats sizes 0 and 1 as constants
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    for name in ("torch.onnx", "onnxscript", "onnx_ir"):  # they log every step, and that torchvision is not installed
+    # Hide the log of each step of the export, and the warning that torchvision is not installed.
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about names of axes that two inputs share
+        warnings.simplefilter("ignore")  # both inputs use the same names of axes, which the exporter warns about
         program: Any = torch.onnx.export(
             encoder,
             (ids, torch.ones_like(ids)),
@@ -54,7 +55,7 @@ def write(encoder: SentenceEncoder, path: Path) -> None:
             dynamic_shapes=(axes, axes),
             verbose=False,
         )
-    ClearMetadataAndDocStringPass()(program.model)  # stack traces with paths of this machine
+    ClearMetadataAndDocStringPass()(program.model)  # remove stack traces, which contain local paths
     weight_bytes = sum(4 * parameter.numel() for parameter in encoder.parameters())
     onnx_ir.save(program.model, path, external_data=WEIGHTS_FILE if weight_bytes > MAX_FILE else None)
 

@@ -126,21 +126,21 @@ def _required_ids(settings: dict[str, Any]) -> set[int]:
     return ids
 
 
-def _renumber(settings: dict[str, Any], ranks: dict[int, int]) -> None:
+def _renumber(settings: dict[str, Any], new_ids: dict[int, int]) -> None:
     """Replace the ids in the content of a tokenizer.json, and remove the pieces without a new id."""
     model = settings["model"]
     if model["type"] == "Unigram":
-        model["vocab"] = [piece_and_score for number, piece_and_score in enumerate(model["vocab"]) if number in ranks]
+        model["vocab"] = [piece_and_score for old_id, piece_and_score in enumerate(model["vocab"]) if old_id in new_ids]
         if model["unk_id"] is not None:
-            model["unk_id"] = ranks[model["unk_id"]]
+            model["unk_id"] = new_ids[model["unk_id"]]
     else:
         vocabulary = model["vocab"]
-        model["vocab"] = {piece: ranks[number] for piece, number in vocabulary.items() if number in ranks}
+        model["vocab"] = {piece: new_ids[old_id] for piece, old_id in vocabulary.items() if old_id in new_ids}
     for token in settings["added_tokens"]:
-        token["id"] = ranks[token["id"]]
+        token["id"] = new_ids[token["id"]]
     if settings["post_processor"]:
-        _renumber_template(settings["post_processor"], ranks)
-    settings["padding"] = None  # it names the padding token by id, and readers set their own
+        _renumber_template(settings["post_processor"], new_ids)
+    settings["padding"] = None  # it contains the old id of the padding token, and is set again when texts are padded
 
 
 def _renumber_template(processor: dict[str, Any], ranks: dict[int, int]) -> None:

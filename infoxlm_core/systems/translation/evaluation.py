@@ -85,12 +85,12 @@ class HeldOutPairs:
 
 
 def evaluate(translator: Path, corpus: Path, validation_pairs: int, output: Path) -> dict[str, Any]:
-    """Translate the held-out pairs that chose no weights, write items.parquet, and return the content of scores.json.
+    """Translate the held-out pairs that did not select the checkpoint. Write items.parquet and return the scores.
 
     Args:
         translator: directory of the translator.
         corpus: a prepared corpus with held-out pairs of the two languages.
-        validation_pairs: number of the first held-out pairs, which the training used.
+        validation_pairs: number of the first held-out pairs, which selected the checkpoint and are not translated.
         output: directory for items.parquet.
     """
     loaded = TextTranslator.load(translator)
