@@ -8,11 +8,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from infoxlm_core import run_file
 from pipelines.cli import app
 from pipelines.cli.app import interrupt_on_signals, report_errors
 
-DEMO = Path(__file__).parents[3] / "configs/demo.yaml"
 CONFIG = """
 preparation:
   languages: [en, de]
@@ -56,15 +54,6 @@ def test_a_bad_config_is_refused_in_one_line_before_anything_runs(config, tmp_pa
     assert not (tmp_path / "store").exists()
 
 
-def test_overrides_reach_the_config_and_a_wrong_one_is_refused(config):
-    assert run_file.load(config, ("pretraining.optimization.steps=20000",)).pretraining.optimization.steps == 20_000
-
-    with pytest.raises(run_file.ConfigError, match=r"write section\.name=value"):
-        run_file.load(config, ("pretraining.optimization.steps",))
-    with pytest.raises(run_file.ConfigError, match="num_workers is not a section"):
-        run_file.load(config, ("num_workers=1", "num_workers.x=1"))
-
-
 def test_a_missing_config_and_a_missing_model_are_one_line(tmp_path):
     result = run("run", str(tmp_path / "no.yaml"))
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "no such config file" in result.stderr
@@ -74,20 +63,6 @@ def test_a_missing_config_and_a_missing_model_are_one_line(tmp_path):
 
     result = run("embed", str(tmp_path / "nothing"), "a sentence")
     assert result.exit_code == 2 and str(tmp_path / "nothing") in result.stderr
-
-
-def test_the_demo_config_is_valid_and_holds_two_catalogs_out():
-    demo = run_file.load(DEMO)
-
-    assert len(demo.preparation.held_out) == 2
-    assert len(set(demo.preparation.languages) - {"en"}) >= 8
-    assert demo.num_workers == 2
-
-
-def test_help_names_every_command_and_the_exit_codes():
-    text = run("--help").stdout
-
-    assert all(command in text for command in ("run", "ablate", "compare", "compile", "embed", "Exit codes"))
 
 
 def test_a_store_that_cannot_be_made_is_one_line(config):

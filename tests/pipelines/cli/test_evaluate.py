@@ -174,12 +174,6 @@ def test_what_cannot_be_measured_is_one_line(encoder, tatoeba, tmp_path, changes
     assert not (tmp_path / "out").exists()
 
 
-def test_help_teaches_by_an_example():
-    text = " ".join(CliRunner().invoke(app, ["evaluate", "--help"]).stdout.split())
-
-    assert "--task tatoeba --data" in text and "mean_no_special" in text
-
-
 def test_data_are_named_by_a_uri_with_both_its_slashes(encoder, tatoeba, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(sources, "fetch_data", lambda source, store: asked.append(source) or tatoeba)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from components.settings import cluster
 from infoxlm_core.config import StageConfig, describe
 from pipelines.cli import app, settings
 
@@ -46,9 +45,3 @@ def test_a_section_that_does_not_exist_is_refused(section):
 @pytest.mark.parametrize("kind", settings.KINDS.values(), ids=lambda kind: kind.__name__)
 def test_every_name_of_the_page_can_be_explained(kind: type[StageConfig]):
     assert all(one.meaning for one in describe.settings(kind))
-
-
-def test_the_environment_of_a_cluster_is_explained_as_a_mapping():
-    found = {one.name: one for one in describe.settings(cluster.ClusterFile)}
-
-    assert found["ray.environment"].type == "mapping of text to text"
