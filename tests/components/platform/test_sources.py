@@ -44,10 +44,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 # models
 
 
-def test_a_local_directory_is_used_where_it_is(tiny_encoders, tmp_path):
-    assert sources.fetch_model(str(tiny_encoders["first"]), tmp_path) == tiny_encoders["first"]
-
-
 @pytest.mark.item("B17")
 def test_nothing_that_could_run_code_is_taken(tiny_encoders, tmp_path):
     directory = tmp_path / "model"

@@ -94,15 +94,6 @@ def test_a_training_that_never_saved_or_is_finished_stands_in_nobodys_way(tmp_pa
     assert len({first, second, third}) == 3 and not caplog.messages
 
 
-def test_to_remove_the_run_is_to_start_over(tmp_path):
-    store = str(tmp_path)
-    begun = choose(store)
-    save(store, begun)
-    (Path(store) / "runs" / begun / "saved.json").unlink()
-
-    assert choose(store, shards="sha256:b") != begun
-
-
 def test_trials_do_not_stand_in_each_others_way(tmp_path, caplog):
     store = str(tmp_path)
     runs = set()
