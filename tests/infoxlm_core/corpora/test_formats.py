@@ -112,7 +112,7 @@ def sentences(seed: int, n: int = 3000) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.item("B04")
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("start", [0, 1500])
 def test_sides_shifted_by_one_line_are_refused_and_aligned_ones_are_not(tmp_path, seed, start):
     en, fr = sentences(seed)

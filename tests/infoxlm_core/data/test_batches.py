@@ -326,17 +326,6 @@ def test_targets_stand_where_the_batch_says(tiny_shards):
     assert torch.bincount(owners[batch.target_rows], minlength=16).tolist() == list(batch.target_counts)
 
 
-@pytest.mark.item("A16")
-def test_blocks_take_whole_sentences_and_cut_only_what_is_too_long():
-    lengths = np.array([3, 4, 12, 5, 2])
-    offsets = np.concatenate([[0], lengths.cumsum()]).astype(np.uint32)
-
-    blocks = make_blocks(Table(np.arange(26), offsets), max_tokens=8)
-
-    assert blocks.starts.tolist() == [0, 7, 19]
-    assert blocks.lengths.tolist() == [7, 8, 7]
-
-
 @pytest.mark.parametrize("part", [1, 3, 10, 1000])
 @pytest.mark.parametrize("shortest", [0, 1])
 def test_blocks_are_those_of_a_walk_from_the_first_row_to_the_last(part, shortest):
