@@ -36,8 +36,13 @@ def facts() -> dict[str, Any]:
 
 
 def read_field(file: str, name: str) -> str:
-    lines = Path(file).read_text().splitlines() if Path(file).is_file() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+    """Return the value of the first line `name: value` of a file, or an empty text without file or line."""
+    if Path(file).is_file():
+        for line in Path(file).read_text().splitlines():
+            field, _, value = line.partition(":")
+            if field.strip() == name:
+                return value.strip()
+    return ""
 
 
 def output_of(*command: str) -> str:

@@ -30,7 +30,7 @@ from infoxlm_core.config import PreparationConfig
 
 LANGUAGES = ("en", "de")
 FILES_PER_LANGUAGE = 2
-UNMARKED = 10  # one copy of so many has no word that marks it
+UNMARKED = 10  # one row of ten has no word that marks its copy
 LETTERS = "bcdfghjklmnpqrstvwxz"
 REQUESTS = ("reads", "puts", "bytes read", "bytes put")
 PEER_TASKS = len(LANGUAGES) * FILES_PER_LANGUAGE
@@ -51,7 +51,8 @@ def write_rows(folder: Path, row_count: int) -> None:
         for number in range(FILES_PER_LANGUAGE):
             with (folder / f"{language}-{number}.jsonl").open("w", encoding="utf-8") as file:
                 for row in range(number, row_count // len(LANGUAGES), FILES_PER_LANGUAGE):
-                    text = mark(messages[row % len(messages)], row // len(messages), is_marked=row % UNMARKED > 0)
+                    copy, message = divmod(row, len(messages))
+                    text = mark(messages[message], copy, is_marked=row % UNMARKED > 0)
                     file.write(json.dumps({"text": text, "language": language}, ensure_ascii=False) + "\n")
 
 
@@ -62,7 +63,7 @@ def read_messages(language: str) -> list[str]:
 
     texts: dict[str, None] = {}
     for source in corpus.list_corpora():
-        for row in catalogs.read([next(code for code in LANGUAGES if code != "en")], "en", Path(source["path"])):
+        for row in catalogs.read(["de"], "en", Path(source["path"])):
             if row.dropped is None:
                 text = row.texts[LANGUAGES.index(language)]
                 texts[" ".join(text.split())] = None  # our reader makes a row of each line

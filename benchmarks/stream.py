@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,9 @@ from tests.servers import s3
 from tests.servers.s3_faults import faulty
 
 URI = "s3://models/shards"
-VOCABULARY, STEPS, ROUNDS = 1000, 80, 3
+VOCABULARY = 1000
+STEPS = 80
+ROUNDS = 3
 
 
 def make_config(window: int) -> PretrainingConfig:
@@ -75,7 +78,7 @@ def train(shards: Path, run: Path, source: storage.Store | None = None) -> tuple
     """Train, print the speed and the share of waiting. Return the losses of all steps, and tokens per second."""
     pretrain(make_config(window=1), shards, run / "model", run, shards_source=source)
     metrics = [values for _, values in tracker.read(run / tracker.METRICS)]
-    late_metrics = metrics[STEPS // 2 :]  # both figures are means over ten seconds, the first of which have the start
+    late_metrics = metrics[STEPS // 2 :]  # the first figures, means over ten seconds, include the start
     speed = statistics.median(values["tokens_per_second"] for values in late_metrics)
     waiting = statistics.mean(values["data_wait"] for values in late_metrics)
     print(f"{'S3' if source else 'local'}: {speed:.0f} tokens/s, data_wait {waiting:.4f}")
@@ -108,8 +111,13 @@ def main(folder: Path) -> None:
         shards = write_shards(folder / "small", 6 * BLOCK_TOKENS, parts=1000)
         upload(shards)
         os.environ["AWS_ENDPOINT_URL"] = proxy.url
-        pass_on = proxy.next
-        proxy.next = lambda *request: time.sleep(0.02) or pass_on(*request)  # type: ignore[method-assign]
+        answer = proxy.next
+
+        def answer_late(*request: Any) -> Any:
+            time.sleep(0.02)
+            return answer(*request)
+
+        proxy.next = answer_late  # type: ignore[method-assign]
         ratios = []
         for number in range(ROUNDS):
             local_losses, local_speed = train_alone(shards, folder / f"local{number}")

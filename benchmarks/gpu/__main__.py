@@ -111,7 +111,11 @@ def run_in_process(name: str, options: argparse.Namespace) -> Iterator[Row]:
     from benchmarks.gpu import speed
 
     seconds = SECONDS * (4 if name in speed.FIGURES else 1)
-    command = [*COMMAND, "--only", name, *["--cpu"] * options.cpu, *["--full"] * options.full]
+    command = [*COMMAND, "--only", name]
+    if options.cpu:
+        command.append("--cpu")
+    if options.full:
+        command.append("--full")
     environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | os.environ  # as in trainings
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout
