@@ -57,7 +57,8 @@ def upload(
         if not pipeline_id:
             pipeline_id = _create_pipeline(client, name, description, namespace)
         page = f"{submit.web_interface_url(host)}/#/pipelines/details/{pipeline_id}"
-        if _has_version(client, pipeline_id, version):
+        existing = client.list_pipeline_versions(pipeline_id, filter=_name_filter(version))
+        if existing.pipeline_versions:
             return Uploaded(version, page, is_new=False)
         with tempfile.TemporaryDirectory() as directory:  # the client uploads only files
             path = Path(directory, f"{version}.yaml")
@@ -78,11 +79,6 @@ def _create_pipeline(client: Any, name: str, description: str, namespace: str) -
 
     pipeline = api.V2beta1Pipeline(name=name, display_name=name, description=description, namespace=namespace or None)
     return client._pipelines_api.pipeline_service_create_pipeline(pipeline).pipeline_id
-
-
-def _has_version(client: Any, pipeline_id: str, version: str) -> bool:
-    answer = client.list_pipeline_versions(pipeline_id, filter=_name_filter(version))
-    return bool(answer.pipeline_versions)
 
 
 def _name_filter(name: str) -> str:

@@ -92,8 +92,10 @@ def train(work: Work, run: Path) -> dict[str, Any]:
     if distributed.rank() > 0:
         return {} if is_built else run_stage(output=run / "unused")
     device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
-    cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
-    with contextlib.nullcontext() if is_built else cost:  # the cost includes the upload, during which the GPUs idle
+    cost: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if not is_built:
+        cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
+    with cost:  # includes the upload, during which the GPUs idle
         artifact = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: run_stage(output=output))
     return manifests.load(artifact)["facts"]
 

@@ -63,11 +63,13 @@ def config_file(argument: str | Path) -> Path:
     """
     path = Path(argument)
     packaged = CONFIGS / f"{path}.yaml"
+    is_bare_name = len(path.parts) == 1
     try:
-        is_user_file = len(path.parts) != 1 or path.exists()
-        return packaged if not is_user_file and packaged.is_file() else path
-    except OSError:  # an invalid file name, which is also reported when the file is read
-        return path
+        if is_bare_name and not path.exists() and packaged.is_file():
+            return packaged
+    except OSError:  # an invalid file name, which is reported when the file is read
+        pass
+    return path
 
 
 RunFile = Annotated[

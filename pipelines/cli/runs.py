@@ -53,14 +53,7 @@ def run(
 
 @command()
 def ablate(
-    config: Annotated[
-        Path,
-        typer.Argument(
-            help="YAML file of the run that the variants change, or the name of a packaged one, such as demo.",
-            parser=config_file,
-            metavar="FILE",
-        ),
-    ],
+    config: RunFile,
     variants: Variants = Path("ablations"),
     only: Annotated[str, typer.Option(help="Comma-separated names of variants to train. Default: all.")] = "",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds for each variant.")] = "1,2,3",

@@ -55,7 +55,7 @@ def _read_rules(client: Any, bucket: str) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     try:
-        ensure(*sys.argv[1:2] or [""])
+        ensure(sys.argv[1] if len(sys.argv) > 1 else "")
     except InfoXLMError as error:
         print(f"bucket: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
