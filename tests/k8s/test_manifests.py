@@ -69,14 +69,6 @@ def test_every_object_has_the_fields_that_kubernetes_knows_and_no_others(overlay
         kubernetes_validate.validate(item, version, strict=True)
 
 
-def test_a_misspelt_field_is_found():
-    deployment = named("small", "Deployment", "mlflow")
-    deployment["spec"]["template"]["spec"]["securityContexts"] = {}
-
-    with pytest.raises(kubernetes_validate.ValidationError, match="securityContexts"):
-        kubernetes_validate.validate(deployment, KUBERNETES[0], strict=True)
-
-
 @pytest.mark.item("S04")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_pod_is_admitted_by_a_restricted_namespace_and_keeps_our_rules(overlay):
