@@ -244,10 +244,15 @@ def run_peer(text: Path) -> dict[str, Any]:
         for number, (task_count, pipeline) in enumerate(stages):
             LocalPipelineExecutor(pipeline, task_count, workers=1, logging_dir=f"{folder}/logs/{number}").run()
         seconds = time.process_time() - start_seconds
-        kept = sum(1 for path in Path(folder, "result").glob("*") for _ in path.open("rb"))
+        row_count = sum(1 for path in Path(folder, "result").glob("*") for _ in path.open("rb"))
     return {
-        "kept": kept, "digest": "", "tasks": seconds, "driver": 0.0, "task_memory": peak_memory(), "driver_memory": 0.0
-    }  # fmt: skip
+        "kept": row_count,
+        "digest": "",
+        "tasks": seconds,
+        "driver": 0.0,
+        "task_memory": peak_memory(),
+        "driver_memory": 0.0,
+    }
 
 
 # ---------------------------------------------------------------- report

@@ -71,24 +71,28 @@ def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], r
     """Time variants and write the seconds into the case.
 
     Args:
-        variants: each takes the number of a round, does that round's work, and returns its units, or None if
-            `case.inputs` has them under the name of the unit.
-        rounds: rounds that are measured, after round 0, which warms up. With 0 nothing runs.
+        variants: functions by name. A function takes the number of a round, does the work of this round, and returns
+            the number of units, or None if it is `case.inputs[case.unit]`.
+        rounds: number of measured rounds. Round 0 comes before them and only warms up. With 0 rounds, nothing runs.
     """
+    if not rounds:
+        return case
     names = list(variants)
-    for number in range(rounds + 1) if rounds else ():
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
+    for number in range(rounds + 1):
+        first = number % len(names)  # each round starts with another variant, so that none has an advantage
+        for name in names[first:] + names[:first]:
             gc.collect()
             wall_start = time.perf_counter()
             cpu_start = time.process_time()
-            work = variants[name](number)
+            unit_count = variants[name](number)
             cpu = time.process_time() - cpu_start
             wall = time.perf_counter() - wall_start
-            if number:
+            if unit_count is None:
+                unit_count = case.inputs[case.unit]
+            if number > 0:
                 case.cpu.setdefault(name, []).append(cpu)
                 case.wall.setdefault(name, []).append(wall)
-                case.work.setdefault(name, []).append(float(case.inputs[case.unit] if work is None else work))
+                case.work.setdefault(name, []).append(float(unit_count))
     for name in case.cpu:
         logger.info("%s: %s %.4g %s per CPU second", case.name, name, case.rate(name), case.unit)
     return case

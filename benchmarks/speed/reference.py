@@ -62,7 +62,7 @@ class Reference:
         return padded
 
     def losses(self, inputs: dict[str, Tensor]) -> float:
-        """Run backward of every objective's mean loss and return the sum of the losses."""
+        """Compute the gradients of the mean loss of each objective, and return the sum of the losses."""
         total = 0.0
         for name in ("mlm", "tlm"):
             loss = fairseq_mlm(self.query, inputs[name], inputs[f"{name} targets"])

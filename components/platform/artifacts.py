@@ -285,7 +285,8 @@ def locate(location: str, hashed: bool = True) -> Path:
 
     Args:
         location: location as `publish` writes it.
-        hashed: verify every file, because the caller will read it. A damaged local copy is downloaded again.
+        hashed: whether to verify every file, because the caller will read them. A damaged local copy is downloaded
+            again.
 
     Raises:
         InputError: there is no such artifact, or the location is malformed or leads out of the store.

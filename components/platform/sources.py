@@ -84,7 +84,8 @@ def _fetch_published_model(source: str, store: Path, only: Sequence[str]) -> Pat
 def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
     """Return the local path of a tokenizer and the digests of its files.
 
-    The path is that of a SentencePiece model or a tokenizer.json, or the directory of a model. Raises as `fetch_model`.
+    The path leads to a SentencePiece model, to a tokenizer.json, or to the directory of a model. The errors are those
+    of `fetch_model`.
     """
     from infoxlm_core.model.huggingface import tokenizers  # takes seconds
 

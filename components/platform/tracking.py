@@ -181,7 +181,7 @@ TRACKERS: dict[str, Callable[[], RunTracker]] = {"mlflow": _mlflow, "none": Untr
 
 
 def tracker(name: str = "") -> RunTracker:
-    """Return a tracker by name. The default is INFOXLM_TRACKER, and MLflow without it.
+    """Return the tracker of a name. The default name is the value of INFOXLM_TRACKER, or `mlflow` if it is not set.
 
     Raises:
         ConfigError: there is no such tracker.

@@ -126,4 +126,4 @@ def _find_or_create_experiment(client: "MlflowClient", name: str) -> str:
     except MlflowException as error:
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-    return _find_or_create_experiment(client, name)  # another stage was faster
+    return _find_or_create_experiment(client, name)  # another stage has created it meanwhile
