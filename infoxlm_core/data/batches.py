@@ -37,9 +37,9 @@ class PackedBatch:
     items: int  # contrast items: B, or B / 2 if a second half repeats them with query and key views exchanged
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, first virtual shard, number of the micro-batch: seeds dropout
     flops: float = 0.0  # of a forward and backward pass of the network
-    answered: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
+    rows_with_target: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
     padding: int = 0  # padding tokens, which are not counted
-    idle: bool = False  # computed only because other workers have one more batch, and not counted
+    idle: bool = False  # computed only because other workers have another batch; its losses and tokens do not count
 
     @property
     def tokens(self) -> int:
@@ -93,7 +93,7 @@ class PackedBatch:
             self.key_ids, self.key_positions, self.key_lengths, key_padding, pad_id
         )
         target_counts = (*self.target_counts, 0) if lm_padding else self.target_counts
-        target_rows, target_counts, answered = give_each_a_row(self.target_rows, target_counts, lm_lengths)
+        target_rows, target_counts, rows_with_target = add_missing_rows(self.target_rows, target_counts, lm_lengths)
         return replace(
             self,
             ids=torch.cat([lm_ids, view_ids]),
@@ -102,7 +102,7 @@ class PackedBatch:
             lm_sequences=len(lm_lengths),
             target_rows=target_rows,
             target_counts=target_counts,
-            answered=answered,
+            rows_with_target=rows_with_target,
             key_ids=key_ids,
             key_positions=key_positions,
             key_lengths=key_lengths,
@@ -113,7 +113,7 @@ class PackedBatch:
 def _append_padding(
     ids: Tensor, token_positions: Tensor, lengths: tuple[int, ...], count: int, pad_id: int
 ) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Return packed ids, positions and lengths with one more sequence of `count` padding tokens, if any."""
+    """Append a sequence of `count` padding tokens to packed sequences. Do nothing if `count` is 0."""
     if not count:
         return ids, token_positions, lengths
     padding_ids = torch.full((count,), pad_id, dtype=ids.dtype)
@@ -125,7 +125,7 @@ def _append_padding(
     )
 
 
-def give_each_a_row(
+def add_missing_rows(
     rows: Tensor, counts: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
     """Add the first row of every sequence that has no row.
@@ -136,8 +136,8 @@ def give_each_a_row(
         lengths: tokens of each sequence.
 
     Returns:
-        The new rows, their number in each sequence, and the indices of the old rows among the new ones; instead of the
-        indices None if no row was added.
+        All rows, the number of rows in each sequence, and the indices of the given rows among all rows (None if no
+        row was added).
     """
     sequences_without_row = np.flatnonzero(np.array(counts, np.int64) == 0)
     if not len(sequences_without_row):
@@ -145,9 +145,9 @@ def give_each_a_row(
     start_offsets = np.array(lengths, np.int64).cumsum() - lengths
     added_rows = start_offsets[sequences_without_row]
     all_rows = np.sort(np.concatenate([rows.numpy(), added_rows]))
-    indices_of_old_rows = np.searchsorted(all_rows, rows.numpy())
+    given_row_indices = np.searchsorted(all_rows, rows.numpy())
     new_counts = tuple(max(1, count) for count in counts)
-    return torch.from_numpy(all_rows), new_counts, torch.from_numpy(indices_of_old_rows)
+    return torch.from_numpy(all_rows), new_counts, torch.from_numpy(given_row_indices)
 
 
 def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[PackedBatch]:

@@ -126,7 +126,7 @@ class Sampler(StepSampler):
         self.block_sampler = TableSampler(block_counts, config.batches.alpha)
         self.pair_sampler = TableSampler(pair_counts, config.batches.alpha)
         window_bytes = config.batches.window
-        block_draws = self.block_sampler.chances() * config.batches.global_batch_size
+        block_draws = self.block_sampler.table_probabilities() * config.batches.global_batch_size
         self.block_window = MovingWindow(
             self.texts, text_counts, block_draws, window_bytes, config.seed, self._open_blocks
         )
@@ -207,8 +207,8 @@ class Sampler(StepSampler):
                 xlco.append(views)
         return Draw(_join_masked(mlm), _join_masked(tlm), _join_views(xlco))
 
-    def draws_of_a_pair(self, steps: int) -> dict[str, float]:
-        """Return how often a pair of each corpus (such as `en-de/wiki`) is drawn in `steps` steps, on average.
+    def draws_per_pair(self, steps: int) -> dict[str, float]:
+        """Return how often each pair of a corpus is drawn in `steps` steps on average, by corpus (such as `en-de/wiki`).
 
         The result counts draws for TLM, for contrast, and as a partner in mixup.
         """
@@ -218,24 +218,25 @@ class Sampler(StepSampler):
         return dict(zip(self.pair_names, draws.tolist(), strict=True))
 
     def _count_pair_draws(self, tlm_steps: int, xlco_steps: int) -> np.ndarray:
-        """Return how many pairs of each table are drawn in these numbers of steps, on average, (tables,)."""
+        """Return the expected number of pairs drawn from each table in these numbers of steps, (tables,)."""
         contrast = self.config.contrast
-        chances = self.pair_sampler.chances()  # (tables,)
-        partner_chances = chances
+        probabilities = self.pair_sampler.table_probabilities()  # (tables,)
+        partner_probabilities = probabilities
         if contrast.partner != "next":
-            partner_chances = self.pair_sampler.chances_elsewhere(self.corpora)
-        draws_per_sample = chances * (tlm_steps + xlco_steps) + partner_chances * contrast.mixup * xlco_steps
-        return draws_per_sample * self.config.batches.global_batch_size
+            partner_probabilities = self.pair_sampler.partner_probabilities(self.corpora)
+        sample_draws = probabilities * (tlm_steps + xlco_steps)
+        partner_draws = partner_probabilities * contrast.mixup * xlco_steps
+        return (sample_draws + partner_draws) * self.config.batches.global_batch_size
 
     def log_draws(self, steps: int) -> None:
         """Log which pairs are drawn most and least often. Warn about corpora whose pairs are drawn too often."""
-        draws = {name: count for name, count in self.draws_of_a_pair(steps).items() if count}
+        draws = {name: count for name, count in self.draws_per_pair(steps).items() if count}
         if not draws:
             return
         most_drawn = max(draws, key=draws.__getitem__)
         least_drawn = min(draws, key=draws.__getitem__)
         logger.info(
-            "in %d steps a pair of %s is drawn %.3g times, one of %s %.3g times",
+            "in %d steps a pair of %s is drawn %.3g times, a pair of %s %.3g times",
             steps, most_drawn, draws[most_drawn], least_drawn, draws[least_drawn],
         )  # fmt: skip
         drawn_too_often = [f"{name} ({count:.0f})" for name, count in draws.items() if count > MAX_DRAWS]
@@ -328,13 +329,13 @@ class Sampler(StepSampler):
             next_rows = (rows + 1) % window.row_counts[tables]
             return tables, next_rows, _read_sentence_ids(window, tables, next_rows)
         row_counts = window.row_counts
-        partner_tables, partner_rows = self.pair_sampler.draw_elsewhere(tables, self.corpora, rng, row_counts)
+        partner_tables, partner_rows = self.pair_sampler.draw_partners(tables, self.corpora, rng, row_counts)
         for _ in range(MAX_PARTNER_DRAWS):
             partner_ids = _read_sentence_ids(window, partner_tables, partner_rows)
             is_same = sentence_ids == partner_ids
             if not is_same.any() or not self.config.contrast.mixup:
                 return partner_tables, partner_rows, partner_ids
-            new_tables, new_rows = self.pair_sampler.draw_elsewhere(tables[is_same], self.corpora, rng, row_counts)
+            new_tables, new_rows = self.pair_sampler.draw_partners(tables[is_same], self.corpora, rng, row_counts)
             partner_tables[is_same] = new_tables
             partner_rows[is_same] = new_rows
         raise CorpusTooSmall("mixup needs pairs of two different sentences (have=1 need=2): set contrast.mixup to 0")

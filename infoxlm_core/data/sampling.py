@@ -10,8 +10,8 @@ import numpy as np
 
 
 def digest_key(*key: object) -> bytes:
-    """Return the SHA-256 of the parts of a key, to seed random numbers with."""
-    text = "/".join(str(part_of_key) for part_of_key in key)
+    """Return the SHA-256 of a key, which seeds a random generator."""
+    text = "/".join(str(part) for part in key)
     return hashlib.sha256(text.encode()).digest()
 
 
@@ -22,7 +22,7 @@ def generator(*key: object) -> np.random.Generator:
 
 
 def probabilities(sizes: np.ndarray, alpha: float) -> np.ndarray:
-    """Return probabilities proportional to n^alpha. That of a language without samples is 0."""
+    """Return probabilities proportional to n^alpha; a language without samples has probability 0."""
     weights = np.where(sizes > 0, np.power(np.maximum(sizes, 1).astype(float), alpha), 0.0)
     return weights / max(weights.sum(), np.finfo(float).tiny)  # avoids dividing by 0 if there are no samples at all
 
@@ -52,17 +52,17 @@ class TableSampler:
 
         `row_counts` (tables,) are the rows to choose from in each table, by default all its samples.
         """
-        tables = pick(self.shares, rng.random(count))
+        tables = choose_indices(self.shares, rng.random(count))
         return tables, self._draw_rows(tables, rng, row_counts)
 
-    def draw_elsewhere(
+    def draw_partners(
         self,
         tables: np.ndarray,
         corpora: list[str],
         rng: np.random.Generator,
         row_counts: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw a partner for each of the samples in `tables`, from another corpus if there is one.
+        """Draw a second sample for each sample of `tables`, from another corpus if there is one.
 
         Args:
             tables: (count,) table numbers of the samples.
@@ -79,25 +79,25 @@ class TableSampler:
         partner_tables = np.empty_like(tables)
         for corpus in set(corpus_of_sample.tolist()):
             is_in_corpus = corpus_of_sample == corpus
-            partner_tables[is_in_corpus] = pick(
+            partner_tables[is_in_corpus] = choose_indices(
                 self._select_shares_outside(corpus, corpus_names), uniform[is_in_corpus]
             )
         return partner_tables, self._draw_rows(partner_tables, rng, row_counts)
 
-    def chances(self) -> np.ndarray:
-        """Return the probability of each table in a draw, (tables,)."""
+    def table_probabilities(self) -> np.ndarray:
+        """Return the probability that `draw` chooses each table, (tables,)."""
         return self.shares / max(self.shares.sum(), np.finfo(float).tiny)
 
-    def chances_elsewhere(self, corpora: list[str]) -> np.ndarray:
-        """Return the probability of each table in `draw_elsewhere` for tables from `draw`, (tables,)."""
+    def partner_probabilities(self, corpora: list[str]) -> np.ndarray:
+        """Return the probability that `draw_partners` chooses each table for a sample from `draw`, (tables,)."""
         corpus_names = np.array(corpora)
-        chances = self.chances()
-        partner_chances = np.zeros(len(corpora))
+        table_probabilities = self.table_probabilities()
+        partner_probabilities = np.zeros(len(corpora))
         for corpus in set(corpora):
-            corpus_chance = chances[corpus_names == corpus].sum()
+            corpus_probability = table_probabilities[corpus_names == corpus].sum()
             partner_shares = self._select_shares_outside(corpus, corpus_names)
-            partner_chances += corpus_chance * partner_shares / partner_shares.sum()
-        return partner_chances
+            partner_probabilities += corpus_probability * partner_shares / partner_shares.sum()
+        return partner_probabilities
 
     def _select_shares_outside(self, corpus: str, corpus_names: np.ndarray) -> np.ndarray:
         """Return the shares of the tables of other corpora, (tables,), or those of all tables if there is no other."""
@@ -110,8 +110,11 @@ class TableSampler:
         return (rng.random(len(tables)) * sizes[tables]).astype(np.int64)
 
 
-def pick(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Turn numbers uniform in [0, 1) into indices whose probabilities are proportional to `weights`."""
+def choose_indices(weights: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+    """Return an index of `weights` for each number in `uniform`, with probabilities proportional to `weights`.
+
+    `uniform` contains random numbers from [0, 1).
+    """
     cumulative_weights = weights.cumsum()
     indices = np.searchsorted(cumulative_weights, uniform * cumulative_weights[-1], side="right")
     last_possible_index = int(np.flatnonzero(weights)[-1])

@@ -52,7 +52,7 @@ def cumulative_lengths(lengths: tuple[int, ...], device: torch.device) -> Tensor
 def choose_flash(device: torch.device) -> str:
     """Activate FlashAttention 3 if GPU and package allow it, else PyTorch's version 2. Log and return the version.
 
-    Version 3 hangs in the backward pass of a sequence without a query: see `give_each_a_row`. Returns "" on CPUs.
+    Version 3 hangs in the backward pass of a sequence without a query: see `add_missing_rows`. Returns "" on CPUs.
     """
     if device.type != "cuda":
         return ""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infoxlm_core.data.batches import give_each_a_row
+from infoxlm_core.data.batches import add_missing_rows
 from infoxlm_core.data.layouts import Sequences
 from infoxlm_core.data.samples import StepSampler
 from infoxlm_core.data.shards import Shards, end_to_end
@@ -44,7 +44,7 @@ class TextBatch:
     labels: Mapping[str, Tensor]  # sentence objective -> (sequences,) labels
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: seed of dropout
     flops: float = 0.0  # necessary FLOPs, see `must_do_flops`
-    answered: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
+    rows_with_target: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
 
     @property
     def counts(self) -> dict[str, float]:
@@ -58,8 +58,8 @@ class TextBatch:
         """Copy the batch to a device. On a GPU every sequence gets a row, which FlashAttention 3 requires."""
         batch = self
         if device.type == "cuda":
-            rows, counts, answered = give_each_a_row(self.target_rows, self.target_counts, self.lengths)
-            batch = replace(self, target_rows=rows, target_counts=counts, answered=answered)
+            rows, counts, rows_with_target = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
+            batch = replace(self, target_rows=rows, target_counts=counts, rows_with_target=rows_with_target)
         sent: dict[str, Any] = {}
         for name, value in vars(batch).items():
             if isinstance(value, Tensor):

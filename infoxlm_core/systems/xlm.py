@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences, gather, number_positions
-from infoxlm_core.data.sampling import TableSampler, generator, pick, probabilities
+from infoxlm_core.data.sampling import TableSampler, generator, choose_indices, probabilities
 from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
@@ -51,8 +51,8 @@ class XLM(TextNetwork):
             batch.target_counts,
             causal=batch.objective == "clm",
         )  # (N, d)
-        if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
-            hidden = hidden[batch.answered]
+        if batch.rows_with_target is not None:  # on GPUs each sequence has a row, also if it has no target
+            hidden = hidden[batch.rows_with_target]
         return TargetStates(hidden, self.bias, {})
 
 
@@ -194,7 +194,7 @@ class XLMSampler(TextSampler):
         counts = self.sample_counts[objective]
         names = list(counts)
         name_probabilities = probabilities(np.array(list(counts.values())), self.config.batches.alpha)
-        choice = int(pick(name_probabilities, uniform[:1])[0])
+        choice = int(choose_indices(name_probabilities, uniform[:1])[0])
         return StepChoice(objective, names[choice], is_reversed=bool(uniform[1] < 0.5))
 
     def _draw_windows(self, language: str, rng: np.random.Generator) -> Sequences:

@@ -220,7 +220,7 @@ class Checkpoints:
             self.remote.delete_stop_request()
 
     def begin_save(self, checkpoint: Checkpoint) -> None:
-        """Start saving in a thread. Call `finish_save` before the next one, and keep the tensors until then."""
+        """Start to save in a thread. Do not change the tensors or save again before `finish_save` returns."""
         self._pending_save = self._writer.submit(self.save, checkpoint)
 
     def finish_save(self) -> None:
@@ -336,7 +336,7 @@ class Checkpoints:
         return None
 
     def rewind(self, step: int) -> Checkpoint | None:
-        """Return the newest valid rewind target for a step, if any, and delete all newer checkpoints.
+        """Return the newest valid rewind target before a step, or None. Delete all checkpoints after the target.
 
         Only multiples of `spacing` are targets: the choice must not depend on where a run was interrupted and saved.
         """

@@ -22,7 +22,7 @@ LOADED_SUFFIXES = (".safetensors", ".json", ".model", ".txt")  # the files of a 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Everything that one start of a training depends on."""
+    """The settings, inputs and software on which a training run depends."""
 
     compared: dict[str, object] = field(default_factory=dict)  # stage version, decisive settings, digests of inputs
     recorded: dict[str, object] = field(default_factory=dict)  # code, libraries, threads, workers, kind of device
@@ -36,7 +36,7 @@ class Fingerprint:
             version: version of the stage, see `manifests.VERSIONS`.
             inputs: digests of the inputs by name.
         """
-        from infoxlm_core.training import distributed  # here, so that comparing fingerprints does not import torch
+        from infoxlm_core.training import distributed  # a local import: comparing fingerprints needs no torch
 
         return cls(decisive(config, version, inputs), manifests.describe_software() | distributed.describe())
 
@@ -59,9 +59,9 @@ class Fingerprint:
 
 
 def decisive(config: StageConfig, version: int, inputs: Mapping[str, str]) -> dict[str, object]:
-    """Return by name what determines a stage's result: all settings except those of saving, logging and probing.
+    """Return the values that determine a stage's result: its version, settings and inputs, by name.
 
-    The digest of an input replaces the setting of the same name, so content counts, not the path.
+    Settings of saving, logging and probing are omitted. The digest of an input replaces its path in the settings.
     """
     return {"version": version, **flatten(config.result_fields()), **inputs}
 
@@ -87,7 +87,7 @@ def mismatch(run: str, changes: list[str]) -> ConfigMismatch:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Return nested mappings as one with dotted names: {"a": {"b": 1}} -> {"a.b": 1}."""
+    """Return a nested mapping as a flat mapping with dotted names: {"a": {"b": 1}} -> {"a.b": 1}."""
     flat: dict[str, object] = {}
     for name, value in values.items():
         if isinstance(value, dict):
@@ -116,7 +116,7 @@ def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
 
 
 def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
-    """Return one digest of files by role: a file used for training is not the same input as that file for testing."""
+    """Return a digest of the files and of their roles, such as training and test."""
     return manifests.digest({role: digest_inputs(paths) for role, paths in roles.items()})
 
 
@@ -127,7 +127,8 @@ def _digest_directory(directory: Path) -> str:
     """
     files = [path for path in outside.list_tree(directory) if path.is_file() and path.name != manifests.NAME]
     language = _find_language(directory)
-    if any(path.parent == directory and path.suffix == ".safetensors" for path in files):
+    is_model = any(path.parent == directory and path.suffix == ".safetensors" for path in files)
+    if is_model:
         model_directories = [directory]
         if (directory / selection.FILE).is_file():  # a fine-tuned model may contain models of single languages
             model_directories += (directory / "steps").glob("*")

@@ -37,7 +37,7 @@ Skips = list[tuple[int, int]]
 
 @dataclass
 class Guard:
-    """Judges the steps of one training by those before them."""
+    """Decides whether a training step is bad, by comparing it with the steps before."""
 
     deviations: float = 0.0  # limit of a spike, in standard deviations; 0: only non-finite steps are bad
     recent: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Guard:
         self.furthest = max(self.furthest, step)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """Return the number of rewinds, if there were any, and whether this step is a repeated one."""
+        """Return the number of rewinds if it is not 0, and whether a rewind made the training repeat this step."""
         metrics = {}
         if self.rewinds:
             metrics["rewinds"] = float(self.rewinds)

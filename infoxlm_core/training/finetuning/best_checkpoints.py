@@ -58,7 +58,7 @@ class BestCheckpoints:
     def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
         """Save the weights if the last evaluation is among the best. Delete weights that are no longer needed.
 
-        Weights that were the best at the time of a checkpoint are kept, because the run may resume there.
+        Keep the best weights at the time of each checkpoint, because the run may resume from it.
 
         Raises:
             StorageFull: the weights do not fit on the disk.

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.batches import give_each_a_row, micro_batches
+from infoxlm_core.data.batches import add_missing_rows, micro_batches
 from infoxlm_core.data.layouts import Sequences, lay_out, mix
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, generator, probabilities
@@ -154,7 +154,7 @@ def test_draws_follow_the_distribution_over_languages_and_are_uniform_within():
 def test_partners_come_from_another_corpus_by_the_same_distribution():
     sampler, corpora = TableSampler([[300, 100], [50, 30]], alpha=0.7), ["one", "two", "one", "two"]
 
-    tables, rows = sampler.draw_elsewhere(np.repeat([0, 3], 200_000), corpora, generator("partners"))
+    tables, rows = sampler.draw_partners(np.repeat([0, 3], 200_000), corpora, generator("partners"))
 
     first, second = tables[:200_000], tables[200_000:]
     assert set(first) == {1, 3} and set(second) == {0, 2}
@@ -189,7 +189,7 @@ def test_how_often_a_pair_is_drawn_is_known_before_a_training_and_warned_of_wher
         first, second = sampler.draw(step, range(1)).xlco.sentence_ids.T.tolist()
         drawn.update(sampler.corpora.index(owner[two]) for one, two in zip(first, second, strict=True) if one != two)
 
-    expected = sampler.draws_of_a_pair(25)
+    expected = sampler.draws_per_pair(25)
     sampler.log_draws(25)
 
     assert {"en-de/large": drawn[0] / 400, "en-de/small": drawn[1] / 20} == pytest.approx(expected, rel=0.03)
@@ -357,8 +357,8 @@ def test_sides_are_cut_at_the_limit(tiny_shards):
 
 
 def test_a_sequence_without_an_answer_gets_its_first_row_and_the_others_keep_theirs():
-    rows, counts, answered = give_each_a_row(torch.tensor([1, 3, 9]), (2, 0, 1, 0), (4, 3, 3, 5))
+    rows, counts, rows_with_target = add_missing_rows(torch.tensor([1, 3, 9]), (2, 0, 1, 0), (4, 3, 3, 5))
 
     assert rows.tolist() == [1, 3, 4, 9, 10] and counts == (2, 1, 1, 1)
-    assert rows[answered].tolist() == [1, 3, 9]
-    assert give_each_a_row(torch.tensor([1, 3]), (1, 1), (3, 3))[2] is None
+    assert rows[rows_with_target].tolist() == [1, 3, 9]
+    assert add_missing_rows(torch.tensor([1, 3]), (1, 1), (3, 3))[2] is None
