@@ -187,11 +187,11 @@ class CleaningConfig(StageConfig):
     99 % are found; at 65 %, half of them; below 50 %, few. The sides of a similar pair remain
     monolingual text. minhash needs the extra `fuzzy`."""
 
-    same_numbers: bool = False
+    same_numbers: Flag = False
     """Drop pairs whose sides do not have the same digits. Their order, separators and script do not matter, so `10,000`
     and `10 000` are equal. A number that is a word in one language, as in `two files`, differs."""
 
-    same_placeholders: bool = False
+    same_placeholders: Flag = False
     """Drop pairs whose sides do not have the same placeholders (`%s`, `%(name)s`, `%1$d`, `{name}`, `${name}`) and tags
     (`<b>`, without their attributes), in any order."""
 

@@ -1,6 +1,6 @@
 """Read gettext catalogs, the translated messages of programs.
 
-A row is a message id (or the English text behind a symbolic id) and its translation:
+A row consists of a message id and its translation. If the id is symbolic, its English text replaces it.
 
     msgid "Save the file"  msgstr "Datei speichern"  ->  Row(("en", "de"), ("Save the file", "Datei speichern"), …)
 """
@@ -25,16 +25,16 @@ from infoxlm_core.errors import InputError, one_line
 
 MAX_CATALOG = 64 << 20  # bytes
 MAX_ENTRIES = 100_000  # files of an archive
-MAX_PATH = 4096  # bytes; a longer string is never taken for a path
+MAX_PATH = 4096  # bytes; polib never takes a longer string for a path
 NEVER = 9  # rank of locales that are not read
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
-IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # such as label_foo: a key, not English text
+IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # a symbolic id, such as label_foo
 
 Members = dict[str, Callable[[], bytes]]  # name of a file in a folder or archive -> function that reads it
 
 
 class _Catalog(NamedTuple):
-    """The messages of one language."""
+    """The messages of a language."""
 
     name: str  # of its file
     rank: int  # of its locale
@@ -78,11 +78,9 @@ def _group_by_domain(members: Members, languages: set[str]) -> dict[tuple[str, s
     return domains
 
 
-def _read_english(
-    variants: dict[str, str], pivot: str, members: Members, path: Path
-) -> dict[tuple[str | None, str], str]:
+def _read_english(names: dict[str, str], pivot: str, members: Members, path: Path) -> dict[tuple[str | None, str], str]:
     """Return the English text of messages with symbolic ids, by context and id. Regional variants are not used."""
-    catalog = _choose_catalog(variants, pivot, members, path)
+    catalog = _choose_catalog(names, pivot, members, path)
     if catalog.rank > 1:
         return {}
     texts = {}
@@ -92,19 +90,19 @@ def _read_english(
     return texts
 
 
-def _choose_catalog(variants: dict[str, str], language: str, members: Members, path: Path) -> _Catalog:
-    """Return the catalog of a language's best locale. If it has several, return the one with most translations.
+def _choose_catalog(names: dict[str, str], language: str, members: Members, path: Path) -> _Catalog:
+    """Return the catalog of a language's best locale. Of several with the best rank, return that with most translations.
 
     Args:
-        variants: locale -> name of its catalog.
+        names: locale -> name of its catalog.
         language: the language of these locales.
         members: the catalogs of the corpus.
-        path: the corpus, for messages.
+        path: the corpus, for error messages.
     """
-    best_rank = min((_rank_locale(locale, language) for locale in variants), default=NEVER)
+    best_rank = min((_rank_locale(locale, language) for locale in names), default=NEVER)
     best_catalog = _Catalog("", best_rank, [])
     most_translations = -1
-    for locale, name in variants.items():
+    for locale, name in names.items():
         if _rank_locale(locale, language) != best_rank:
             continue
         messages = _read_messages(name, members, path)
@@ -116,7 +114,7 @@ def _choose_catalog(variants: dict[str, str], language: str, members: Members, p
 
 
 def _list_catalogs(path: Path) -> Members:
-    """Return name and reader of every catalog `…/<locale>/LC_MESSAGES/<domain>.po` in a folder, wheel or zip."""
+    """Return the name and the reader of each catalog in a folder, wheel or zip."""
     members = _list_folder(path) if path.is_dir() else _list_archive(path)
     if not members:
         raise InputError(f"{path} contains no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
@@ -132,7 +130,7 @@ def _list_folder(path: Path) -> Members:
 
 
 def _list_archive(path: Path) -> Members:
-    """Return name and reader of the catalogs in a wheel or zip. Raise InputError if it is damaged or too large."""
+    """Return the name and the reader of each catalog in a wheel or zip. Raise InputError for damaged or huge files."""
     archive = lines.open_zip(path, "a folder, wheel or zip file of gettext catalogs")
     if len(archive.infolist()) > MAX_ENTRIES:
         raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
@@ -147,7 +145,7 @@ def _list_archive(path: Path) -> Members:
 
 
 def _split_name(name: str) -> tuple[str, str, str]:
-    """Return folder, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
+    """Return the folder, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
     *folders, file_name = PurePosixPath(name).parts
     stem = file_name[:-3]  # without .po or .mo
     if len(folders) > 1 and folders[-1] == "LC_MESSAGES":
@@ -156,7 +154,7 @@ def _split_name(name: str) -> tuple[str, str, str]:
 
 
 def _rank_locale(locale: str, language: str) -> int:
-    """Return the rank of a locale, 0 for the best. NEVER excludes it. Language `zh` means simplified characters."""
+    """Return the rank of a locale, 0 for the best, or `NEVER`. The language `zh` is Chinese in simplified characters."""
     variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
     if language == "zh":
         return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
@@ -164,7 +162,7 @@ def _rank_locale(locale: str, language: str) -> int:
 
 
 def _read_messages(name: str, members: Members, path: Path) -> list[polib.POEntry]:
-    """Return the messages of one catalog. `msgstr` of a plural message is its form for n = 1."""
+    """Return the messages of a catalog. `msgstr` of a plural message is its form for n = 1."""
     content = _read_member(name, members, path)
     try:
         binary = content + b"\0"  # polib opens the file if the content is a path; no path has a zero byte
@@ -187,7 +185,7 @@ def _read_messages(name: str, members: Members, path: Path) -> list[polib.POEntr
 
 
 def _check_strings(content: bytes) -> None:
-    """Raise ValueError or struct.error if a .mo ends within its strings, because polib would silently truncate them."""
+    """Raise ValueError or struct.error if a .mo file is truncated, because polib would silently truncate its strings."""
     is_big_endian = content[:4] == b"\x95\x04\x12\xde"
     byte_order = ">" if is_big_endian else "<"
     # The header has the number of strings, and where the tables of the ids and of their translations start.

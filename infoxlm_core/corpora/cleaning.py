@@ -1,4 +1,4 @@
-"""Clean single texts: normalise each, then keep it or drop it for one named reason.
+"""Clean single texts: normalise a text, and find the reason to drop it, if there is any.
 
 normalise("Datei\\u00a0\\u202aöffnen…\\n")                          ->  "Datei öffnen…"
 reason_to_drop("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "wrong_script"
@@ -32,13 +32,13 @@ _MARKUP = regex.compile(
 # A brace with other characters is a plural form of ICU, whose words are translated.
 _PLACEHOLDER = regex.compile(r"%(?:\(\w+\)|\d+\$)[sdiufxXcrg]|%[sdiufxXcrg](?![A-Za-z])|\{[\w.$-]*\}|</?[A-Za-z]\w*")
 _LONG_REPETITION = re.compile(r"(\S)\1{19}")
-_MAX_ONE_CHARACTER = 0.9  # largest share of one character in a text that repeats it many times
-_FEWEST_LETTERS = 5  # a text of at least so many letters, all the same, is dropped: "aaaaa", "AA, AAA, …"
+_MAX_SAME_CHARACTER = 0.9  # largest share of the most frequent character in a text
+_MIN_REPEATED_LETTERS = 5  # shorter texts may repeat a letter: "aaaaa" and "AA, AAA" are dropped, "aaaa" is not
 _INSIGNIFICANT = regex.compile(r"[\p{P}\p{N}\s]+")
 # The least share of letters in the language's scripts is low: Latin names and commands occur in every language.
 _MIN_OWN_SCRIPT = 0.15
 _MAX_FOREIGN_SCRIPT = 0.2  # largest share of letters in scripts that are neither the language's nor Latin
-_MAX_PROBABILITY = 0.05  # a text is in another language if the expected one is less probable
+_MIN_PROBABILITY = 0.05  # if the expected language is less probable, the text is in another language
 
 
 def normalise(text: str) -> str:
@@ -78,7 +78,7 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
     if language not in WITHOUT_SPACES and len(text.split()) < rules.min_words:
         return "few_words"
     # Counting the characters of every text takes long, so only texts with a long repetition are counted.
-    if _LONG_REPETITION.search(text) and max(map(text.count, set(text))) > _MAX_ONE_CHARACTER * len(text):
+    if _LONG_REPETITION.search(text) and max(map(text.count, set(text))) > _MAX_SAME_CHARACTER * len(text):
         return "one_sign"
     words = _MARKUP.sub(" ", text)
     letter_count = len(_LETTER.findall(words))
@@ -90,8 +90,8 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
     foreign_count = letter_count - own_script_count - latin_count
     if own_script_count < _MIN_OWN_SCRIPT * letter_count or foreign_count > _MAX_FOREIGN_SCRIPT * letter_count:
         return "wrong_script"
-    folded_letters = _LETTER.findall(words.casefold())
-    if letter_count >= _FEWEST_LETTERS and max(Counter(folded_letters).values()) > _MAX_ONE_CHARACTER * letter_count:
+    most_frequent = max(Counter(_LETTER.findall(words.casefold())).values())
+    if letter_count >= _MIN_REPEATED_LETTERS and most_frequent > _MAX_SAME_CHARACTER * letter_count:
         return "one_sign"
     if letter_count >= rules.min_identified_characters and is_other_language(words, language, languages):
         return "wrong_language"
@@ -101,16 +101,19 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
 def reason_to_drop_row(
     texts: Sequence[str], languages: Sequence[str], all_languages: tuple[str, ...], rules: CleaningConfig
 ) -> str | None:
-    """Return the reason to drop a sentence or pair of normalised texts, or None. One bad side drops the pair."""
+    """Return the reason to drop a sentence or pair of normalised texts, or None. Both sides of a pair are checked."""
     for text, language in zip(texts, languages, strict=True):
         reason = reason_to_drop(text, language, all_languages, rules)
         if reason:
             return reason
-    if len(texts) == 2 and texts[0].casefold() == texts[1].casefold():
+    if len(texts) == 1:
+        return None
+    source, target = texts
+    if source.casefold() == target.casefold():
         return "untranslated"
-    if len(texts) == 2 and rules.same_numbers and list_digits(texts[0]) != list_digits(texts[1]):
+    if rules.same_numbers and list_digits(source) != list_digits(target):
         return "other_numbers"
-    if len(texts) == 2 and rules.same_placeholders and list_placeholders(texts[0]) != list_placeholders(texts[1]):
+    if rules.same_placeholders and list_placeholders(source) != list_placeholders(target):
         return "other_placeholders"
     return None
 
@@ -131,7 +134,7 @@ def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> b
     if language not in identifier.labels:
         return False
     probabilities = dict(identifier.rank(text))
-    return bool(probabilities[language] < _MAX_PROBABILITY)
+    return bool(probabilities[language] < _MIN_PROBABILITY)
 
 
 @lru_cache
@@ -150,6 +153,6 @@ def scripts_of(language: str) -> tuple[str, ...]:
 
 @lru_cache
 def _make_letter_pattern(language: str) -> regex.Pattern:
-    """Return the pattern of the letters of a language's scripts, with marks and the long vowel sign."""
+    """Return a pattern that matches a letter of a language's scripts, a mark, or the long vowel sign."""
     script_classes = "".join(rf"\p{{{script}}}" for script in scripts_of(language))
     return regex.compile(f"[{script_classes}" + r"\p{Inherited}ー]")

@@ -13,7 +13,7 @@ _TABLE = re.compile(r"(?P<kind>mono|pairs|held_out|held_out_mono)/(?P<language>[
 
 @dataclass(frozen=True)
 class Dataset:
-    """One corpus."""
+    """A corpus of a prepared text."""
 
     name: str
     digest: str
@@ -24,7 +24,7 @@ class Dataset:
 
     languages: tuple[str, ...]
     lines: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of lines read and kept, by kind of text."""
+    """Numbers of lines by kind of text and outcome, such as {"pairs read": 90, "pairs kept": 80}."""
 
 
 def list_datasets(files: Mapping[str, Mapping[str, Any]], report: Iterable[Mapping[str, Any]]) -> list[Dataset]:
@@ -55,7 +55,7 @@ def list_datasets(files: Mapping[str, Mapping[str, Any]], report: Iterable[Mappi
 
 
 def _sum_lines(report: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return the numbers of lines of each corpus, such as {"wiki": {"pairs read": 90, "pairs kept": 80}}."""
+    """Return `Dataset.lines` of each corpus."""
     lines: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for file_counts in report:
         corpus_lines = lines[file_counts["corpus"]]

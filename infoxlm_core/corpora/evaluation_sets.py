@@ -128,7 +128,7 @@ def _read_lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _read_cells(file: Path) -> Iterator[str]:
-    """Yield the cells between tabs, with and without markup, and the sentences of lines with one tagged word each."""
+    """Yield the cells between tabs, with and without markup. Join lines of a tagged word each to a sentence."""
     words: list[str] = []
     for _, text in _read_lines(file):
         tagged = _TAGGED.fullmatch(text)

@@ -23,11 +23,11 @@ MINHASH_LETTERS = 200  # runs of five letters of shorter rows are too few to est
 _SHINGLE_LETTERS = 5
 _BANDS = 20  # two rows with similarity s share a band with probability 1 - (1 - s^8)^20: 0.5 at 0.65, 0.98 at 0.8
 _HASHES_PER_BAND = 8
-_SIGNS_PER_WORD = 3  # the least; vowel signs count, too, so that 13 signs of Thai are often a single phrase
+_SIGNS_PER_WORD = 3  # the smallest useful number: vowel signs count, so 13 signs of Thai are often a common phrase
 
 
 class Keys(NamedTuple):
-    """64-bit digests: three of every text of a row, those of all runs of words in them, and those of its bands."""
+    """64-bit digests of a row: three for each of its texts, one for each run of words, and one for each band."""
 
     equal: Sequence[int]  # of the form that is compared with reserved text
     near: Sequence[int]  # equal for near duplicates
@@ -37,7 +37,7 @@ class Keys(NamedTuple):
 
 
 def keys(texts: Sequence[str], overlap: int = 0) -> Keys:
-    """Return the keys of a row. Its runs have `overlap` words. There are none if `overlap` is 0."""
+    """Return the keys of a row without bands. Runs have `overlap` words. If `overlap` is 0, there are no runs."""
     equal, near, exact = zip(*map(_digest_text, texts), strict=True)
     run_digests = [digest for text in texts for digest in runs(text, overlap)]
     return Keys(equal, near, exact, run_digests)
@@ -67,7 +67,7 @@ def check_minhash() -> None:
 
 
 def bands(texts: Sequence[str]) -> list[int]:
-    """Return the digests of the bands of a row's MinHash signature. There are none if the row is short."""
+    """Return the digests of the bands of a row's MinHash signature. A row of few letters has no bands."""
     import rensa  # an optional dependency, see `check_minhash`
 
     letters = "".join(cleaning.near_key(text) for text in texts)
@@ -89,11 +89,11 @@ def runs(text: str, length: int) -> list[int]:
     if not length:
         return []
     units = []  # words, Han characters and single signs of other scripts
-    sizes = []  # of each unit, counted in signs
+    sizes = []  # of each unit, in signs
     for match in _UNIT.finditer(cleaning.comparable(text)):
         units.append(match[0])
         sizes.append(1 if match["sign"] else _SIGNS_PER_WORD)
-    positions = list(accumulate(sizes, initial=0))  # signs before each unit, and the number of all signs
+    positions = list(accumulate(sizes, initial=0))  # number of signs before each unit; at the end, of all signs
     run_digests = []
     for first, position in enumerate(positions):
         end = bisect_left(positions, position + _SIGNS_PER_WORD * length)

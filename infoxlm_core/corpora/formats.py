@@ -1,4 +1,4 @@
-"""Corpus formats: every line, message or translation unit of a file becomes one row, kept or dropped for a reason.
+"""Corpus formats: every line, message or translation unit of a file becomes a row, some with a reason to drop it.
 
 A row of one language is a monolingual line. A row of two languages is a translation pair that begins with the pivot.
 A line of a file `x.tsv` becomes:
@@ -23,11 +23,11 @@ from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
 Lengths = tuple[int, int, int]  # line, bytes of its two sides
 WINDOW = 1000  # pairs
-MIN_CORRELATION = 0.4  # of a window
-FEWEST = 50  # pairs of a short window that are significant
-UNRELATED = 0.15  # correlation of a short window, below which its pairs are no translations
+MIN_CORRELATION = 0.4  # of the lengths in a window
+MIN_BLOCK = 50  # pairs of a short window; the correlation of fewer pairs is not significant
+MIN_BLOCK_CORRELATION = 0.15  # of the lengths in a short window
 MAX_SHIFT = 3  # lines
-SHIFTED = 0.15  # a correlation with shifted lines that is higher by this is no coincidence
+MIN_SHIFT_GAIN = 0.15  # increase of the correlation by a shift, above which the lines are shifted
 MIN_DEVIATION = 0.25  # of the logarithms of lengths; a correlation of texts of about the same length proves nothing
 
 
@@ -45,19 +45,19 @@ FORMATS_OF_TRANSLATIONS = {
 
 
 class LocalCorpus(NamedTuple):
-    """One corpus on this machine."""
+    """A corpus on this machine."""
 
     source: CorpusSource
     languages: list[str]  # those to read
     pivot: str
-    paths: Sequence[Path]  # one for each of `source.paths`
+    paths: Sequence[Path]  # local copies of `source.paths`
 
 
 def infer_format(path: Path) -> str:
-    """Return the format of a file of translations, which its name tells; a folder contains gettext catalogs.
+    """Return the format of a file of translations, from its suffix. A folder contains gettext catalogs.
 
     Raises:
-        InputError: the name does not tell the format.
+        InputError: the suffix is not one of `FORMATS_OF_TRANSLATIONS`.
     """
     suffixes = [suffix for suffix in path.suffixes if suffix not in lines.COMPRESSED]
     suffix = suffixes[-1].lower() if suffixes else ""
@@ -72,14 +72,14 @@ def infer_format(path: Path) -> str:
 
 
 def read_pairs(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
-    """Yield the translation pairs of one corpus with text on both sides; arguments and errors are those of `read`."""
+    """Yield the translation pairs of a corpus with text on both sides. Arguments and errors are those of `read`."""
     for row in read(source, languages, pivot, paths):
         if row.dropped is None and len(row.texts) == 2 and all(text.strip() for text in row.texts):
             yield row
 
 
 def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
-    """Yield the rows of one corpus in the order of its files.
+    """Yield the rows of a corpus in the order of its files.
 
     Args:
         source: the corpus as the config describes it.
@@ -98,7 +98,7 @@ def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequ
 
 
 def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> list[str]:
-    """Return the languages to read. Raise an error if the corpus cannot be read."""
+    """Return the languages to read. Raise InputError or CorpusTooSmall if the corpus cannot be read."""
     for path in paths:
         if source.format != "gettext" and not path.is_file():
             problem = "not a file" if path.exists() else "no such file"
@@ -224,7 +224,7 @@ def _order_sides(corpus: LocalCorpus) -> list[int]:
 
 
 def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the pairs of two files, each with one sentence per line. Both may be in one zip file."""
+    """Yield the pairs of two files, each with a sentence on each line. A zip file may contain both."""
     languages = tuple(corpus.source.languages[index] for index in _order_sides(corpus))
     files = _open_moses_files(corpus)
     file_names = f"{files[0].name} {files[1].name}"
@@ -241,7 +241,7 @@ def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
             _, target_text, target_reason = target_line
             texts = (source_text, target_text)
             if target_reason and not source_reason:
-                texts = (target_text, source_text)  # the first text of a dropped row says where the damage is
+                texts = (target_text, source_text)  # if a side is invalid UTF-8, the first text is its position
             reason = source_reason or target_reason
             for _, score, _ in score_lines:
                 reason = reason or _check_score(corpus.source, score, f"{files[2]}:{number}")
@@ -255,17 +255,20 @@ def _open_moses_files(corpus: LocalCorpus) -> list[AnyPath]:
 
     A zip file of OPUS contains README, LICENSE, CCMatrix.de-en.de, CCMatrix.de-en.en and perhaps CCMatrix.de-en.scores.
     """
-    languages = [corpus.source.languages[index] for index in _order_sides(corpus)]
+    order = _order_sides(corpus)
     if len(corpus.paths) == 2:
         first_path, second_path = corpus.paths
         if first_path.samefile(second_path):
-            raise InputError(f"{first_path} is given as both sides of parallel text: give one file for each language")
-        return [corpus.paths[index] for index in _order_sides(corpus)]
+            raise InputError(f"{first_path} is named for both sides of parallel text: name a file for each language")
+        return [corpus.paths[index] for index in order]
     path = corpus.paths[0]
     archive = lines.open_zip(path, "a Moses zip file of OPUS, nor a list of two paths")
+    suffixes = [corpus.source.languages[index] for index in order]
+    if corpus.source.minimum_score is not None:
+        suffixes.append("scores")
     files: list[AnyPath] = []
-    for suffix in [*languages, "scores"] if corpus.source.minimum_score is not None else languages:
-        # Some corpora name their languages zh_CN or pt_br. Texts about the corpus may be translated, too.
+    for suffix in suffixes:
+        # Some corpora name their languages zh_CN or pt_br. README and LICENSE may exist in several languages.
         pattern = re.compile(rf"(?!(.*/)?(README|LICENSE)\.).*\.{suffix}([_-]\w+)?", re.IGNORECASE)
         names = [name for name in archive.namelist() if pattern.fullmatch(name)]
         if len(names) != 1:
@@ -280,8 +283,8 @@ def _open_moses_files(corpus: LocalCorpus) -> list[AnyPath]:
 def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
     """Yield the rows. Raise ParallelMismatch where the lengths of the two sides are not correlated.
 
-    A shift by one line leaves every length ratio plausible, but the correlation of lengths falls to about 0, and is
-    higher with the lines that belong together. A long window detects sides that hardly correspond, a short window
+    If the lines of a side are shifted, each length ratio remains plausible, but the correlation of the lengths falls to
+    about 0. It rises again if the shift is undone. A long window detects sides that hardly correspond. A short window
     detects a shifted block.
     """
     pairs: list[Lengths] = []
@@ -297,7 +300,7 @@ def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
             del pairs[:WINDOW]
     if len(pairs) >= WINDOW // 2:  # in fewer pairs a low correlation is not significant
         for next_start in range(0, len(pairs), WINDOW):
-            start = max(0, min(next_start, len(pairs) - WINDOW))  # the last window reaches back to be complete
+            start = max(0, min(next_start, len(pairs) - WINDOW))  # the last window has its full length, too
             _check_window(pairs[start : start + WINDOW], MIN_CORRELATION, file)
     if len(pairs) >= WINDOW:
         block_size = WINDOW // 5
@@ -309,13 +312,13 @@ def _check_blocks(pairs: list[Lengths], size: int, file: str) -> None:
     last_start = max(0, len(pairs) - size)
     for start in [*range(0, last_start, size // 2), last_start]:
         block = pairs[start : start + size]
-        if len(block) >= FEWEST:
-            _check_window(block, UNRELATED, file)
+        if len(block) >= MIN_BLOCK:
+            _check_window(block, MIN_BLOCK_CORRELATION, file)
             _check_shift(block, file)
 
 
 def _check_window(pairs: list[Lengths], min_correlation: float, file: str) -> None:
-    """Raise ParallelMismatch if the lengths of the sides are correlated too little for translations."""
+    """Raise ParallelMismatch if the correlation of the sides' lengths is too low for translations."""
     source, target = _log_lengths(pairs)
     correlation = _correlate(source, target)
     if correlation is not None and correlation < min_correlation:
@@ -326,9 +329,9 @@ def _check_window(pairs: list[Lengths], min_correlation: float, file: str) -> No
 
 
 def _check_shift(pairs: list[Lengths], file: str) -> None:
-    """Raise ParallelMismatch if the lengths correlate better when one side is shifted by a few lines."""
+    """Raise ParallelMismatch if the lengths correlate better when the target is shifted by a few lines."""
     source, target = _log_lengths(pairs)
-    inner_source = source[MAX_SHIFT:-MAX_SHIFT]  # only these lines have a counterpart for every shift
+    inner_source = source[MAX_SHIFT:-MAX_SHIFT]  # only these lines have a target line for every shift
     end = len(target) - MAX_SHIFT
     correlations: dict[int, float] = {}
     for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
@@ -338,7 +341,7 @@ def _check_shift(pairs: list[Lengths], file: str) -> None:
     if 0 not in correlations:
         return
     best_shift = max(correlations, key=correlations.__getitem__)
-    if correlations[best_shift] > correlations[0] + SHIFTED:
+    if correlations[best_shift] > correlations[0] + MIN_SHIFT_GAIN:
         direction = "further down" if best_shift > 0 else "further up"
         raise ParallelMismatch(
             f"{file}: the sides do not belong together from line {pairs[0][0]} to {pairs[-1][0]}: the correlation of "
@@ -366,7 +369,7 @@ def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
 
 
 def _read_units(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield a pair for each translation of a unit into one of the languages."""
+    """Yield a pair for each translation of a unit into a language of the corpus."""
     path = corpus.paths[0]
     for number, unit in enumerate(translation_units.read(path, corpus.source.format), start=1):
         if unit.dropped:
@@ -377,7 +380,7 @@ def _read_units(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _make_dropped_row(corpus: LocalCorpus, number: int, reason: str) -> Row:
-    """Return a row without text, so that the report counts a unit that gives no pair. `und` is an unknown language."""
+    """Return a row without text, so that the report counts a unit without a pair. `und` is an unknown language."""
     return Row((corpus.pivot, "und"), ("", ""), corpus.paths[0].name, number, reason)
 
 
@@ -391,7 +394,7 @@ def _make_pairs(corpus: LocalCorpus, texts: Mapping[str, str], number: int) -> I
 
 
 def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield rows of a file with a JSON object on each line: pairs with the pivot, or sentences if there is no pair."""
+    """Yield the pairs in each line of a JSON Lines file, or its sentences if it has no pair with the pivot."""
     path = corpus.paths[0]
     for number, line in enumerate(lines.read_complete(path), start=1):
         remedy = "write an object with a key for each language on each line"
@@ -401,8 +404,8 @@ def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
         texts = {}
         for language in corpus.languages:
             if values.get(language) is not None:
-                where = f"{path}:{number}: {language}"
-                texts[language] = outside.validate(values[language], str, where, "write the text of this language")
+                position = f"{path}:{number}: {language}"
+                texts[language] = outside.validate(values[language], str, position, "write the text of this language")
         rows = list(_make_pairs(corpus, texts, number))
         if not rows:
             rows = [Row((language,), (text,), path.name, number) for language, text in texts.items()]
@@ -410,7 +413,7 @@ def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield rows of a table with one column for each language: pairs with the pivot, if the table has it."""
+    """Yield the pairs in each row of a table with a column for each language, or its sentences without a pivot column."""
     path = corpus.paths[0]
     pivot = corpus.pivot
     with tables.reading(path, "write it again"):

@@ -1,8 +1,8 @@
 """Compare the lengths of a pair's sides with the median of its language pair.
 
-A Thai translation has 2.7 times the UTF-8 bytes of its English source and a Chinese one 0.9 times, so one limit fits
-all languages only relative to their medians. The median comes from a histogram. A histogram is small, and histograms of
-parts of a corpus can be added in any order.
+A Thai translation has 2.7 times the UTF-8 bytes of its English source, and a Chinese translation has 0.9 times. A common
+limit for all languages must therefore be relative to their medians. The median is computed from a histogram, because a
+histogram is small, and histograms of parts of a corpus can be added in any order.
 """
 
 import math
@@ -21,7 +21,7 @@ def log_ratio(texts: Sequence[str]) -> float:
 
 
 def bin_of(texts: Sequence[str]) -> int:
-    """Return the number of the bin to which a pair belongs."""
+    """Return the number of the histogram bin of a pair."""
     return round(log_ratio(texts) / _BIN)
 
 
@@ -36,5 +36,5 @@ def median_of(histogram: Counter[int]) -> float:
 
 
 def exceeds(max_ratio: float, log_ratios: np.ndarray, median: float) -> np.ndarray:
-    """Return whether one side of each pair is over `max_ratio` times as long as the median log ratio predicts, (N,)."""
+    """Return whether a side of each pair is over `max_ratio` times as long as the median log ratio predicts, (N,)."""
     return np.abs(log_ratios - median) > math.log(max_ratio)

@@ -25,17 +25,17 @@ MAX_RATIO = 100  # unpacked by packed size; a file above it is a decompression b
 
 
 class Row(NamedTuple):
-    """One sentence, or one pair whose first side is the pivot's, with its file and line (gettext: its n-th message).
-
-    A row of a document that is compared as a whole has the line on which the document begins.
-    """
+    """A sentence, or a translation pair that begins with the pivot's side."""
 
     languages: tuple[str, ...]
     texts: tuple[str, ...]
     file: str
     line: int
+    """Number of the line in its file. In a gettext catalog, number of the message. For all rows of a document that is
+    compared as a whole, the line on which the document begins."""
     dropped: str | None = None
-    """Why the row is dropped, or None. A dropped row has no texts; with `invalid_utf8` the first is file:line:byte."""
+    """Reason to drop the row, or None. The texts of a dropped row are not used, but for `invalid_utf8` the first is the
+    position file:line:byte."""
 
 
 class _Unpacked(io.RawIOBase):
@@ -83,16 +83,16 @@ def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
 
 
 def unpack(path: AnyPath) -> IO[bytes]:
-    """Open a file and decompress it as its suffix says. Raise InputError for a decompression bomb."""
+    """Open a file, and decompress it if its suffix is one of `COMPRESSED`. Raise InputError for a decompression bomb."""
     try:
         if path.suffix in COMPRESSED:
-            # A bomb is usually detected in its first part, before a line of it is used.
-            with io.BufferedReader(_Unpacked(path), MAX_LINE) as trial:
+            # The first part of a bomb is usually enough to detect it before its lines are used.
+            with io.BufferedReader(_Unpacked(path), MAX_LINE) as first_part:
                 for _ in range(LOOK_AHEAD // MAX_LINE):
-                    trial.read(MAX_LINE)
+                    first_part.read(MAX_LINE)
         return io.BufferedReader(_Unpacked(path), MAX_LINE)
     except (OSError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: encrypted, or an unknown compression
-        raise InputError(f"{path} cannot be opened ({error}): check it") from None
+        raise InputError(f"{path} cannot be opened ({error}): write it again") from None
 
 
 def read(path: AnyPath) -> Iterator[tuple[int, str, str | None]]:

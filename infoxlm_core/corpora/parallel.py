@@ -17,7 +17,7 @@ from typing import Any
 from infoxlm_core.errors import WorkerLost
 
 logger = logging.getLogger(__name__)
-CHUNK = 4096  # rows of one chunk of a table
+CHUNK = 4096  # rows of a chunk of a table
 AHEAD = 4  # items for each worker that are processed ahead of the results
 _ATTEMPTS = 4  # to finish the work with pools whose processes are killed
 
@@ -25,7 +25,7 @@ Work = Callable[[Any], Any]
 """A pure function that other processes can import, or a `functools.partial` of one."""
 
 ParallelMap = Callable[[Work, Iterable[Any]], Iterator[Any]]
-"""Yields one result for each item, in order. Items are read in the caller's thread, a few of them ahead."""
+"""Yields a result for each item, in order. Items are read in the caller's thread, a few of them ahead."""
 
 
 def in_process(work: Work, items: Iterable[Any]) -> Iterator[Any]:
@@ -49,13 +49,13 @@ def in_order(submit: Callable[[Any], Future[Any]], items: Iterable[Any], max_pen
 
 
 def in_processes(count: int) -> ParallelMap:
-    """Return a `ParallelMap` that uses `count` processes of this machine, and starts new ones if some are killed."""
+    """Return a `ParallelMap` that uses `count` processes of this machine, and replaces them if some are killed."""
 
     def parallel_map(work: Work, items: Iterable[Any]) -> Iterator[Any]:
         new_items = iter(items)
         unfinished: deque[Any] = deque()  # items whose results were not yielded
 
-        def submit_order() -> Iterator[Any]:
+        def unfinished_then_new() -> Iterator[Any]:
             yield from tuple(unfinished)
             for item in new_items:
                 unfinished.append(item)
@@ -65,7 +65,7 @@ def in_processes(count: int) -> ParallelMap:
         for _ in range(_ATTEMPTS):
             try:
                 with ProcessPoolExecutor(count, spawn, initializer=_initialise_worker, initargs=(work,)) as pool:
-                    for result in in_order(functools.partial(_submit, pool), submit_order(), AHEAD * count):
+                    for result in in_order(functools.partial(_submit, pool), unfinished_then_new(), AHEAD * count):
                         unfinished.popleft()
                         yield result
                 return
@@ -76,7 +76,7 @@ def in_processes(count: int) -> ParallelMap:
     return parallel_map
 
 
-_work_of_process: list[Work] = []  # sent once, not with every item: it may hold a model
+_work_of_process: list[Work] = []  # sent to a process once and not with every item, because it may contain a model
 
 
 def _initialise_worker(work: Work) -> None:
@@ -85,7 +85,7 @@ def _initialise_worker(work: Work) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit with the parent: a killed parent cannot end its pool, and its workers would wait forever."""
+    """Exit when the parent ends. A killed parent cannot end its pool, and its workers would wait forever."""
     parent = multiprocessing.parent_process()
     if parent:
         parent.join()

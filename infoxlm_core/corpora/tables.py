@@ -56,9 +56,9 @@ def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.Dat
 
 
 def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
-    """Raise InputError if a whole Parquet file does not fit into memory: values that repeat are stored once.
+    """Raise InputError if a Parquet file unpacks to more than `MAX_FRAME` bytes and `MAX_RATIO` times its size.
 
-    A batch at a time is unpacked, and repeated text only counted.
+    A file stores repeated values once, so a small file may unpack to any size. The check unpacks a batch at a time.
     """
     max_bytes = max(MAX_FRAME, MAX_RATIO * path.stat().st_size)
     unpacked_bytes = 0
@@ -68,9 +68,8 @@ def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
             batch.validate(full=True)
             for column in batch.columns:
                 if is_text(_find_value_type(column.type)):
-                    unpacked_bytes += int(_measure_cells(column).sum()) + 8 * len(
-                        column
-                    )  # pandas holds 8-byte references
+                    reference_bytes = 8 * len(column)  # of pandas, to its strings
+                    unpacked_bytes += int(_measure_cells(column).sum()) + reference_bytes
                 else:
                     unpacked_bytes += column.nbytes
             if unpacked_bytes > max_bytes:
@@ -105,7 +104,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
                 unpacked_bytes += _count_distinct_bytes(batch[column], column_sizes)
             if unpacked_bytes > max_bytes:
                 raise InputError(f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
-            # Python values are made for slices of about MAX_BATCH bytes, because repeated values need memory again.
+            # In Python, each repetition of a value needs memory, so rows are converted in slices of about MAX_BATCH bytes.
             slice_of_row = np.cumsum(np.sum(sizes_of_columns, axis=0)) // MAX_BATCH  # (rows,)
             _, first_rows = np.unique(slice_of_row, return_index=True)
             for first, end in itertools.pairwise([*first_rows, len(batch)]):
@@ -126,9 +125,8 @@ def _count_distinct_bytes(column: pa.Array, sizes: np.ndarray) -> int:
     total_bytes = int(sizes.sum())
     if not pa.types.is_dictionary(column.type):
         return total_bytes
-    return min(
-        total_bytes, int(_measure_cells(column.dictionary).sum())
-    )  # a dictionary may have values that no cell uses
+    dictionary_bytes = int(_measure_cells(column.dictionary).sum())
+    return min(total_bytes, dictionary_bytes)  # a dictionary may have values that no cell uses
 
 
 def _measure_cells(column: pa.Array) -> np.ndarray:

@@ -24,14 +24,14 @@ _TRANSLATABLE = ("hi", "sub", "g", "mrk", "pc")
 other elements contain codes of a file format."""
 _UNFINISHED = ("new", "initial", "needs-translation", "needs-adaptation", "needs-l10n", "needs-review-translation",
                "needs-review-adaptation", "needs-review-l10n")  # fmt: skip
-"""Values of XLIFF's `state` whose targets are no finished translations."""
+"""Values of XLIFF's `state` for targets that are not finished translations."""
 _FINISHED = ("translated", "signed-off", "final")
-"""Values of `state` in XLIFF 1.2 whose targets are translations, also if their unit waits for a final review."""
+"""Values of `state` in XLIFF 1.2 for targets that are used even if their unit is not approved."""
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 
 class Unit(NamedTuple):
-    """The texts of a translation unit by language, or why they cannot be used."""
+    """The texts of a translation unit by language, or the reason to drop the unit."""
 
     texts: dict[str, str]
     dropped: str | None = None
@@ -103,11 +103,11 @@ def _iterate_elements(path: Path, names: Sequence[str]) -> Iterator[tuple[Elemen
             ancestors.pop()
             if _name_of(element) in names:
                 yield element, ancestors
-                del ancestors[-1][:]  # but not the attributes of the parent, which may name the languages
+                del ancestors[-1][:]  # the parent remains, because its attributes may name the languages
 
 
 def _find_attribute(ancestors: Sequence[Element], names: Sequence[str]) -> str | None:
-    """Return the value of the first of some attributes that an element has, the innermost element first."""
+    """Return the value of the first of these attributes in the innermost element that has any of them."""
     for element in reversed(ancestors):
         for name in names:
             if element.get(name):

@@ -45,10 +45,12 @@ _STAGED = pa.schema([
 def read(job: Job, number: int) -> Record:
     """Read a source and put its rows in parts."""
     config = job.config
-    source_only = config.model_copy(
+    source_config = config.model_copy(
         update={"corpora": config.corpora[number : number + 1], "evaluation_sets": (), "cleaning": CleaningConfig()}
     )
-    [source] = (job.localise(source_only) if job.localise else source_only).corpora
+    if job.localise:
+        source_config = job.localise(source_config)
+    [source] = source_config.corpora
     parts: list[tuple[str, str]] = []
     source_rows = formats.read(source, config.languages, config.pivot, _check_paths(source))
     for rows in _split_rows(source_rows, source.compares_documents):
@@ -85,7 +87,7 @@ def _split_rows(rows: Iterable[Row], between_documents: bool) -> Iterator[list[R
 
 
 def _check_paths(source: CorpusSource) -> list[Path]:
-    """Return the files and folders of a corpus. Raise InputError if one is missing or has an unexpected digest."""
+    """Return the files and folders of a corpus. Raise InputError if any is missing or has an unexpected digest."""
     paths = [Path(path) for path in source.paths]
     for path in paths:
         if not path.exists():
@@ -157,9 +159,9 @@ def clean(job: Job, number: int) -> Record:
 
 
 def _draw_message(keys: Keys, is_long: bool, part: Part, config: PreparationConfig) -> int:
-    """Return whether a row is drawn for `held_out_share` or `labelled_share`.
+    """Return whether a row is drawn for `held_out_share`, for `labelled_share`, or not at all.
 
-    The pivot's message decides, so that all languages have the same messages.
+    The draw depends only on the pivot's side, so that the same messages are drawn in all languages.
     """
     if part.kind != "pairs":
         return NOT_DRAWN
@@ -178,7 +180,7 @@ def _draw(*values: str) -> float:
 
 
 def _put_reserved(job: Job, part: Part, rows: pa.Table) -> None:
-    """Put the digests of a part's rows that are reserved, and near keys that decide which messages are labelled."""
+    """Put the digests of a part's reserved rows, and the near keys that decide which messages are labelled."""
     drawn = rows["drawn"].to_numpy()
     is_held_out = (drawn == DRAWN_HELD_OUT) | (part.corpus in job.config.held_out)
     held_out = rows.filter(pa.array(is_held_out))
@@ -194,7 +196,7 @@ def _put_reserved(job: Job, part: Part, rows: pa.Table) -> None:
 
 
 def values_of(column: pa.ChunkedArray) -> np.ndarray:
-    """Return the values of all lists of a column, one after another."""
+    """Return the values of all lists of a column as a flat array."""
     return pc.list_flatten(column).to_numpy()
 
 

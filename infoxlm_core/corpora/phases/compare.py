@@ -1,10 +1,11 @@
 """Phases offer and reduce: decide which rows are dropped, by comparing 16-byte keys instead of text.
 
-A row is offered as items: itself, its sides as sentences, and its sides as labelled text. Of the items with one key,
-the first in the order of the input is kept. The bands of its MinHash signature are one more item with several keys. Of
-the rows with one band, the first is kept. If documents are compared, the first row of each is offered for all of them.
+A row is offered as up to five items with a key each: the row, its sides as sentences, and its sides as labelled text.
+Items with equal keys are duplicates, and all but the first in the order of the input are dropped. The bands of a row's
+MinHash signature are a further item with several keys. Rows that share a band are similar, and all but the first are
+dropped. If documents are compared, the first row of a document is offered for all its rows.
 
-reasons/PART   one byte for each row, see `REASONS`
+reasons/PART   a byte for each row, see `REASONS`
 keys/PART      items of the part with their keys, in slices by partition
 repeats/PART   items that the part does not send, each with the first item of the part that has its key and text
 drops/P        items of partition P that are dropped, in slices by part
@@ -46,7 +47,7 @@ class Offer(NamedTuple):
 
 
 def list_offers(job: Job, part: Part, rows: pa.Table, reasons: np.ndarray, is_duplicate: np.ndarray) -> Iterator[Offer]:
-    """Yield everything for which the rows of a part are offered.
+    """Yield the offers of a part: for each table, the rows that may be written to it.
 
     Args:
         job: the preparation.
@@ -74,9 +75,10 @@ def _find_labels(pairs: pa.Table, reasons: np.ndarray, is_training: np.ndarray, 
 
     Sides of training pairs are offered, and those of the labelled test set, unless several corpora contain the text.
 
-    A side can be lost in a rare case, because labels are compared in the same phase as pairs. If a near duplicate has
-    `LABELLED_CHARACTERS` and the pair before it, which is kept, is shorter only by its punctuation, then neither is
-    labelled, and a later pair with the same side is not labelled by it either. A further phase would avoid this.
+    A text can be lost in a rare case, because labels are compared in the same phase as pairs. Assume that the first of
+    two near duplicates is too short to be labelled only because it lacks punctuation. The second is dropped as a
+    duplicate, and its sides, which were offered before that, hide equal sides of later pairs. A further phase would
+    avoid this.
     """
     near = values_of(pairs["near"]).reshape(-1, 2)
     is_long_training = is_training & pairs["is_long"].to_numpy()
@@ -92,9 +94,10 @@ def offer(job: Job, number: int) -> Record:
     reasons = find_reasons(job, part, rows)
     similarity = job.config.cleaning.similarity
     if similarity and part.kind == "pairs":
-        similarities = np.frombuffer(job.files.read(f"similarities/{part.name}"), np.float32)
+        similarities = np.frombuffer(job.files.read(f"similarities/{part.name}"), np.float32)  # of the remaining rows
+        remaining_rows = np.flatnonzero(reasons == 0)
         is_similar = similarities >= similarity.minimum
-        reasons[np.flatnonzero(reasons == 0)[~is_similar]] = REASONS.index("not_similar")
+        reasons[remaining_rows[~is_similar]] = REASONS.index("not_similar")
     job.files.put(f"reasons/{part.name}", reasons.tobytes())
     if job.config.corpora[part.source].compares_documents:
         _put_keys(job, part.name, _make_keys_of_documents(part, rows))
@@ -107,7 +110,7 @@ def offer(job: Job, number: int) -> Record:
 
 
 def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
-    """Return the number of the reason to drop each row, 0 for none. Similarities are not compared here."""
+    """Return the number of the reason to drop each row, 0 for none, as far as it does not depend on similarities."""
     reasons = np.zeros(len(rows), np.uint8)
     if len(part.languages) == 2:
         median = job.medians["-".join(part.languages)]
@@ -122,7 +125,7 @@ def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
 
 
 def _make_keys(part: Part, rows: pa.Table, offered: Offer) -> np.ndarray:
-    """Return the keys of the items that an offer has."""
+    """Return the keys of the items of an offer."""
     offered_rows = np.flatnonzero(offered.is_offered)
     near = values_of(rows["near"]).reshape(-1, len(part.languages))
     exact = values_of(rows["exact"]).reshape(-1, len(part.languages))
@@ -134,7 +137,7 @@ def _make_keys(part: Part, rows: pa.Table, offered: Offer) -> np.ndarray:
 
 
 def _make_keys_of_bands(part: Part, rows: pa.Table, is_offered: np.ndarray) -> np.ndarray:
-    """Return the keys of the bands of the rows that are offered. All have one tag: a part sends each band once."""
+    """Return the keys of the bands of the offered rows. Their tags are equal, so that a part sends each band once."""
     offered_rows = np.flatnonzero(is_offered)
     bands = rows["bands"].filter(pa.array(is_offered))
     digests = values_of(bands)
@@ -176,15 +179,16 @@ def _mix(seed: int, digests: np.ndarray) -> np.ndarray:
 
 
 def _put_keys(job: Job, part: str, keys: np.ndarray) -> None:
-    """Put the keys of a part. Of items with equal keys and text only the first is sent, so no partition is large."""
+    """Put the keys of a part. Of items with equal keys and text, only the first is sent, so that partitions are small."""
     keys = keys[np.lexsort((keys["item"], keys["tag"], keys["key"]))]
     is_first = _is_first(keys["key"]) | _is_first(keys["tag"])
     first_items = keys["item"][_first_positions(is_first)]
     repeated_items = np.stack([keys["item"], first_items], axis=1)[~is_first]
     job.files.put(f"repeats/{part}", repeated_items.tobytes())
-    sent = keys[is_first]
-    sent = sent[np.argsort(sent["item"])]
-    job.put_slices(f"keys/{part}", sent, partition_of(sent["key"], job.partition_count), job.partition_count)
+    first_keys = keys[is_first]
+    first_keys = first_keys[np.argsort(first_keys["item"])]
+    partitions = partition_of(first_keys["key"], job.partition_count)
+    job.put_slices(f"keys/{part}", first_keys, partitions, job.partition_count)
 
 
 def _is_first(values: np.ndarray) -> np.ndarray:
@@ -193,28 +197,28 @@ def _is_first(values: np.ndarray) -> np.ndarray:
 
 
 def _first_positions(is_first: np.ndarray) -> np.ndarray:
-    """Return for each position the last position up to it that is a first one."""
+    """Return for each position the nearest position, up to and including it, at which `is_first` is true."""
     return np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
 
 
 def reduce(job: Job, number: int) -> Record:
-    """Put the items of a partition that are dropped: all with one key but the first in the order of the input."""
-    slices = [np.empty(0, _KEY)]
-    for part in job.parts:
-        slices.append(job.read_slice(f"keys/{part.name}", _KEY, number, job.partition_count))
-    keys = np.concatenate(slices)
-    parts = np.repeat(np.arange(len(slices)) - 1, [len(part_keys) for part_keys in slices])
+    """Put the items of a partition that are dropped: of all with equal keys, only the first in the input remains."""
+    slices = [job.read_slice(f"keys/{part.name}", _KEY, number, job.partition_count) for part in job.parts]
+    keys = np.concatenate([np.empty(0, _KEY), *slices])
+    slice_sizes = np.array([len(part_keys) for part_keys in slices], np.int64)
+    part_numbers = np.repeat(np.arange(len(slices)), slice_sizes)
     order = np.argsort(keys["key"], kind="stable")
     keys = keys[order]
+    part_numbers = part_numbers[order]
     is_first = _is_first(keys["key"])
     is_near = keys["tag"] != keys["tag"][_first_positions(is_first)]
     drops = 2 * keys["item"] + is_near
-    job.put_slices(f"drops/{number}", drops[~is_first], parts[order][~is_first], len(job.parts))
+    job.put_slices(f"drops/{number}", drops[~is_first], part_numbers[~is_first], len(job.parts))
     return {}
 
 
 def read_states(job: Job, number: int, row_count: int) -> np.ndarray:
-    """Return the number in `STATES` of each item of a part, (rows, ITEMS), offered or not."""
+    """Return the number in `STATES` of each item of a part, (rows, ITEMS). Items that were not offered count as kept."""
     states = np.zeros(row_count * ITEMS, np.uint8)
     for partition in range(job.partition_count):
         drops = job.read_slice(f"drops/{partition}", np.uint32, number, len(job.parts))
@@ -223,6 +227,6 @@ def read_states(job: Job, number: int, row_count: int) -> np.ndarray:
     items, first_items = repeats.reshape(-1, 2).T
     states[items] = np.maximum(states[first_items], DUPLICATE)
     states_of_rows = states.reshape(-1, ITEMS)
-    has_known_band = states_of_rows[:, BANDS] != KEPT
-    states_of_rows[has_known_band & (states_of_rows[:, ITSELF] == KEPT), ITSELF] = SIMILAR
+    is_similar = (states_of_rows[:, ITSELF] == KEPT) & (states_of_rows[:, BANDS] != KEPT)
+    states_of_rows[is_similar, ITSELF] = SIMILAR
     return states_of_rows

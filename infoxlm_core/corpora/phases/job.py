@@ -39,14 +39,14 @@ class Files(Protocol):
         """Return `length` bytes of a file from `start` on; by default the whole file."""
 
     def put(self, name: str, content: str | bytes) -> None:
-        """Write a file at once: readers see all of it or nothing."""
+        """Write a file atomically: readers see all of it or nothing."""
 
     def entries(self) -> Sequence[Any]:
         """Return all files; each has its name as `name`."""
 
 
 class FileKey(NamedTuple):
-    """Identifies the rows of one file in one language, which the report counts together."""
+    """Identifies the rows of a file in a language, which the report counts together."""
 
     corpus: str
     language: str  # of a pair: that of its target
@@ -96,11 +96,11 @@ class Job:
         return pq.read_table(content, columns=None if columns is None else list(columns)).combine_chunks()
 
     def put_slices(self, name: str, values: np.ndarray, slice_numbers: np.ndarray, slice_count: int) -> None:
-        """Put values of which slices can be read: slice n has the values whose number is n, in their order.
+        """Put values in slices that can be read separately. The values of a slice remain in their order.
 
         Args:
             name: name of the file.
-            values: (N,) values of one type.
+            values: (N,) values.
             slice_numbers: (N,) number of the slice of each value, below `slice_count`.
             slice_count: number of slices.
         """
@@ -109,7 +109,7 @@ class Job:
         self.files.put(name, bounds.tobytes() + values[order].tobytes())
 
     def read_slice(self, name: str, dtype: DTypeLike, number: int, slice_count: int) -> np.ndarray:
-        """Return one of the slices of a file that `put_slices` wrote."""
+        """Return a slice of a file that `put_slices` wrote."""
         bounds = np.frombuffer(self.files.read(name, _BOUND.itemsize * number, 2 * _BOUND.itemsize), _BOUND)
         first, end = bounds.tolist()
         value_bytes = np.dtype(dtype).itemsize

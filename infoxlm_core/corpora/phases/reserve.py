@@ -3,7 +3,7 @@
 Four kinds of text are reserved: held-out corpora, the test sets of the config, and two random shares of the messages of
 all other corpora. One share is held out as the held-out corpora are; the other becomes the labelled test set.
 
-reserved/SET/…   digests of one of `SETS`: of the test sets, of a part, or of partition P of the near keys
+reserved/SET/…   digests for a set of `SETS`: those of the test sets, of a part, or of a partition of the near keys
 united/SET       the union of all digests of the set, sorted
 """
 
@@ -56,7 +56,7 @@ def reserve(job: Job, number: int) -> Record:  # noqa: ARG001 - a task has a num
 
 
 def label(job: Job, number: int) -> Record:
-    """Put the near keys of one partition that several corpora contain, and the messages of the labelled test set.
+    """Put the near keys of a partition that several corpora contain, and the messages of the labelled test set.
 
     A message that several corpora contain has no label.
     """
@@ -78,7 +78,7 @@ def label(job: Job, number: int) -> Record:
 
 
 def unite(job: Job, number: int) -> Record:  # noqa: ARG001 - a task has a number
-    """Unite the digests of each set in one sorted file."""
+    """Unite the digests of each set in a sorted file."""
     paths = [entry.name for entry in job.files.entries()]
     united_digest = hashlib.sha256()
     for name in SETS:
@@ -148,7 +148,7 @@ def _contains(digests: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _contains_any(digests: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
-    """Return for each list of a column whether one of its values is among sorted digests."""
+    """Return for each list of a column whether any of its values is among sorted digests."""
     rows = np.repeat(np.arange(len(column)), pc.list_value_length(column).to_numpy())
     is_reserved = np.zeros(len(column), bool)
     is_reserved[rows[_contains(digests, values_of(column))]] = True

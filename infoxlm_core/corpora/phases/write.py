@@ -1,4 +1,4 @@
-"""Phase write: write the rows that are kept, count all rows, and prove that no reserved text is among them.
+"""Phase write: write the remaining rows, count all rows, and prove that the training text contains no reserved text.
 
 tables/NUMBER/mono/de/web.parquet, …   the rows of a part for each table of the corpus
 """
@@ -21,7 +21,7 @@ LABELLED_TABLE = "labelled.parquet"
 
 
 def write(job: Job, number: int) -> Record:
-    """Write the rows of a part that are kept to their tables, and check these for reserved text."""
+    """Write the remaining rows of a part to their tables, and check the training tables for reserved text."""
     part = job.parts[number]
     rows = job.read_table(f"staged/{part.name}", ("texts", "file", "document", "near", "is_long"))
     reasons = np.frombuffer(job.files.read(f"reasons/{part.name}"), np.uint8)
@@ -36,19 +36,21 @@ def write(job: Job, number: int) -> Record:
     is_labelled = np.zeros((len(rows), 2), bool)
     is_duplicate = ~np.isin(states[:, ITSELF], (KEPT, SIMILAR))  # the sides of a similar pair are offered
     for offer in list_offers(job, part, rows, reasons, is_duplicate):
-        is_kept = offer.is_offered & (states[:, offer.item] == KEPT)
+        item_states = states[:, offer.item]
+        is_written = offer.is_offered & (item_states == KEPT)
         if offer.kind == "labelled":
-            is_labelled[:, offer.sides] = is_kept[:, None]
+            is_labelled[:, offer.sides] = is_written[:, None]
             continue
         file_key = FileKey(part.corpus, offer.languages[-1], offer.kind, "")
-        if offer.kind != part.kind:  # these rows are read once more, for another table
+        if offer.kind != part.kind:  # count the rows again, as input of another table
             _count(counts, file_key, rows, "read", offer.is_offered)
         for state_number, state in enumerate(STATES):
-            _count(counts, file_key, rows, state, offer.is_offered & (states[:, offer.item] == state_number))
-        texts = rows["texts"].filter(pa.array(is_kept))
-        columns = [pc.list_element(texts, side) for side in range(len(part.languages))[offer.sides]]
+            _count(counts, file_key, rows, state, offer.is_offered & (item_states == state_number))
+        texts = rows["texts"].filter(pa.array(is_written))
+        sides = range(len(part.languages))[offer.sides]
+        column_names = ["text"] if len(sides) == 1 else ["source", "target"]
         name = f"{offer.kind}/{'-'.join(offer.languages)}/{part.corpus}.parquet"
-        tables_of_part[name] = pa.table(columns, names=["text"] if len(columns) == 1 else ["source", "target"])
+        tables_of_part[name] = pa.table([pc.list_element(texts, side) for side in sides], names=column_names)
     if is_labelled.any():
         tables_of_part[LABELLED_TABLE] = _make_labelled_table(part, rows, reasons, is_labelled)
     names = [name for name, table in tables_of_part.items() if len(table)]
@@ -60,14 +62,14 @@ def write(job: Job, number: int) -> Record:
 
 
 def _count(counts: RowCounts, file_key: FileKey, rows: pa.Table, counted: str, is_counted: np.ndarray) -> None:
-    """Add the number of rows of each file that are counted under a name. The key has no file."""
+    """Count the selected rows of each file as `counted`. The file of `file_key` is empty."""
     for count in pc.value_counts(rows["file"].filter(pa.array(is_counted))).to_pylist():
         counts[file_key._replace(file=count["values"])][counted] += count["counts"]
 
 
 def _make_labelled_table(part: Part, pairs: pa.Table, reasons: np.ndarray, is_labelled: np.ndarray) -> pa.Table:
     """Return the sides of pairs that are labelled text, (rows, 2), with their corpus as the label."""
-    row_numbers, sides = np.nonzero(is_labelled)  # both sides of a row one after the other
+    row_numbers, sides = np.nonzero(is_labelled)  # row by row, as in `texts`
     texts = pc.list_flatten(pairs["texts"]).filter(pa.array(is_labelled.ravel()))
     languages = np.array(part.languages)[sides]
     splits = np.where(reasons[row_numbers] == 0, "train", "test")
@@ -85,7 +87,8 @@ def check_leaks(table: pa.Table, path: str, reserved: Reserved) -> None:
     if "split" in table.column_names:  # a labelled test set is reserved itself
         is_test = pc.equal(table["split"], "test").to_numpy()
         is_leak &= ~is_test | (reasons < REASONS.index("labelled"))
-    for row in np.flatnonzero(is_leak)[:1]:
+    if is_leak.any():
+        row = int(np.argmax(is_leak))
         raise EvaluationLeak(
             f"{path} row {row + 1} is reserved for evaluation ({REASONS[reasons[row]]}): {rows[row][0]!r:.80}: report "
             "this as a bug"
