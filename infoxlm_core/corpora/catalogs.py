@@ -91,7 +91,7 @@ def _read_english(names: dict[str, str], pivot: str, members: Members, path: Pat
 
 
 def _choose_catalog(names: dict[str, str], language: str, members: Members, path: Path) -> _Catalog:
-    """Return the catalog of a language's best locale. Of several with the best rank, return that with most translations.
+    """Return the catalog of a language's best locale. Prefer the one with most translations if several are the best.
 
     Args:
         names: locale -> name of its catalog.
@@ -154,7 +154,7 @@ def _split_name(name: str) -> tuple[str, str, str]:
 
 
 def _rank_locale(locale: str, language: str) -> int:
-    """Return the rank of a locale, 0 for the best, or `NEVER`. The language `zh` is Chinese in simplified characters."""
+    """Return the rank of a locale, 0 for the best, or `NEVER`. The language `zh` means simplified Chinese."""
     variant = re.sub(r"^[a-z]+[-_.@]?", "", locale.lower())
     if language == "zh":
         return {"hans": 0, "cn": 0, "": 1}.get(variant, NEVER)
@@ -185,7 +185,7 @@ def _read_messages(name: str, members: Members, path: Path) -> list[polib.POEntr
 
 
 def _check_strings(content: bytes) -> None:
-    """Raise ValueError or struct.error if a .mo file is truncated, because polib would silently truncate its strings."""
+    """Raise ValueError or struct.error if a .mo file is truncated, which polib does not detect."""
     is_big_endian = content[:4] == b"\x95\x04\x12\xde"
     byte_order = ">" if is_big_endian else "<"
     # The header has the number of strings, and where the tables of the ids and of their translations start.

@@ -413,7 +413,7 @@ def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
 
 
 def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the pairs in each row of a table with a column for each language, or its sentences without a pivot column."""
+    """Yield the pairs of a table that has a column for each language. Without a pivot column, yield its sentences."""
     path = corpus.paths[0]
     pivot = corpus.pivot
     with tables.reading(path, "write it again"):

@@ -1,6 +1,6 @@
 """Compare the lengths of a pair's sides with the median of its language pair.
 
-A Thai translation has 2.7 times the UTF-8 bytes of its English source, and a Chinese translation has 0.9 times. A common
+A Thai translation has 2.7 times the UTF-8 bytes of its English source, and a Chinese translation 0.9 times. A common
 limit for all languages must therefore be relative to their medians. The median is computed from a histogram, because a
 histogram is small, and histograms of parts of a corpus can be added in any order.
 """

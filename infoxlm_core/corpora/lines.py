@@ -83,7 +83,7 @@ def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
 
 
 def unpack(path: AnyPath) -> IO[bytes]:
-    """Open a file, and decompress it if its suffix is one of `COMPRESSED`. Raise InputError for a decompression bomb."""
+    """Open a file, and decompress it if its suffix is in `COMPRESSED`. Raise InputError for a decompression bomb."""
     try:
         if path.suffix in COMPRESSED:
             # The first part of a bomb is usually enough to detect it before its lines are used.

@@ -104,7 +104,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
                 unpacked_bytes += _count_distinct_bytes(batch[column], column_sizes)
             if unpacked_bytes > max_bytes:
                 raise InputError(f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
-            # In Python, each repetition of a value needs memory, so rows are converted in slices of about MAX_BATCH bytes.
+            # In Python, each repetition of a value needs memory, so convert rows in slices of about MAX_BATCH bytes.
             slice_of_row = np.cumsum(np.sum(sizes_of_columns, axis=0)) // MAX_BATCH  # (rows,)
             _, first_rows = np.unique(slice_of_row, return_index=True)
             for first, end in itertools.pairwise([*first_rows, len(batch)]):

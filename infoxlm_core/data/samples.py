@@ -208,7 +208,7 @@ class Sampler(StepSampler):
         return Draw(_join_masked(mlm), _join_masked(tlm), _join_views(xlco))
 
     def draws_per_pair(self, steps: int) -> dict[str, float]:
-        """Return how often each pair of a corpus is drawn in `steps` steps on average, by corpus (such as `en-de/wiki`).
+        """Return how often a pair is drawn in `steps` steps on average, by corpus such as `en-de/wiki`.
 
         The result counts draws for TLM, for contrast, and as a partner in mixup.
         """

@@ -122,8 +122,8 @@ class InfoXLM(nn.Module):
         hidden = self.encoder.run(
             hidden, lm_lengths, finished_layers, top_layer, batch.target_rows, batch.target_counts
         )  # (N, d)
-        if batch.rows_with_target is not None:  # on GPUs each sequence has a row, also if it has no target
-            hidden = hidden[batch.rows_with_target]
+        if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
+            hidden = hidden[batch.answered]
         if scale is None:
             scale = torch.ones(len(batch.target_ids), device=hidden.device)
         loss, losses = self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, scale)

@@ -44,7 +44,7 @@ class TextBatch:
     labels: Mapping[str, Tensor]  # sentence objective -> (sequences,) labels
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: seed of dropout
     flops: float = 0.0  # necessary FLOPs, see `must_do_flops`
-    rows_with_target: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
+    answered: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
 
     @property
     def counts(self) -> dict[str, float]:
@@ -58,8 +58,8 @@ class TextBatch:
         """Copy the batch to a device. On a GPU every sequence gets a row, which FlashAttention 3 requires."""
         batch = self
         if device.type == "cuda":
-            rows, counts, rows_with_target = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
-            batch = replace(self, target_rows=rows, target_counts=counts, rows_with_target=rows_with_target)
+            rows, counts, answered = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
+            batch = replace(self, target_rows=rows, target_counts=counts, answered=answered)
         sent: dict[str, Any] = {}
         for name, value in vars(batch).items():
             if isinstance(value, Tensor):

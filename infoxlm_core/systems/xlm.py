@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences, gather, number_positions
-from infoxlm_core.data.sampling import TableSampler, generator, choose_indices, probabilities
+from infoxlm_core.data.sampling import TableSampler, choose_indices, generator, probabilities
 from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
@@ -51,8 +51,8 @@ class XLM(TextNetwork):
             batch.target_counts,
             causal=batch.objective == "clm",
         )  # (N, d)
-        if batch.rows_with_target is not None:  # on GPUs each sequence has a row, also if it has no target
-            hidden = hidden[batch.rows_with_target]
+        if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
+            hidden = hidden[batch.answered]
         return TargetStates(hidden, self.bias, {})
 
 

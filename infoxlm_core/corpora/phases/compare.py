@@ -179,7 +179,7 @@ def _mix(seed: int, digests: np.ndarray) -> np.ndarray:
 
 
 def _put_keys(job: Job, part: str, keys: np.ndarray) -> None:
-    """Put the keys of a part. Of items with equal keys and text, only the first is sent, so that partitions are small."""
+    """Put the keys of a part. Send only the first of the items with equal keys and text, to keep partitions small."""
     keys = keys[np.lexsort((keys["item"], keys["tag"], keys["key"]))]
     is_first = _is_first(keys["key"]) | _is_first(keys["tag"])
     first_items = keys["item"][_first_positions(is_first)]
@@ -218,7 +218,7 @@ def reduce(job: Job, number: int) -> Record:
 
 
 def read_states(job: Job, number: int, row_count: int) -> np.ndarray:
-    """Return the number in `STATES` of each item of a part, (rows, ITEMS). Items that were not offered count as kept."""
+    """Return the index in `STATES` of each item of a part, (rows, ITEMS). Items that were not offered are kept."""
     states = np.zeros(row_count * ITEMS, np.uint8)
     for partition in range(job.partition_count):
         drops = job.read_slice(f"drops/{partition}", np.uint32, number, len(job.parts))

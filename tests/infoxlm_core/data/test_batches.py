@@ -357,8 +357,8 @@ def test_sides_are_cut_at_the_limit(tiny_shards):
 
 
 def test_a_sequence_without_an_answer_gets_its_first_row_and_the_others_keep_theirs():
-    rows, counts, rows_with_target = add_missing_rows(torch.tensor([1, 3, 9]), (2, 0, 1, 0), (4, 3, 3, 5))
+    rows, counts, answered = add_missing_rows(torch.tensor([1, 3, 9]), (2, 0, 1, 0), (4, 3, 3, 5))
 
     assert rows.tolist() == [1, 3, 4, 9, 10] and counts == (2, 1, 1, 1)
-    assert rows[rows_with_target].tolist() == [1, 3, 9]
+    assert rows[answered].tolist() == [1, 3, 9]
     assert add_missing_rows(torch.tensor([1, 3]), (1, 1), (3, 3))[2] is None
