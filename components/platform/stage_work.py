@@ -100,8 +100,8 @@ def train(work: Work, run: Path) -> dict[str, Any]:
     return manifests.load(artifact)["facts"]
 
 
-def _pretrain(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the core's function that pre-trains, with its config and local input paths as arguments."""
+def _bind_pretraining(work: Work) -> Callable[..., dict[str, Any]]:
+    """Return the core's pre-training function, with its config and local input paths already bound."""
     from components.platform import sources
     from infoxlm_core.config import PretrainingConfig
     from infoxlm_core.stages import pretraining
@@ -179,7 +179,7 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
     return tokenization.tokenize(config, corpus, output, parallel_map)
 
 
-TRAININGS = {"pretrain": _pretrain, "finetune": _finetune, "translate": _translate}
+TRAININGS = {"pretrain": _bind_pretraining, "finetune": _finetune, "translate": _translate}
 """Maps the stages that all workers run together to functions that return the core's training."""
 TEXT_STAGES = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
 """Maps the stages that one process runs, which may send chunks of text to others, to their functions."""

@@ -124,7 +124,7 @@ class RemotePartReader(PartReader):
             time.sleep(RETRY_INTERVAL)
 
     def expect(self, table: str, current_parts: Iterable[str], next_parts: Iterable[str] = ()) -> None:
-        """Start to download parts of a table, those of the current step first. Delete its other parts."""
+        """Queue parts of a table for download, those of the current step first. Delete its other parts."""
         expected_parts = {*current_parts, *next_parts}
         previous_parts = self._expected_parts.get(table)
         if previous_parts is None:  # an earlier training may have left parts in the folder

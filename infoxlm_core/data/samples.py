@@ -323,7 +323,8 @@ class Sampler(StepSampler):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the tables, rows and sentence ids of mixup partners, (count,) each.
 
-        A partner comes from another corpus if there is one, and is never a translation of the same sentence.
+        Unless `contrast.partner` is `next`, a partner comes from another corpus if there is one. With mixup, it never
+        has the sentence id of its pair.
         """
         if self.config.contrast.partner == "next":
             next_rows = (rows + 1) % window.row_counts[tables]
@@ -332,12 +333,14 @@ class Sampler(StepSampler):
         partner_tables, partner_rows = self.pair_sampler.draw_partners(tables, self.corpora, rng, row_counts)
         for _ in range(MAX_PARTNER_DRAWS):
             partner_ids = _read_sentence_ids(window, partner_tables, partner_rows)
-            is_same = sentence_ids == partner_ids
-            if not is_same.any() or not self.config.contrast.mixup:
+            has_same_sentence = sentence_ids == partner_ids
+            if not has_same_sentence.any() or not self.config.contrast.mixup:
                 return partner_tables, partner_rows, partner_ids
-            new_tables, new_rows = self.pair_sampler.draw_partners(tables[is_same], self.corpora, rng, row_counts)
-            partner_tables[is_same] = new_tables
-            partner_rows[is_same] = new_rows
+            new_tables, new_rows = self.pair_sampler.draw_partners(
+                tables[has_same_sentence], self.corpora, rng, row_counts
+            )
+            partner_tables[has_same_sentence] = new_tables
+            partner_rows[has_same_sentence] = new_rows
         raise CorpusTooSmall("mixup needs pairs of two different sentences (have=1 need=2): set contrast.mixup to 0")
 
 

@@ -42,7 +42,7 @@ def write_table(
     parts: list[list[int]] = []
     largest_id = -1
     for rows in _cut_parts(chunks, block_tokens, part_tokens):
-        tables = _as_tables(rows)
+        tables = _token_tables(rows)
         arrays: dict[str, np.ndarray] = {}
         for column, table in tables.items():
             prefix = "" if column == TEXT else f"{column}."
@@ -65,8 +65,8 @@ def write_table(
     return {"rows": rows_of_all, "tokens": tokens_of_all, "largest_id": largest_id, "parts": parts}
 
 
-def _as_tables(rows: pa.Table) -> dict[str, Table]:
-    """Return the tokens of each column of lists."""
+def _token_tables(rows: pa.Table) -> dict[str, Table]:
+    """Return the token lists of each text column as a table, by column name."""
     tables = {}
     for name in rows.column_names:
         if name in (TEXT, *PAIR_COLUMNS):
@@ -83,7 +83,7 @@ def _cut_parts(chunks: Iterable[pa.Table], block_tokens: int, part_tokens: int) 
     for chunk in chunks:
         pending = chunk if pending is None else pa.concat_tables([pending, chunk])
         while True:
-            row_count = _find_end(_as_tables(pending), block_tokens, part_tokens)
+            row_count = _find_end(_token_tables(pending), block_tokens, part_tokens)
             if row_count is None:
                 break
             yield pending.slice(0, row_count)

@@ -178,7 +178,7 @@ def _process_full_precision(
     exponentials = logits.sub_(largest_logits[:, None]).exp_()  # (R, V), in the memory of the logits
     normalizer = exponentials.sum(dim=1)  # (R,)
     if gradients:
-        # d loss / d logits = scale * (exponentials / normalizer - onehot). The factors of rows are multiplied with
+        # d loss / d logits = scale * (exponentials / normalizer - onehot). The factor of each row is multiplied with
         # (R, d) tensors, since (R, V) tensors are larger.
         target_scale = chunk.scale.to(logits.dtype)  # (R,)
         softmax_scale = (chunk.scale / normalizer).to(logits.dtype)  # (R,)

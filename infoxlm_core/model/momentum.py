@@ -62,7 +62,10 @@ class Queue:
         self.pointer = torch.zeros((), dtype=torch.long, device="cpu")  # the row that the next key replaces
 
     def push(self, keys: Tensor, sentence_ids: Tensor, step: int) -> None:
-        """Replace the oldest rows by keys (B, d) with sentence ids (B, 2). If B > K the last K keys stay."""
+        """Replace the oldest rows by keys (B, d) with sentence ids (B, 2).
+
+        If there are more keys than rows in the queue (K), only the last K keys are stored.
+        """
         size = len(self.rows)
         skipped_count = max(0, len(keys) - size)
         keys = keys[skipped_count:]

@@ -57,7 +57,7 @@ class Outcomes:
     def select_rows(self, metric: str) -> pd.DataFrame:
         """Return the rows of the table whose answers count for a metric.
 
-        All metrics of retrieval but `best` and `centred` are those of the served vector.
+        All retrieval metrics except `best` and `centred` are computed with the served vector.
 
         Raises:
             InputError: the metric is not a share of correct answers, or the table has no outcomes for it.

@@ -221,7 +221,7 @@ def _clean(job: Job, counts: RowCounts, records: Iterator[Record]) -> Job:
 
 
 def _write(job: Job, output: Path, counts: RowCounts, records: Iterator[Record]) -> None:
-    """Unite the tables of all parts in `output`, and count their rows."""
+    """Concatenate the tables of all parts, write them to `output`, and add up their row counts."""
     with contextlib.ExitStack() as open_files:
         writers: dict[str, pq.ParquetWriter] = {}
         for number, record in enumerate(records):
@@ -270,7 +270,7 @@ def _check_corpus(source: CorpusSource, counts: Counter[str]) -> None:
     rows = counts["read"]
     dropped = counts.total() - rows
     if not rows and not source.languages:  # a corpus of many languages may lack those of this run
-        logger.warning("read %s: it has no row in a language of this run", source.name)
+        logger.warning("read %s: it has no rows in the languages of this run", source.name)
     elif rows == dropped:
         reasons = _describe_reasons(counts) or "it has no rows"
         raise CorpusTooSmall(

@@ -100,7 +100,10 @@ def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: Evaluation
 
 
 def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dict[str, list[str]]:
-    """Draw `CENTRE_SENTENCES` training sentences of each language. Draw none if any language has no training text."""
+    """Draw up to `CENTRE_SENTENCES` training sentences of each language.
+
+    Draw none if any language has no training text.
+    """
     drawn: dict[str, list[str]] = {}
     for language in languages:
         columns = [(path, "text") for path in sorted(corpus.glob(f"mono/{language}/*.parquet"))]

@@ -135,21 +135,21 @@ def compare(reference: Reference, vectors: Tensor, name: str, computed: str = ""
         reference: the registered vectors.
         vectors: the vectors to check.
         name: the model's name in messages.
-        computed: end of the messages, which says how the vectors were computed.
+        computed: text at the end of error messages, which says how the vectors were computed.
 
     Raises:
-        DataCorrupt: they differ by more than two computations can.
+        DataCorrupt: the vectors differ by more than rounding errors can explain.
     """
     expected = reference.vectors.double()
     actual = vectors.double()
     if actual.shape != expected.shape:
         raise DataCorrupt(f"{name} gives vectors {tuple(actual.shape)}, expected {tuple(expected.shape)}{computed}")
     errors = actual - expected
-    shares = errors.norm(dim=1) / expected.norm(dim=1)
+    relative_errors = errors.norm(dim=1) / expected.norm(dim=1)
     cosines = torch.nn.functional.cosine_similarity(actual, expected)
-    difference = Difference(shares.max().item(), errors.abs().max().item(), cosines.min().item())
+    difference = Difference(relative_errors.max().item(), errors.abs().max().item(), cosines.min().item())
     if not difference.share <= reference.tolerance:  # also if it is not a number
-        sentence = reference.sentences[int(shares.argmax())]
+        sentence = reference.sentences[int(relative_errors.argmax())]
         raise DataCorrupt(
             f"{name} gives other vectors than were registered: {difference}, allowed is {reference.tolerance:.2g} "
             f"({sentence!r}){computed}"

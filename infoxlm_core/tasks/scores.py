@@ -105,7 +105,7 @@ def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
 
 
 def mix(cells: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> dict[str, Any]:
-    """Return `Scores.mixed`.
+    """Return the means within and across languages, and the score of each language pair, as in `Scores.mixed`.
 
     Args:
         cells: scores by (language of premise or paragraph, language of hypothesis or question).

@@ -193,7 +193,7 @@ class Task(Generic[Settings]):
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:  # noqa: ARG002
         """Return the scores as metrics for the tracking server: `PREFIX/mean`, `PREFIX/en`.
 
-        Names of a task with several metrics contain the metric: `PREFIX/f1`, `PREFIX/f1/en`. Scores that were not
+        If a task has several metrics, their names contain the metric: `PREFIX/f1`, `PREFIX/f1/en`. Scores that were not
         measured or are not finite are left out. `settings` are those of `measure`, or the `Questions` of an evaluation.
         """
         values: dict[str, Any] = self._name_common(scores, prefix)

@@ -277,7 +277,7 @@ class Checkpoints:
         manifests.write_atomically(directory / META, json.dumps(meta, indent=1, sort_keys=True))
         if self.remote:
             for companion in COMPANIONS:
-                _replace_copy(self.directory / companion, directory / companion)
+                _replace_with_copy(self.directory / companion, directory / companion)
         manifests.sync_tree(directory)
         manifests.write(directory, "checkpoint", {"step": checkpoint.step})
 
@@ -324,7 +324,7 @@ class Checkpoints:
             if self.remote:
                 for companion in COMPANIONS:
                     source = self.directory / directory_name(checkpoint.step) / companion
-                    _replace_copy(source, self.directory / companion)
+                    _replace_with_copy(source, self.directory / companion)
             return checkpoint
         has_saved = self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()
         if problems or has_saved:
@@ -403,8 +403,11 @@ class Checkpoints:
             manifests.read(path, "checkpoint", producer="pretrain", should_hash=lambda _: False)
 
 
-def _replace_copy(source: Path, target: Path) -> None:
-    """Replace a target by a copy of a file, or by a folder of links to its files. Without a source, delete it."""
+def _replace_with_copy(source: Path, target: Path) -> None:
+    """Replace a target by a copy of a file, or by a folder of links to its files.
+
+    If the source does not exist, only delete the target.
+    """
     if target.is_dir():
         shutil.rmtree(target, ignore_errors=True)
     else:

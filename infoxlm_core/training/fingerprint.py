@@ -98,9 +98,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
 
 
 def digest_inputs(paths: str | Sequence[str] | None) -> list[str]:
-    """Return digests of the existing files and directories among the paths that a config names.
+    """Return a digest of each file or directory that exists among the paths of a config.
 
-    Their location does not matter. The name of a file does, since it often contains language and split
+    Their location does not matter. The name of a file matters, since it often contains the language and the split
     (`xquad.de.json`), and so does the name of its directory if that is a language code (`fr/dev_2k.tsv`).
     """
     if isinstance(paths, str):

@@ -112,9 +112,10 @@ class Guard:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the guard that a checkpoint stores as JSON. JSON stores Python's numbers exactly.
+        """Return the state of the guard that a checkpoint stores as JSON.
 
-        `bad_in_a_row` is not stored, because no checkpoint is saved after a bad step.
+        JSON stores floats exactly, so the restored state is identical. `bad_in_a_row` is not stored, because
+        no checkpoint is saved after a bad step.
         """
         return {
             "recent": {kind: list(window) for kind, window in self.recent.items()},

@@ -193,7 +193,7 @@ class _Run:
             raise Preempted(f"asked to stop after step {step}: a checkpoint is saved. Run again to continue")
 
     def save(self, metrics: Mapping[str, float], is_last_save: bool) -> None:
-        """Save a checkpoint with the metrics of its step, after comparing the workers.
+        """Check that all workers agree, then save a checkpoint with the metrics of the current step.
 
         Args:
             metrics: metrics of the step.

@@ -102,14 +102,14 @@ def _backward(
     adds in the same order.
 
     Raises:
-        ValueError: an objective has a loss, but its targets are not counted, so that nothing could divide it.
+        ValueError: an objective has a loss but no count of targets, so its mean cannot be computed.
     """
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
         is_last_batch = number == len(batches)
         sharding.sum_gradients_in(learner.module, is_last_batch)
         loss, batch_sums = learner.losses(batch, scales)
-        uncounted = scales.keys() & batch_sums.keys() - learner.counts(batch).keys()
+        uncounted = scales.keys() & (batch_sums.keys() - learner.counts(batch).keys())
         if uncounted:
             raise ValueError(f"{type(learner).__name__}.counts lacks the targets of {', '.join(uncounted)}")
         with gradients.summed(parameters) if is_last_batch else contextlib.nullcontext():

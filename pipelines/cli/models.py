@@ -137,7 +137,8 @@ def embed(
 def serve_check(
     model: Model,
     python: Annotated[
-        str, typer.Option(help="Python interpreter with torch and transformers, such as that of your server.")
+        str,
+        typer.Option(help="Python interpreter that has torch and transformers, for example the one on your server."),
     ] = sys.executable,
     store: Store = "runs",
 ) -> None:

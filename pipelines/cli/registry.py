@@ -51,7 +51,7 @@ def promote(
 @command()
 def rollback(
     name: Annotated[str, typer.Argument(help="Name of the registered model.")],
-    reason: Annotated[str, typer.Option(help="Reason of the rollback. It is recorded in both versions.")],
+    reason: Annotated[str, typer.Option(help="Reason for the rollback. It is recorded in both versions.")],
     store: Store = "runs",
 ) -> None:
     """Make the previous champion the champion again. Repeating the command changes nothing."""

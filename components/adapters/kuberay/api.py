@@ -66,7 +66,7 @@ class RayJobs:
 
     def get(self, name: str) -> Job | None:
         """Return the current state of a job, or None if there is none."""
-        with self._translated_errors("get", none_if_missing=True):
+        with self._translated_errors("get", ignore_missing=True):
             return self._custom.get_namespaced_custom_object(**self._rayjobs, name=name, _request_timeout=_TIMEOUT)
         return None
 
@@ -78,7 +78,7 @@ class RayJobs:
         pod_name = os.environ.get("KFP_POD_NAME")
         if not pod_name:
             return None
-        with self._translated_errors("get", "pods", none_if_missing=True):
+        with self._translated_errors("get", "pods", ignore_missing=True):
             pod = self._core.read_namespaced_pod(pod_name, self.namespace, _request_timeout=_TIMEOUT)
             for owner in pod.metadata.owner_references or []:
                 if owner.controller:
@@ -96,7 +96,7 @@ class RayJobs:
         """Return whether the workflow of an owner reference exists and has neither ended nor been terminated."""
         group, _, version = owner["apiVersion"].partition("/")
         workflows = {"group": group, "version": version, "plural": "workflows", "namespace": self.namespace}
-        with self._translated_errors("get", "workflows", none_if_missing=True):
+        with self._translated_errors("get", "workflows", ignore_missing=True):
             workflow = self._custom.get_namespaced_custom_object(
                 **workflows, name=owner["name"], _request_timeout=_TIMEOUT
             )
@@ -118,7 +118,7 @@ class RayJobs:
 
         # Foreground: the job object exists until its pods have ended, so its absence means that the GPUs are free.
         policy = "Foreground" if wait_for_pods else "Background"
-        with self._translated_errors("delete", none_if_missing=True):
+        with self._translated_errors("delete", ignore_missing=True):
             self._custom.delete_namespaced_custom_object(
                 **self._rayjobs,
                 name=name,
@@ -137,7 +137,7 @@ class RayJobs:
     def read_log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
         """Yield the lines of a submitter's log as they arrive, from the start or from `since_seconds` ago."""
         limit = {} if since_seconds is None else {"since_seconds": since_seconds}
-        with self._translated_errors("get", "pods/log", none_if_missing=True):
+        with self._translated_errors("get", "pods/log", ignore_missing=True):
             response = self._core.read_namespaced_pod_log(
                 pod, self.namespace, container=SUBMITTER, follow=True, **limit,
                 _preload_content=False, _request_timeout=_LOG_TIMEOUT,
@@ -168,8 +168,8 @@ class RayJobs:
             return [event for event in events.items if digest in (event.involved_object.name or "") and event.message]
 
     @contextlib.contextmanager
-    def _translated_errors(self, verb: str, resource: str = "rayjobs", none_if_missing: bool = False) -> Iterator[None]:
-        """Translate errors of the API. With `none_if_missing`, leave the block if the object does not exist."""
+    def _translated_errors(self, verb: str, resource: str = "rayjobs", ignore_missing: bool = False) -> Iterator[None]:
+        """Translate errors of the API. With `ignore_missing`, suppress the error if the object does not exist."""
         import urllib3
         from kubernetes.client import ApiException
 
@@ -177,7 +177,7 @@ class RayJobs:
             yield
         except ApiException as error:
             status = error.status or 0
-            if status == 404 and none_if_missing:
+            if status == 404 and ignore_missing:
                 return
             if status == 409 and verb == "create":
                 raise AlreadyExists from None
@@ -190,7 +190,7 @@ class RayJobs:
             if 400 <= status < 500 and status not in _TRANSIENT and not is_starting:
                 remedy = "check KubeRay's version and the settings"
                 raise InputError(f"Kubernetes cannot {call} ({reason}): {remedy}") from None
-            raise Unavailable(f"Kubernetes fails to {call} ({reason})") from None
+            raise Unavailable(f"Kubernetes failed to {call} ({reason})") from None
         except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:  # ValueError: a truncated answer
             raise Unavailable(f"Kubernetes does not answer ({one_line(error)})") from None
 

@@ -128,8 +128,8 @@ def _make_environment(
     """Return the environment variables of the Ray pods.
 
     They come from this process, the step, the config and constants; each of these overrides the variables before it.
-    Secrets stay references, and values that may be secrets are left out. A reference to a field of the step's pod is
-    replaced by its value, because it would have another value in another pod.
+    References to secrets stay references, and plain values that may be secrets are left out. A reference to a field of
+    the step's pod is replaced by its value, because it would have another value in another pod.
     """
     variables: dict[str, Manifest] = {}
     for name, value in sorted(environment.items()):
@@ -141,7 +141,7 @@ def _make_environment(
             continue
         has_prefix = name != variable["name"]
         if has_prefix and (name in variables or is_login_for_other_server(name, environment)):
-            continue  # the value that Kubeflow has set under the original name comes first
+            continue  # a value that Kubeflow has set under the original name takes precedence
         source = variable.get("valueFrom") or {}
         if not source:
             variables[name] = {"value": variable.get("value", "")}

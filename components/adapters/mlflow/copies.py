@@ -61,7 +61,7 @@ def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: st
     with translate_errors(f"registered model {name}"):
         if not model_versions.versions_of(client, name, digest):
             client.copy_model_version(origin, name)
-        return _finish(client, name, digest, origin)
+        return _make_candidate(client, name, digest, origin)
 
 
 def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
@@ -72,7 +72,7 @@ def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
 
 
 def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
-    """Register a copy on the server of this process, once per digest, and make it `candidate`.
+    """Register a copy on this process's server, once per digest, and give it the alias `candidate`.
 
     Raises:
         DataCorrupt: the files on the server are not those that were sent.
@@ -88,7 +88,7 @@ def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
             source = model_versions.upload(client, run_id, logged_model, copied.files)
             copied_tags = {key: value for key, value in copied.tags.items() if key not in _ROLE_TAGS}
             model_versions.create(client, copied.name, source, run_id, copied_tags)
-        version = _finish(client, copied.name, digest, copied.origin)
+        version = _make_candidate(client, copied.name, digest, copied.origin)
         sent_digests = _digest_files(copied.files)
         with model_versions.fetched(client, version) as files:  # also checks the signature and the registered digest
             received_digests = _digest_files(files)
@@ -119,7 +119,7 @@ def _digest_files(folder: Path) -> dict[str, str]:
     return {name: manifests.digest_files(folder / name) for name in names if (folder / name).exists()}
 
 
-def _finish(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
+def _make_candidate(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
     """Keep the oldest version of the digest, tag it with its origin, and make it `candidate`. Return it.
 
     The alias is set last, so that a candidate always has its tags.

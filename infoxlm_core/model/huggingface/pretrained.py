@@ -181,7 +181,7 @@ def write(
     names: NameRules = (),
     untrained: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write a module without its projection, and its tokenizer.
+    """Write the weights of a module, except its projection, and copy its tokenizer.
 
     Args:
         module: the module, of which only parameters are written.
@@ -189,7 +189,7 @@ def write(
         tokenizer: directory with the tokenizer.
         directory: where to write.
         names: rules for the parameters of the head.
-        untrained: weights to write that the module lacks, by their names in XLM-R.
+        untrained: additional weights that the module does not have, by their names in XLM-R.
     """
     weights: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():

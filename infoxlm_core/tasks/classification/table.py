@@ -234,8 +234,8 @@ def _choose_columns(file: LabelledFile, names: Sequence[Any], config: Classifica
 
 
 def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
-    """Drop rows with an empty cell. Raise InputError if they are not `allowed`, or if no other row remains."""
-    cells = table.drop(columns="split")  # a row without a split is complete
+    """Drop rows with an empty cell. Raise InputError if such rows are not `allowed`, or if no other row remains."""
+    cells = table.drop(columns="split")  # the split may be missing
     is_blank = cells.apply(lambda column: column.str.strip()) == ""
     empty = cells.isna() | is_blank
     incomplete = empty.any(axis=1)

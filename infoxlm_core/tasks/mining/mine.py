@@ -110,11 +110,12 @@ def _find_neighbours(corpus: Corpus, embedder: Embedder, model_digest: str, cach
 
     source_texts = corpus.sources.texts
     target_texts = corpus.targets.texts
-    # Lines and planted lines are separate arrays, because the vectors of the lines are used again with other pairs.
+    # Lines and planted lines are separate arrays, because the stored vectors of the lines are used again for other
+    # language pairs.
     source_vectors = embed(source_texts) + embed([source for source, _ in corpus.planted])
     target_vectors = embed(target_texts) + embed([target for _, target in corpus.planted])
     forward, backward = find_neighbours(source_vectors, target_vectors)
-    no_twins = [-1] * len(corpus.planted)
+    no_twins = [-1] * len(corpus.planted)  # a planted line has no equal line on the other side
     source_twins = np.array(_find_twins(source_texts, target_texts) + no_twins)
     target_twins = np.array(_find_twins(target_texts, source_texts) + no_twins)
     return Search(forward, backward, source_twins, target_twins, len(corpus.planted))

@@ -65,7 +65,7 @@ def list_test_files(config: MiningConfig) -> list[Path]:
 
 
 def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
-    """Match the sentences of every set with the vectors that users get, and compare the pairs with the gold pairs.
+    """Match the sentences of every set by the vectors that users get, and score the pairs against the gold pairs.
 
     Writes LANGUAGE.parquet: every match with its margin, the highest first.
 
@@ -77,14 +77,14 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
     scores = {}
     counts = {}
     thresholds = {}
-    contents = {}  # plain values that identify the questions
+    contents = {}  # plain values that identify the test sets
     for language, mining_set in sets.items():
         contents[language] = mining_set._asdict() | {"gold": sorted(mining_set.gold)}
         matches = _match(mining_set, embedder, output)
-        choosing, measured = divide(mining_set, matches)
-        thresholds[language] = choose_threshold(choosing)
-        scores[language] = score(measured, thresholds[language])
-        counts[language] = measured.num_gold
+        threshold_half, test_half = divide(mining_set, matches)
+        thresholds[language] = choose_threshold(threshold_half)
+        scores[language] = score(test_half, thresholds[language])
+        counts[language] = test_half.num_gold
         _write_matches(output / f"{language}.parquet", mining_set, matches)
         logger.info("%s: F1 %.4f at margin %.4f", language, scores[language]["f1"], thresholds[language])
     return Scores(

@@ -365,7 +365,7 @@ def test_a_corpus_in_none_of_the_runs_languages_is_only_told_unless_it_is_asked_
     report = prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), other)
 
     assert preparation.facts(report)["pairs"] == {"en-de": 144}
-    assert "read b: it has no row in a language of this run" in caplog.messages
+    assert "read b: it has no rows in the languages of this run" in caplog.messages
     with pytest.raises(CorpusTooSmall, match="corpus b: none of its 0 rows can be used"):
         prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), other | {"languages": ["en", "de"]})
 

@@ -248,7 +248,7 @@ def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes
 
     with (
         operator(act),
-        pytest.raises(WorkerLost, match=r"fails to get rayjobs .*500 .*: the job was not deleted"),
+        pytest.raises(WorkerLost, match=r"failed to get rayjobs .*500 .*: the job was not deleted"),
     ):
         launch()
 
