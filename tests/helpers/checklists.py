@@ -1,4 +1,4 @@
-"""Read the checklists of the documents, and report which items a test run has proved."""
+"""Read the checklists of the documents, and report which items a test run has shown."""
 
 import re
 from collections import Counter
@@ -15,12 +15,10 @@ NOT_SHOWN = "not shown"
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a checklist: what is expected of an item, and the tests that prove it."""
+    """A row of a checklist: what is expected of an item, and the other items that also show it."""
 
     expected: str
-    tests: frozenset[str]
     items: tuple[str, ...]
-    """Other items that prove it."""
 
 
 @dataclass(frozen=True)
@@ -44,32 +42,35 @@ def order(item: str) -> tuple[int, int]:
 
 
 def rows_of(page: str) -> dict[str, Row]:
-    """Return the rows of docs/PAGE.md by item, in the order of the page; a row that names F refers to all F items."""
+    """Return the rows of docs/PAGE.md by item, in the order of the page."""
     prefixes = "|".join(PAGES[page])
-    cells_of_item = {}
-    for line in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) in (5, 6) and re.fullmatch(rf"({prefixes})\d+", cells[1]):
-            item, *expected, proof = cells[1:-1]  # a fault and its result are two cells
-            cells_of_item[item] = (": ".join(expected), proof)
     rows = {}
-    for item, (expected, proof) in cells_of_item.items():
-        test_names = re.findall(r"`(test_\w+)`", proof)
-        proof_without_tests = re.sub(r"`[^`]*`|\(.*\)", "", proof)  # also without the addresses of links
-        proving_items: list[str] = []
-        for reference in re.findall(r"\b(?:RB\d+|[PFBS]\d*)\b", proof_without_tests):
-            proving_items += [candidate for candidate in cells_of_item if reference in (candidate, kind(candidate))]
-        rows[item] = Row(expected, frozenset(test_names), tuple(proving_items))
+    for line in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if not cells or not re.fullmatch(rf"({prefixes})\d+", cells[0]):
+            continue
+        item, *expected = cells
+        items = ()
+        if kind(item) == "P":
+            items = tuple(expected.pop().split())
+        elif kind(item) == "RB":
+            expected.pop()  # a link to the runbook
+        rows[item] = Row(": ".join(expected), items)  # a fault and its result are two cells
     return rows
 
 
+def items_shown_by(references: Sequence[str], rows: dict[str, Row]) -> list[str]:
+    """Return the items that references name; the reference `F` names all F items."""
+    return [item for reference in references for item in rows if reference in (item, kind(item))]
+
+
 def outcome(item: str, runs: Sequence[Run], rows: dict[str, Row]) -> str:
-    """Return the worst outcome of an item's tests and of the items that prove it."""
+    """Return the worst outcome of an item's tests and of the items that also show it."""
     if kind(item) == "RB":
         return NEEDS_MORE
     outcomes = {run.outcome for run in runs if run.item == item}
     if item in rows:
-        outcomes |= {outcome(proving_item, runs, rows) for proving_item in rows[item].items if proving_item != item}
+        outcomes |= {outcome(other_item, runs, rows) for other_item in items_shown_by(rows[item].items, rows)}
     if "error" in outcomes:  # an error in the set-up of a test
         return "failed"
     for worst_outcome in ("failed", NOT_SHOWN, "skipped", "passed"):
@@ -79,7 +80,7 @@ def outcome(item: str, runs: Sequence[Run], rows: dict[str, Row]) -> str:
 
 
 def observed(item: str, runs: Sequence[Run], rows: dict[str, Row]) -> str:
-    """Describe each test of an item with its cases and figures, then the items that prove the item."""
+    """Describe each test of an item with its cases and figures, then the items that also show it."""
     counts = Counter((run.test.partition("[")[0], run.outcome) for run in runs if run.item == item)
     figures = {(run.test.partition("[")[0], run.figure) for run in runs if run.item == item and run.figure}
     descriptions = []
@@ -90,7 +91,8 @@ def observed(item: str, runs: Sequence[Run], rows: dict[str, Row]) -> str:
             description += f", {figures_of_test}"
         descriptions.append(description)
     if item in rows:
-        descriptions += [f"{proving_item} {outcome(proving_item, runs, rows)}" for proving_item in rows[item].items]
+        other_items = items_shown_by(rows[item].items, rows)
+        descriptions += [f"{other_item} {outcome(other_item, runs, rows)}" for other_item in other_items]
     return " · ".join(descriptions)
 
 
