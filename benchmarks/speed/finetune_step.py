@@ -147,7 +147,7 @@ def compare_gradients(learner: TaskLearner, peer: nn.Module) -> dict[str, float]
     mask = inputs.pad(torch.ones_like(batch.ids), batch.lengths, 0)
     peer_loss = peer(input_ids=ids, attention_mask=mask, labels=batch.targets).loss
     peer_loss.backward()
-    names = learner.module.names
+    names = learner.module.name_rules
     gradient = {pretrained.hugging_face_name(name, names): p.grad for name, p in learner.module.named_parameters()}
     peer_gradient = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
     relative = differences(

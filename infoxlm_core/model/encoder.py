@@ -192,7 +192,7 @@ class Encoder(nn.Module):
             hidden = hidden + type_rows
         return F.dropout(self.embedding_norm(hidden), self.dropout if self.training else 0.0)
 
-    def prepare(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
+    def apply_autocast(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
         """Convert rows to the precision of autocast, if it is on, and refresh the layers' weight copies.
 
         Callers then run the layers without autocast.
@@ -227,7 +227,7 @@ class Encoder(nn.Module):
             return hidden if rows is None else hidden[rows]
         packing = pack(lengths, hidden.device)
         layers = list(self.layers[first:last])
-        hidden = self.prepare(hidden, layers)
+        hidden = self.apply_autocast(hidden, layers)
         call_layer = self._choose_call()
         with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
             for layer in layers[:-1]:

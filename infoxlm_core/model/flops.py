@@ -35,7 +35,7 @@ _DEVICES = {
 """Names of drivers. They are compared in full, since an H100 PCIe has three quarters of an H100's speed."""
 
 
-def must_do_flops(
+def count_step_flops(
     size: EncoderSize,
     lm: Sequence[int],
     targets: int,

@@ -26,17 +26,17 @@ class MaskedLMHead(nn.Module):
         self.norm = nn.LayerNorm(size.hidden, size.epsilon)
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
-    def states(self, hidden: Tensor) -> Tensor:
+    def transform(self, hidden: Tensor) -> Tensor:
         """Return the states (N, d) that the word embeddings are multiplied with, from (N, d) at masked positions."""
         return self.norm(F.gelu(self.dense(hidden)))
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
         """Return (N, V) logits from (N, d) at masked positions and the (V, d) word embeddings."""
-        return F.linear(self.states(hidden), embedding, self.bias)
+        return F.linear(self.transform(hidden), embedding, self.bias)
 
     def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scaled loss to differentiate and the losses (N,). See `linear_cross_entropy`."""
-        states = self.states(hidden)
+        states = self.transform(hidden)
         return linear_cross_entropy(states, embedding, self.bias, targets, scale, compiler=self.compiler)
 
 

@@ -23,7 +23,7 @@ class KeyEncoder(nn.Module):
         self.projection = None if model.projection is None else nn.Parameter(torch.empty_like(model.projection))
         self.requires_grad_(False).eval()
         self.pair_with(model)
-        self.follow(0.0)
+        self.update(0.0)
 
     def pair_with(self, model: InfoXLM) -> None:
         """Pair each parameter with the model's parameter of the same name. Repeat it after sharding replaces them."""
@@ -41,7 +41,7 @@ class KeyEncoder(nn.Module):
         return project(pool(hidden, lengths, self.pooling), self.projection, self.normalise)
 
     @torch.no_grad()
-    def follow(self, momentum: float) -> None:
+    def update(self, momentum: float) -> None:
         """Set key <- momentum * key + (1 - momentum) * query once per optimizer step. Momentum 0 copies the query."""
         if momentum == 0.0:
             for key, query in zip(self._key_parameters, self._query_parameters, strict=True):
@@ -58,7 +58,7 @@ class Queue:
         # (K, 2) ids of the two translation pairs of a row's mixup; twice the same id without mixup
         self.sentence_ids = torch.zeros(size, 2, dtype=torch.long, device=device)
         # These two stay on the CPU, where reading them does not wait for the GPU.
-        self.born = torch.zeros(size, dtype=torch.long, device="cpu")  # (K,) optimizer step that added the row
+        self.added_at_step = torch.zeros(size, dtype=torch.long, device="cpu")  # (K,) optimizer step that added the row
         self.pointer = torch.zeros((), dtype=torch.long, device="cpu")  # the row that the next key replaces
 
     def push(self, keys: Tensor, sentence_ids: Tensor, step: int) -> None:
@@ -75,18 +75,18 @@ class Queue:
         device_indices = (start + torch.arange(len(keys), device=self.rows.device)) % size
         self.rows[device_indices] = keys.detach()
         self.sentence_ids[device_indices] = sentence_ids
-        self.born[indices] = step
+        self.added_at_step[indices] = step
         self.pointer.fill_((start + len(keys)) % size)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors of the queue, not copies, by their names in checkpoints."""
         # Sentence ids are called "meanings", as in the checkpoints of earlier versions.
-        return {"rows": self.rows, "meanings": self.sentence_ids, "born": self.born, "pointer": self.pointer}
+        return {"rows": self.rows, "meanings": self.sentence_ids, "born": self.added_at_step, "pointer": self.pointer}
 
     @property
-    def age(self) -> float:
+    def mean_age(self) -> float:
         """The mean age of the keys, in optimizer steps before the newest."""
-        return float(self.born.max() - self.born.double().mean())
+        return float(self.added_at_step.max() - self.added_at_step.double().mean())
 
 
 def momentum_at(config: ContrastConfig, step: int, total_steps: int) -> float:

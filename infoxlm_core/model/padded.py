@@ -74,9 +74,9 @@ class Padded(nn.Module):
         elif self.type_count > 1:  # XLM, for example, has no types and would look them up in the word embeddings
             inputs["token_type_ids"] = pad_sequence(list(types.split(sequence_lengths)), batch_first=True)
         outputs = self.model(**inputs)
-        columns = [outputs[field] for field in self.head.fields]
+        columns = [outputs[field] for field in self.head.output_fields]
         logits = columns[0] if len(columns) == 1 else torch.stack(columns, dim=-1)
-        if self.head.by_token:
+        if self.head.is_per_token:
             return logits[attention_mask.bool()]  # (N, longest, outputs) -> (T, outputs)
         return logits  # (N, outputs)
 

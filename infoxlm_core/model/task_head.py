@@ -1,6 +1,6 @@
 """The description of a task's head, from which `task_models` builds a model.
 
-It imports neither torch nor transformers, because a task's settings are read together with it.
+This module imports neither torch nor transformers, because it is imported wherever the settings of a task are read.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-Names = tuple[tuple[str, str], ...]  # (regular expression of our name, Hugging Face's)
+NameRules = Sequence[tuple[str, str]]  # (regular expression of our name, replacement); the first match is used
 
 
 @dataclass(frozen=True)
 class Head:
     """A head, its loss, and the names of its parameters in Hugging Face's classes."""
 
-    name: str  # of the task, and of the loss in the curves
+    name: str  # name of the task, and of its loss among the metrics
     architecture: str  # such as `SequenceClassification`, for `AutoModelForSequenceClassification`
-    by_token: bool
-    """Whether every token has logits, from dropout and a linear map. Otherwise each sequence has them, from position 0,
-    by dropout, dense, tanh, dropout and a linear map."""
-    names: Names  # our parameters -> those of Hugging Face's RoBERTa and XLM-R classes
-    bert_names: Names  # our parameters -> those of its BERT classes, with `roberta.` before the encoder
+    is_per_token: bool
+    """Whether the head computes logits for every token, by dropout and a linear layer. Otherwise it computes them for
+    every sequence, from its first token, by dropout, dense, tanh, dropout and a linear layer."""
+    name_rules: NameRules  # names of our parameters -> names in Hugging Face's RoBERTa and XLM-R classes
+    bert_name_rules: NameRules  # the same for its BERT classes; encoder names begin with `roberta.` here too
     loss: Callable[[Tensor, Tensor, Sequence[int]], tuple[Tensor, Tensor]]
-    """Logits, targets, lengths of the sequences -> the sum of the losses, and which targets were hit."""
-    count: Callable[[Tensor], int] = len  # targets -> the number of losses that `loss` sums
-    outputs: int = 0  # number of logits; 0: one for each label
-    fields: tuple[str, ...] = ("logits",)  # of Hugging Face's output; each is a column of the logits
+    """(logits, targets, sequence lengths) -> (sum of the losses, whether each prediction is right)."""
+    count_losses: Callable[[Tensor], int] = len  # targets -> number of losses in the sum
+    output_count: int = 0  # number of logits; 0: one per label
+    output_fields: tuple[str, ...] = ("logits",)  # fields of Hugging Face's output that hold the logits

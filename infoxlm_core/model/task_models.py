@@ -22,7 +22,7 @@ from infoxlm_core.model.attention import cumulative_lengths
 from infoxlm_core.model.encoder import Encoder, evaluating, initialise
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.objectives import full_precision
-from infoxlm_core.model.task_head import Head
+from infoxlm_core.model.task_head import Head, NameRules
 
 
 class Packed(nn.Module):
@@ -46,9 +46,9 @@ class Packed(nn.Module):
         return self.config.model_type == "bert"
 
     @property
-    def names(self) -> pretrained.NameRules:
+    def name_rules(self) -> NameRules:
         """Names of the head's parameters -> Hugging Face's names."""
-        return self.head.bert_names if self.is_bert else self.head.names
+        return self.head.bert_name_rules if self.is_bert else self.head.name_rules
 
     def run_encoder(self, ids: Tensor, types: Tensor, lengths: Sequence[int], only_first_tokens: bool) -> Tensor:
         """Return the output of the top layer for N packed sequences.
@@ -88,7 +88,7 @@ class SequenceModel(Packed):
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__(encoder, config, head, dropout)
         self.dense = nn.Linear(encoder.size.hidden, encoder.size.hidden)
-        self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
+        self.output = nn.Linear(encoder.size.hidden, head.output_count or len(self.labels))
 
     def forward(
         self, ids: Tensor, types: Tensor, lengths: Sequence[int], dropout_masks: Tensor | None = None
@@ -118,7 +118,7 @@ class TokenModel(Packed):
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__(encoder, config, head, dropout)
-        self.output = nn.Linear(encoder.size.hidden, head.outputs or len(self.labels))
+        self.output = nn.Linear(encoder.size.hidden, head.output_count or len(self.labels))
 
     def forward(
         self,
@@ -178,7 +178,7 @@ def create(
     stored_modules.encoder = module.encoder
     if isinstance(module, SequenceModel) and module.is_bert:
         stored_modules.dense = module.dense
-    pretrained.load_into(stored_modules, directory, optional=("dense.",), names=module.names)
+    pretrained.load_into(stored_modules, directory, optional=("dense.",), names=module.name_rules)
     return module
 
 
@@ -188,7 +188,7 @@ def load(directory: Path, head: Head) -> TaskModel:
     module: TaskModel
     if pretrained.runs_packed(pretrained.read_config(directory)):
         module = _build(directory, head, config, 0.0, 0.0)
-        pretrained.load_into(module, directory, names=module.names)
+        pretrained.load_into(module, directory, names=module.name_rules)
     else:
         module = padded.load(directory, head, config, fresh=False)
     return module.eval().to(devices.choose())
@@ -199,7 +199,7 @@ def _build(
 ) -> SequenceModel | TokenModel:
     """Return a model of the right size, with uninitialised weights."""
     encoder = Encoder(pretrained.size_of(directory), dropout)
-    model_class = TokenModel if head.by_token else SequenceModel
+    model_class = TokenModel if head.is_per_token else SequenceModel
     return model_class(encoder, config, head, head_dropout)
 
 
@@ -213,13 +213,13 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
     config: Any = copy.deepcopy(module.config)
     config.architectures = [f"{pretrained.CLASS_PREFIXES[config.model_type]}For{module.head.architecture}"]
     config.dtype = torch.float32
-    if not module.head.outputs:
+    if not module.head.output_count:
         config.classifier_dropout = module.dropout
-    pretrained.write(module, config, tokenizer, directory, module.names)
+    pretrained.write(module, config, tokenizer, directory, module.name_rules)
 
 
 @torch.inference_mode()
-def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> list[Tensor] | Tensor:
+def compute_logits(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> list[Tensor] | Tensor:
     """Return the logits of examples in their order, in fp32 on the CPU.
 
     Args:
@@ -233,20 +233,20 @@ def run(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> 
     device = next(module.parameters()).device
     logits_of_examples: list[Tensor] = [torch.empty(0)] * len(examples)
     with evaluating(module):
-        for rows in batches(examples.lengths, tokens_per_batch):
+        for rows in split_by_length(examples.lengths, tokens_per_batch):
             batch = examples.take(rows)
             lengths = tuple(batch.lengths.tolist())
             ids = devices.send(torch.from_numpy(batch.ids), device)
             types = devices.send(torch.from_numpy(batch.types), device)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = module(ids, types, lengths)  # (N, outputs) or (T, outputs)
-            split_sizes = lengths if module.head.by_token else 1
+            split_sizes = lengths if module.head.is_per_token else 1
             for row, logits_of_example in zip(rows, logits.float().cpu().split(split_sizes), strict=True):
                 logits_of_examples[row] = logits_of_example
-    return logits_of_examples if module.head.by_token else torch.cat(logits_of_examples)
+    return logits_of_examples if module.head.is_per_token else torch.cat(logits_of_examples)
 
 
-def batches(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
+def split_by_length(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
     """Split rows into batches, the longest first.
 
     A padded batch has at most `tokens` tokens. A row that is longer is a batch of its own.

@@ -49,7 +49,7 @@ class BERT(TextNetwork):
         target_rows = batch.target_rows
         if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
             target_rows = target_rows[batch.answered]
-        return TargetStates(self.head.states(hidden[target_rows]), self.head.bias, {"nsp": nsp_logits})
+        return TargetStates(self.head.transform(hidden[target_rows]), self.head.bias, {"nsp": nsp_logits})
 
 
 class NextSentencePair(NamedTuple):

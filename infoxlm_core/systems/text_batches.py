@@ -43,7 +43,7 @@ class TextBatch:
     target_ids: Tensor  # (N,) token ids to predict
     labels: Mapping[str, Tensor]  # sentence objective -> (sequences,) labels
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: seed of dropout
-    flops: float = 0.0  # necessary FLOPs, see `must_do_flops`
+    flops: float = 0.0  # necessary FLOPs, see `count_step_flops`
     answered: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
 
     @property

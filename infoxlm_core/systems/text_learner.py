@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.model.encoder import Encoder, EncoderSize
-from infoxlm_core.model.flops import must_do_flops
+from infoxlm_core.model.flops import count_step_flops
 from infoxlm_core.model.linear_cross_entropy import linear_cross_entropy
 from infoxlm_core.systems.text_batches import TextBatch, TextSampler, micro_batches
 from infoxlm_core.training import distributed
@@ -96,7 +96,7 @@ class TextLearner(Learner):
         for shard in distributed.my_share(self.config.batches.virtual_shards):
             samples = self.sampler.draw(step + skipped, shard)
             for batch in micro_batches(samples, self.config.batches.micro_batch_size, step, shard):
-                flops = must_do_flops(size, batch.lengths, len(batch.target_rows))
+                flops = count_step_flops(size, batch.lengths, len(batch.target_rows))
                 batches.append(replace(batch, flops=flops))
         return batches
 

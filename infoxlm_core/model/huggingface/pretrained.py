@@ -5,7 +5,7 @@ names of the type that they came with.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
@@ -23,6 +23,7 @@ from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import stored_weights, tokenizers
+from infoxlm_core.model.task_head import NameRules
 
 WEIGHTS = "model.safetensors"
 PROJECTION = "projection.safetensors"
@@ -33,7 +34,6 @@ FINETUNING_DROPOUT = 0.1
 """Dropout in the config.json of exported encoders, as in XLM-R's. It takes effect only where Transformers fine-tunes an
 export; our own training takes dropout from its settings."""
 
-NameRules = Sequence[tuple[str, str]]  # (regular expression of our name, replacement); the first match is used
 _Rows = Annotated[int, Field(gt=0, lt=2**31)]
 _Width = Annotated[int, Field(gt=0, le=2**17)]
 _Layers = Annotated[int, Field(ge=0, le=1000)]

@@ -15,7 +15,7 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch, micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
-from infoxlm_core.model.flops import must_do_flops
+from infoxlm_core.model.flops import count_step_flops
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.systems.infoxlm.sentence_objectives import SENTENCE_OBJECTIVES, XLCO, add_by_group
 from infoxlm_core.training import distributed, sharding
@@ -118,7 +118,7 @@ class InfoXLMLearner(Learner):
     def _flops(self, batch: PackedBatch) -> float:
         """Return the necessary FLOPs of a micro-batch."""
         contrast = self.config.contrast
-        return must_do_flops(
+        return count_step_flops(
             self.module.encoder.size,
             batch.lengths[: batch.lm_sequences],
             len(batch.target_rows),

@@ -107,7 +107,7 @@ def step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> fl
             lm += [tokens] * samples
     top = config.contrast.resolve_layer(size.layers)
     targets = round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples)
-    return flops.must_do_flops(size, lm, targets, views, views, top, config.contrast.queue_size)
+    return flops.count_step_flops(size, lm, targets, views, views, top, config.contrast.queue_size)
 
 
 def step_tokens(config: PretrainingConfig, shape: Shape) -> int:

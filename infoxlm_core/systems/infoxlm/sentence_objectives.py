@@ -173,17 +173,17 @@ class XLCO(SentenceObjective):
         contrast = self.config.contrast
         if good and step > contrast.start_step:
             momentum = momentum_at(contrast, step - 1, self.config.optimization.steps)
-            self.key_encoder.follow(momentum)
+            self.key_encoder.update(momentum)
             self.enqueue(step)
         self.new_keys.clear()
         if step == contrast.start_step:
-            self.key_encoder.follow(0.0)  # contrast begins with a copy of the query encoder
+            self.key_encoder.update(0.0)  # contrast begins with a copy of the query encoder
 
     def statistics(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
         negative_mean = sums["negative"] / count
         negative_variance = sums["negative_square"] / count - negative_mean**2
         return {
-            "queue/age": self.queue.age,
+            "queue/age": self.queue.mean_age,
             "xlco/accuracy": sums["hits"] / count,
             "xlco/positive_logit": sums["positive"] / count,
             "xlco/negative_logit": negative_mean,

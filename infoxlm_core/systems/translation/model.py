@@ -123,7 +123,7 @@ class Translator(nn.Module):
         layers: list[Any] = list(self.decoder.layers)
         target_packing = pack(target.lengths, hidden.device)
         source_packing = pack(source.lengths, hidden.device)
-        hidden = self.decoder.prepare(hidden, layers)
+        hidden = self.decoder.apply_autocast(hidden, layers)
         with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
             for layer in layers:
                 hidden = layer.decode(hidden, target_packing, encoded_source, source_packing)
@@ -148,7 +148,7 @@ class Translator(nn.Module):
         count = len(source.lengths)
         encoded_source = self.encode(source)  # (S, d)
         layers: list[Any] = list(self.decoder.layers)
-        self.decoder.prepare(encoded_source, layers)
+        self.decoder.apply_autocast(encoded_source, layers)
         caches = [layer.create_cache(encoded_source, source.lengths) for layer in layers]
         languages = torch.full((count,), language, device=device)
         tokens = torch.full((count,), EOS, device=device)  # the newest token of each translation

@@ -55,7 +55,7 @@ def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Exampl
 
 def predict(classifier: Any, examples: Examples, tokens: int = TOKENS) -> list[str]:
     """Return the most probable label of each example."""
-    logits: Any = task_models.run(classifier, examples, tokens)  # (N, labels)
+    logits: Any = task_models.compute_logits(classifier, examples, tokens)  # (N, labels)
     return [classifier.labels[best] for best in logits.argmax(dim=1).tolist()]
 
 

@@ -76,9 +76,9 @@ def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["
 HEAD = Head(
     name="classification",
     architecture="SequenceClassification",
-    by_token=False,
-    names=((r"^dense\.", "classifier.dense."), (r"^output\.", "classifier.out_proj.")),
-    bert_names=((r"^dense\.", "roberta.pooler.dense."), (r"^output\.", "classifier.")),
+    is_per_token=False,
+    name_rules=((r"^dense\.", "classifier.dense."), (r"^output\.", "classifier.out_proj.")),
+    bert_name_rules=((r"^dense\.", "roberta.pooler.dense."), (r"^output\.", "classifier.")),
     loss=loss,
 )
 

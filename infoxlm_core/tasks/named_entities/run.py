@@ -177,7 +177,7 @@ def tag(
 ) -> list[list[str]]:
     """Return the most probable tag of each word, or O for words without a token."""
     tags: list[list[str]] = []
-    logits_of_sentences = task_models.run(tagger, examples)
+    logits_of_sentences = task_models.compute_logits(tagger, examples)
     for sentence, logits, positions in zip(sentences, logits_of_sentences, first_tokens, strict=True):
         label_ids = logits.argmax(dim=1).tolist()  # (tokens, labels) -> the label of each token
         sentence_tags = ["O"] * len(sentence.words)

@@ -53,11 +53,11 @@ def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["
 HEAD = Head(
     name="named_entities",
     architecture="TokenClassification",
-    by_token=True,
-    names=((r"^output\.", "classifier."),),
-    bert_names=((r"^output\.", "classifier."),),
+    is_per_token=True,
+    name_rules=((r"^output\.", "classifier."),),
+    bert_name_rules=((r"^output\.", "classifier."),),
     loss=loss,
-    count=lambda targets: int((targets != NO_TARGET).sum()),
+    count_losses=lambda targets: int((targets != NO_TARGET).sum()),
 )
 
 

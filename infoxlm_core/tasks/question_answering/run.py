@@ -130,7 +130,7 @@ class WindowMaker:
 
 def answer(config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet, windows: Windows) -> dict[str, str]:
     """Return question id -> answer, as it is in the paragraph. An answer is empty if no start and end fit together."""
-    logits = list(task_models.run(reader, windows.examples))  # (L, 2) of each window
+    logits = list(task_models.compute_logits(reader, windows.examples))  # (L, 2) of each window
     spans = best_spans(windows, logits, config.n_best, config.answer_tokens)
     answers = {}
     for question, (start, end) in zip(question_set.questions, spans.tolist(), strict=True):

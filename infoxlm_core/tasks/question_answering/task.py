@@ -87,12 +87,12 @@ def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["
 HEAD = Head(
     name="question_answering",
     architecture="QuestionAnswering",
-    by_token=True,
-    names=((r"^output\.", "qa_outputs."),),
-    bert_names=((r"^output\.", "qa_outputs."),),
+    is_per_token=True,
+    name_rules=((r"^output\.", "qa_outputs."),),
+    bert_name_rules=((r"^output\.", "qa_outputs."),),
     loss=loss,
-    outputs=2,
-    fields=("start_logits", "end_logits"),
+    output_count=2,
+    output_fields=("start_logits", "end_logits"),
 )
 
 

@@ -117,7 +117,7 @@ class TaskLearner(Learner):
             targets=targets,
             head_mask=head_mask,
             rng_key=rng_key,
-            counts={self.task.head.name: self.task.head.count(targets), "tokens": len(examples.ids)},
+            counts={self.task.head.name: self.task.head.count_losses(targets), "tokens": len(examples.ids)},
         )
 
     def losses(self, batch: Batch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:

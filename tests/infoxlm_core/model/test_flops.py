@@ -3,7 +3,7 @@
 import pytest
 
 from infoxlm_core.model.encoder import EncoderSize
-from infoxlm_core.model.flops import must_do_flops, peak
+from infoxlm_core.model.flops import count_step_flops, peak
 
 SIZE = EncoderSize(vocabulary=50, layers=3, hidden=8, ffn=16, heads=2)
 
@@ -15,10 +15,10 @@ def layer(n: int) -> int:
 
 
 def test_a_step_is_three_forwards_of_what_learns_and_one_of_the_key_encoder():
-    masked = must_do_flops(SIZE, [5, 3], 4)
+    masked = count_step_flops(SIZE, [5, 3], 4)
     assert masked == 3 * (3 * (layer(5) + layer(3)) + 4 * (2 * 8 * 50 + 2 * 8 * 8))
 
-    contrast = must_do_flops(SIZE, [], 0, [5, 3], [6], contrast_layer=2, queue=7)
+    contrast = count_step_flops(SIZE, [], 0, [5, 3], [6], contrast_layer=2, queue=7)
     assert contrast == 3 * 2 * (layer(5) + layer(3)) + 2 * layer(6) + 2 * (2 * 2 * 7 * 8)
 
 

@@ -62,7 +62,7 @@ def test_momentum_covers_the_distance_it_should(model, momentum, steps, toleranc
     start, goal = key_encoder.projection.clone(), model.projection.detach()
 
     for _ in range(steps):
-        key_encoder.follow(momentum)
+        key_encoder.update(momentum)
 
     # an update rounds a number below 1/4 by 2**-27 at most, later ones shrink that: 2**-27 / (1 - momentum) in all
     assert start.abs().max() < 0.25 and goal.abs().max() < 0.25
@@ -83,7 +83,7 @@ def test_in_half_precision_training_the_key_encoder_still_moves_in_fp32(model, k
 
     with torch.autocast("cpu", kind):
         for _ in range(1000):
-            key_encoder.follow(0.999)
+            key_encoder.update(0.999)
         keys = key_encoder(ids, where, lengths)
 
     assert keys.dtype == key_encoder.projection.dtype == torch.float32
@@ -109,9 +109,9 @@ def test_momentum_zero_copies_and_one_freezes(model):
     with torch.no_grad():
         model.projection.add_(1.0)
 
-    key_encoder.follow(1.0)
+    key_encoder.update(1.0)
     assert torch.equal(key_encoder.projection, before)
-    key_encoder.follow(0.0)
+    key_encoder.update(0.0)
     assert torch.equal(key_encoder.projection, model.projection)
 
 

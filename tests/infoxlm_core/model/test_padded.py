@@ -99,7 +99,7 @@ def test_a_classifier_of_pairs_reads_both_sides_in_the_language_of_the_row(xlm, 
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
 
     examples = encode_rows(table, tmp_path, 32)
-    ours = task_models.run(task_models.load(tmp_path, TASKS["classification"].head), examples)
+    ours = task_models.compute_logits(task_models.load(tmp_path, TASKS["classification"].head), examples)
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for row, (text, pair, language) in enumerate(table.itertuples(index=False)):

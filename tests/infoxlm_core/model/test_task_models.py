@@ -98,17 +98,17 @@ def test_a_new_model_is_written_so_that_transformers_gives_its_logits_and_comes_
     module = shake(task_models.create(encoder, TASKS[kind].head, LABELS if kind == "classification" else ()))
     assert isinstance(module, Padded) == ((encoder / "kind").read_text() in PADDED)
 
-    ours = task_models.run(module, examples(encoder), tokens_per_batch=40)
+    ours = task_models.compute_logits(module, examples(encoder), tokens_per_batch=40)
     task_models.export(module, encoder, tmp_path / "out")
 
     again = task_models.load(tmp_path / "out", TASKS[kind].head)
     if kind == "question_answering":
         lengths = examples(encoder).lengths.tolist()
         assert [len(part) for part in ours] == lengths
-        ours, back = torch.cat(ours), torch.cat(task_models.run(again, examples(tmp_path / "out"), 40))
+        ours, back = torch.cat(ours), torch.cat(task_models.compute_logits(again, examples(tmp_path / "out"), 40))
     else:
         assert again.labels == tuple(LABELS)
-        back = task_models.run(again, examples(tmp_path / "out"), 40)
+        back = task_models.compute_logits(again, examples(tmp_path / "out"), 40)
     torch.testing.assert_close(ours, theirs(tmp_path / "out", kind), atol=1e-5, rtol=0)
     assert torch.equal(ours, back)
     assert (tmp_path / "out/sentencepiece.bpe.model").read_bytes() == b"goes along"
@@ -125,7 +125,7 @@ def test_the_encoder_under_a_new_head_is_the_pre_trained_one(encoder):
     hidden = AutoModel.from_pretrained(encoder).eval()(**batch).last_hidden_state[batch["attention_mask"].bool()]
 
     head = module.model.qa_outputs if isinstance(module, Padded) else module.output
-    found = torch.cat(task_models.run(module, examples(encoder)))
+    found = torch.cat(task_models.compute_logits(module, examples(encoder)))
 
     torch.testing.assert_close(found, head(hidden).detach(), atol=1e-5, rtol=0)
 
@@ -195,7 +195,7 @@ def test_the_first_token_of_a_causal_xlm_reads_the_whole_text_after_fine_tuning(
     module = task_models.create(tmp_path, TASKS["classification"].head, LABELS).eval()
 
     texts_with_other_ends = encode(tokenizers.load(tmp_path), ["w1 w2", "w1 w3"], max_tokens=24)
-    first_logits, second_logits = task_models.run(module, texts_with_other_ends)
+    first_logits, second_logits = task_models.compute_logits(module, texts_with_other_ends)
 
     assert not torch.allclose(first_logits, second_logits)
 
@@ -268,7 +268,7 @@ def test_a_directory_without_model_or_of_an_unknown_kind_is_refused_in_one_line(
 def test_batches_hold_every_row_once_and_no_more_tokens_than_asked_even_padded():
     lengths = np.array([3, 50, 7, 7, 1, 120, 9])
 
-    parts = task_models.batches(lengths, tokens=60)
+    parts = task_models.split_by_length(lengths, tokens=60)
 
     assert sorted(np.concatenate(parts).tolist()) == list(range(7))
     assert all(len(part) == 1 or len(part) * lengths[part].max() <= 60 for part in parts)

@@ -162,7 +162,7 @@ def test_the_loss_of_a_reader_is_the_mean_of_the_cross_entropies_of_start_and_en
     settings = AnsweringConfig.parse({"train": ["x"], "test": ["x"], "dropout": 0.0})
     module = task_models.create(encoder, TASKS["question_answering"].head)
     learner = TaskLearner(settings, module, task, 1, BestCheckpoints(tmp_path, settings.selection, "en"))
-    logits = task_models.run(module, task.examples)
+    logits = task_models.compute_logits(module, task.examples)
 
     optimizer = make_adamw(module.parameters(), settings.optimization)
     figures = train_step(learner, optimizer, settings.optimization, Progress(), learner.batches(0))[0]

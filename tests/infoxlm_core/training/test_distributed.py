@@ -114,7 +114,11 @@ def _three_steps(path: Path, weighting: str) -> dict[str, torch.Tensor]:
     for _ in range(3):
         train_step(learner, adam, config.optimization, progress, learner.batches(progress.step))
     queue = torch.cat(
-        [learner.xlco.queue.rows, learner.xlco.queue.sentence_ids.double(), learner.xlco.queue.born[:, None].double()],
+        [
+            learner.xlco.queue.rows,
+            learner.xlco.queue.sentence_ids.double(),
+            learner.xlco.queue.added_at_step[:, None].double(),
+        ],
         dim=1,
     )
     return {"gradient": gradients[0], "queue": queue}

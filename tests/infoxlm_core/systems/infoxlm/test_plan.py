@@ -51,7 +51,7 @@ def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny
     assert planned["AdamW moments"] == bytes_of([t for state in optimizer.state.values() for t in state.values()])
     assert planned["key encoder"] == bytes_of(learner.xlco.key_encoder.parameters())
     assert planned["queue"] == bytes_of(
-        [learner.xlco.queue.rows, learner.xlco.queue.sentence_ids, learner.xlco.queue.born]
+        [learner.xlco.queue.rows, learner.xlco.queue.sentence_ids, learner.xlco.queue.added_at_step]
     )
     saved = named_tensors(learner, optimizer)
     pointer = saved["learner/queue/pointer"].element_size()

@@ -69,7 +69,7 @@ def test_packed_logits_are_those_of_plain_transformers(tuned, data):
 
     table = pd.DataFrame({"text": premises, "text_pair": hypotheses, "language": "de"})
     model, examples = task_models.load(tuned, HEAD), run.encode_rows(table, tuned, 30)
-    logits = task_models.run(model, examples, tokens_per_batch=100)
+    logits = task_models.compute_logits(model, examples, tokens_per_batch=100)
 
     expected, labels = ask_transformers(tuned, premises, hypotheses)
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)

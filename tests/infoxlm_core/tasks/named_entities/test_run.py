@@ -84,7 +84,7 @@ def test_a_tagger_of_any_encoder_leaves_as_hugging_faces_class_with_equal_logits
     examples, _ = run.encode(rows, encoder, 30, ["en"] * len(rows))
 
     task_models.export(module, encoder, tmp_path / "out")
-    ours = task_models.run(task_models.load(tmp_path / "out", HEAD), examples)
+    ours = task_models.compute_logits(task_models.load(tmp_path / "out", HEAD), examples)
 
     theirs = AutoModelForTokenClassification.from_pretrained(tmp_path / "out").eval()
     assert tuple(theirs.config.id2label[number] for number in range(4)) == LABELS
@@ -105,7 +105,7 @@ def test_only_the_first_token_of_a_word_has_its_tag(encoder, tmp_path):
     wanted = {1: "O", 2: "B-PER", 2 + len(pieces): "I-PER"}
     assert len(pieces) > 1 and training.labels == ("B-PER", "I-PER", "O")
     assert {place: training.labels[n] for place, n in enumerate(training.targets[0]) if n != NO_TARGET} == wanted
-    assert training.head.count(torch.from_numpy(training.targets)) == 4
+    assert training.head.count_losses(torch.from_numpy(training.targets)) == 4
     assert training.score_dev is None and training.development == ()
 
 
