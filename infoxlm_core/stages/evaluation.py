@@ -163,7 +163,7 @@ def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path | None, 
     description["encoder"] = dict(scores_by_task["retrieval"].details["encoder"])
     description["origin"] = origin.read(encoder)
     description["curves"] = read_curves(encoder)
-    manifest = unreserved.trained_by_us(encoder)
+    manifest = unreserved.load_pretraining_manifest(encoder)
     if manifest and "merge" in manifest["facts"]:
         description["merge"] = manifest["facts"]["merge"]
     test_files = sorted((corpus / "held_out").glob("*/*.parquet"))

@@ -127,7 +127,7 @@ def _list_reserved_text(config: PretrainingConfig, shards: Shards) -> dict[str, 
     other_corpora: set[str] = set()
     start_manifest = None
     if config.model.start:
-        start_manifest = unreserved.trained_by_us(Path(config.model.start))
+        start_manifest = unreserved.load_pretraining_manifest(Path(config.model.start))
     if start_manifest:
         start_facts = start_manifest["facts"]
         reserved &= set(start_facts.get("reserved", ()))

@@ -60,8 +60,8 @@ class Scores:
     def to_dict(self) -> dict[str, Any]:
         """Return the content of scores.json, in which `details` are beside the other fields."""
         names = ("task", "languages", "mean", "transfer_gap", "counts", "test_set", "dev", "selection", "mixed")
-        plain = {name: getattr(self, name) for name in names}
-        return plain | dict(self.details) | {"training": dict(self.training), "trained_on": list(self.trained_on)}
+        fields = {name: getattr(self, name) for name in names}
+        return fields | dict(self.details) | {"training": dict(self.training), "trained_on": list(self.trained_on)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "scores.json") -> Self:
@@ -71,9 +71,9 @@ class Scores:
             InputError: a field is missing or empty.
         """
         required = ("task", "languages", "mean", "counts", "test_set")
-        missing = [name for name in required if not values.get(name)]
-        if missing:
-            raise InputError(f"{where} has no {', '.join(missing)}. Measure the model again.")
+        missing_fields = [name for name in required if not values.get(name)]
+        if missing_fields:
+            raise InputError(f"{where} has no {', '.join(missing_fields)}. Measure the model again.")
         field_names = set(cls.__dataclass_fields__) - {"details", "outcomes"}
         fields: dict[str, Any] = {}
         details: dict[str, Any] = {}
@@ -85,8 +85,8 @@ class Scores:
         return cls(**fields, details=details)
 
 
-def finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are finite numbers."""
+def select_finite(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are finite numbers, because a tracking server does not accept others."""
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
@@ -94,7 +94,7 @@ def mean_over(languages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the unweighted mean of each metric over the languages that have it, or None if no language has it."""
     means = {}
     for metric in next(iter(languages.values())):
-        values = [row[metric] for row in languages.values() if row[metric] is not None]
+        values = [scores[metric] for scores in languages.values() if scores[metric] is not None]
         means[metric] = fmean(values) if values else None
     return means
 
@@ -104,8 +104,8 @@ def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
     return scores[source] - fmean(score for language, score in scores.items() if language != source)
 
 
-def mix(cells: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> dict[str, Any]:
-    """Return the means within and across languages, and the score of each language pair, as in `Scores.mixed`.
+def summarise_mixed(cells: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> dict[str, Any]:
+    """Return the content of `Scores.mixed`: means within and across languages, and the scores of each language pair.
 
     Args:
         cells: scores by (language of premise or paragraph, language of hypothesis or question).
@@ -120,7 +120,8 @@ def mix(cells: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> di
 def within_and_across(cells: Mapping[tuple[str, str], float]) -> tuple[float, float]:
     """Return the mean score of pairs of texts in the same language, and that of pairs in two languages.
 
-    The second is first averaged for each language, so that all languages have the same weight (InfoXLM, section 6).
+    The scores of two languages are averaged for each language first, so that every language has the same weight
+    (InfoXLM, section 6).
 
     Args:
         cells: (language of one text, language of the other) -> score; some pairs may be missing.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 from infoxlm_core import languages
 from infoxlm_core.config.base import StageConfig
 from infoxlm_core.model.task_head import Head
-from infoxlm_core.tasks.scores import Scores, finite
+from infoxlm_core.tasks.scores import Scores, select_finite
 from infoxlm_core.training.finetuning import selection
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Fact(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """A well-known test set: the published table that is shown beside our scores, and its settings."""
+    """A well-known test set: the published table that a report shows beside our scores, and the settings it needs."""
 
     table: str = "none"
     settings: Mapping[str, Any] = MappingProxyType({})
@@ -54,12 +54,12 @@ class Task(Generic[Settings]):
     settings: type[Settings]
     metrics: ClassVar[tuple[str, ...]]  # figures show the first one, which also chooses among grid points
     unit: ClassVar[str] = "questions"  # what `counts` of the scores count
-    order: ClassVar[Sequence[str]] = ()  # languages in the order of the paper's table
+    order: ClassVar[Sequence[str]] = ()  # language codes in the order of the paper's table
     tables: ClassVar[tuple[str, ...]] = ()  # names of published tables that a suite may show beside our scores
     presets: ClassVar[Mapping[str, Preset]] = {}  # by name on the command line of `evaluate`
     head: ClassVar[Head | None] = None  # the head to fine-tune; None if the encoder is measured as it is
     roles: ClassVar[tuple[str, ...]] = ("data",)  # fields of the settings that contain paths of data
-    only_tested: ClassVar[tuple[str, ...]] = ()  # fields of the settings that training does not depend on
+    only_tested: ClassVar[tuple[str, ...]] = ()  # fields of the settings that change tests but not the trained model
 
     @property
     def trained(self) -> bool:
@@ -196,7 +196,7 @@ class Task(Generic[Settings]):
         If a task has several metrics, their names contain the metric: `PREFIX/f1`, `PREFIX/f1/en`. Scores that were not
         measured or are not finite are left out. `settings` are those of `measure`, or the `Questions` of an evaluation.
         """
-        values: dict[str, Any] = self._name_common(scores, prefix)
+        values: dict[str, Any] = self._name_shared_metrics(scores, prefix)
         for metric in self.metrics:
             if len(self.metrics) == 1:
                 metric_prefix = prefix
@@ -206,9 +206,9 @@ class Task(Generic[Settings]):
                 values[metric_prefix] = scores.mean[metric]
             for language, language_scores in scores.languages.items():
                 values[f"{metric_prefix}/{language}"] = language_scores[metric]
-        return finite(values)
+        return select_finite(values)
 
-    def _name_common(self, scores: Scores, prefix: str) -> dict[str, Any]:
+    def _name_shared_metrics(self, scores: Scores, prefix: str) -> dict[str, Any]:
         """Return the metrics that any task may have: development score, transfer gap, and means of mixed languages."""
         values: dict[str, Any] = {}
         if scores.dev:
@@ -222,13 +222,16 @@ class Task(Generic[Settings]):
 
 
 def _clear_fields(settings: Settings, fields: Iterable[str]) -> Settings:
-    """Return the settings with the empty value of its type in each of the fields."""
+    """Return the settings with each of the fields set to the empty value of its type, such as () or ""."""
     empty_values = {name: type(getattr(settings, name))() for name in fields}
     return settings.model_copy(update=empty_values)
 
 
 def load_chosen(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
-    """Load the models that were chosen for languages, one after the other. Yield directory, model and its languages."""
+    """Yield the directory, the model and the languages of each checkpoint that was selected for some language.
+
+    Models are loaded one after the other, so that memory holds only one.
+    """
     from infoxlm_core.model import task_models
 
     languages_by_directory: dict[Path, list[str]] = {}

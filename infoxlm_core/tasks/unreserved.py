@@ -1,6 +1,7 @@
-"""Find test files whose sentences were not removed from the training text of one of our encoders.
+"""Find test files that one of our encoders may have been trained on.
 
-The encoder's manifest names the test files whose sentences were removed. Nothing is known of encoders without one.
+The encoder's manifest lists the digests of the test files whose sentences were removed from its training text. Of
+encoders that were trained elsewhere, nothing is known.
 """
 
 import logging
@@ -14,8 +15,8 @@ from infoxlm_core.corpora import evaluation_sets
 logger = logging.getLogger(__name__)
 
 
-def trained_by_us(encoder: Path) -> dict[str, Any] | None:
-    """Return the manifest of an encoder that was pre-trained here, or None for any other model."""
+def load_pretraining_manifest(encoder: Path) -> dict[str, Any] | None:
+    """Return the manifest of an encoder that this project pre-trained, or None for any other model."""
     manifest = manifests.load_if_ours(encoder)
     if manifest is None or manifest["kind"] != "encoder" or not manifest["facts"].get("steps"):
         return None
@@ -32,7 +33,7 @@ def find(encoder: Path, tests: Iterable[Path], corpus: Path | None = None) -> li
         corpus: the prepared corpus that the files belong to, if any. Its held-out text was removed from its own
             training text, but not from that of another corpus, on which the training may have begun.
     """
-    manifest = trained_by_us(encoder)
+    manifest = load_pretraining_manifest(encoder)
     if manifest is None:
         return []
     facts = manifest["facts"]

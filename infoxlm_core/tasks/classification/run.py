@@ -26,7 +26,7 @@ from infoxlm_core.tasks.classification.table import (
     split_by_language,
 )
 from infoxlm_core.tasks.classification.task import HEAD, ClassificationConfig
-from infoxlm_core.tasks.scores import Scores, mix
+from infoxlm_core.tasks.scores import Scores, summarise_mixed
 from infoxlm_core.tasks.task import load_chosen
 from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
@@ -223,7 +223,7 @@ def _score_mixed(
         for second, share in accuracy_by_language(predicted, table["label"], table["second"]).items():
             accuracy_by_pair[first, second] = share
         logger.info("scored premises in %s with hypotheses in other languages", first)
-    return mix({pair: {"accuracy": share} for pair, share in sorted(accuracy_by_pair.items())}, "accuracy")
+    return summarise_mixed({pair: {"accuracy": share} for pair, share in sorted(accuracy_by_pair.items())}, "accuracy")
 
 
 def check(config: ClassificationConfig, has_grid: bool) -> None:

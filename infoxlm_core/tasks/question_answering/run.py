@@ -21,7 +21,7 @@ from infoxlm_core.tasks.question_answering.files import LanguagePair, QuestionSe
 from infoxlm_core.tasks.question_answering.spans import best_spans
 from infoxlm_core.tasks.question_answering.task import HEAD, AnsweringConfig
 from infoxlm_core.tasks.question_answering.windows import Windows, find_targets, make_windows
-from infoxlm_core.tasks.scores import Scores, mix
+from infoxlm_core.tasks.scores import Scores, summarise_mixed
 from infoxlm_core.tasks.task import load_chosen
 from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
@@ -180,7 +180,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
         tuned,
         counts={language: len(sets[language, language].questions) for language in scores_by_language},
         test_set=_digest(sets),
-        mixed=mix(scores_by_pair, "f1") if config.mixed else None,
+        mixed=summarise_mixed(scores_by_pair, "f1") if config.mixed else None,
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from infoxlm_core import languages
 from infoxlm_core.config.base import Flag, PositiveInt, Whole
 from infoxlm_core.config.tasks import AlignedSetConfig
-from infoxlm_core.tasks.scores import Scores, finite
+from infoxlm_core.tasks.scores import Scores, select_finite
 from infoxlm_core.tasks.task import Preset, Task
 
 if TYPE_CHECKING:
@@ -98,10 +98,10 @@ class Retrieval(Task[RetrievalConfig]):
             values |= _name_suite_metrics(scores.details["vectors"], direction_names)
         else:
             values |= _name_evaluation_metrics(scores, direction_names)
-        metrics = self._name_common(scores, prefix)
+        metrics = self._name_shared_metrics(scores, prefix)
         for name, value in values.items():
             metrics[f"{prefix}/{name}"] = value
-        return finite(metrics)
+        return select_finite(metrics)
 
 
 def _name_evaluation_metrics(scores: Scores, direction_names: Mapping[str, str]) -> dict[str, Any]:
