@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Features = list[dict[str, list[int]]]
 POOLINGS = ("mean", "cls")  # those of the paper, which every evaluation measures at every layer
 ALL_POOLINGS = (*POOLINGS, "mean_no_special", "contrast")
-TOKENS_PER_TEXT = 256  # a batch of size B has at most B times as many, so that long texts do not fill the memory
+TOKENS_PER_TEXT = 256  # a batch of B texts has at most B times as many tokens, so that long texts fit into memory
 LEAST_FILLED = 0.8  # the shortest text of a batch has at least this share of the longest one's tokens
 CHUNK = 16_384  # texts that are tokenized, and sorted by length, together
 
@@ -58,10 +58,7 @@ def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_token
     columns = tokenizer(list(texts), truncation=True, max_length=limit)
     accepted_names = inspect.signature(model.base_model.forward).parameters
     input_names = [name for name in columns if name in accepted_names]  # DistilBERT, for example, has no token types
-    features = []
-    for row in range(len(texts)):
-        features.append({name: columns[name][row] for name in input_names})
-    return features
+    return [{name: columns[name][row] for name in input_names} for row in range(len(texts))]
 
 
 def batches(
@@ -119,10 +116,10 @@ def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class VectorEncoder:
-    """A loaded model that computes any vectors of sentences.
+    """A loaded model that computes sentence vectors with any pooling at any layer.
 
-    Everything is computed in fp32, on a GPU too: rounding to bf16 changes a cosine by more than the distance between
-    the cosines of two neighbours.
+    It computes in fp32 on GPUs too, because rounding to bf16 changes a cosine by more than the difference between two
+    neighbours.
     """
 
     model: "Model"
@@ -130,7 +127,7 @@ class VectorEncoder:
     batch_size: int  # sentences per forward pass; changes memory and speed, not the result
     max_tokens: int  # longer sentences are truncated
     prefix: str = ""  # text before every sentence
-    projection: Tensor | None = None  # for vectors of pooling contrast; see `load_projection`
+    projection: Tensor | None = None  # (d, d) from `load_projection`; only the pooling `contrast` needs it
 
     @torch.inference_mode()
     def embed(
@@ -166,10 +163,9 @@ class VectorEncoder:
     def _pool(self, hidden: Tensor, pooling: str, mask: Tensor, word_mask: Tensor) -> Tensor:
         """Pool hidden states (B, L, d) with the masks (B, L) of all tokens and of words: (B, d)."""
         if pooling == "contrast":
-            _, contrast_pooling = contrast_space(self.model.config) or (0, "")
-            pooled = self._pool(hidden, contrast_pooling, mask, word_mask)
-            if self.projection is None:
-                return pooled
+            contrast = contrast_space(self.model.config)
+            assert contrast and self.projection is not None  # noqa: S101 - `load_projection` has checked it
+            pooled = self._pool(hidden, contrast.pooling, mask, word_mask)
             return project(pooled, self.projection, self.model.config.infoxlm["normalise"])
         if pooling == "cls":
             return hidden[:, 0].float()
@@ -200,8 +196,8 @@ def load_embedder(
 
     Args:
         directory: the model in Hugging Face format.
-        layer: counts as in `hidden_states`; None: that of `served_space`.
-        pooling: one of `ALL_POOLINGS`; None: that of `served_space`. Vectors of the default are not projected.
+        layer: number as in `hidden_states`; None: that of `served_space`.
+        pooling: one of `ALL_POOLINGS`; None: that of `served_space`, without projection.
         batch_size: sentences per forward pass.
         max_tokens: longer sentences are truncated; None: `served_max_tokens`, the limit of sentence-transformers.
         prefix: text before every sentence; None: that of `served_prefix`.

@@ -20,11 +20,9 @@ from infoxlm_core.tasks.reference_vectors import Reference, compare
 from infoxlm_core.tasks.retrieval.files import AlignedSentences
 from infoxlm_core.tasks.retrieval.nearest import accuracy, find_both
 
-Embed = Callable[[Sequence[str]], Tensor]
-"""From N texts to their vectors, (N, d)."""
+Embed = Callable[[Sequence[str]], Tensor]  # from N texts to their vectors, (N, d)
 
-PASSES = 3
-"""The fastest of them gives the speed."""
+PASSES = 3  # over all texts; the fastest one gives the speed
 ORIGINAL = "original"
 
 
@@ -33,10 +31,9 @@ class Format:
     """A format of an exported encoder."""
 
     name: str
-    weights: Sequence[Path]
+    weights: Sequence[Path]  # files that hold the weights
     run: Run
-    is_exact: bool
-    """Whether the format is in fp32, and so its vectors are the original ones."""
+    is_exact: bool  # whether it computes in fp32 and must give the original vectors
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Measurement:
     cosine: float
     """Lowest cosine of a vector and the original vector of the same text."""
     retrieval: float | None
-    """Share of the translations that are found, mean over directions and languages; None without aligned sentences."""
+    """Share of translations that are retrieved, mean over directions and languages; None without aligned sentences."""
 
 
 def measure(
@@ -78,13 +75,13 @@ def measure(
     """
     settings = encoder.settings
     embed_original = load_embedder(source, settings.layer, settings.pooling, prefix="")
-    prefixed = [settings.prefix + text for text in texts]
-    vectors = F.normalize(embed_original(prefixed), dim=1)  # (N, d)
-    expected = Reference(settings.layer, settings.pooling, tuple(texts), vectors)
+    prefixed_texts = [settings.prefix + text for text in texts]
+    original_vectors = F.normalize(embed_original(prefixed_texts), dim=1)  # (N, d)
+    expected = Reference(settings.layer, settings.pooling, tuple(texts), original_vectors)
     tokenizer = sentence_encoder.load_tokenizer(output)
     embed_functions = [partial(sentence_encoder.embed, encoder.run, tokenizer)]
     embed_functions += [partial(sentence_encoder.embed, file_format.run, tokenizer) for file_format in formats]
-    original_speed, *speeds = _measure_speeds(embed_functions, prefixed)
+    original_speed, *speeds = _measure_speeds(embed_functions, prefixed_texts)
     original = Measurement(
         format=ORIGINAL,
         megabytes=_megabytes(pretrained.find_weight_files(source)),
@@ -95,7 +92,7 @@ def measure(
     )
     measurements = [original]
     for file_format, embed, speed in zip(formats, embed_functions[1:], speeds, strict=True):
-        vectors = F.normalize(embed(prefixed), dim=1)
+        vectors = F.normalize(embed(prefixed_texts), dim=1)
         if file_format.is_exact:
             compare(expected, vectors, f"the format {file_format.name}")
         measurement = Measurement(
@@ -119,17 +116,17 @@ def _measure_speeds(embed_functions: Sequence[Embed], texts: Sequence[str]) -> l
 
     The passes of the functions alternate, so that other work on the machine slows all of them.
     """
-    fastest = [math.inf] * len(embed_functions)
+    fastest_seconds = [math.inf] * len(embed_functions)
     for _ in range(PASSES):
         for number, embed in enumerate(embed_functions):
             start = time.perf_counter()
             embed(texts)
-            fastest[number] = min(fastest[number], time.perf_counter() - start)
-    return [len(texts) / seconds for seconds in fastest]
+            fastest_seconds[number] = min(fastest_seconds[number], time.perf_counter() - start)
+    return [len(texts) / seconds for seconds in fastest_seconds]
 
 
 def _measure_retrieval(embed: Embed, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:
-    """Return the share of translations that are found, mean over directions and languages, or None without sets."""
+    """Return the retrieval accuracy, mean over directions and languages, or None without sets."""
     shares = []
     for sources, translations in sets.values():
         source_vectors = embed([prefix + text for text in sources])

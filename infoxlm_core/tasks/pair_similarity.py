@@ -1,6 +1,6 @@
-"""Phase measure of a preparation: compute the similarity of the sides of pairs.
+"""The phase of a preparation that measures how similar the two sides of each translation pair are.
 
-similarities/PART   float32 cosine for each pair of a part that no other filter drops
+It writes similarities/PART: a float32 cosine for each pair of a part that no other filter drops.
 """
 
 import numpy as np
@@ -16,13 +16,13 @@ from infoxlm_core.tasks.embedding import Embedder, load_embedder
 _embedder_of_process: dict[str, Embedder] = {}  # by the source of its encoder; all tasks of a process use it
 
 
-def measure(job: Job, number: int) -> Record:
-    """Put the cosine similarity of the sides of each training pair of a part.
+def measure(job: Job, part_number: int) -> Record:
+    """Write the cosine similarity of the two sides of each training pair of a part.
 
-    Chunks, batches and the number of threads are equal for any number of workers, and so are all bits of the results.
-    On another kind of processor or on a GPU, the last bits differ, which matters only for pairs at the minimum.
+    The results are equal bit for bit for any number of workers, because the chunks, the batches and the number of
+    threads are. Another kind of processor changes the last bits, which matters only for pairs at the minimum.
     """
-    part = job.parts[number]
+    part = job.parts[part_number]
     if part.kind != "pairs":
         return {}
     rows = job.read_table(f"staged/{part.name}", (*compare.COLUMNS, "texts"))
@@ -30,7 +30,7 @@ def measure(job: Job, number: int) -> Record:
     pairs = rows["texts"].filter(pa.array(is_training)).to_pylist()
     embedder = _load_embedder(job)
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the tasks of Ray
+    torch.set_num_threads(1)  # Ray gives its tasks one thread
     try:
         similarities = [_compare_sides(embedder, pairs[start : start + CHUNK]) for start in range(0, len(pairs), CHUNK)]
     finally:
@@ -47,7 +47,7 @@ def _compare_sides(embedder: Embedder, pairs: list[tuple[str, str]]) -> np.ndarr
 
 
 def _load_embedder(job: Job) -> Embedder:
-    """Return the encoder of the config, which a process fetches and loads once."""
+    """Return the encoder of the config. A process fetches and loads it once."""
     config = job.config.model_copy(update={"corpora": (), "evaluation_sets": ()})
     source = _get_encoder(config)
     if source not in _embedder_of_process:
@@ -58,6 +58,5 @@ def _load_embedder(job: Job) -> Embedder:
 
 
 def _get_encoder(config: PreparationConfig) -> str:
-    """Return the path or URI of the encoder that measures similarity."""
     assert config.cleaning.similarity  # noqa: S101 - this phase runs only with the filter
     return config.cleaning.similarity.encoder

@@ -1,4 +1,4 @@
-"""Task of an evaluation: how well a masked language model fills gaps in held-out sentences, by language.
+"""Measure how well a masked language model fills gaps in held-out sentences, as a task of the stage `evaluate`.
 
 Perplexity is exp(cross-entropy / gaps). Every gap is a `<mask>`. The gaps depend only on seed and tokens, so models
 with the same tokenizer get the same questions. Perplexities of different tokenizers cannot be compared.
@@ -33,9 +33,9 @@ MASK_RATIO = 0.15
 
 
 class Perplexity(Task[EvaluationConfig]):
-    """Perplexity of filling gaps in held-out sentences. It compares only models that share a tokenizer.
+    """Perplexity of filling gaps in held-out sentences, which compares only models that share a tokenizer.
 
-    No suite has this task.
+    Suites do not have this task.
     """
 
     name: ClassVar[str] = "perplexity"
@@ -51,13 +51,13 @@ class Perplexity(Task[EvaluationConfig]):
         for language, texts in questions.sentences.items():
             perplexity = measure(encoder, tokenizer, texts, config.batch_size, config.max_tokens, config.seed, language)
             scores[language] = {"perplexity": perplexity}
-        mean = fmean(row["perplexity"] for row in scores.values())
+        mean = fmean(language_scores["perplexity"] for language_scores in scores.values())
         counts = {language: len(texts) for language, texts in questions.sentences.items()}
         return Scores(self.name, scores, {"perplexity": mean}, counts, questions.digest)
 
 
 def choose_gaps(num_tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose floor(0.15 n + u) of n positions to mask, u uniform in [0, 1), but at least one."""
+    """Choose which of n tokens to mask: floor(0.15 n + u) of them with u uniform in [0, 1), but at least one."""
     num_gaps = max(1, math.floor(MASK_RATIO * num_tokens + rng.random()))
     return np.sort(rng.permutation(num_tokens)[:num_gaps])
 
@@ -87,7 +87,7 @@ def measure(
         rows = torch.from_numpy(np.repeat(np.arange(len(indices)), gaps_per_row))  # (gaps of the batch,)
         columns = torch.from_numpy(np.concatenate([sentence.positions for sentence in sentences_of_batch]))
         targets = torch.from_numpy(np.concatenate([sentence.targets for sentence in sentences_of_batch]))
-        logits = _predict_at(model, batch, rows.to(model.device), columns.to(model.device))  # (gaps, V)
+        logits = _predict_gaps(model, batch, rows.to(model.device), columns.to(model.device))  # (gaps, V)
         total_loss += F.cross_entropy(logits.float(), targets.to(model.device), reduction="sum").item()
         num_gaps += len(targets)
     if num_gaps == 0:
@@ -105,7 +105,7 @@ class _MaskedSentence(NamedTuple):
 
 
 def _mask_sentences(tokenizer: Tokenizer, features: Features, seed: int) -> list[_MaskedSentence]:
-    """Mask each sentence that has a token besides the special ones."""
+    """Mask each sentence that has a token besides the special ones, with gaps that depend on seed and position only."""
     masked_sentences = []
     for sentence_index, feature in enumerate(features):
         ids = np.array(feature["input_ids"])
@@ -121,10 +121,15 @@ def _mask_sentences(tokenizer: Tokenizer, features: Features, seed: int) -> list
     return masked_sentences
 
 
-def _predict_at(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns: Tensor) -> Tensor:
-    """Return the logits at some positions only, because V is large: all positions would need much time and memory."""
-    output = model.get_output_embeddings()
-    hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, columns],))  # (B, L, d) -> (gaps, d)
+def _predict_gaps(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the logits (gaps, V) at the masked positions only.
+
+    The output layer is a matrix product with the vocabulary, so computing all positions would need much more memory.
+    """
+    output_layer = model.get_output_embeddings()
+    hook = output_layer.register_forward_pre_hook(
+        lambda _, inputs: (inputs[0][rows, columns],)
+    )  # (B, L, d) -> (gaps, d)
     try:
         with autocast(model.device):
             return model(**batch).logits

@@ -1,4 +1,4 @@
-"""The questions of an evaluation, drawn from the held-out pairs of a prepared corpus and equal for all models."""
+"""Draw the questions of an evaluation from the held-out pairs of a prepared corpus, equal for all models."""
 
 import hashlib
 import itertools
@@ -29,7 +29,7 @@ class Questions:
     """Pairs for retrieval and sentences for perplexity, by language."""
 
     pivot: str  # the language of the first sentence of every pair
-    counts: Mapping[str, int]  # held-out pairs of the corpus, of which `pairs` were drawn
+    counts: Mapping[str, int]  # language -> number of held-out pairs, from which `pairs` were drawn
     pairs: Mapping[str, Pairs]
     sentences: Mapping[str, list[str]]  # the pivot's first
     unshared: Mapping[str, Tensor]  # (N,) bool: whether a pair's sentences share no token of the model under test
@@ -38,10 +38,13 @@ class Questions:
     def select_unshared(self, language: str) -> Tensor:
         """Return which pairs of a language count for `no_overlap`, (N,) bool: none if there are too few."""
         unshared = self.unshared[language]
-        return unshared if unshared.sum() >= FEWEST_UNSHARED else torch.zeros_like(unshared)
+        if unshared.sum() < FEWEST_UNSHARED:
+            return torch.zeros_like(unshared)
+        return unshared
 
     @cached_property
     def digest(self) -> str:
+        """Identifies the questions, so that only scores on equal questions are compared."""
         return manifests.digest([self.pairs, self.sentences])
 
 
@@ -125,10 +128,10 @@ def _rank(seed: int, text: str) -> bytes:
 
 
 def mark_unshared(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor:
-    """Return for each of N pairs whether its sentences have no token with a letter or digit in common: (N,) bool.
+    """Return which of N pairs have sentences without a common token, (N,) bool.
 
-    Such pairs cannot be found by names, numbers or placeholders that a translation copies. Punctuation and bare spaces
-    are not counted: nearly all pairs share them.
+    Such pairs cannot be found by names, numbers or placeholders that a translation copies. Only tokens with a letter or
+    digit count, because nearly all pairs share punctuation and spaces.
     """
     options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": max_tokens}
     source_ids = tokenizer([source for source, _ in pairs], **options)["input_ids"]

@@ -65,10 +65,10 @@ class Reference:
 
     @property
     def tolerance(self) -> float:
-        """The largest difference of two fp32 computations, as a share of a vector's length.
+        """The largest difference that rounding explains between two fp32 computations, as a share of a vector's length.
 
         A kernel adds n terms in its own order, each rounded by up to 2^-24. Errors have both signs, so their sum is
-        about sqrt(n) 2^-24; the longest sum, in the feed-forward layer, has 4 d terms. Errors of consecutive products
+        about sqrt(n) 2^-24. The longest sum, in the feed-forward layer, has 4 d terms. Errors of consecutive products
         are added in full, for both computations. Weights in half precision differ five times as much.
         """
         return 2 * PRODUCTS * max(1, self.layer) * math.sqrt(4 * self.vectors.shape[1]) * 2**-24
@@ -76,13 +76,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest differences between vectors and those of the file."""
+    """The largest differences between computed vectors and those of the file."""
 
-    share: float
-    """Of a vector's length."""
-    absolute: float
-    """Of one number."""
-    cosine: float
+    share: float  # length of the difference as a share of the vector's length
+    absolute: float  # difference of two numbers
+    cosine: float  # lowest cosine
 
     def __str__(self) -> str:
         return f"worst cosine {self.cosine:.7f}, worst difference {self.absolute:.2g}, {self.share:.2g} of the length"
@@ -129,13 +127,13 @@ def read(directory: Path) -> Reference:
 
 
 def compare(reference: Reference, vectors: Tensor, name: str, computed: str = "") -> Difference:
-    """Return how far vectors are from the registered ones.
+    """Return how far computed vectors are from the registered ones.
 
     Args:
         reference: the registered vectors.
         vectors: the vectors to check.
         name: the model's name in messages.
-        computed: text at the end of error messages, which says how the vectors were computed.
+        computed: end of error messages, which tells how the vectors were computed.
 
     Raises:
         DataCorrupt: the vectors differ by more than rounding errors can explain.
@@ -186,11 +184,11 @@ def check(directory: Path, name: str, python: str = sys.executable) -> str:
 
 def _compute_in_process(python: str, request: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Run `plain_transformers.py` with a request and return its answer. Raise InputError if it fails."""
-    quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    quiet_environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     command = [python, "-I", plain_transformers.__file__]  # isolated: no PYTHONPATH, no folder of the script
     try:
         process = subprocess.run(  # noqa: S603
-            command, input=json.dumps(request), capture_output=True, text=True, env={**os.environ, **quiet}
+            command, input=json.dumps(request), capture_output=True, text=True, env={**os.environ, **quiet_environment}
         )
     except OSError as error:
         raise InputError(f"{python} cannot be run ({error}). Give the Python of an environment.") from None

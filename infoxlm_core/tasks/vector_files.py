@@ -30,27 +30,27 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
     return num_lines
 
 
-def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, as_units: bool = False) -> None:
+def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, normalise: bool = False) -> None:
     """Embed `count` sentences and write their vectors. Memory holds one chunk of sentences and its vectors.
 
-    The vectors are float32. With `as_units` they are divided by their lengths, and are float16.
+    The vectors are float32. With `normalise` they have length 1 and are float16, as the search for neighbours needs.
 
     The file gets its name when it is complete. It is written row by row and not as a memory map, because writing to a
     memory map on a full disk kills the process.
     """
     with manifests.replacing(path) as file, progress("embedding", count, "sentences") as advance:
-        for chunk in _split(sentences):
+        for chunk in _split_into_chunks(sentences):
             embedded = embedder(chunk, advance)  # (sentences, d) float32
-            vectors = F.normalize(embedded, dim=1).half().numpy() if as_units else embedded.numpy()
-            if not file.tell():
-                descr = np.lib.format.dtype_to_descr(vectors.dtype)
-                header = {"descr": descr, "fortran_order": False, "shape": (count, vectors.shape[1])}
+            vectors = F.normalize(embedded, dim=1).half().numpy() if normalise else embedded.numpy()
+            if file.tell() == 0:  # the first chunk, which tells the size of a vector
+                dtype = np.lib.format.dtype_to_descr(vectors.dtype)
+                header = {"descr": dtype, "fortran_order": False, "shape": (count, vectors.shape[1])}
                 np.lib.format.write_array_header_1_0(file, header)
             file.write(vectors.data)
 
 
 def embed_once(embedder: Embedder, model_digest: str, sentences: Sequence[str], cache: Path) -> np.ndarray:
-    """Return the vectors of sentences, divided by their lengths, as a memory-mapped array (N, d) of float16.
+    """Return the vectors of sentences, scaled to length 1, as a memory-mapped array (N, d) of float16.
 
     Args:
         embedder: computes the vectors.
@@ -69,11 +69,11 @@ def embed_once(embedder: Embedder, model_digest: str, sentences: Sequence[str], 
     path = cache / f"{manifests.digest(key).removeprefix('sha256:')}.npy"
     if not path.is_file():
         cache.mkdir(parents=True, exist_ok=True)
-        write(path, embedder, sentences, len(sentences), as_units=True)
+        write(path, embedder, sentences, len(sentences), normalise=True)
     return np.load(path, mmap_mode="r")
 
 
-def _split(sentences: Iterable[str]) -> Iterator[list[str]]:
+def _split_into_chunks(sentences: Iterable[str]) -> Iterator[list[str]]:
     """Yield the sentences in chunks that fit into memory."""
     chunk: list[str] = []
     num_characters = 0
