@@ -1,4 +1,4 @@
-"""`cleaning.similarity` drops training pairs whose sides have unlike vectors."""
+"""`cleaning.similarity` drops training pairs whose two sides have dissimilar vectors."""
 
 import functools
 import multiprocessing
@@ -18,48 +18,47 @@ from tests.toys.exports import save_encoder
 from tests.toys.text import messages
 
 PAIRS = messages(0)[:60]
+OUTPUTS = ("pairs/en-de/web.parquet", "mono/de/web.parquet", "held_out/en-de/test.parquet")
 
 
 def write_pairs(path: Path, pairs: list[tuple[str, str]]) -> dict:
+    """Write a corpus of pairs, and return its entry in the config."""
     path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
     return {"name": path.stem, "format": "tsv", "path": str(path), "languages": ["en", "de"]}
 
 
-def read_pairs(folder: Path) -> list[tuple[str, str]]:
-    return [tuple(row.values()) for row in pq.read_table(folder / "out/pairs/en-de/web.parquet").to_pylist()]
-
-
 def replace_encoder(config: PreparationConfig, encoder: str) -> PreparationConfig:
-    if not config.cleaning.similarity:  # a task that only reads text
+    if not config.cleaning.similarity:  # the config of a job that only reads text
         return config
     similarity = config.cleaning.similarity.model_copy(update={"encoder": encoder})
     return config.model_copy(update={"cleaning": config.cleaning.model_copy(update={"similarity": similarity})})
 
 
-def test_pairs_below_the_minimum_are_dropped_alike_by_any_number_of_workers(tmp_path):
+def test_pairs_below_the_minimum_are_dropped_with_any_number_of_workers(tmp_path):
     encoder = save_encoder(tmp_path / "encoder", "e5")
-    vectors = [embed_sentences(encoder, texts) for texts in zip(*PAIRS, strict=True)]
-    cosines = torch.cosine_similarity(*vectors).numpy()
-    lowest = np.sort(cosines)[:22]
-    assert lowest[21] - lowest[20] > 1e-5  # so that rounding does not decide
-    similarity = {"encoder": str(encoder), "minimum": float(lowest[20] + lowest[21]) / 2}
+    sources, targets = zip(*PAIRS, strict=True)
+    cosines = torch.cosine_similarity(embed_sentences(encoder, sources), embed_sentences(encoder, targets)).numpy()
+    lowest_cosines = np.sort(cosines)[:22]
+    assert lowest_cosines[21] - lowest_cosines[20] > 1e-5  # so that rounding does not decide
+    minimum = float(lowest_cosines[20] + lowest_cosines[21]) / 2
     config = PreparationConfig.parse({
-        "languages": ["en", "de"], "held_out": ["test"], "cleaning": {"similarity": similarity},
+        "languages": ["en", "de"], "held_out": ["test"],
+        "cleaning": {"similarity": {"encoder": str(encoder), "minimum": minimum}},
         "corpora": [write_pairs(tmp_path / "web.tsv", PAIRS), write_pairs(tmp_path / "test.tsv", messages(0)[200:240])],
     })  # fmt: skip
 
-    files = Folder(str(tmp_path / "here/work"))
-    report = preparation.prepare(config, tmp_path / "here/out", files, in_process)
-    files = Folder(str(tmp_path / "workers/work"))
-    stored = replace_encoder(config, "s3://models/toy")
+    report = preparation.prepare(config, tmp_path / "local", Folder(str(tmp_path / "local-work")), in_process)
+    remote_config = replace_encoder(config, "s3://models/toy")
     localise = functools.partial(replace_encoder, encoder=str(encoder))  # as workers that fetch the encoder
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        report_of_workers = preparation.prepare(stored, tmp_path / "workers/out", files, pool.map, localise)
+        files = Folder(str(tmp_path / "workers-work"))
+        report_of_workers = preparation.prepare(remote_config, tmp_path / "workers", files, pool.map, localise)
 
-    expected = [pair for pair, cosine in zip(PAIRS, cosines, strict=True) if cosine > similarity["minimum"]]
-    assert read_pairs(tmp_path / "here") == expected
+    rows = pq.read_table(tmp_path / "local/pairs/en-de/web.parquet").to_pylist()
+    expected_pairs = [pair for pair, cosine in zip(PAIRS, cosines, strict=True) if cosine > minimum]
+    assert [tuple(row.values()) for row in rows] == expected_pairs
     assert report["totals"]["pairs"] == {"kept": 39, "not_similar": 21, "read": 60}
     assert report["totals"]["held_out"] == {"kept": 40, "read": 40}  # the encoder does not choose the test
     assert report_of_workers == report
-    for name in ("pairs/en-de/web.parquet", "mono/de/web.parquet", "held_out/en-de/test.parquet"):
-        assert (tmp_path / "here/out" / name).read_bytes() == (tmp_path / "workers/out" / name).read_bytes()
+    for name in OUTPUTS:
+        assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "workers" / name).read_bytes()

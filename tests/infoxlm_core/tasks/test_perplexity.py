@@ -9,24 +9,26 @@ from infoxlm_core.tasks import perplexity
 from tests.toys.models import TEXTS, save_model
 
 
-def test_a_model_that_knows_nothing_is_as_perplexed_as_there_are_tokens(tmp_path):
-    directory = save_model(tmp_path)
-    model, tokenizer = load_encoder(directory)
+def test_perplexity_of_uniform_predictions_is_the_vocabulary_size(tmp_path):
+    model, tokenizer = load_encoder(save_model(tmp_path))
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
 
-    found = perplexity.measure(model, tokenizer, TEXTS, batch_size=2, max_tokens=32, seed=1)
+    value = perplexity.measure(model, tokenizer, TEXTS, batch_size=2, max_tokens=32, seed=1)
 
-    assert found == pytest.approx(len(tokenizer), rel=1e-5)
+    assert value == pytest.approx(len(tokenizer), rel=1e-5)
 
 
-def test_perplexity_is_that_of_all_gaps_together_whatever_the_batches(tmp_path):
+def test_perplexity_depends_on_the_seed_but_not_on_the_batch_size(tmp_path):
     model, tokenizer = load_encoder(save_model(tmp_path))
 
-    one, four = (perplexity.measure(model, tokenizer, TEXTS, size, 32, seed=1) for size in (1, 4))
+    value, value_of_large_batch, value_of_other_seed = (
+        perplexity.measure(model, tokenizer, TEXTS, batch_size, max_tokens=32, seed=seed)
+        for batch_size, seed in ((1, 1), (4, 1), (4, 2))
+    )
 
-    assert one == pytest.approx(four, rel=1e-5)
-    assert one != pytest.approx(perplexity.measure(model, tokenizer, TEXTS, 4, 32, seed=2), rel=1e-3)
+    assert value == pytest.approx(value_of_large_batch, rel=1e-5)
+    assert value != pytest.approx(value_of_other_seed, rel=1e-3)
 
 
 def test_gaps_are_15_percent_of_the_tokens_and_at_least_one():

@@ -1,4 +1,4 @@
-"""Models as they are exported, and what a process that knows transformers alone makes of them."""
+"""Every exported model has reference vectors, which transformers alone reproduces."""
 
 import json
 import shutil
@@ -23,24 +23,39 @@ from tests.toys.corpus import tokenized, write_corpus
 from tests.toys.systems import config_of, export, learner_of
 from tests.toys.text import messages
 
-ROOT = Path(__file__).parents[3]
+PAIRS = messages(0)
+PREFIX = "query: "
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory) -> Path:
-    base, pairs = tmp_path_factory.mktemp("text"), messages(0)
-    text = {"en": [english for english, _ in pairs], "de": [german for _, german in pairs]}
-    corpus = write_corpus(base / "corpus", text, {"en-de": pairs})
-    return tokenized(TokenizationConfig(vocabulary_size=96, processes=1), corpus, base / "shards")
+def corpus(tmp_path_factory) -> Path:
+    text = {"en": [english for english, _ in PAIRS], "de": [german for _, german in PAIRS]}
+    return write_corpus(tmp_path_factory.mktemp("text") / "corpus", text, {"en-de": PAIRS})
+
+
+@pytest.fixture(scope="module")
+def shards(corpus, tmp_path_factory) -> Path:
+    return tokenized(TokenizationConfig(vocabulary_size=96, processes=1), corpus, tmp_path_factory.mktemp("shards"))
 
 
 @pytest.fixture(scope="module")
 def exported(shards, tmp_path_factory) -> Path:
-    """An InfoXLM whose contrast is at layer 1 of 2, as the stage leaves it."""
-    base = tmp_path_factory.mktemp("model")
+    """Return an InfoXLM that the stage exported, with contrast at layer 1 of 2."""
+    folder = tmp_path_factory.mktemp("model")
     config = config_of("InfoXLM", contrast={"pooling": "mean"}, optimization={"steps": 3, "warmup_steps": 1})
-    pretrain(config, shards, base / "output", base / "run")
-    return base / "output/encoder"
+    pretrain(config, shards, folder / "output", folder / "run")
+    return folder / "output/encoder"
+
+
+@pytest.fixture(scope="module")
+def exported_with_prefix(corpus, tmp_path_factory) -> Path:
+    """Return an InfoXLM whose training text has a prefix before each sentence."""
+    folder = tmp_path_factory.mktemp("prefix")
+    tokenization = TokenizationConfig(vocabulary_size=96, processes=1, prefix=PREFIX)
+    shards = open_shards(tokenized(tokenization, corpus, folder / "shards"))
+    export(learner_of(config_of("InfoXLM"), shards), shards, folder / "encoder")
+    reference_vectors.write(folder / "encoder")
+    return folder / "encoder"
 
 
 @pytest.fixture
@@ -53,104 +68,104 @@ def rewrite(directory: Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
 
 
-def compare(directory: Path, name: str = "models:/m/1") -> reference_vectors.Difference:
-    """What `check` does, in this process."""
+def compare(directory: Path) -> reference_vectors.Difference:
+    """Do what `check` does, but in this process."""
     reference = reference_vectors.read(directory)
     vectors = plain_transformers.embed(str(directory), reference.layer, reference.pooling, list(reference.sentences))
-    return reference_vectors.compare(reference, torch.tensor(vectors), name)
+    return reference_vectors.compare(reference, torch.tensor(vectors), "models:/m/1")
 
 
-def test_an_exported_model_has_ten_vectors_of_its_own_space_which_its_manifest_covers(exported):
-    said = json.loads((exported / reference_vectors.FILE).read_bytes())
+def test_an_exported_model_has_ten_vectors_in_a_file_of_its_manifest(exported):
+    content = json.loads((exported / reference_vectors.FILE).read_bytes())
 
-    assert (said["layer"], said["pooling"], len(set(said["sentences"]))) == (1, "mean", 10)
-    found = embed_sentences(exported, said["sentences"])
-    assert torch.allclose(torch.tensor(said["vectors"]), found, atol=1e-6)
+    assert (content["layer"], content["pooling"]) == (1, "mean")
+    assert len(set(content["sentences"])) == 10
+    expected = embed_sentences(exported, content["sentences"])
+    assert torch.allclose(torch.tensor(content["vectors"]), expected, atol=1e-6)
     assert reference_vectors.FILE in json.loads((exported / "manifest.json").read_bytes())["files"]
     assert not (exported.parent / "start" / reference_vectors.FILE).exists()
 
 
-def test_the_prefix_of_the_training_precedes_the_sentences_of_every_later_use(tmp_path):
-    pairs = messages(0)
-    text = {"en": [english for english, _ in pairs], "de": [german for _, german in pairs]}
-    corpus = write_corpus(tmp_path / "corpus", text, {"en-de": pairs})
-    tokenization = TokenizationConfig(vocabulary_size=96, processes=1, prefix="query: ")
-    shards = tokenized(tokenization, corpus, tmp_path / "shards")
-    pretrain(config_of("InfoXLM", optimization={"steps": 2, "warmup_steps": 1}), shards, tmp_path / "out", tmp_path)
-    model, start = tmp_path / "out/encoder", tmp_path / "out/start"
-
+def test_the_prefix_of_training_is_used_for_reference_vectors_and_evaluation(exported_with_prefix, tmp_path):
+    model = shutil.copytree(exported_with_prefix, tmp_path / "model")
     reference = reference_vectors.read(model)
-    given = embed_sentences(model, [f"query: {text}" for text in reference.sentences], prefix="")
-
-    assert reference.prefix == "query: "
-    assert given.equal(embed_sentences(model, reference.sentences))
-    assert torch.allclose(given, reference.vectors, atol=1e-6)
-    assert reference_vectors.check(model, "mine").startswith("mine is served as it was registered: 10 vectors")
-    texts = [tuple(f"query: {text}" for text in pair) for pair in pairs[:40]]
-    own, written_out = (
-        Questions("en", {}, {"de": questions}, {}, {"de": torch.ones(40, dtype=torch.bool)})
-        for questions in (pairs[:40], texts)
+    prefixed_sentences = [PREFIX + sentence for sentence in reference.sentences]
+    vectors = embed_sentences(model, prefixed_sentences, prefix="")
+    prefixed_pairs = [(PREFIX + english, PREFIX + german) for english, german in PAIRS[:40]]
+    questions, prefixed_questions = (
+        Questions("en", {}, {"de": pairs}, {}, {"de": torch.ones(40, dtype=torch.bool)})
+        for pairs in (PAIRS[:40], prefixed_pairs)
     )
-    scores = held_out.measure(own, start, EvaluationConfig()).details
-    assert scores["encoder"]["prefix"] == "query: "
-    settings = json.loads((start / "config.json").read_text())
-    del settings["infoxlm"]["prefix"]
-    (start / "config.json").write_text(json.dumps(settings))
-    assert held_out.measure(written_out, start, EvaluationConfig()).details["by_layer"] == scores["by_layer"]
+
+    details = held_out.measure(questions, model, EvaluationConfig()).details
+
+    assert reference.prefix == PREFIX
+    assert vectors.equal(embed_sentences(model, reference.sentences))
+    assert torch.allclose(vectors, reference.vectors, atol=1e-6)
+    assert details["encoder"]["prefix"] == PREFIX
+    config = json.loads((model / "config.json").read_text())
+    del config["infoxlm"]["prefix"]
+    (model / "config.json").write_text(json.dumps(config))
+    assert held_out.measure(prefixed_questions, model, EvaluationConfig()).details["by_layer"] == details["by_layer"]
 
 
-def test_a_fresh_process_with_transformers_alone_gives_the_vectors_of_the_export(exported):
-    said = reference_vectors.check(exported, "models:/tiny@champion")
+def test_transformers_alone_computes_the_vectors_in_a_new_process(exported_with_prefix):
+    message = reference_vectors.check(exported_with_prefix, "models:/tiny@champion")
 
-    assert said.startswith("models:/tiny@champion is served as it was registered: 10 vectors, mean of layer 1, worst")
-    assert "worst cosine 1.0000000" in said and said.endswith("without this project") and "\n" not in said
+    assert message.startswith("models:/tiny@champion is served as it was registered: 10 vectors, ")
+    assert "worst cosine 1.0000000" in message
+    assert message.endswith("without this project")
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("row", ["XLM-MLM", "mBERT"])
-def test_a_model_that_names_no_layer_is_compared_at_its_last_one(shards, tmp_path, row):
+def test_a_model_without_contrast_is_compared_at_its_last_layer(shards, tmp_path, row):
     export(learner_of(config_of(row, model={"max_tokens": 64}), open_shards(shards)), open_shards(shards), tmp_path)
     reference_vectors.write(tmp_path)
 
     reference = reference_vectors.read(tmp_path)
+
     assert (reference.layer, reference.pooling) == (2, "mean")
     assert compare(tmp_path).share < reference.tolerance
 
 
-def test_other_weights_another_layer_and_another_pooling_are_seen(model):
+def test_weights_in_half_precision_are_detected(model):
     path = model / "model.safetensors"
-    weights = load_file(path)
-    save_file({name: tensor.half().float() for name, tensor in weights.items()}, path, {"format": "pt"})
+    assert compare(model).cosine > 0.999999
+    weights = {name: tensor.half().float() for name, tensor in load_file(path).items()}
+    save_file(weights, path, {"format": "pt"})
+
     with pytest.raises(DataCorrupt, match=r"^models:/m/1 gives other vectors than were registered: worst cosine"):
         compare(model)
-    save_file(weights, path, {"format": "pt"})
-    assert compare(model).cosine > 0.999999
-
-    for change in ({"layer": 2}, {"pooling": "cls"}):
-        rewrite(model, **{"layer": 1, "pooling": "mean"} | change)
-        with pytest.raises(DataCorrupt, match="gives other vectors"):
-            compare(model)
 
 
-def test_the_tolerance_is_far_above_the_rounding_of_fp32_and_below_half_precision(exported):
+@pytest.mark.parametrize("change", [{"layer": 2}, {"pooling": "cls"}])
+def test_another_layer_or_pooling_is_detected(model, change):
+    rewrite(model, **change)
+
+    with pytest.raises(DataCorrupt, match="gives other vectors"):
+        compare(model)
+
+
+def test_the_tolerance_is_above_rounding_in_fp32_and_below_half_precision(exported):
     reference = reference_vectors.read(exported)
-    least = reference.vectors * (1 + 2**-22)  # the last two of its 24 bits
-    half = reference.vectors.half().float()
+    rounded_vectors = reference.vectors * (1 + 2**-22)  # differs in the last two of 24 bits
 
-    assert reference_vectors.compare(reference, least, "m").share < reference.tolerance / 20
-    with pytest.raises(DataCorrupt):
-        reference_vectors.compare(reference, half, "m")
-    with pytest.raises(DataCorrupt, match="nan"):
-        reference_vectors.compare(reference, reference.vectors * float("nan"), "m")
-    with pytest.raises(DataCorrupt, match=r"\(10, 3\), expected \(10, 16\)"):
-        reference_vectors.compare(reference, reference.vectors[:, :3], "m")
+    assert reference_vectors.compare(reference, rounded_vectors, "m").share < reference.tolerance / 20
+    for vectors, reason in (
+        (reference.vectors.half().float(), "gives other vectors"),
+        (reference.vectors * float("nan"), "nan"),
+        (reference.vectors[:, :3], r"\(10, 3\), expected \(10, 16\)"),
+    ):
+        with pytest.raises(DataCorrupt, match=reason):
+            reference_vectors.compare(reference, vectors, "m")
 
 
-def test_a_model_from_before_is_answered_in_one_line_with_the_remedy(model):
+def test_a_model_without_reference_vectors_is_refused(model):
     (model / reference_vectors.FILE).unlink()
 
-    with pytest.raises(InputError, match=r"has no reference_vectors.json: .* run the pipeline again") as refused:
+    with pytest.raises(InputError, match=r"has no reference_vectors.json: .* run the pipeline again"):
         reference_vectors.check(model, "models:/m/1")
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +178,7 @@ def test_a_damaged_file_is_refused(model, content):
         reference_vectors.check(model, "models:/m/1")
 
 
-def test_another_python_without_transformers_is_named(exported, tmp_path):
+def test_a_python_that_is_missing_or_lacks_transformers_is_named(exported, tmp_path):
     with pytest.raises(InputError, match=r"/nowhere/python cannot be run"):
         reference_vectors.check(exported, "m", "/nowhere/python")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)

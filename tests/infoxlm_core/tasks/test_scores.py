@@ -1,4 +1,4 @@
-"""Scores: stored and read again, and the means of the paper."""
+"""Scores are stored and read without loss, and their means are those of the paper."""
 
 import json
 
@@ -8,30 +8,26 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.scores import Scores, transfer_gap, within_and_across
 from tests.toys.scores import answered, labelled, retrieved
 
-STORED = {"classification": labelled(0.8, 0.6), "question_answering": answered(0.5), "retrieval": retrieved(0.7)}
+
+@pytest.mark.parametrize("scores", [labelled(0.8, 0.6), answered(0.5), retrieved(0.7)], ids=lambda row: row["task"])
+def test_stored_scores_are_read_and_written_without_loss(scores):
+    stored = json.loads(json.dumps(scores | {"training": {"steps": 3}, "trained_on": ["en"]}))
+
+    assert Scores.from_dict(stored).to_dict() == stored
 
 
-@pytest.mark.parametrize("name", STORED)
-def test_stored_scores_are_read_and_written_as_they_were(name):
-    stored = STORED[name] | {"training": {"steps": 3}, "trained_on": ["en"]}
+@pytest.mark.parametrize("field", ["task", "languages", "mean", "counts", "test_set"])
+def test_scores_without_a_required_field_are_refused(field):
+    stored = labelled(0.8, 0.6)
+    del stored[field]
 
-    read = Scores.from_dict(json.loads(json.dumps(stored)))
-
-    assert read.task == name and read.mean == stored["mean"]
-    assert read.to_dict() == json.loads(json.dumps(stored))
-
-
-@pytest.mark.parametrize("missing", ["task", "languages", "mean", "counts", "test_set"])
-def test_what_is_no_scores_is_refused_in_one_line_that_names_what_is_missing(missing):
-    stored = {name: value for name, value in labelled(0.8, 0.6).items() if name != missing}
-
-    with pytest.raises(InputError, match=rf"old/scores.json has no {missing}\. Measure the model again"):
+    with pytest.raises(InputError, match=rf"old/scores.json has no {field}\. Measure the model again"):
         Scores.from_dict(stored, "old/scores.json")
 
 
 @pytest.mark.item("A21")
 @pytest.mark.parametrize(
-    ("row", "gap"),
+    ("row", "expected_gap"),
     [  # XNLI, en first: Table 1 of the paper; the gaps are those of its Table 5
         ("82.1 73.8 74.3 71.1 66.4 68.9 69.0 61.6 64.9 69.5 55.8 69.3 60.0 50.4 58.0", 16.9),
         ("84.7 79.1 79.4 77.4 76.6 78.4 76.0 73.5 72.6 75.5 73.0 74.5 71.0 65.7 67.6", 10.4),
@@ -39,19 +35,18 @@ def test_what_is_no_scores_is_refused_in_one_line_that_names_what_is_missing(mis
     ],
     ids=["mBERT", "XLM-R (reimpl)", "InfoXLM"],
 )
-def test_transfer_gaps_of_the_paper_follow_from_its_scores(row, gap):
+def test_transfer_gaps_of_the_paper_follow_from_its_scores(row, expected_gap):
     languages = ["en", "fr", "es", "de", "el", "bg", "ru", "tr", "ar", "vi", "th", "zh", "hi", "sw", "ur"]
-
     scores = dict(zip(languages, map(float, row.split()), strict=True))
 
-    assert transfer_gap(scores) == pytest.approx(gap, abs=0.05)
+    assert transfer_gap(scores) == pytest.approx(expected_gap, abs=0.05)
 
 
-def test_within_and_across_count_every_cell_of_a_language_once():
-    cells = {("en", "en"): 0.9, ("de", "de"): 0.7, ("sw", "sw"): 0.5, ("en", "de"): 0.6, ("de", "en"): 0.4,
-             ("en", "sw"): 0.3}  # fmt: skip
+def test_every_language_weighs_the_same_in_the_mean_across_languages():
+    scores = {("en", "en"): 0.9, ("de", "de"): 0.7, ("sw", "sw"): 0.5, ("en", "de"): 0.6, ("de", "en"): 0.4,
+              ("en", "sw"): 0.3}  # fmt: skip
 
-    within, across = within_and_across(cells)
+    within, across = within_and_across(scores)
 
     assert within == pytest.approx(0.7)
     # en: .6 .4 .3; de: .6 .4; sw: .3

@@ -1,4 +1,4 @@
-"""What all tasks share: scores that are stored and read again, names of metrics, order of languages."""
+"""What all tasks share: names of metrics, data by role, and the settings on which training depends."""
 
 import json
 import math
@@ -8,82 +8,76 @@ import pytest
 from transformers import XLMRobertaConfig
 
 from infoxlm_core.stages.finetuning import finetune
-from infoxlm_core.tasks import TASKS, task_of
+from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.scores import Scores
 from tests.toys.scores import answered, labelled, retrieved
 from tests.toys.text import messages
 
-STORED = {"classification": labelled(0.8, 0.6), "question_answering": answered(0.5), "retrieval": retrieved(0.7)}
-NAMES = {
-    "classification": "dev transfer_gap mean en de fr",
-    "question_answering": "dev transfer_gap f1 exact_match f1/en f1/zh exact_match/en exact_match/zh",
-    "retrieval": "xx_en en_xx mean best_layer deu afr gle cls-last/xx_en cls-last/en_xx cls-last/mean cls-last/layer",
-}
-
-
-@pytest.mark.parametrize("name", STORED)
-def test_metrics_have_the_names_that_a_suite_gives_them(name):
-    settings = {"data": "x"} if name != "question_answering" else {"train": ["t"], "test": ["q"]}
-    task = TASKS[name]
-
-    named = task.name_metrics(Scores.from_dict(STORED[name]), task.settings.parse(settings), "it")
-
-    assert set(named) == {f"it/{metric}" for metric in NAMES[name].split()}
-
-
-def test_a_task_is_found_by_the_name_in_its_settings():
-    assert {name: task.name for name, task in TASKS.items()} == {name: name for name in TASKS}
-    assert task_of(TASKS["retrieval"].settings.parse({"data": "x"})) is TASKS["retrieval"]
-
-
-def test_what_is_no_number_is_no_metric():
-    scores = Scores.from_dict(labelled(0.8, math.nan))
-
-    named = TASKS["classification"].name_metrics(scores, TASKS["classification"].settings(), "xnli")
-
-    assert named["xnli/en"] == 0.8 and "xnli/de" not in named and "xnli/within" not in named
+ANSWERING_DATA = {"train": ["t"], "test": ["q"]}
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "depends"),
+    ("name", "settings", "scores", "metrics"),
     [
-        ("classification", {"head_dropout": 0.1, "dropout": 0.0}, False),  # drawn by the example, outside
+        ("classification", {}, labelled(0.8, 0.6), "dev transfer_gap mean en de fr"),
+        ("classification", {}, labelled(0.8, math.nan), "dev en fr"),  # values that are not finite are left out
+        ("question_answering", ANSWERING_DATA, answered(0.5),
+         "dev transfer_gap f1 exact_match f1/en f1/zh exact_match/en exact_match/zh"),
+        ("retrieval", {"data": "x"}, retrieved(0.7), "xx_en en_xx mean best_layer deu afr gle "
+         "cls-last/xx_en cls-last/en_xx cls-last/mean cls-last/layer"),
+    ],
+)  # fmt: skip
+def test_metrics_have_documented_names(name, settings, scores, metrics):
+    task = TASKS[name]
+
+    value_by_metric = task.name_metrics(Scores.from_dict(scores), task.settings.parse(settings), "prefix")
+
+    assert set(value_by_metric) == {f"prefix/{metric}" for metric in metrics.split()}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("classification", {"head_dropout": 0.1, "dropout": 0.0}, False),  # one draw per example on the main process
         ("classification", {"head_dropout": 0.0, "dropout": 0.1}, True),
-        ("question_answering", {"train": ["t"], "test": ["q"], "dropout": 0.0}, False),
+        ("question_answering", ANSWERING_DATA | {"dropout": 0.0}, False),
         ("retrieval", {"data": "x"}, False),
-        ("named_entities", {"data": "x", "dropout": 0.0}, True),  # drawn for the tokens of a batch
+        ("named_entities", {"data": "x", "dropout": 0.0}, True),  # each worker draws for its own tokens
         ("named_entities", {"data": "x", "dropout": 0.0, "head_dropout": 0.0}, False),
     ],
 )
-def test_only_dropout_that_is_drawn_by_worker_makes_the_workers_part_of_a_result(tmp_path, name, settings, depends):
+def test_results_depend_on_workers_only_if_workers_draw_dropout(tmp_path, name, settings, expected):
     (tmp_path / "config.json").write_text(json.dumps(XLMRobertaConfig().to_dict()))
     task = TASKS[name]
 
-    assert task.depends_on_workers(task.settings.parse(settings), tmp_path) is depends
+    assert task.depends_on_workers(task.settings.parse(settings), tmp_path) is expected
 
 
-def test_a_task_finds_its_data_by_role_fetches_them_and_leaves_them_out_of_what_names_a_result():
+def test_training_inputs_are_the_settings_and_data_without_those_of_tests():
     task = TASKS["classification"]
-    settings = task.settings.parse({"data": ["a", "b"], "mixed": True})
+    training_settings = task.settings.parse({"data": ["a", "b"]})
+    settings = task.settings.parse({"data": ["a", "b"], "translated_test": ["c"]})
+    mixed_settings = task.settings.parse({"data": ["a", "b"], "mixed": True})
 
-    assert task.list_data(settings) == {"data": ["a", "b"]}
-    assert task.localise(settings, str.upper).data == ("A", "B")
-    assert task.without_data(settings) == task.without_data(settings.model_copy(update={"data": ("c",)}))
-    assert task.select_training_inputs(settings)[0] == settings.model_copy(update={"mixed": False})
+    assert task.list_data(settings) == {"data": ["a", "b"], "translated_test": ["c"]}
+    assert task.select_training_inputs(mixed_settings) == (training_settings, {"data": ["a", "b"]})
+    assert task.select_training_inputs(settings) == (training_settings, {"data": ["a", "b"]})
+
+
+def test_paths_are_localised_and_left_out_of_artifact_keys():
+    task = TASKS["classification"]
+    settings = task.settings.parse({"data": ["a", "b"], "translated_test": ["c"]})
+
+    local_settings = task.localise(settings, str.upper)
+
+    assert local_settings.data == ("A", "B")
+    assert local_settings.translated_test == ("C",)
+    assert task.without_data(local_settings) == task.without_data(settings)
     assert task.localise(task.settings(), str.upper).data is None
-    assert "translated_test" not in settings.result_fields()  # the keys of earlier results have no such field
+    assert "translated_test" not in task.settings().result_fields()  # keys of earlier results have no such field
 
 
-def test_translations_of_the_test_are_data_that_training_does_not_depend_on():
-    task = TASKS["classification"]
-    settings = task.settings.parse({"data": ["a"], "translated_test": ["b"]})
-
-    assert task.list_data(settings) == {"data": ["a"], "translated_test": ["b"]}
-    assert task.localise(settings, str.upper).translated_test == ("B",)
-    assert task.select_training_inputs(settings) == (task.settings.parse({"data": ["a"]}), {"data": ["a"]})
-
-
-def test_the_task_of_the_document_is_learned_and_measured(encoder, tmp_path, monkeypatch):
+def test_the_example_task_of_the_documentation_works(encoder, tmp_path, monkeypatch):
     text = (Path(__file__).parents[3] / "docs/extending.md").read_text(encoding="utf-8")
     [code] = [block for block in text.split("```python\n")[1:] if block.startswith("# infoxlm_core/tasks/")]
     names: dict = {}
@@ -99,5 +93,7 @@ def test_the_task_of_the_document_is_learned_and_measured(encoder, tmp_path, mon
     finetune(settings, encoder, None, tmp_path / "tuned", tmp_path / "run")
     scores = task.measure(settings, tmp_path / "tuned", tmp_path / "out")
 
-    assert 0 < scores.mean["accuracy"] < 1 and scores.counts == {"en": 40}
-    assert task.name_metrics(scores, settings, "cola") == {f"cola/{x}": scores.mean["accuracy"] for x in ("mean", "en")}
+    accuracy = scores.mean["accuracy"]
+    assert 0 < accuracy < 1
+    assert scores.counts == {"en": 40}
+    assert task.name_metrics(scores, settings, "cola") == {"cola/mean": accuracy, "cola/en": accuracy}

@@ -11,29 +11,30 @@ from infoxlm_core.tasks.embedding import load_embedder
 from tests.toys.models import TEXTS
 
 
-def test_row_i_is_line_i_in_every_chunk_of_a_plain_or_compressed_file(tiny_encoders, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["lines.txt", "lines.txt.gz"])
+def test_row_i_is_the_vector_of_line_i_in_every_chunk(tiny_encoders, tmp_path, monkeypatch, name):
     embedder = load_embedder(tiny_encoders["first"], layer=1)
     sentences = [*"abcdefg", "", "h i", *TEXTS]
-    content = "\ufeff" + "\r\n".join(sentences)  # as Windows writes it, without an end of the last line
-    (tmp_path / "plain.txt").write_bytes(content.encode())
-    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(content.encode()))
+    content = ("\ufeff" + "\r\n".join(sentences)).encode()  # as Windows writes it, without an end of the last line
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     monkeypatch.setattr(embedding, "CHUNK", 3)
     monkeypatch.setattr(vector_files, "CHUNK_CHARACTERS", 8)
 
-    for name in ("plain.txt", "packed.txt.gz"):
-        assert vector_files.embed_file(embedder, tmp_path / name, tmp_path / f"{name}.npy") == len(sentences)
+    num_lines = vector_files.embed_file(embedder, tmp_path / name, tmp_path / "vectors.npy")
 
-        vectors = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
-        assert (vectors.dtype, vectors.shape) == (np.float32, (len(sentences), 32))
-        for row, sentence in enumerate(sentences):
-            np.testing.assert_allclose(vectors[row], embedder([sentence])[0].numpy(), atol=1e-5)
+    vectors = np.load(tmp_path / "vectors.npy", mmap_mode="r")
+    assert num_lines == len(sentences)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (len(sentences), 32)
+    for vector, sentence in zip(vectors, sentences, strict=True):
+        np.testing.assert_allclose(vector, embedder([sentence])[0].numpy(), atol=1e-5)
 
 
 def test_a_chunk_ends_at_its_number_of_sentences_or_characters(monkeypatch):
     monkeypatch.setattr(embedding, "CHUNK", 3)
     monkeypatch.setattr(vector_files, "CHUNK_CHARACTERS", 8)
 
-    chunks = list(vector_files._split(["a", "b", "c", "d", "eight letters", "e"]))
+    chunks = list(vector_files._split_into_chunks(["a", "b", "c", "d", "eight letters", "e"]))
 
     assert chunks == [["a", "b", "c"], ["d", "eight letters"], ["e"]]
 
@@ -60,12 +61,12 @@ def test_an_interrupted_embedding_leaves_the_former_file(tiny_encoders, tmp_path
     (tmp_path / "out.npy").write_bytes(b"former")
     embedder = load_embedder(tiny_encoders["first"])
 
-    def sentences():
+    def yield_three_and_interrupt():
         yield from "abc"
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        vector_files.write(tmp_path / "out.npy", embedder, sentences(), 4, as_units=True)
+        vector_files.write(tmp_path / "out.npy", embedder, yield_three_and_interrupt(), 4, normalise=True)
 
     assert [path.name for path in tmp_path.iterdir()] == ["out.npy"]
     assert (tmp_path / "out.npy").read_bytes() == b"former"
