@@ -1,13 +1,13 @@
-"""Make the Secrets that the manifests refer to, with fresh random values: into the cluster, into no file.
+"""Print the Secrets that the manifests refer to, with new random passwords and keys, as a Kubernetes list in JSON.
 
     python k8s/make_secrets.py small | kubectl create -f -
 
-`create` leaves a Secret that exists as it is. To change them, delete all of an overlay first: some belong together.
-The login of a database of your own is not made up: say it, and it is asked for the password.
+`kubectl create` does not change Secrets that exist. Some Secrets share a password, so to change one, first delete all
+Secrets of the overlay. The overlay `production` uses a database of your own, whose password the script asks for:
 
     python k8s/make_secrets.py production --database-user mlflow | kubectl create -f -
 
-Where runs are in another namespace than MLflow and S3, `--runs-in kubeflow` puts there, too, what steps read.
+If runs are in another namespace than MLflow and S3, `--runs-in kubeflow` adds the Secrets of runs to that namespace.
 """
 
 import argparse
@@ -17,78 +17,100 @@ import secrets
 import sys
 
 NAMESPACE = "infoxlm"
-TRAININGS, PIPELINES = "trainings", "pipelines"
-"""The users of MLflow that steps and Ray pods are, and that the steps are which register and promote."""
-OF_RUNS = ("infoxlm-store", "infoxlm-mlflow", "infoxlm-registry", "kfp-mlflow-credentials")
-"""What steps, Ray pods and Kubeflow's driver read."""
+TRAINING_USER = "trainings"
+"""MLflow user of steps and Ray pods."""
+REGISTRY_USER = "pipelines"
+"""MLflow user of the steps that register and promote."""
+SECRETS_OF_RUNS = ("infoxlm-store", "infoxlm-mlflow", "infoxlm-registry", "kfp-mlflow-credentials")
+"""Secrets that steps, Ray pods and Kubeflow's driver read."""
+
+SecretData = dict[str, str]
+"""Key of a Secret -> value."""
 
 
-def password() -> str:
+def generate_password() -> str:
+    """Return a random password."""
     return secrets.token_urlsafe(24)
 
 
-def keys(prefix: str) -> dict[str, str]:
+def generate_s3_keys(prefix: str) -> SecretData:
+    """Return a random pair of S3 keys. The prefix says whose keys they are."""
     return {"AWS_ACCESS_KEY_ID": f"{prefix}-{secrets.token_hex(6)}", "AWS_SECRET_ACCESS_KEY": secrets.token_urlsafe(30)}
 
 
-def of_mlflow(database: dict[str, str]) -> dict[str, dict[str, str]]:
-    """The server's own, its database's, the login of the steps in the two forms in which it is read, the registry's."""
-    login = password()
+def generate_mlflow_secrets(database: SecretData) -> dict[str, SecretData]:
+    """Return the Secrets of the MLflow server, its database and its two users."""
+    training_password = generate_password()
     return {
-        "mlflow-server": {"flask-secret-key": secrets.token_hex(32), "admin-password": password()},
+        "mlflow-server": {"flask-secret-key": secrets.token_hex(32), "admin-password": generate_password()},
         "mlflow-database": database,
-        "infoxlm-mlflow": {"MLFLOW_TRACKING_USERNAME": TRAININGS, "MLFLOW_TRACKING_PASSWORD": login},
-        "kfp-mlflow-credentials": {"username": TRAININGS, "password": login},
-        "infoxlm-registry": {"MLFLOW_TRACKING_USERNAME": PIPELINES, "MLFLOW_TRACKING_PASSWORD": password()},
+        "infoxlm-mlflow": {"MLFLOW_TRACKING_USERNAME": TRAINING_USER, "MLFLOW_TRACKING_PASSWORD": training_password},
+        # Kubeflow's MLflow plugin reads the same login under other keys.
+        "kfp-mlflow-credentials": {"username": TRAINING_USER, "password": training_password},
+        "infoxlm-registry": {
+            "MLFLOW_TRACKING_USERNAME": REGISTRY_USER,
+            "MLFLOW_TRACKING_PASSWORD": generate_password(),
+        },
     }
 
 
-def of_seaweedfs() -> dict[str, dict[str, str]]:
-    """Three identities: who makes the bucket, the steps and Ray pods, MLflow with its own prefix only."""
-    known = {"seaweedfs-admin": keys("admin"), "infoxlm-store": keys("store"), "mlflow-store": keys("mlflow")}
-    prefix = "infoxlm/mlflow"
-    may = {
+def generate_seaweedfs_secrets() -> dict[str, SecretData]:
+    """Return the keys of three S3 identities, and SeaweedFS's configuration with the permissions of each.
+
+    The Job that creates the bucket is an administrator. Steps and Ray pods may use the bucket. MLflow may use only its
+    own prefix in the bucket.
+    """
+    actions = ("Read", "Write", "List", "Tagging")
+    permissions = {
         "seaweedfs-admin": ["Admin"],
-        "infoxlm-store": [f"{action}:infoxlm" for action in ("Read", "Write", "List", "Tagging")],
-        "mlflow-store": [f"{action}:{prefix}/*" for action in ("Read", "Write", "List", "Tagging")],
+        "infoxlm-store": [f"{action}:infoxlm" for action in actions],
+        "mlflow-store": [f"{action}:infoxlm/mlflow/*" for action in actions],
     }
-    identities = [
-        {
-            "name": name,
-            "credentials": [{"accessKey": own["AWS_ACCESS_KEY_ID"], "secretKey": own["AWS_SECRET_ACCESS_KEY"]}],
-            "actions": may[name],
-        }
-        for name, own in known.items()
-    ]
-    return {**known, "seaweedfs": {"s3.json": json.dumps({"identities": identities}, indent=1)}}
+    keys = {
+        "seaweedfs-admin": generate_s3_keys("admin"),
+        "infoxlm-store": generate_s3_keys("store"),
+        "mlflow-store": generate_s3_keys("mlflow"),
+    }
+    identities = []
+    for name, key_pair in keys.items():
+        credentials = {"accessKey": key_pair["AWS_ACCESS_KEY_ID"], "secretKey": key_pair["AWS_SECRET_ACCESS_KEY"]}
+        identities.append({"name": name, "credentials": [credentials], "actions": permissions[name]})
+    return {**keys, "seaweedfs": {"s3.json": json.dumps({"identities": identities}, indent=1)}}
 
 
-def secret(name: str, data: dict[str, str], namespace: str = NAMESPACE) -> dict:
+def make_manifest(name: str, data: SecretData, namespace: str = NAMESPACE) -> dict:
+    """Return the manifest of a Secret."""
     metadata = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/part-of": "infoxlm"}}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Print the Secrets of an overlay, to be piped into kubectl create -f -"
-    )
+    """Print the Secrets of the overlay that the command line names."""
+    parser = argparse.ArgumentParser(description="Print the Secrets of an overlay. Pipe them into kubectl create -f -")
     parser.add_argument("overlay", choices=["small", "production"])
-    parser.add_argument("--database-user", help="of a database of your own: the password is asked for")
-    parser.add_argument("--runs-in", default=NAMESPACE, metavar="NAMESPACE", help=f"of the runs, if not {NAMESPACE}")
-    given = parser.parse_args()
+    parser.add_argument("--database-user", help="user of your own database; the script asks for the password")
+    parser.add_argument(
+        "--runs-in", default=NAMESPACE, metavar="NAMESPACE", help="namespace of the runs (default: %(default)s)"
+    )
+    options = parser.parse_args()
     if sys.stdout.isatty():
-        sys.exit("passwords do not belong on a screen: pipe this into kubectl create -f -")
-    if (given.overlay == "production") != bool(given.database_user):
-        sys.exit("--database-user goes with production, whose database is your own")
-    if given.database_user:
-        database = {"username": given.database_user, "password": getpass.getpass("password of the database: ")}
+        sys.exit("The output contains passwords, so it is not printed on a terminal. Pipe it into kubectl create -f -")
+    if (options.overlay == "production") != bool(options.database_user):
+        sys.exit("Give --database-user with the overlay production, which uses your own database, and only with it.")
+    if options.database_user:
+        password = getpass.getpass(f"password of the database user {options.database_user}: ")
+        database = {"username": options.database_user, "password": password}
     else:
-        database = {"username": "mlflow", "password": password()}
-    made = of_mlflow(database) | (of_seaweedfs() if given.overlay == "small" else {})
-    items = [secret(name, data) for name, data in made.items()]
-    if given.runs_in != NAMESPACE:
-        items += [secret(name, made[name], given.runs_in) for name in OF_RUNS if name in made]
-    print(json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+        database = {"username": "mlflow", "password": generate_password()}
+    secrets_by_name = generate_mlflow_secrets(database)
+    if options.overlay == "small":
+        secrets_by_name |= generate_seaweedfs_secrets()
+    manifests = [make_manifest(name, data) for name, data in secrets_by_name.items()]
+    if options.runs_in != NAMESPACE:
+        for name in SECRETS_OF_RUNS:
+            if name in secrets_by_name:
+                manifests.append(make_manifest(name, secrets_by_name[name], options.runs_in))
+    print(json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}))
 
 
 if __name__ == "__main__":

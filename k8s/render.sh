@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
-# Print the manifests of an overlay, with the digest of the image filled in.
+# Print the manifests of an overlay with the image of a release.
 #
 #     k8s/render.sh OVERLAY IMAGE@sha256:DIGEST [WITH ...] | kubectl apply --server-side --force-conflicts -f -
 #
-# OVERLAY   a folder of k8s/overlays, or the path of any folder with a kustomization.yaml
-# WITH      a component of k8s/components, such as downloads; or the digest of an image that we do not build, such as
-#           postgres@sha256:…; or its digest and its mirror, such as postgres=registry.example/postgres@sha256:…
+# OVERLAY   name of a folder in k8s/overlays, or path of any folder with a kustomization.yaml
+# WITH      one of: a component in k8s/components, such as downloads
+#                   the digest of a third-party image, such as postgres@sha256:…
+#                   the same with the address of a mirror, such as postgres=registry.example/postgres@sha256:…
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-overlay=${1:?which overlay: small, single-user or production} image=${2:?which image: name@sha256:digest}
-by_digest='^[^@]+@sha256:[0-9a-f]{64}$'
-[[ $image =~ $by_digest ]] || { echo "$image: no digest; take what pushing the image printed" >&2; exit 2; }
+overlay=${1:?name an overlay: small, single-user or production}
+image=${2:?name the image with its digest: name@sha256:digest}
+image_with_digest='^[^@]+@sha256:[0-9a-f]{64}$'
+[[ $image =~ $image_with_digest ]] || { echo "$image has no digest: use the name that docker push printed, NAME@sha256:…" >&2; exit 2; }
 [[ -d $overlay ]] || overlay=$here/overlays/$overlay
-[[ -f $overlay/kustomization.yaml ]] || { echo "$overlay: no such overlay" >&2; exit 2; }
+[[ -f $overlay/kustomization.yaml ]] || { echo "$overlay: no such overlay: name a folder of k8s/overlays" >&2; exit 2; }
 
 components='' images="{name: registry.example/infoxlm, newName: ${image%@*}, digest: ${image#*@}}"
 for with in "${@:3}"; do
-  if [[ $with =~ $by_digest ]]; then
-    new=${with#*=} name=${with%%=*}
-    images+=", {name: ${name%@*}, newName: ${new%@*}, digest: ${new#*@}}"
+  if [[ $with =~ $image_with_digest ]]; then
+    original=${with%%=*} replacement=${with#*=}  # both are the whole argument if it names no mirror
+    images+=", {name: ${original%@*}, newName: ${replacement%@*}, digest: ${replacement#*@}}"
   elif [[ -f $here/components/$with/kustomization.yaml ]]; then
     components+="../components/$with, "
   else
@@ -37,7 +39,7 @@ images: [$images]
 END
 "${KUBECTL:-kubectl}" kustomize "$work" > "$work/rendered"
 if grep -n 'image: .*@sha256:0\{64\}' "$work/rendered" >&2; then
-  echo "these are placeholders: give their digests (WITH=\"postgres@sha256:… …\"), or set them under images: in" \
+  echo "these images have placeholders: give their digests (WITH=\"postgres@sha256:… …\"), or set them under images: in" \
     "$overlay/kustomization.yaml" >&2
   exit 2
 fi

@@ -1,76 +1,99 @@
-"""What network policies let through, as Kubernetes reads them: what rules a pod allows all that the pod may."""
+"""Evaluate network policies as Kubernetes does: a connection needs a rule at each end that has policies."""
 
 import ipaddress
 from dataclasses import dataclass, field
 
 from components.adapters.kuberay.manifest import _make_labels
+from tests.k8s.manifests import select_kind
 
-OURS = {"kubernetes.io/metadata.name": "infoxlm"}
+OUR_NAMESPACE = {"kubernetes.io/metadata.name": "infoxlm"}
 
 
 @dataclass(frozen=True)
 class Pod:
+    """The labels of a pod and of its namespace."""
+
     labels: dict[str, str]
-    namespace: dict[str, str] = field(default_factory=lambda: OURS)
+    namespace: dict[str, str] = field(default_factory=lambda: OUR_NAMESPACE)
 
 
 STEP = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p"})
 RAY = Pod({"ray.io/is-ray-node": "yes", **_make_labels("training")})
 SUBMITTER = Pod(_make_labels("submitter"))
-MLFLOW, SERVING = (Pod({"app.kubernetes.io/name": name}) for name in ("mlflow", "infoxlm-serving"))
+MLFLOW = Pod({"app.kubernetes.io/name": "mlflow"})
+SERVING = Pod({"app.kubernetes.io/name": "infoxlm-serving"})
 INFERENCE = Pod({"serving.kserve.io/inferenceservice": "infoxlm", "app": "isvc.infoxlm-predictor"})
 STRAY = Pod({"app": "notebook"})
-"""A pod in our namespace that is none of ours."""
+"""A pod of somebody else in our namespace."""
+
+
+def pod_in(namespace: str, **labels: str) -> Pod:
+    """Return a pod with these labels in another namespace."""
+    return Pod(labels, {"kubernetes.io/metadata.name": namespace})
 
 
 def policies(items: list[dict]) -> list[dict]:
-    """Return the network policies among objects."""
-    return [item for item in items if item["kind"] == "NetworkPolicy"]
+    """Return the network policies among manifests."""
+    return select_kind(items, "NetworkPolicy")
 
 
-def may(policies: list[dict], source: Pod | str, target: Pod | str, port: int, protocol: str = "TCP") -> bool:
-    """Whether a connection is let through at both ends; an address stands for what is outside of the cluster."""
-    ways = (("Egress", source, target), ("Ingress", target, source))
-    return all(_allowed(policies, way, own, other, port, protocol) for way, own, other in ways)
+def can_connect(policies: list[dict], source: Pod | str, target: Pod | str, port: int, protocol: str = "TCP") -> bool:
+    """Return whether the policies allow a connection. A string is an IP address outside the cluster."""
+    can_leave = _is_allowed(policies, "Egress", source, target, port, protocol)
+    can_enter = _is_allowed(policies, "Ingress", target, source, port, protocol)
+    return can_leave and can_enter
 
 
-def _allowed(policies: list[dict], way: str, own: Pod | str, other: Pod | str, port: int, protocol: str) -> bool:
-    if isinstance(own, str) or own.namespace != OURS:
-        return True  # our policies rule our pods only
-    ruling = [
-        policy["spec"]
-        for policy in policies
-        if way in policy["spec"]["policyTypes"] and selects(policy["spec"]["podSelector"], own.labels)
-    ]
-    side = {"Egress": "to", "Ingress": "from"}[way]
-    rules = [rule for spec in ruling for rule in spec.get(way.lower(), [])]
-    return not ruling or any(
-        (side not in rule or any(_is(peer, other) for peer in rule[side]))
-        and (
-            "ports" not in rule or any((p["port"], p.get("protocol", "TCP")) == (port, protocol) for p in rule["ports"])
-        )
-        for rule in rules
-    )
+def _is_allowed(
+    policies: list[dict], direction: str, own: Pod | str, peer: Pod | str, port: int, protocol: str
+) -> bool:
+    """Return whether the policies that select `own` allow this direction of a connection with `peer`."""
+    if isinstance(own, str) or own.namespace != OUR_NAMESPACE:
+        return True  # our policies apply to our namespace only
+    specs = []
+    for policy in policies:
+        spec = policy["spec"]
+        if direction in spec["policyTypes"] and selects(spec["podSelector"], own.labels):
+            specs.append(spec)
+    if not specs:
+        return True
+    peer_field = {"Egress": "to", "Ingress": "from"}[direction]
+    for spec in specs:
+        for rule in spec.get(direction.lower(), []):
+            allows_peer = peer_field not in rule or any(_matches(entry, peer) for entry in rule[peer_field])
+            ports = [(entry["port"], entry.get("protocol", "TCP")) for entry in rule.get("ports", [])]
+            if allows_peer and ("ports" not in rule or (port, protocol) in ports):
+                return True
+    return False
 
 
-def _is(peer: dict, other: Pod | str) -> bool:
-    if "ipBlock" in peer:
-        block = peer["ipBlock"]
-        address = isinstance(other, str) and ipaddress.ip_address(other)
-        inside = [ipaddress.ip_network(net) for net in (block["cidr"], *block.get("except", []))]
-        return bool(address) and address in inside[0] and not any(address in net for net in inside[1:])
-    if isinstance(other, str):
+def _matches(entry: dict, peer: Pod | str) -> bool:
+    """Return whether an entry of `to` or `from` matches a pod or an IP address."""
+    if "ipBlock" in entry:
+        if isinstance(peer, Pod):
+            return False
+        address = ipaddress.ip_address(peer)
+        excluded = [ipaddress.ip_network(block) for block in entry["ipBlock"].get("except", [])]
+        is_in_block = address in ipaddress.ip_network(entry["ipBlock"]["cidr"])
+        return is_in_block and not any(address in block for block in excluded)
+    if isinstance(peer, str):
         return False
-    there = "namespaceSelector" in peer
-    namespace = selects(peer["namespaceSelector"], other.namespace) if there else other.namespace == OURS
-    return namespace and selects(peer.get("podSelector", {}), other.labels)
+    if "namespaceSelector" in entry:
+        matches_namespace = selects(entry["namespaceSelector"], peer.namespace)
+    else:
+        matches_namespace = peer.namespace == OUR_NAMESPACE
+    return matches_namespace and selects(entry.get("podSelector", {}), peer.labels)
 
 
 def selects(selector: dict, labels: dict[str, str]) -> bool:
-    """Whether a label selector matches."""
-    verdicts = [labels.get(name) == value for name, value in selector.get("matchLabels", {}).items()]
+    """Return whether a label selector matches labels."""
+    for name, value in selector.get("matchLabels", {}).items():
+        if labels.get(name) != value:
+            return False
     for term in selector.get("matchExpressions", []):
-        has, known = labels.get(term["key"]), term["key"] in labels
+        value = labels.get(term["key"])
         values = term.get("values", [])
-        verdicts.append({"Exists": known, "In": has in values, "NotIn": has not in values}[term["operator"]])
-    return all(verdicts)
+        results = {"Exists": term["key"] in labels, "In": value in values, "NotIn": value not in values}
+        if not results[term["operator"]]:
+            return False
+    return True

@@ -1,11 +1,16 @@
-"""What manifests must not have, as functions that name it: Kubernetes' standard "restricted", then our own rules."""
+"""Rules for manifests. Each function returns the violations: Kubernetes' standard "restricted", then our own rules."""
 
 import re
 
-_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-_HOST = ("hostNetwork", "hostPID", "hostIPC")
-_BY_DIGEST = re.compile(r"[^@:]+(:\d+/[^@:]+)?@sha256:[0-9a-f]{64}")
-_KEYS = {
+from tests.k8s.manifests import containers_of
+
+_ALLOWED_VOLUMES = {
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"),
+    *("persistentVolumeClaim", "projected", "secret"),
+}
+_HOST_FIELDS = ("hostNetwork", "hostPID", "hostIPC")
+_IMAGE_WITH_DIGEST = re.compile(r"[^@:]+(:\d+/[^@:]+)?@sha256:[0-9a-f]{64}")
+_SECRET_PATTERNS = {
     "AWS key": r"\b(AKIA|ASIA)[0-9A-Z]{16}\b",
     "value of a secret variable": r"\b[A-Z_]*(SECRET|PASSWORD|TOKEN)[A-Z_]*[\"']?\s*[=:]\s*[\"']?[\w/+.-]{8,}",
     "password": r"(?i)\bpassword[\"']?\s*[=:]\s*[\"']?[\w/+.-]{8,}",
@@ -15,75 +20,84 @@ _KEYS = {
 }
 
 
-def restricted(pod_spec: dict) -> list[str]:
-    """Violations, each with the place and the rule; empty when the pod would be admitted."""
-    pod = pod_spec.get("securityContext") or {}
-    found = [f"{field}: is set" for field in _HOST if pod_spec.get(field)]
+def find_restricted_violations(pod_spec: dict) -> list[str]:
+    """Return the violations of the Pod Security standard "restricted"."""
+    violations = [f"{field}: is set" for field in _HOST_FIELDS if pod_spec.get(field)]
     for volume in pod_spec.get("volumes") or []:
-        if kinds := set(volume) - {"name"} - _VOLUMES:
-            found.append(f"volume {volume['name']}: {', '.join(sorted(kinds))} is not allowed")
-    for container in [*(pod_spec.get("initContainers") or []), *pod_spec["containers"]]:
-        found += [f"{container['name']}: {rule}" for rule in _broken(container, pod)]
-    return found
+        forbidden_kinds = set(volume) - {"name"} - _ALLOWED_VOLUMES
+        if forbidden_kinds:
+            violations.append(f"volume {volume['name']}: {', '.join(sorted(forbidden_kinds))} is not allowed")
+    pod_context = pod_spec.get("securityContext") or {}
+    for container in containers_of(pod_spec):
+        context = container.get("securityContext") or {}
+        inherited = {**pod_context, **context}
+        capabilities = context.get("capabilities") or {}
+        seccomp_type = (inherited.get("seccompProfile") or {}).get("type")
+        violations += _list_broken(
+            container,
+            {
+                "runAsNonRoot must be true": inherited.get("runAsNonRoot") is True,
+                "runAsUser must not be 0": inherited.get("runAsUser") != 0,
+                "allowPrivilegeEscalation must be false": context.get("allowPrivilegeEscalation") is False,
+                "privileged must not be set": not context.get("privileged"),
+                "capabilities must drop ALL": "ALL" in (capabilities.get("drop") or []),
+                "capabilities may add NET_BIND_SERVICE only": set(capabilities.get("add") or [])
+                <= {"NET_BIND_SERVICE"},
+                "seccompProfile must be RuntimeDefault or Localhost": seccomp_type in ("RuntimeDefault", "Localhost"),
+                "hostPort must not be set": not any(port.get("hostPort") for port in container.get("ports") or []),
+            },
+        )
+    return violations
 
 
-def _broken(container: dict, pod: dict) -> list[str]:
-    """Rules that a container breaks; it inherits from its pod what it does not say itself."""
-    own = container.get("securityContext") or {}
-    inherited = {**pod, **own}
-    capabilities = own.get("capabilities") or {}
-    user = inherited.get("runAsUser")
-    rules = {
-        "runAsNonRoot must be true": inherited.get("runAsNonRoot") is True,
-        "runAsUser must not be 0": user != 0,
-        "allowPrivilegeEscalation must be false": own.get("allowPrivilegeEscalation") is False,
-        "privileged must not be set": not own.get("privileged"),
-        "capabilities must drop ALL": "ALL" in (capabilities.get("drop") or []),
-        "capabilities may add NET_BIND_SERVICE only": set(capabilities.get("add") or []) <= {"NET_BIND_SERVICE"},
-        "seccompProfile must be RuntimeDefault or Localhost": (inherited.get("seccompProfile") or {}).get("type")
-        in ("RuntimeDefault", "Localhost"),
-        "hostPort must not be set": not any(port.get("hostPort") for port in container.get("ports") or []),
-    }
-    return [rule for rule, kept in rules.items() if not kept]
-
-
-def confined(pod_spec: dict, with_token: bool = False) -> list[str]:
-    """Violations of what we ask beyond the standard: a user of its own, a read-only root, limits, no token.
+def find_own_violations(pod_spec: dict, needs_token: bool = False) -> list[str]:
+    """Return the violations of our own rules: a numbered user, a read-only root, limits, a digest, no token.
 
     Args:
-        with_token: the pod talks to Kubernetes, as only the steps of a pipeline do.
+        needs_token: the pod calls Kubernetes, as only the steps of a pipeline do.
     """
-    pod = pod_spec.get("securityContext") or {}
-    found = []
-    if not with_token and pod_spec.get("automountServiceAccountToken") is not False:
-        found.append("automountServiceAccountToken must be false")
-    for container in [*(pod_spec.get("initContainers") or []), *pod_spec["containers"]]:
-        inherited = {**pod, **(container.get("securityContext") or {})}
+    violations = []
+    if not needs_token and pod_spec.get("automountServiceAccountToken") is not False:
+        violations.append("automountServiceAccountToken must be false")
+    pod_context = pod_spec.get("securityContext") or {}
+    for container in containers_of(pod_spec):
+        inherited = {**pod_context, **(container.get("securityContext") or {})}
+        mount_paths = [mount["mountPath"] for mount in container.get("volumeMounts") or []]
         resources = container.get("resources") or {}
-        rules = {
-            "runAsUser must be 10000 or more": (inherited.get("runAsUser") or 0) >= 10_000,
-            "readOnlyRootFilesystem must be true": inherited.get("readOnlyRootFilesystem") is True,
-            "a writable /tmp is needed": "/tmp"
-            in [mount["mountPath"] for mount in container.get("volumeMounts") or []],
-            "requests and limits of cpu and memory are needed": all(
-                {"cpu", "memory"} <= set(resources.get(kind) or {}) for kind in ("requests", "limits")
-            ),
-            "the image must be named by digest": bool(_BY_DIGEST.fullmatch(container["image"])),
-        }
-        found += [f"{container['name']}: {rule}" for rule, kept in rules.items() if not kept]
-    return found
+        has_resources = all({"cpu", "memory"} <= set(resources.get(kind) or {}) for kind in ("requests", "limits"))
+        violations += _list_broken(
+            container,
+            {
+                "runAsUser must be 10000 or more": (inherited.get("runAsUser") or 0) >= 10_000,
+                "readOnlyRootFilesystem must be true": inherited.get("readOnlyRootFilesystem") is True,
+                "a writable /tmp is needed": "/tmp" in mount_paths,
+                "requests and limits of cpu and memory are needed": has_resources,
+                "the image must have a digest": bool(_IMAGE_WITH_DIGEST.fullmatch(container["image"])),
+            },
+        )
+    return violations
 
 
-def too_much(role: dict) -> list[str]:
-    """What a role gives that none of ours may: rights everywhere, rights to everything, secrets, a shell in a pod."""
-    found = [] if role["kind"] in ("Role", "RoleBinding") else [f"{role['kind']}: rights in every namespace"]
+def find_violations(pod_spec: dict) -> list[str]:
+    """Return the violations of "restricted" and of our own rules."""
+    return find_restricted_violations(pod_spec) + find_own_violations(pod_spec)
+
+
+def _list_broken(container: dict, rules: dict[str, bool]) -> list[str]:
+    return [f"{container['name']}: {rule}" for rule, is_kept in rules.items() if not is_kept]
+
+
+def find_excessive_rights(role: dict) -> list[str]:
+    """Return the rights of a role that no role of ours may have: cluster-wide, wildcards, secrets, a shell in a pod."""
+    is_namespaced = role["kind"] in ("Role", "RoleBinding")
+    rights = [] if is_namespaced else [f"{role['kind']}: rights in every namespace"]
     for rule in role.get("rules") or []:
         for name in ("apiGroups", "resources", "verbs"):
-            found += [f"{name}: *" for value in rule[name] if value == "*"]
-        found += [value for value in rule["resources"] if value in ("secrets", "pods/exec", "pods/attach")]
-    return found
+            rights += [f"{name}: *" for value in rule[name] if value == "*"]
+        rights += [value for value in rule["resources"] if value in ("secrets", "pods/exec", "pods/attach")]
+    return rights
 
 
-def static_keys(text: str) -> list[str]:
-    """What looks like a key or a password in a text, without its value."""
-    return [name for name, pattern in _KEYS.items() if re.search(pattern, text)]
+def find_secrets(text: str) -> list[str]:
+    """Return the kinds of keys and passwords that a text seems to contain, without their values."""
+    return [name for name, pattern in _SECRET_PATTERNS.items() if re.search(pattern, text)]

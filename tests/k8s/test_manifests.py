@@ -1,4 +1,4 @@
-"""Both overlays, rendered: valid, confined, with no right, image or key that must not be there. Each rule can fail."""
+"""The rendered overlays: valid for Kubernetes, restricted, and without excessive rights, unnamed images or keys."""
 
 import copy
 import shutil
@@ -15,22 +15,22 @@ from tests.k8s.manifests import (
     OVERLAYS,
     ROOT,
     SINGLE_USER,
+    get_manifest,
     kustomize,
-    named,
-    pods,
+    pod_templates,
     read_cluster_pages,
-    rendered,
-    text,
-    with_components,
+    render,
+    render_text,
+    render_with_components,
+    select_kind,
 )
-from tests.k8s.rules import confined, restricted, static_keys, too_much
+from tests.k8s.rules import find_excessive_rights, find_own_violations, find_secrets, find_violations
 
-KUBERNETES = ("1.30", "1.37")
-"""The oldest and the newest we look at."""
-
-INJECT = "sidecar.istio.io/inject"
-
-KUEUE = {
+KUBERNETES_VERSIONS = ("1.30", "1.37")
+"""The oldest and the newest version that we check."""
+IMAGE = f"registry.example/infoxlm@sha256:{'1' * 64}"
+SIDECAR_LABEL = "sidecar.istio.io/inject"
+KUEUE_FIELDS = {
     "ResourceFlavor": {"nodeLabels", "nodeTaints", "tolerations", "topologyName"},
     "ClusterQueue": {
         "resourceGroups", "cohortName", "queueingStrategy", "namespaceSelector", "flavorFungibility", "preemption",
@@ -38,11 +38,11 @@ KUEUE = {
     },
     "LocalQueue": {"clusterQueue", "stopPolicy", "fairSharing"},
 }  # fmt: skip
-"""Fields of v1beta2: these kinds have no schema here, and the API server would drop a misspelt one silently."""
+"""Fields of Kueue's v1beta2. There is no schema to validate with, and the API server silently drops unknown fields."""
 
 
-def a_pod() -> dict:
-    """One that breaks no rule."""
+def make_valid_pod() -> dict:
+    """Return the specification of a pod that violates no rule."""
     return {
         "automountServiceAccountToken": False,
         "securityContext": {"runAsNonRoot": True, "runAsUser": 10001, "seccompProfile": {"type": "RuntimeDefault"}},
@@ -62,45 +62,57 @@ def a_pod() -> dict:
     }
 
 
+def training_pods(config: ClusterConfig, workers: int = 1) -> list[dict]:
+    """Return the pod templates of a training's RayJob: submitter, head and workers."""
+    job = manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, workers, [], "2.60.0", {})
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    return [job["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)]
+
+
+def flavor_of(queue: dict) -> tuple[set[str], dict[str, str]]:
+    """Return the covered resources of a ClusterQueue, and the quota of its only flavor by resource."""
+    [group] = queue["spec"]["resourceGroups"]
+    [flavor] = group["flavors"]
+    quotas = {resource["name"]: resource["nominalQuota"] for resource in flavor["resources"]}
+    return set(group["coveredResources"]), quotas
+
+
 @pytest.mark.parametrize("overlay", [*OVERLAYS, SINGLE_USER])
-@pytest.mark.parametrize("version", KUBERNETES)
-def test_every_object_has_the_fields_that_kubernetes_knows_and_no_others(overlay, version):
-    for item in rendered(overlay):
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_every_manifest_is_valid_for_kubernetes(overlay, version):
+    for item in render(overlay):
         kubernetes_validate.validate(item, version, strict=True)
 
 
 @pytest.mark.item("S04")
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_pod_is_admitted_by_a_restricted_namespace_and_keeps_our_rules(overlay):
-    found = pods(overlay)
+def test_every_pod_is_restricted_and_follows_our_rules(overlay):
+    templates = pod_templates(overlay)
 
-    broken = {name: rules for name, pod in found.items() if (rules := restricted(pod["spec"]) + confined(pod["spec"]))}
-    assert broken == {}
-    assert "Deployment/mlflow" in found
-    assert named(overlay, "Namespace", "infoxlm")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == (
-        "restricted"
-    )
+    violations_by_pod = {name: find_violations(template["spec"]) for name, template in templates.items()}
+    assert violations_by_pod == {name: [] for name in templates}
+    assert "Deployment/mlflow" in templates
+    labels = get_manifest(overlay, "Namespace", "infoxlm")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
 @pytest.mark.item("S04")
-def test_the_pods_of_a_training_keep_our_rules_too():
-    config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", priority_class="infoxlm-training")
+def test_the_pods_of_a_training_follow_our_rules():
+    templates = training_pods(ClusterConfig(image=IMAGE, priority_class="infoxlm-training"))
 
-    job = manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, 1, [], "2.60.0", {})
-
-    cluster = job["spec"]["rayClusterSpec"]
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    templates = [job["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)]
-    assert [confined(template["spec"]) for template in templates] == [[], [], []]
+    assert [find_own_violations(template["spec"]) for template in templates] == [[], [], []]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_pod_of_ours_gets_a_sidecar_of_istio_which_a_profile_injects(overlay):
-    """Without its control plane, which our policies do not name, a sidecar never gets ready, nor does its pod."""
-    found = pods(overlay) | {name: {"metadata": {"labels": _make_labels(name)}} for name in ("training", "submitter")}
+def test_no_pod_gets_an_istio_sidecar(overlay):
+    """A Profile injects sidecars, which never become ready, because our policies do not allow their control plane."""
+    templates = pod_templates(overlay)
+    templates |= {name: {"metadata": {"labels": _make_labels(name)}} for name in ("training", "submitter")}
 
-    injected = [name for name, pod in found.items() if pod["metadata"]["labels"].get(INJECT) != "false"]
-    assert injected == [] and len(found) >= 4
+    assert {name: pod["metadata"]["labels"].get(SIDECAR_LABEL) for name, pod in templates.items()} == dict.fromkeys(
+        templates, "false"
+    )
 
 
 @pytest.mark.item("S04")
@@ -120,27 +132,24 @@ def test_no_pod_of_ours_gets_a_sidecar_of_istio_which_a_profile_injects(overlay)
         (lambda pod, c: pod.pop("automountServiceAccountToken"), "automountServiceAccountToken"),
     ],
 )
-def test_a_pod_that_breaks_one_rule_is_named_for_it(change, rule):
-    good = a_pod()
-    bad = copy.deepcopy(good)
-    change(bad, bad["containers"][0])
+def test_a_violation_of_each_rule_is_reported(change, rule):
+    valid_pod = make_valid_pod()
+    invalid_pod = copy.deepcopy(valid_pod)
+    change(invalid_pod, invalid_pod["containers"][0])
 
-    assert restricted(good) + confined(good) == []
-    assert any(rule in line for line in restricted(bad) + confined(bad))
+    assert find_violations(valid_pod) == []
+    assert any(rule in violation for violation in find_violations(invalid_pod))
 
 
 @pytest.mark.item("S05")
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_no_role_gives_more_than_a_namespace_and_what_is_named(overlay):
-    roles = [item for item in rendered(overlay) if item["apiVersion"].startswith("rbac.")]
+def test_roles_are_namespaced_and_only_steps_have_one(overlay):
+    roles = [item for item in render(overlay) if item["apiVersion"].startswith("rbac.")]
 
-    assert {role["metadata"]["name"]: too_much(role) for role in roles} == {
-        "infoxlm-runner": [],
-        "infoxlm-workflow": [],
-        "infoxlm-submitter": [],
-    }
+    assert {role["metadata"]["name"] for role in roles} == {"infoxlm-runner", "infoxlm-workflow", "infoxlm-submitter"}
+    assert [right for role in roles for right in find_excessive_rights(role)] == []
     subjects = {subject["name"] for role in roles for subject in role.get("subjects", [])}
-    assert subjects == {"infoxlm-runner"}  # Ray pods and MLflow may do nothing
+    assert subjects == {"infoxlm-runner"}
 
 
 @pytest.mark.item("S05")
@@ -152,16 +161,16 @@ def test_no_role_gives_more_than_a_namespace_and_what_is_named(overlay):
         {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create"]},
     ],
 )
-def test_a_role_that_gives_too_much_is_found(rule):
-    assert too_much({"kind": "Role", "rules": [rule]})
-    assert too_much({"kind": "ClusterRole", "rules": []})
+def test_excessive_rights_of_a_role_are_reported(rule):
+    assert find_excessive_rights({"kind": "Role", "rules": [rule]})
+    assert find_excessive_rights({"kind": "ClusterRole", "rules": []})
 
 
 @pytest.mark.item("S07")
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_manifests_hold_no_secret_and_no_value_that_should_be_one(overlay):
-    assert static_keys(text(overlay)) == []
-    assert "Secret" not in {item["kind"] for item in rendered(overlay)}
+def test_manifests_contain_no_secret(overlay):
+    assert find_secrets(render_text(overlay)) == []
+    assert select_kind(render(overlay), "Secret") == []
 
 
 @pytest.mark.parametrize(
@@ -175,96 +184,91 @@ def test_manifests_hold_no_secret_and_no_value_that_should_be_one(overlay):
         "-----BEGIN RSA PRIVATE KEY-----",
     ],
 )
-def test_a_key_in_a_manifest_is_found(line):
-    assert static_keys(line)
+def test_a_key_in_a_manifest_is_reported(line):
+    assert find_secrets(line)
 
 
 @pytest.mark.item("S05")
-def test_only_the_steps_get_a_token_of_kubernetes():
-    accounts = [item for item in rendered("production") if item["kind"] == "ServiceAccount"]
+def test_only_steps_get_a_token_of_kubernetes():
+    accounts = select_kind(render("production"), "ServiceAccount")
 
-    assert {account["metadata"]["name"]: account["automountServiceAccountToken"] for account in accounts} == {
-        "infoxlm-runner": True,
-        "infoxlm-ray": False,
-        "mlflow": False,
-    }
+    gets_token = {account["metadata"]["name"]: account["automountServiceAccountToken"] for account in accounts}
+    assert gets_token == {"infoxlm-runner": True, "infoxlm-ray": False, "mlflow": False}
 
 
-def test_production_keeps_nothing_in_the_cluster_and_needs_no_key():
-    kinds = {item["kind"] for item in rendered("production")}
-    [container] = pods("production")["Deployment/mlflow"]["spec"]["containers"]
+def test_production_stores_nothing_in_the_cluster_and_uses_roles_instead_of_keys():
+    [container] = pod_templates("production")["Deployment/mlflow"]["spec"]["containers"]
 
-    assert "StatefulSet" not in kinds
-    assert not [entry["name"] for entry in container["env"] if entry["name"].startswith("AWS_ACCESS")]
-    assert all(
-        "role-arn" in str(named("production", "ServiceAccount", name)["metadata"]["annotations"])
-        for name in ("infoxlm-runner", "infoxlm-ray", "mlflow")
-    )
+    assert select_kind(render("production"), "StatefulSet") == []
+    assert not any(variable["name"].startswith("AWS_ACCESS") for variable in container["env"])
+    for name in ("infoxlm-runner", "infoxlm-ray", "mlflow"):
+        account = get_manifest("production", "ServiceAccount", name)
+        assert "role-arn" in str(account["metadata"]["annotations"])
 
 
-def test_bucket_and_region_of_production_are_filled_in_at_one_place(tmp_path):
-    copied = shutil.copytree(K8S, tmp_path / "k8s")
-    place = copied / "overlays/production/where-s3-is.yaml"
-    theirs = {"s3://infoxlm/": "s3://other/team/", "us-east-1": "eu-central-1"}
-    for ours, value in theirs.items():
-        place.write_text(place.read_text().replace(ours, value))
+def test_bucket_and_region_of_production_are_set_in_one_file(tmp_path):
+    copied_k8s = shutil.copytree(K8S, tmp_path / "k8s")
+    settings_file = copied_k8s / "overlays/production/where-s3-is.yaml"
+    replacements = {"s3://infoxlm/": "s3://other/team/", "us-east-1": "eu-central-1"}
+    for default, replacement in replacements.items():
+        settings_file.write_text(settings_file.read_text().replace(default, replacement))
 
-    printed = kustomize(copied / "overlays/production")
+    changed = kustomize(copied_k8s / "overlays/production")
 
-    for ours, value in theirs.items():
-        assert ours in text("production") and ours not in printed
-        assert text("production").count(ours) == printed.count(value)
+    for default, replacement in replacements.items():
+        occurrences = render_text("production").count(default)
+        assert occurrences > 0
+        assert default not in changed
+        assert changed.count(replacement) == occurrences
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_argo_uploads_no_log_so_that_no_pod_needs_keys_of_kubeflows_store(overlay):
-    """Argo takes the ConfigMap of this name in a run's namespace before its default, and in it the annotated key."""
-    repositories = named(overlay, "ConfigMap", "artifact-repositories")
+def test_argo_archives_no_logs_so_that_pods_need_no_keys_of_kubeflows_store(overlay):
+    """Argo prefers a ConfigMap of this name in the run's namespace, and reads the key that its annotation names."""
+    config_map = get_manifest(overlay, "ConfigMap", "artifact-repositories")
 
-    key = repositories["metadata"]["annotations"]["workflows.argoproj.io/default-artifact-repository"]
-    assert yaml.safe_load(repositories["data"][key]) == {"archiveLogs": False}
-
-
-def test_the_queues_have_only_fields_that_kueue_knows():
-    queues = list(yaml.safe_load_all((K8S / "components/kueue/queue.yaml").read_text()))
-
-    assert {queue["kind"] for queue in queues} == set(KUEUE)
-    for queue in queues:
-        assert queue["apiVersion"] == "kueue.x-k8s.io/v1beta2"
-        assert set(queue.get("spec", {})) <= KUEUE[queue["kind"]]
-    quota = named("production", "ResourceQuota", "infoxlm")["spec"]["hard"]
-    [group] = queues[1]["spec"]["resourceGroups"]
-    [flavor] = group["flavors"]
-    amounts = {resource["name"]: resource["nominalQuota"] for resource in flavor["resources"]}
-    assert set(amounts) == set(group["coveredResources"])
-    assert amounts["nvidia.com/gpu"] == quota["requests.nvidia.com/gpu"]
-    assert int(amounts["cpu"]) <= int(quota["requests.cpu"])
+    key = config_map["metadata"]["annotations"]["workflows.argoproj.io/default-artifact-repository"]
+    assert yaml.safe_load(config_map["data"][key]) == {"archiveLogs": False}
 
 
-def test_the_queue_covers_all_that_a_training_asks_for():
-    """Kueue admits no workload with a resource that its ClusterQueue does not have."""
-    [queue] = [item for item in with_components("production", "kueue") if item["kind"] == "ClusterQueue"]
+def test_kueue_objects_have_known_fields_and_fit_the_quota_of_production():
+    objects = list(yaml.safe_load_all((K8S / "components/kueue/queue.yaml").read_text()))
+
+    assert {item["kind"] for item in objects} == set(KUEUE_FIELDS)
+    for item in objects:
+        assert item["apiVersion"] == "kueue.x-k8s.io/v1beta2"
+        assert set(item.get("spec", {})) <= KUEUE_FIELDS[item["kind"]]
+    [queue] = select_kind(objects, "ClusterQueue")
+    covered_resources, quotas = flavor_of(queue)
+    assert set(quotas) == covered_resources
+    namespace_quota = get_manifest("production", "ResourceQuota", "infoxlm")["spec"]["hard"]
+    assert quotas["nvidia.com/gpu"] == namespace_quota["requests.nvidia.com/gpu"]
+    assert int(quotas["cpu"]) <= int(namespace_quota["requests.cpu"])
+
+
+def test_kueue_covers_every_resource_that_a_training_requests():
+    """Kueue admits no workload with a resource that its ClusterQueue does not cover."""
     pool = ClusterFile.model_validate(yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())).pool
-    config = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", queue="gpu", pool=pool, disk="200Gi")
+    config = ClusterConfig(image=IMAGE, queue="gpu", pool=pool, disk="200Gi")
 
-    job = manifest.render("j-x-1", "s3://infoxlm/store/work/j.json", config, pool.gpus, [], "2.60.0", {})
+    requested = set()
+    for template in training_pods(config, workers=pool.gpus):
+        for container in template["spec"]["containers"]:
+            requested |= set(container["resources"]["requests"])
 
-    cluster = job["spec"]["rayClusterSpec"]
-    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-    templates = [job["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)]
-    asked = {name for pod in templates for c in pod["spec"]["containers"] for name in c["resources"]["requests"]}
-    [group] = queue["spec"]["resourceGroups"]
-    assert "ephemeral-storage" in asked
-    assert asked <= set(group["coveredResources"])
+    [queue] = select_kind(render_with_components("production", "kueue"), "ClusterQueue")
+    covered_resources, _ = flavor_of(queue)
+    assert "ephemeral-storage" in requested
+    assert requested <= covered_resources
 
 
-def test_other_gpus_are_put_into_the_queue_by_the_patch_of_the_document():
-    patch = read_cluster_pages().partition("```yaml\n# a MIG slice")[2].partition("```")[0]
-    patches = yaml.safe_load("# a MIG slice" + patch)
+def test_the_documented_patch_adds_other_gpus_to_the_queue():
+    marker = "# a MIG slice"
+    patch = read_cluster_pages().partition(f"```yaml\n{marker}")[2].partition("```")[0]
 
-    [queue] = [item for item in with_components("production", "kueue", **patches) if item["kind"] == "ClusterQueue"]
+    items = render_with_components("production", "kueue", **yaml.safe_load(marker + patch))
 
-    [group] = queue["spec"]["resourceGroups"]
-    [flavor] = group["flavors"]
-    assert "nvidia.com/mig-3g.40gb" in group["coveredResources"]
-    assert {resource["name"] for resource in flavor["resources"]} == set(group["coveredResources"])
+    [queue] = select_kind(items, "ClusterQueue")
+    covered_resources, quotas = flavor_of(queue)
+    assert "nvidia.com/mig-3g.40gb" in covered_resources
+    assert set(quotas) == covered_resources

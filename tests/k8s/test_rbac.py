@@ -1,4 +1,4 @@
-"""The Role of the steps: exactly what launching a training calls, nothing more."""
+"""The roles of steps and of users who submit runs contain exactly the rights that they need."""
 
 import os
 import signal
@@ -13,38 +13,42 @@ from infoxlm_core.errors import Preempted, ResourcesUnavailable
 from tests.k8s.manifests import K8S, ROOT
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer, running_kubernetes
 
-RBAC = K8S / "runs/rbac.yaml"
-SUBMITTER = "infoxlm-submitter"
-NAME = "j-pretrain-3f2a9c01de"
+JOB = "j-pretrain-3f2a9c01de"
+
+
+def read_role(name: str) -> dict:
+    """Return a Role of k8s/runs/rbac.yaml."""
+    objects = yaml.safe_load_all((K8S / "runs/rbac.yaml").read_text())
+    [role] = [item for item in objects if item["kind"] == "Role" and item["metadata"]["name"] == name]
+    return role
 
 
 def launch(start_seconds: int) -> None:
     cluster = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}", start_seconds=start_seconds)
-    job.run(NAME, "s3://infoxlm/store/work/x.json", cluster, 1, [], lambda: None, lambda: None)
+    job.run(JOB, "s3://infoxlm/store/work/x.json", cluster, 1, [], lambda: None, lambda: None)
 
 
-def calls_of_a_launch(kubernetes: KubernetesServer) -> set[tuple[str, str, str]]:
-    """All there is to launching: find a job, follow it and its log; create one, wait, give up, stop."""
-    kubernetes.put_job(NAME, status={"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"})
-    kubernetes.put_submitter("s1", NAME, lambda: iter(["a line"]))
+def launch_with_every_outcome(kubernetes: KubernetesServer) -> None:
+    """Follow a finished job and its log, wait for GPUs in vain, and stop a job after SIGTERM."""
+    kubernetes.put_job(JOB, status={"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"})
+    kubernetes.put_submitter("s1", JOB, lambda: iter(["a line"]))
     launch(start_seconds=60)
     with pytest.raises(ResourcesUnavailable):
         launch(start_seconds=1)
 
-    def stop() -> None:
-        kubernetes.wait_for(NAME, creations=2)
+    def send_sigterm() -> None:
+        kubernetes.wait_for(JOB, creations=2)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    stopping = threading.Thread(target=stop)
-    stopping.start()
+    sender = threading.Thread(target=send_sigterm)
+    sender.start()
     with pytest.raises(Preempted):
         launch(start_seconds=60)
-    stopping.join()
-    return set(kubernetes.calls)
+    sender.join()
 
 
 @pytest.mark.item("S05")
-def test_the_role_of_the_steps_allows_exactly_what_the_launcher_calls(monkeypatch):
+def test_the_role_of_the_steps_allows_exactly_the_calls_of_the_launcher(monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
     monkeypatch.setattr(job, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(job, "_LAST_LINES_SECONDS", 0.5)
@@ -52,28 +56,26 @@ def test_the_role_of_the_steps_allows_exactly_what_the_launcher_calls(monkeypatc
     with running_kubernetes() as kubernetes:
         monkeypatch.setattr(api, "connect", lambda: api.RayJobs(kubernetes.api(), NAMESPACE))
         kubernetes.put_step("step-1", "infoxlm-x7k2p", "u-1")
-        called = calls_of_a_launch(kubernetes)
+        launch_with_every_outcome(kubernetes)
+        calls = set(kubernetes.calls)
 
-    [role] = [
-        one
-        for one in yaml.safe_load_all(RBAC.read_text())
-        if one["kind"] == "Role" and one["metadata"]["name"] == api.ROLE
-    ]
-    allowed = {
-        (verb, group, resource)
-        for rule in role["rules"]
-        for verb in rule["verbs"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
-    assert allowed == called
+    allowed_calls = set()
+    for rule in read_role(api.ROLE)["rules"]:
+        for verb in rule["verbs"]:
+            for group in rule["apiGroups"]:
+                allowed_calls |= {(verb, group, resource) for resource in rule["resources"]}
+    assert allowed_calls == calls
 
 
-def test_whoever_submits_may_use_the_account_of_the_steps_and_nothing_else():
-    """What Kubeflow 2.18 asks Kubernetes about the caller: verb use, on the account that the run names."""
-    [role] = [one for one in yaml.safe_load_all(RBAC.read_text()) if one["metadata"]["name"] == SUBMITTER]
-    account = ClusterFile.model_validate(yaml.safe_load((ROOT / "configs/cluster.yaml").read_text())).service_account
+def test_submitter_role_allows_only_the_use_of_the_service_account_of_steps():
+    """Kubeflow 2.18 checks whether a user may `use` the service account of a run."""
+    cluster = ClusterFile.model_validate(yaml.safe_load((ROOT / "configs/cluster.yaml").read_text()))
 
-    assert role["rules"] == [
-        {"apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [account], "verbs": ["use"]}
+    assert read_role("infoxlm-submitter")["rules"] == [
+        {
+            "apiGroups": [""],
+            "resources": ["serviceaccounts"],
+            "resourceNames": [cluster.service_account],
+            "verbs": ["use"],
+        }
     ]

@@ -1,14 +1,21 @@
-"""Runs in Kubeflow's own namespace: what we put there rules no pod of Kubeflow's, and still finds MLflow and S3."""
+"""Runs in Kubeflow's own namespace: our objects affect none of Kubeflow's pods, and runs still reach MLflow and S3."""
 
 import pytest
 import yaml
 
 from components.adapters.kuberay.manifest import _make_labels
-from tests.k8s.manifests import SINGLE_USER, named, read_cluster_pages, rendered, secrets, with_components
-from tests.k8s.network import Pod, may, selects
+from tests.k8s.manifests import (
+    SINGLE_USER,
+    get_manifest,
+    make_secrets,
+    read_cluster_pages,
+    render,
+    render_with_components,
+    select_kind,
+)
+from tests.k8s.network import Pod, can_connect, pod_in, selects
 
-THEIRS = {"kubernetes.io/metadata.name": "kubeflow"}
-KUBEFLOWS_PODS = (
+KUBEFLOW_POD_LABELS = (
     {"app": "ml-pipeline"},
     {"app": "mysql"},
     {"app": "seaweedfs"},
@@ -18,75 +25,70 @@ KUBEFLOWS_PODS = (
     {"workflows.argoproj.io/workflow": "of-somebody-else"},
     {"ray.io/is-ray-node": "yes", "ray.io/cluster": "of-somebody-else"},
 )
-"""Labels of pods that a stock Kubeflow, and other users of it, have in this namespace."""
-NAMESPACE_WIDE = {"Namespace", "ResourceQuota", "LimitRange"}
+"""Labels of pods that a standard Kubeflow and its other users have in this namespace."""
+RAY_LABELS = {"ray.io/is-ray-node": "yes", **_make_labels("training")}
 
 
-def in_kubeflow() -> list[dict]:
-    return [item for item in rendered(SINGLE_USER) if item["metadata"].get("namespace") == "kubeflow"]
+def items_in(namespace: str) -> list[dict]:
+    """Return the manifests of the overlay that belong to a namespace."""
+    return [item for item in render(SINGLE_USER) if item["metadata"].get("namespace") == namespace]
 
 
-def of_namespace(namespace: str) -> list[dict]:
-    return [
-        item
-        for item in rendered(SINGLE_USER)
-        if item["kind"] == "NetworkPolicy" and item["metadata"]["namespace"] == namespace
-    ]
+def policies_in(namespace: str) -> list[dict]:
+    return select_kind(items_in(namespace), "NetworkPolicy")
 
 
-def test_nothing_that_rules_a_whole_namespace_gets_into_kubeflows():
-    found = {(item["kind"], item["metadata"]["name"]) for item in in_kubeflow()}
+def test_no_object_affects_the_whole_namespace_of_kubeflow():
+    names = {(item["kind"], item["metadata"]["name"]) for item in items_in("kubeflow")}
+    kinds = {kind for kind, _ in names}
+    namespaces = [item["metadata"]["name"] for item in select_kind(render(SINGLE_USER), "Namespace")]
 
-    assert not {kind for kind, _ in found} & NAMESPACE_WIDE
-    assert not {name for kind, name in found if kind == "ConfigMap"} & {"kfp-launcher", "artifact-repositories"}
-    assert [item["metadata"]["name"] for item in rendered(SINGLE_USER) if item["kind"] == "Namespace"] == ["infoxlm"]
-    assert {("ServiceAccount", "infoxlm-runner"), ("ServiceAccount", "infoxlm-ray")} <= found
-
-
-@pytest.mark.parametrize("labels", KUBEFLOWS_PODS, ids=str)
-def test_no_policy_of_ours_selects_a_pod_that_is_not_ours(labels):
-    policies = of_namespace("kubeflow")
-
-    assert policies
-    assert not [p["metadata"]["name"] for p in policies if selects(p["spec"]["podSelector"], labels)]
+    assert kinds.isdisjoint({"Namespace", "ResourceQuota", "LimitRange"})
+    assert names.isdisjoint({("ConfigMap", "kfp-launcher"), ("ConfigMap", "artifact-repositories")})
+    assert namespaces == ["infoxlm"]
+    assert {("ServiceAccount", "infoxlm-runner"), ("ServiceAccount", "infoxlm-ray")} <= names
 
 
-def test_runs_reach_mlflow_and_s3_and_others_do_not():
-    known = of_namespace("infoxlm")  # egress of pods elsewhere is not ours to rule
-    mlflow, seaweedfs = (Pod({"app.kubernetes.io/name": name}) for name in ("mlflow", "seaweedfs"))
-    step = Pod({"workflows.argoproj.io/workflow": "infoxlm-x7k2p"}, THEIRS)
-    ray = Pod({"ray.io/is-ray-node": "yes", **_make_labels("training")}, THEIRS)
-    mysql = Pod({"app": "mysql"}, THEIRS)
-    elsewhere = Pod({"ray.io/is-ray-node": "yes"}, {"kubernetes.io/metadata.name": "elsewhere"})
-
-    assert all(may(known, run, mlflow, 5000) and may(known, run, seaweedfs, 8333) for run in (step, ray))
-    assert not may(known, mysql, mlflow, 5000)
-    assert not may(known, elsewhere, mlflow, 5000)
+@pytest.mark.parametrize("labels", KUBEFLOW_POD_LABELS, ids=str)
+def test_no_policy_selects_a_pod_of_kubeflow_or_of_other_users(labels):
+    assert policies_in("kubeflow")
+    assert not any(selects(policy["spec"]["podSelector"], labels) for policy in policies_in("kubeflow"))
 
 
-def test_the_dashboard_of_a_training_answers_the_submitter_and_the_operator_only():
-    [policy] = of_namespace("kubeflow")
-    ours = {"ray.io/is-ray-node": "yes", **_make_labels("training")}
+def test_only_our_runs_reach_mlflow_and_s3():
+    policies = policies_in("infoxlm")  # egress from other namespaces is not restricted
+    mlflow = Pod({"app.kubernetes.io/name": "mlflow"})
+    seaweedfs = Pod({"app.kubernetes.io/name": "seaweedfs"})
 
-    assert selects(policy["spec"]["podSelector"], ours)
-    [among, dashboard] = policy["spec"]["ingress"]
-    assert [selects(peer["podSelector"], ours) for peer in among["from"]] == [True]
-    submitter, operator = dashboard["from"]
-    assert selects(submitter["podSelector"], _make_labels("submitter")) and not selects(submitter["podSelector"], ours)
-    assert [port["port"] for port in dashboard["ports"]] == [8265]
-    for namespace in ("kuberay-system", "kubeflow", "default"):  # the component operator-elsewhere opens infoxlm only
+    for labels in ({"workflows.argoproj.io/workflow": "infoxlm-x7k2p"}, RAY_LABELS):
+        assert can_connect(policies, pod_in("kubeflow", **labels), mlflow, 5000)
+        assert can_connect(policies, pod_in("kubeflow", **labels), seaweedfs, 8333)
+    assert not can_connect(policies, pod_in("kubeflow", app="mysql"), mlflow, 5000)
+    assert not can_connect(policies, pod_in("elsewhere", **{"ray.io/is-ray-node": "yes"}), mlflow, 5000)
+
+
+def test_only_submitter_and_operator_reach_the_dashboard_of_a_training():
+    [policy] = policies_in("kubeflow")
+
+    assert selects(policy["spec"]["podSelector"], RAY_LABELS)
+    [between_ray_pods, to_dashboard] = policy["spec"]["ingress"]
+    [ray_peer] = between_ray_pods["from"]
+    assert selects(ray_peer["podSelector"], RAY_LABELS)
+    assert [port["port"] for port in to_dashboard["ports"]] == [8265]
+    submitter, operator = to_dashboard["from"]
+    assert selects(submitter["podSelector"], _make_labels("submitter"))
+    assert not selects(submitter["podSelector"], RAY_LABELS)
+    # The component operator-elsewhere applies only to infoxlm, so the operator may be in any namespace here.
+    for namespace in ("kuberay-system", "kubeflow", "default"):
         assert selects(operator["namespaceSelector"], {"kubernetes.io/metadata.name": namespace})
     assert selects(operator["podSelector"], {"app.kubernetes.io/component": "kuberay-operator"})
-    assert not any(selects(operator["podSelector"], labels) for labels in KUBEFLOWS_PODS)
+    assert not any(selects(operator["podSelector"], labels) for labels in KUBEFLOW_POD_LABELS)
 
 
-def test_kueues_queue_takes_jobs_from_every_namespace_that_an_overlay_has_runs_in():
-    [queue] = [item for item in with_components(SINGLE_USER, "kueue") if item["kind"] == "ClusterQueue"]
-    namespaces = {
-        item["metadata"]["namespace"]
-        for item in rendered(SINGLE_USER)
-        if (item["kind"], item["metadata"]["name"]) == ("ServiceAccount", "infoxlm-ray")
-    }
+def test_kueue_accepts_jobs_from_every_namespace_with_runs():
+    [queue] = select_kind(render_with_components(SINGLE_USER, "kueue"), "ClusterQueue")
+    accounts = select_kind(render(SINGLE_USER), "ServiceAccount")
+    namespaces = {item["metadata"]["namespace"] for item in accounts if item["metadata"]["name"] == "infoxlm-ray"}
 
     assert namespaces == {"infoxlm", "kubeflow"}
     for namespace in namespaces:
@@ -94,21 +96,27 @@ def test_kueues_queue_takes_jobs_from_every_namespace_that_an_overlay_has_runs_i
     assert not selects(queue["spec"]["namespaceSelector"], {"kubernetes.io/metadata.name": "default"})
 
 
-def test_secrets_of_runs_are_the_same_in_both_namespaces():
-    made = secrets("small", "--runs-in", "kubeflow")
+def test_secrets_of_runs_are_equal_in_both_namespaces():
+    data_by_namespace = {"infoxlm": {}, "kubeflow": {}}
+    for secret in make_secrets("small", "--runs-in", "kubeflow"):
+        metadata = secret["metadata"]
+        data_by_namespace[metadata["namespace"]][metadata["name"]] = secret["stringData"]
 
-    content = {(item["metadata"]["namespace"], item["metadata"]["name"]): item["stringData"] for item in made}
-    theirs = {name: data for (namespace, name), data in content.items() if namespace == "kubeflow"}
-    assert set(theirs) == {"infoxlm-store", "infoxlm-mlflow", "infoxlm-registry", "kfp-mlflow-credentials"}
-    assert all(content["infoxlm", name] == data for name, data in theirs.items())
-    bound = {subject.get("namespace") for item in in_kubeflow() for subject in item.get("subjects", [])}
-    assert bound == {"kubeflow"}
+    copies = data_by_namespace["kubeflow"]
+    assert set(copies) == {"infoxlm-store", "infoxlm-mlflow", "infoxlm-registry", "kfp-mlflow-credentials"}
+    assert copies.items() <= data_by_namespace["infoxlm"].items()
 
 
-def test_the_document_gives_kubeflows_launcher_the_same_address_of_s3_as_the_overlay():
-    """Kubeflow's own ConfigMap is patched by hand: kubectl reads the patch as YAML."""
-    document = read_cluster_pages()
-    patch = document.partition("patch configmap kfp-launcher --type merge --patch '")[2].partition("'\n")[0]
+def test_roles_in_kubeflows_namespace_are_bound_to_accounts_of_this_namespace():
+    subjects = [subject for item in items_in("kubeflow") for subject in item.get("subjects", [])]
 
-    providers = yaml.safe_load(yaml.safe_load(patch)["data"]["providers"])
-    assert providers == yaml.safe_load(named("small", "ConfigMap", "kfp-launcher")["data"]["providers"])
+    assert {subject.get("namespace") for subject in subjects} == {"kubeflow"}
+
+
+def test_the_documented_patch_gives_kubeflows_launcher_the_s3_address_of_the_overlay():
+    """Users patch Kubeflow's own ConfigMap by hand. kubectl reads the patch as YAML."""
+    command = "patch configmap kfp-launcher --type merge --patch '"
+    patch = yaml.safe_load(read_cluster_pages().partition(command)[2].partition("'\n")[0])
+
+    launcher = get_manifest("small", "ConfigMap", "kfp-launcher")
+    assert yaml.safe_load(patch["data"]["providers"]) == yaml.safe_load(launcher["data"]["providers"])

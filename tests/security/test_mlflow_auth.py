@@ -13,7 +13,7 @@ from components.adapters.mlflow.errors import translate_errors
 from components.adapters.mlflow.tracker import MlflowRun
 from infoxlm_core.errors import InputError
 from tests.components.conftest import open_run
-from tests.k8s.manifests import environment_of, made, pods
+from tests.k8s.manifests import environment_of, pod_templates, secret_data
 from tests.servers import s3
 from tests.servers.tracking import ADMIN, USER, logged_in
 from tests.toys.evaluation import evaluated
@@ -87,9 +87,9 @@ def test_encoded_paths_lead_nowhere_else(locked_server, path):
 def accounts(locked_server) -> dict[str, tuple[str, str]]:
     """Name -> login of the users that the manifests' Job makes, with the passwords of the script; no model yet."""
     locked_server.call("DELETE", f"{API}/registered-models/delete", {"name": "infoxlm"}, ADMIN)
-    secrets = made("small")
+    secrets = secret_data("small")
     secrets["mlflow-server"]["admin-password"] = ADMIN[1]
-    spec = pods("small")["Job/make-user"]["spec"]
+    spec = pod_templates("small")["Job/make-user"]["spec"]
     logins = {}
     for container in [*spec["initContainers"], *spec["containers"]] * 2:  # the Job of the next deploy changes nothing
         known = environment_of(container, secrets) | {"MLFLOW_TRACKING_URI": locked_server.url}

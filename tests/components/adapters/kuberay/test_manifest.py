@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from components.adapters.kuberay.manifest import job_name, render
 from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import InputError
-from tests.k8s.rules import restricted
+from tests.k8s.rules import find_restricted_violations
 
 IMAGE = f"registry.example/infoxlm@sha256:{'1' * 64}"
 WORK = "s3://infoxlm/store/work/j-pretrain-3f2a9c01de.json"
@@ -100,7 +100,7 @@ def test_every_pod_is_valid_for_kubernetes_and_restricted(settings, which):
     kubernetes_validate.validate(
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, "1.34", strict=True
     )
-    assert restricted(spec) == []
+    assert find_restricted_violations(spec) == []
     assert spec["automountServiceAccountToken"] is False
     assert spec["serviceAccountName"] == "infoxlm-ray"
     assert spec["securityContext"]["runAsUser"] >= 10_000
