@@ -1,17 +1,18 @@
 """Compare an encoder with the model that its training started from: gains, and pairs that were fixed and broken."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from infoxlm_core import languages
-from infoxlm_core.results import evidence
+from infoxlm_core.results import evidence, figures
 from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.statistics import INTERVAL, Statistic
-from infoxlm_core.results.tables import SENTENCE, Column, Line, PageTable, count
+from infoxlm_core.results.tables import SENTENCE, Column, Line, PageTable, count, percent
 from infoxlm_core.tasks.task import Fact
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ MAX_EXAMPLES = 18
 """Fixed pairs, and broken pairs, that a page lists."""
 NEIGHBOURS = 10
 """Questions whose nearest sentences a page shows before and after."""
+_in_percent = partial(percent, decimals=2)
 
 
 class Example(NamedTuple):
@@ -241,14 +243,15 @@ def lay_out_merge(merge: Mapping[str, Any]) -> Section:
     if merge["passed"]:
         text += (
             f" It has the largest weight at which the paired {INTERVAL} of the guard's gain lies above "
-            f"{_in_points(-merge['largest_loss'], 0)} points. The weight was chosen on the guard, so the guard's score "
+            f"{_in_points(-merge['largest_loss'])} points. The weight was chosen on the guard, so the guard's score "
             "is slightly too high."
         )
     else:
         problems.append("With every weight, the guard loses too much. The smallest weight was taken.")
     title = f"Accuracies by weight; the weight of this encoder is {merge['weight']:g}"
     table = PageTable("merge", title, columns, tuple(lines), head="weight")
-    return Section("Merge with the start", text, problems=problems, tables=[table], figures={"merge": ""})
+    drawings = {"merge": partial(figures.draw_merge, merge["curve"], merge["weight"])}
+    return Section("Merge with the start", text, problems=problems, tables=[table], drawings=drawings)
 
 
 def _describe_hours(hours: Mapping[str, float]) -> dict[str, str]:
@@ -278,12 +281,8 @@ def _tabulate_changes(name: str, title: str, model: str, rows: Iterable[Mapping[
     return PageTable(name, title, columns, tuple(lines), head="language")
 
 
-def _in_percent(share: float, _: float) -> str:
-    return f"{100 * share:.2f}"
-
-
-def _in_points(share: float, _: float) -> str:
-    return f"{100 * share:+.2f}"
+def _in_points(difference: float) -> str:
+    return f"{100 * difference:+.2f}"
 
 
 def _tabulate_examples(

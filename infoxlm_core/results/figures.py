@@ -3,10 +3,10 @@
 import io
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -16,6 +16,7 @@ from matplotlib.ticker import LogFormatter, MaxNLocator, PercentFormatter, StrMe
 from infoxlm_core.results import statistics, task_tables
 from infoxlm_core.results.statistics import Statistic
 from infoxlm_core.results.summary import Summary, TaskSummary
+from infoxlm_core.results.tables import Cell, PageTable, to_statistic
 
 MODEL, REFERENCE = "#1d5b8f", "#b3413a"
 _COLOURS = (MODEL, "#d08a3c", "#8a8f98", "#7a9e6b", "#6b4f8a", "#b3413a", "#444444")
@@ -44,16 +45,8 @@ Draw = Callable[[], Figure | None]
 SentenceMap = Mapping[str, Sequence[Sequence[float]]]
 """Language -> the x and the y coordinates of its sentences. Row i of the second language translates row i of the first
 one."""
-Bars = Mapping[str, Sequence[Statistic | None]]
-"""Model -> one bar for each name on the axis."""
-
-
-class Curve(NamedTuple):
-    """The shares of a model at each layer."""
-
-    model: str
-    pooling: str
-    shares: Sequence[float]
+Bars = Mapping[str, Sequence[Cell]]
+"""Model -> the heights of its bars, one for each name on the axis."""
 
 
 def render(drawings: Mapping[str, Draw]) -> dict[str, dict[str, bytes]]:
@@ -80,19 +73,7 @@ def assign_colours(models: Iterable[str]) -> dict[str, str]:
     return dict(zip(models, itertools.cycle(_COLOURS), strict=False))
 
 
-def list_drawings(summary: Summary) -> dict[str, Draw]:
-    """Return a function that draws each figure: the headlines, two for each task, and the transfer gaps."""
-    colours = assign_colours(summary.models)
-    drawings: dict[str, Draw] = {"headlines": partial(_draw_headlines, summary)}
-    for name, task in summary.tasks.items():
-        if task.models:
-            drawings[f"{name}_by_layer"] = partial(_draw_layers, name, task, colours)
-            drawings[name] = partial(_draw_languages, name, task, colours)
-    drawings["transfer-gap"] = partial(_draw_gaps, summary, colours)
-    return drawings
-
-
-def _draw_headlines(summary: Summary) -> Figure | None:
+def draw_headlines(summary: Summary) -> Figure | None:
     """Draw a panel for each headline: a point for every seed, and the mean with its interval."""
     metrics = summary.metrics
     variants = summary.variants
@@ -124,33 +105,31 @@ def _draw_seeds(panel: Axes, row: int, statistic: Statistic, scale: float) -> No
         panel.plot([scale * statistic.mean], [row], "|", color=MODEL, markersize=13, mew=2.2)
 
 
-def _draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
+def draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
     """Draw retrieval by layer, in both directions where they are known (Figure 1 of the paper)."""
     pivot = task.settings.get("pivot", "en")
     directions = {"to_pivot": f"xx → {pivot}", "from_pivot": f"{pivot} → xx"}
-    panels: dict[str, list[Curve]] = {}
+    curves: dict[str, dict[tuple[str, str], Sequence[float]]] = defaultdict(dict)  # title -> (model, pooling) -> shares
     for model, result in task.models.items():
         for pooling, shares in result.details.get("by_layer", {}).items():
             if not isinstance(shares, Mapping):  # an evaluation stores only the mean of both directions
-                panels.setdefault(f"{name} by layer", []).append(Curve(model, pooling, shares))
+                curves[f"{name} by layer"][model, pooling] = shares
                 continue
             for direction, label in directions.items():
-                title = f"{name}: {label}, {len(task.languages)} languages"
-                panels.setdefault(title, []).append(Curve(model, pooling, shares[direction]))
-    if not panels:
+                curves[f"{name}: {label}, {len(task.languages)} languages"][model, pooling] = shares[direction]
+    if not curves:
         return None
-    figure, axes = _start(5.6 if len(panels) == 1 else 9.0, 3.7, list(panels))
-    for panel, curves in zip(axes, panels.values(), strict=True):
-        for curve in curves:
-            label = f"{curve.model}, {_POOLINGS.get(curve.pooling, curve.pooling)}"
-            style = _LINES.get(curve.pooling, ":")
-            panel.plot(curve.shares, style, color=colours[curve.model], markersize=4, label=label)
+    figure, axes = _start(5.6 if len(curves) == 1 else 9.0, 3.7, list(curves))
+    for panel, curves_of_panel in zip(axes, curves.values(), strict=True):
+        for (model, pooling), shares in curves_of_panel.items():
+            label = f"{model}, {_POOLINGS.get(pooling, pooling)}"
+            panel.plot(shares, _LINES.get(pooling, ":"), color=colours[model], markersize=4, label=label)
         panel.set_xlabel("layer (0: embeddings)")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _finish(figure, axes)
 
 
-def _draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
+def draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
     """Draw the main metric by language, and for held-out retrieval the pairs that share no token."""
     first_result = next(iter(task.models.values()))
     if "vectors" in first_result.details:  # many languages, each with several vectors: only tables are readable
@@ -161,10 +140,10 @@ def _draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) ->
     panels = {}
     for metric, title in titles.items():
         if metric in first_result.mean:
-            bars: dict[str, list[Statistic | None]] = {}
+            bars: dict[str, list[Cell]] = {}
             for model, result in task.models.items():
-                bars[model] = [result.mean[metric]]
-                bars[model] += [result.languages.get(code, {}).get(metric) for code in task.languages]
+                scores = [result.languages.get(code, {}).get(metric) for code in task.languages]
+                bars[model] = [result.mean[metric], *scores]
             panels[title] = bars
     references = {}
     for key, label in _REFERENCES.items():
@@ -173,17 +152,10 @@ def _draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) ->
     return _draw_bars(panels, ["mean", *task.languages], colours, separate_mean=True, references=references)
 
 
-def _draw_gaps(summary: Summary, colours: Mapping[str, str]) -> Figure | None:
-    """Draw the transfer gap of every task."""
-    tasks = task_tables.select_tasks_with_gap(summary)
-    bars = {}
-    for model in summary.models:
-        gaps = [task_tables.find_transfer_gap(task, model) for task in tasks.values()]
-        if any(gaps):
-            bars[model] = gaps
-    if not bars:
-        return None
-    return _draw_bars({"Transfer gap (lower is better)": bars}, list(tasks), colours)
+def draw_gaps(table: PageTable, colours: Mapping[str, str]) -> Figure:
+    """Draw the table of the transfer gaps: a group of bars for each task."""
+    bars = {line.name: line.cells for line in table.ours}
+    return _draw_bars({"Transfer gap (lower is better)": bars}, [column.name for column in table.columns], colours)
 
 
 def _draw_bars(
@@ -204,7 +176,17 @@ def _draw_bars(
     """
     figure, axes = _start(max(6.0, 1.4 + 0.5 * len(names) * len(panels)), 3.5, list(panels))
     for panel, bars in zip(axes, panels.values(), strict=True):
-        _draw_groups(panel, bars, colours)
+        width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
+        for rank, (model, cells) in enumerate(bars.items()):
+            positions = [group - 0.4 + (rank + 0.5) * width for group in range(len(cells))]
+            bar_statistics = [to_statistic(cell) for cell in cells]
+            heights = [statistic.mean or 0.0 for statistic in bar_statistics]
+            deviations = [statistic.deviation or 0.0 for statistic in bar_statistics]
+            panel.bar(positions, heights, width * 0.92, color=colours[model], label=model)
+            if any(deviations):
+                panel.errorbar(
+                    positions, heights, deviations, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5
+                )
         if separate_mean:
             panel.axvline(0.5, color="#8a8f98", linewidth=0.8)
         for label, height in references.items():
@@ -213,19 +195,6 @@ def _draw_bars(
         panel.set_xlim(-0.5, len(names) - 0.5)
         panel.grid(axis="x", visible=False)
     return _finish(figure, axes)
-
-
-def _draw_groups(panel: Axes, bars: Bars, colours: Mapping[str, str]) -> None:
-    """Draw the bars of all models beside each other in each group."""
-    width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
-    for rank, (model, statistics_of_groups) in enumerate(bars.items()):
-        positions = [group - 0.4 + (rank + 0.5) * width for group in range(len(statistics_of_groups))]
-        known_statistics = [statistic or Statistic(0, None) for statistic in statistics_of_groups]
-        heights = [statistic.mean or 0.0 for statistic in known_statistics]
-        deviations = [statistic.deviation or 0.0 for statistic in known_statistics]
-        panel.bar(positions, heights, width * 0.92, color=colours[model], label=model)
-        if any(deviations):
-            panel.errorbar(positions, heights, deviations, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5)
 
 
 def _draw_points(title: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure:
@@ -257,11 +226,9 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
     titles = {"xlco/accuracy": "XLCO accuracy", "probe/retrieval": "held-out retrieval"}
     accuracies = {title: curves[name] for name, title in titles.items() if curves.get(name)}
     panels = {"Training losses": losses}
-    width = 5.6
     if accuracies:
         panels[f"During training: {' and '.join(accuracies)}"] = accuracies
-        width = 9.0
-    figure, axes = _start(width, 3.4, list(panels), share_y=False)
+    figure, axes = _start(9.0 if accuracies else 5.6, 3.4, list(panels), share_y=False)
     for panel, lines in zip(axes, panels.values(), strict=True):
         for (name, curve), colour in zip(lines.items(), itertools.cycle(_COLOURS), strict=False):
             steps, values = zip(*curve, strict=True)

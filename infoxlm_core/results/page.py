@@ -8,7 +8,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,24 +44,11 @@ class Section:
     text: str = ""
     problems: Sequence[str] = ()
     tables: Sequence[PageTable] = ()
-    figures: Mapping[str, str] = field(default_factory=dict)  # name -> caption
+    drawings: Mapping[str, figures.Draw] = field(default_factory=dict)  # name -> function that draws a figure
+    caption: str = ""  # of each figure
     facts: Sequence[Fact] = ()
     folded: Mapping[str, PageTable | str] = field(default_factory=dict)
     """Heading -> content that the reader unfolds; not in Markdown."""
-
-
-@dataclass(frozen=True)
-class Additions:
-    """What a page shows besides the summary of a sweep."""
-
-    lead: str = ""
-    """The first paragraph."""
-    first_sections: Sequence[Section] = ()
-    """Sections between the headlines and the tasks."""
-    last_sections: Sequence[Section] = ()
-    """Sections after those of the summary."""
-    drawings: Mapping[str, figures.Draw] = field(default_factory=dict)
-    """Name -> function that draws a figure of these sections."""
 
 
 def write(output: Path, name: str, summary: Summary) -> None:
@@ -71,24 +58,36 @@ def write(output: Path, name: str, summary: Summary) -> None:
     """
     files = {f"{name}.json": to_json(summary.to_dict())}
     if summary.tasks:
-        files["model_card.md"] = render("suite_card.md", summary=summary, tables=task_tables.tabulate(summary))
-    write_page(output, name, summary)
+        files["model_card.md"] = _render_suite_card(summary)
+    write_page(output, name, summary, lay_out(summary))
     write_files(output, files)
 
 
-def write_page(output: Path, name: str, summary: Summary, additions: Additions = Additions()) -> None:
+def _render_suite_card(summary: Summary) -> str:
+    """Return the evaluation section of the model under test, without published numbers."""
+    tables_of_tasks = {}
+    for name, task in summary.tasks.items():
+        if summary.model in task.models:
+            tables_of_tasks[name] = task_tables.tabulate_task(name, task, summary.model)
+    gaps = task_tables.tabulate_gaps(summary)
+    return render("suite_card.md", summary=summary, tables=tables_of_tasks, gaps=gaps)
+
+
+def write_page(output: Path, name: str, summary: Summary, sections: Sequence[Section], lead: str = "") -> None:
     """Write NAME.html, NAME.md, figures/ and tables/ into a directory.
 
     Args:
         output: the directory.
         name: the page's file name without suffix.
         summary: the results of the sweep.
-        additions: what else the page shows.
+        sections: the sections of the page, usually those of `lay_out` and others.
+        lead: the first paragraph.
     """
-    headlines, *tasks = lay_out(summary)
-    sections = [headlines, *additions.first_sections, *tasks, *additions.last_sections]
-    rendered = figures.render(figures.list_drawings(summary) | dict(additions.drawings))
-    context = {"summary": summary, "name": name, "lead": additions.lead, "sections": sections}
+    drawings: dict[str, figures.Draw] = {}
+    for section in sections:
+        drawings |= section.drawings
+    rendered = figures.render(drawings)
+    context = {"summary": summary, "name": name, "lead": lead, "sections": sections}
     inline_images = {figure: _inline(images["svg"]) for figure, images in rendered.items()}
     files: dict[str, str | bytes] = {
         f"{name}.html": render("page.html", **context, figures=inline_images),
@@ -108,23 +107,29 @@ def to_markdown(summary: Summary) -> str:
     return render("page.md", summary=summary, lead="", sections=lay_out(summary))
 
 
+# ---------------------------------------------------------------- sections of a sweep
+
+
 def lay_out(summary: Summary) -> list[Section]:
     """Return the sections of a sweep, the headlines first."""
-    tables_of_tasks = task_tables.tabulate(summary)
+    colours = figures.assign_colours(summary.models)
     sections = [_show_headlines(summary), *_show_ablation(summary)]
-    sections += [_show_task(name, task, tables_of_tasks.get(name, ())) for name, task in summary.tasks.items()]
-    if "transfer" in tables_of_tasks:
+    sections += [_show_task(name, task, summary.model, colours) for name, task in summary.tasks.items()]
+    gaps = task_tables.tabulate_gaps(summary)
+    if gaps:
         text = (
             "The transfer gap is the score of the source language minus the mean of the other languages. Lower is "
             "better, but a model that is weak in every language also has a small gap."
         )
-        sections.append(Section("Transfer gap", text, tables=tables_of_tasks["transfer"], figures={"transfer-gap": ""}))
-    if "mixed" in tables_of_tasks:
+        drawings = {"transfer-gap": partial(figures.draw_gaps, gaps, colours)}
+        sections.append(Section("Transfer gap", text, tables=[gaps], drawings=drawings))
+    mixed = task_tables.tabulate_mixed(summary)
+    if mixed:
         text = (
             "Within means that both texts are in the same language. Across means that they are in two languages. The "
             "score `across` of a language is the mean over all language pairs that contain it."
         )
-        sections.append(Section("Examples in two languages", text, tables=tables_of_tasks["mixed"]))
+        sections.append(Section("Examples in two languages", text, tables=mixed))
     settings = {}
     for name, task in summary.tasks.items():
         if task.settings:
@@ -178,7 +183,8 @@ def _show_headlines(summary: Summary) -> Section:
         text,
         problems=() if summary.metrics else ["No trial has finished."],
         tables=[task_tables.tabulate_headlines(summary)] if summary.metrics else [],
-        figures={"headlines": caption},
+        drawings={"headlines": partial(figures.draw_headlines, summary)},
+        caption=caption,
     )
 
 
@@ -195,7 +201,7 @@ def _show_differences(summary: Summary, table: PageTable) -> Section:
     return Section("Differences between variants", text, tables=[table])
 
 
-def _show_task(name: str, task: TaskSummary, metric_tables: Sequence[PageTable]) -> Section:
+def _show_task(name: str, task: TaskSummary, model_under_test: str, colours: Mapping[str, str]) -> Section:
     """Return the section of one task: its protocol, its tables and figures, and the scores of its grid."""
     text = task.description
     if statistics.is_share(f"{task.kind}/{task.main}"):
@@ -203,19 +209,27 @@ def _show_task(name: str, task: TaskSummary, metric_tables: Sequence[PageTable])
     if task.table != "none":
         text += " Compare published rows with ours only as far as the protocols agree."
     problems = list(task.notes)
-    if not task.models:
+    drawings: dict[str, figures.Draw] = {}
+    if task.models:
+        drawings[f"{name}_by_layer"] = partial(figures.draw_layers, name, task, colours)
+        drawings[name] = partial(figures.draw_languages, name, task, colours)
+    else:
         problems.append("No trial has finished.")
     layers = task_tables.tabulate_layers(name, task)
+    metric_tables = task_tables.tabulate_task(name, task, model_under_test)
     grid = task_tables.tabulate_grid(task)
     return Section(
         name,
         text,
         problems=problems,
         tables=[layers, *metric_tables] if layers else metric_tables,
-        figures={f"{name}_by_layer": "", name: ""},
+        drawings=drawings,
         facts=task.protocol,
         folded={"Development scores by grid point": grid} if grid else {},
     )
+
+
+# ---------------------------------------------------------------- files
 
 
 def write_files(output: Path, files: Mapping[str, str | bytes]) -> None:

@@ -32,23 +32,18 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary, first_secti
     """
     model = scores["models"][scores["model"]]
     corpus = count_lines(scores["corpus"])
-    maps = _select_maps(scores["models"])
-    sections = [_show_map(maps), Section("Questions", tables=[_tabulate_pairs(scores["pairs"])])]
+    if "merge" in model:
+        first_sections = [*first_sections, before_after.lay_out_merge(model["merge"])]
+    headlines, *task_sections = page.lay_out(summary)
+    sections = [headlines, *first_sections, *task_sections, _show_map(_select_maps(scores["models"]))]
+    sections.append(Section("Questions", tables=[_tabulate_pairs(scores["pairs"])]))
     if any(name.startswith("loss/") for name in model["curves"]):
-        sections.append(Section("Training", "Mean losses and accuracies by optimizer step.", figures={"training": ""}))
+        drawings = {"training": partial(figures.draw_training, model["curves"])}
+        sections.append(Section("Training", "Mean losses and accuracies by optimizer step.", drawings=drawings))
     if corpus:
         sections.append(_show_corpus(corpus, scores["corpus"].get("warnings", ())))
     sections.append(Section("Settings", facts=[Fact(name, str(value)) for name, value in scores["settings"].items()]))
-    drawings: dict[str, figures.Draw] = {
-        "map": partial(figures.draw_map, maps),
-        "training": partial(figures.draw_training, model["curves"]),
-    }
-    merge = model.get("merge")
-    if merge:
-        first_sections = [*first_sections, before_after.lay_out_merge(merge)]
-        drawings["merge"] = partial(figures.draw_merge, merge["curve"], merge["weight"])
-    additions = page.Additions(_write_lead(scores), first_sections, sections, drawings)
-    page.write_page(output, "report", summary, additions)
+    page.write_page(output, "report", summary, sections, _write_lead(scores))
     changes = []
     for section in first_sections:
         # The card is published with the model, so it has no sentences of the test.
@@ -111,7 +106,7 @@ def _show_map(maps: Mapping[str, SentenceMap]) -> Section:
         f"most. Lines join the sentences in {pivot} with their translations into {language}. If the vectors are good, "
         "the lines are short and there are no groups of a single colour."
     )
-    return Section("Map of the sentences", text, figures={"map": ""})
+    return Section("Map of the sentences", text, drawings={"map": partial(figures.draw_map, maps)})
 
 
 def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> PageTable:

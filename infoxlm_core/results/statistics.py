@@ -1,4 +1,4 @@
-"""Compute statistics of metrics over seeds, compare variants by them, and format metrics."""
+"""Compute statistics of metrics over seeds, compare variants by them, and name metrics."""
 
 import math
 from collections.abc import Mapping
@@ -70,11 +70,6 @@ def compare_seeds(values: Statistic, reference: Statistic, comparisons: int) -> 
     return summarise_seeds(differences, comparisons)
 
 
-def as_statistic(value: float | None) -> Statistic | None:
-    """Return a single figure, whose seeds are unknown, as a statistic."""
-    return None if value is None else Statistic(1, value)
-
-
 def is_lower_better(metric: str) -> bool:
     """Return whether a lower value of a metric is better."""
     return "perplexity/" in metric or "loss/" in metric or "transfer_gap" in metric
@@ -87,15 +82,6 @@ def is_share(metric: str) -> bool:
     task, _, name = metric.partition("/")
     is_of_task = task in (*TASKS, "guard") or any(task in registered.presets for registered in TASKS.values())
     return is_of_task and name.rpartition("/")[2] not in ("best_layer", "layer", "seeds")
-
-
-def show(value: float, like: float, share: bool) -> str:
-    """Format a share as percent with two decimals, and any other value with as many decimals as `like` needs."""
-    if share:
-        return f"{100 * value:.2f}"
-    integer_digits = len(str(int(abs(like))))
-    decimals = max(0, 4 - integer_digits)  # four digits in all, where possible
-    return f"{value:,.{decimals}f}"
 
 
 def name_column(metric: str, share: bool) -> str:

@@ -4,7 +4,7 @@ A suite, an ablation and an evaluation have summaries of one form. An ablation h
 trials log only metrics.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from types import MappingProxyType
@@ -119,41 +119,38 @@ class Summary:
         return is_share(f"{kind}/{metric_name}")
 
     def name_metrics(self) -> dict[str, float]:
-        """Return the metrics for the tracker: the scores of a suite, or the headlines of an ablation."""
-        return self.name_scores() if self.tasks else self.name_headlines()
+        """Return the metrics for the tracker: the scores of a suite, or the headlines of an ablation.
 
-    def name_headlines(self) -> dict[str, float]:
-        """Return the headlines for the tracker: `full/retrieval/served`, with `/deviation` and `/n`.
-
-        A variant that is compared with the first one also has `/difference`, `/difference/low` and `/difference/high`.
+        Names of scores are such as `xnli/mean` and `xnli/en`. Those of other models begin with the model's name.
+        Names of headlines begin with the variant: `full/retrieval/served`, with `/deviation` and `/n`. A variant that
+        is compared with the first one also has `/difference`, `/difference/low` and `/difference/high`.
         """
-        headlines: dict[str, float | None] = {}
+        values = self._list_scores() if self.tasks else self._list_headlines()
+        return {name: value for name, value in values if value is not None}
+
+    def _list_headlines(self) -> Iterator[tuple[str, float | None]]:
         for model, variant in self.variants.items():
             for metric, statistic in variant.metrics.items():
-                name = f"{model}/{metric}"
-                headlines[name] = statistic.mean
-                headlines[f"{name}/deviation"] = statistic.deviation
-                headlines[f"{name}/n"] = statistic.n
+                yield f"{model}/{metric}", statistic.mean
+                yield f"{model}/{metric}/deviation", statistic.deviation
+                yield f"{model}/{metric}/n", statistic.n
             for metric, difference in variant.differences.items():
-                name = f"{model}/{metric}/difference"
-                headlines[name] = difference.mean
-                if difference.interval:
-                    low, high = difference.interval
-                    headlines[f"{name}/low"] = low
-                    headlines[f"{name}/high"] = high
-        return {name: value for name, value in headlines.items() if value is not None}
+                low, high = difference.interval or (None, None)
+                yield f"{model}/{metric}/difference", difference.mean
+                yield f"{model}/{metric}/difference/low", low
+                yield f"{model}/{metric}/difference/high", high
 
-    def name_scores(self) -> dict[str, float]:
-        """Return the means of all scores for the tracker: `xnli/mean`, `xnli/en`, for other models `NAME/xnli/mean`."""
-        scores: dict[str, float | None] = {}
+    def _list_scores(self) -> Iterator[tuple[str, float | None]]:
         for name, task in self.tasks.items():
             for model, result in task.models.items():
                 prefix = "" if model == self.model else f"{trials.slug(model)}/"
                 for metric, statistic in result.metrics.items():
-                    scores[f"{prefix}{metric}"] = statistic.mean
-                scores[f"{prefix}{name}/deviation"] = result.mean[task.main].deviation
-                scores[f"{prefix}{name}/seeds"] = len(result.chosen.seeds)
-        return {name: value for name, value in scores.items() if value is not None}
+                    yield f"{prefix}{metric}", statistic.mean
+                yield f"{prefix}{name}/deviation", result.mean[task.main].deviation
+                yield f"{prefix}{name}/seeds", len(result.chosen.seeds)
+
+
+# ---------------------------------------------------------------- ablations
 
 
 def summarise_metrics(
@@ -182,24 +179,24 @@ def summarise_metrics(
     costs = [name for name in COSTS if name in logged_metrics]
     variants: dict[str, Variant] = {}
     unfinished_trials: list[str] = []
-    for model, variant_results in results_by_variant.items():
-        variants[model] = _summarise_variant(variant_results, headlines, costs)
+    for name, variant_results in results_by_variant.items():
+        variants[name] = _summarise_variant(variant_results, headlines, costs)
         unfinished_trials += [trial.name for trial, values in variant_results if not values]
     baseline = next(iter(variants), "")  # the variant with which all others are compared
     comparisons = len(variants) - 1
-    for model, variant in variants.items():
-        if model != baseline:
-            answers = outcomes.get(model, {})
-            baseline_answers = outcomes.get(baseline, {})
-            variants[model] = replace(
-                variant,
-                differences=_compare_headlines(variant, variants[baseline], headlines, comparisons),
-                question_differences=_compare_answers(answers, baseline_answers, headlines, comparisons),
-            )
+    for name, variant in variants.items():
+        if name == baseline:
+            continue
+        differences = {}
+        for metric in headlines:
+            reference = variants[baseline].metrics[metric]
+            differences[metric] = compare_seeds(variant.metrics[metric], reference, comparisons)
+        answers = _compare_answers(outcomes.get(name, {}), outcomes.get(baseline, {}), headlines, comparisons)
+        variants[name] = replace(variant, differences=differences, question_differences=answers)
     return Summary(
         title=title,
         model=baseline,
-        models={model: variant.what for model, variant in variants.items()},
+        models={name: variant.what for name, variant in variants.items()},
         metrics=headlines,
         variants=variants,
         unfinished=tuple(unfinished_trials),
@@ -233,14 +230,6 @@ def _summarise_variant(
     )
 
 
-def _compare_headlines(variant: Variant, baseline: Variant, headlines: Sequence[str], comparisons: int) -> Metrics:
-    """Return the differences between the headlines of two variants over the seeds that both have."""
-    differences = {}
-    for name in headlines:
-        differences[name] = compare_seeds(variant.metrics[name], baseline.metrics[name], comparisons)
-    return differences
-
-
 def _compare_answers(
     candidate: Mapping[int, Outcomes], reference: Mapping[int, Outcomes], headlines: Sequence[str], comparisons: int
 ) -> Metrics:
@@ -262,6 +251,9 @@ def _compare_answers(
             continue
         differences[name] = Statistic(gain.questions, gain.gain, interval=(gain.lower, gain.upper))
     return differences
+
+
+# ---------------------------------------------------------------- suites and evaluations
 
 
 def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
@@ -338,18 +330,22 @@ def _summarise_suite_task(
     notes = []
     results = {}
     for model in dict.fromkeys(trial.model for trial in planned_trials):
-        model_trials = [trial for trial in planned_trials if trial.model == model]
-        grids = {trials.describe(trial.grid): trial.grid for trial in model_trials}
-        grid_points = []
-        for grid in grids.values():
-            grid_points.append(_summarise_grid_point(grid, _collect_scores(model_trials, grid, scores)))
-        chosen = _choose_grid_point(grid_points)
-        problem = _describe_excluded(grid_points, chosen)
+        grids: dict[str, Mapping[str, Any]] = {}
+        scores_of_grid: dict[str, dict[int, Scores]] = {}  # description of a grid point -> seed -> scores
+        for trial in planned_trials:
+            if trial.model == model:
+                description = trials.describe(trial.grid)
+                grids[description] = trial.grid
+                scores_by_seed = scores_of_grid.setdefault(description, {})
+                if trial.name in scores:
+                    scores_by_seed[trial.seed] = scores[trial.name]
+        grid_points = [_summarise_grid_point(grids[point], scores_of_grid[point]) for point in grids]
+        chosen, problem = _choose_grid_point(grid_points)
         if problem:
             notes.append(f"{model}: {problem}")
         if chosen:
-            scores_by_seed = _collect_scores(model_trials, chosen.grid, scores)
-            results[model] = _summarise_model(task, name, suite_task.settings, scores_by_seed, chosen, grid_points)
+            chosen_scores = scores_of_grid[trials.describe(chosen.grid)]
+            results[model] = _summarise_model(task, name, suite_task.settings, chosen_scores, chosen, grid_points)
     finished = [scores[trial.name] for trial in planned_trials if trial.name in scores]
     summary = _summarise_task(task, results, finished)
     return replace(
@@ -418,51 +414,32 @@ def _find_selection_score(scores: Scores) -> float:
     return score
 
 
-def _collect_scores(
-    model_trials: Sequence[Trial], grid: Mapping[str, Any], scores: Mapping[str, Scores]
-) -> dict[int, Scores]:
-    """Return the scores of the finished seeds at one grid point."""
-    scores_by_seed = {}
-    for trial in model_trials:
-        if trial.grid == grid and trial.name in scores:
-            scores_by_seed[trial.seed] = scores[trial.name]
-    return scores_by_seed
-
-
-def _choose_grid_point(grid_points: Sequence[GridPoint]) -> GridPoint | None:
-    """Return the grid point with the best development score, the first one of equals. Test scores are never used.
+def _choose_grid_point(grid_points: Sequence[GridPoint]) -> tuple[GridPoint | None, str]:
+    """Choose the grid point with the best development score, the first one of equals. Test scores are never used.
 
     Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five.
 
     Returns:
-        None if no seed is finished, or if finished points of a grid have no development scores.
+        The chosen point, or None if no seed is finished, or if finished points of a grid have no development scores.
+        A sentence about the points that could not be chosen, or "".
     """
     finished = [grid_point for grid_point in grid_points if grid_point.seeds]
     if not finished:
-        return None
+        return None, ""
     if len(grid_points) == 1:
-        return finished[0]
-    if any(grid_point.by is None for grid_point in finished):
-        return None
+        return finished[0], ""
+    without_dev = [grid_point for grid_point in finished if grid_point.by is None]
+    if without_dev:
+        points = _describe_grid_points(without_dev)
+        return None, f"no grid point is chosen, because {points} have no development scores. Add development sets."
     seed_count = max(len(grid_point.seeds) for grid_point in finished)
     complete = [grid_point for grid_point in finished if len(grid_point.seeds) == seed_count]
-    return max(complete, key=lambda grid_point: grid_point.by or 0.0)
-
-
-def _describe_excluded(grid_points: Sequence[GridPoint], chosen: GridPoint | None) -> str:
-    """Return which finished points of a grid could not be chosen and why, or an empty text."""
-    finished = [grid_point for grid_point in grid_points if grid_point.seeds]
-    if chosen is None:
-        without_dev = [grid_point for grid_point in finished if grid_point.by is None]
-        if not without_dev:
-            return ""
-        descriptions = _describe_grid_points(without_dev)
-        return f"no grid point is chosen, because {descriptions} have no development scores. Add development sets."
-    incomplete = [grid_point for grid_point in finished if len(grid_point.seeds) < len(chosen.seeds)]
-    if not incomplete:
-        return ""
-    descriptions = _describe_grid_points(incomplete)
-    return f"{descriptions} cannot be chosen, because fewer than {len(chosen.seeds)} seeds are finished."
+    incomplete = [grid_point for grid_point in finished if len(grid_point.seeds) < seed_count]
+    problem = ""
+    if incomplete:
+        points = _describe_grid_points(incomplete)
+        problem = f"{points} cannot be chosen, because fewer than {seed_count} seeds are finished."
+    return max(complete, key=lambda grid_point: grid_point.by or 0.0), problem
 
 
 def _describe_grid_points(grid_points: Iterable[GridPoint]) -> str:
@@ -479,31 +456,24 @@ def _summarise_model(
 ) -> ModelResult:
     """Summarise one model on one task over the seeds of its chosen grid point."""
     first_scores = next(iter(scores_by_seed.values()))
-    grid_dev_languages: tuple[str, ...] = ()
-    if first_scores.dev and len(grid_points) > 1:
-        grid_dev_languages = tuple(first_scores.dev["languages"])
-    by_language = {}
+    grid_dev_languages = first_scores.dev["languages"] if first_scores.dev and len(grid_points) > 1 else ()
+    scores_of_language = {}
     for code in languages.sort(first_scores.languages, task.order):
-        by_language[code] = _compute_statistics(
-            {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
-        )
-    means = {seed: scores.mean for seed, scores in scores_by_seed.items()}
-    gaps = {seed: scores.transfer_gap or {} for seed, scores in scores_by_seed.items()}
-    mixed_scores = {}
-    for seed, scores in scores_by_seed.items():
-        if scores.mixed:  # with the table of all language pairs, which has no statistic
-            mixed_scores[seed] = {name: scores.mixed[name] for name in ("within", "across")}
-    mixed = _compute_statistics(mixed_scores)
-    metrics = {seed: task.name_metrics(scores, settings, task_name) for seed, scores in scores_by_seed.items()}
+        scores_of_language[code] = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
+    # Scores of mixed pairs also have a table of all language pairs, which has no statistic.
+    mixed_scores = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
+    mixed = _compute_statistics(mixed_scores, ("within", "across")) if mixed_scores else {}
     selections = {seed: scores.selection or {} for seed, scores in scores_by_seed.items()}
+    gaps = {seed: scores.transfer_gap or {} for seed, scores in scores_by_seed.items()}
+    metrics = {seed: task.name_metrics(scores, settings, task_name) for seed, scores in scores_by_seed.items()}
     return ModelResult(
         chosen=chosen,
         grid=tuple(grid_points),
         rule=describe_rule(first_scores.selection, grid_dev_languages),
         tuned={seed: scores.training.get("tuned") for seed, scores in scores_by_seed.items()},
         steps={seed: selection.get("chosen", {}) for seed, selection in selections.items()},
-        languages=by_language,
-        mean=_compute_statistics(means),
+        languages={code: _compute_statistics(by_seed) for code, by_seed in scores_of_language.items()},
+        mean=_compute_statistics({seed: scores.mean for seed, scores in scores_by_seed.items()}),
         transfer_gap=_compute_statistics(gaps) or None,
         within=mixed.get("within"),
         across=mixed.get("across"),

@@ -8,34 +8,37 @@ from typing import Any
 import pandas as pd
 from tabulate import tabulate
 
-from infoxlm_core.results.statistics import Statistic, as_statistic
+from infoxlm_core.results.statistics import Statistic
 
 Cell = Statistic | float | str | None
 SENTENCE = "sentence"
 """Role of a column with sentences of a corpus, which may contain any character."""
 
 
-# Formats of a `Column`. The second argument is the mean of the cell, which only some formats need, for the decimals.
-
-
-def percent(share: float | None, _: float = 0.0) -> str:
+def percent(share: float | None, decimals: int = 1) -> str:
     """Format a share as percent, without the percent sign."""
-    return "–" if share is None else f"{100 * share:.1f}"
+    return "–" if share is None else f"{100 * share:.{decimals}f}"
 
 
-def count(number: float, _: float = 0.0) -> str:
+def count(number: float) -> str:
     """Format a whole number."""
     return f"{number:,.0f}"
 
 
-def hours(number: float, _: float = 0.0) -> str:
-    """Format a number of hours with two decimals."""
+def hours(number: float) -> str:
+    """Format a number of hours."""
     return f"{number:,.2f}"
 
 
-def short(number: float, _: float = 0.0) -> str:
+def short(number: float) -> str:
     """Format a figure such as a perplexity."""
     return f"{number:,.1f}" if number < 1000 else f"{number:,.0f}"
+
+
+def four_digits(number: float, mean: float) -> str:
+    """Format a number with as many decimals as its mean needs to have four digits."""
+    integer_digits = len(str(int(abs(mean))))
+    return f"{number:,.{max(0, 4 - integer_digits)}f}"
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,13 @@ class Column:
     """A heading and the format of its figures."""
 
     name: str
-    show: Callable[[float, float], str] = percent  # gets a mean or its deviation, and the mean
+    show: Callable[[float], str] | None = percent  # None: `four_digits` of the mean
     role: str = ""  # CSS class: `sum` for the mean before all languages, `soft` for grey, `text` for words, SENTENCE
     intervals: bool = False  # show the confidence interval of a figure
+
+    def format(self, number: float, mean: float) -> str:
+        """Format a figure or its deviation. `mean` is the figure, which decides the number of decimals."""
+        return self.show(number) if self.show else four_digits(number, mean)
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,13 @@ class PageTable:
         return any(column.role == SENTENCE for column in self.columns)
 
 
+def to_statistic(cell: Cell) -> Statistic:
+    """Return the figure of a cell as a statistic. Text and a missing figure give a statistic without a mean."""
+    if isinstance(cell, Statistic):
+        return cell
+    return Statistic(0, None) if cell is None or isinstance(cell, str) else Statistic(1, cell)
+
+
 def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
     """Return the mean and the deviation over seeds of a cell as text: (`76.2`, ` ± 0.3`).
 
@@ -93,32 +107,31 @@ def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
     """
     if isinstance(cell, str):
         return cell, ""
-    statistic = cell if isinstance(cell, Statistic) else as_statistic(cell)  # counts are integers
-    if statistic is None or statistic.mean is None:
+    statistic = to_statistic(cell)
+    if statistic.mean is None:
         return "–", ""
     spread = ""
     if statistic.deviation is not None:
-        spread = f" ± {column.show(statistic.deviation, statistic.mean)}"
+        spread = f" ± {column.format(statistic.deviation, statistic.mean)}"
     if statistic.n < seeds:
         spread += f" (n={statistic.n})"
-    return column.show(statistic.mean, statistic.mean), spread
+    return column.format(statistic.mean, statistic.mean), spread
 
 
 def show_interval(column: Column, cell: Cell) -> str:
     """Return the interval of a cell, `39.5 … 40.8`, or "" if it has none or the column does not show it."""
-    if not column.intervals or not isinstance(cell, Statistic) or cell.interval is None:
+    interval = to_statistic(cell).interval
+    if not column.intervals or interval is None:
         return ""
-    low, high = cell.interval
-    return f"{column.show(low, low)} … {column.show(high, high)}"
+    low, high = interval
+    return f"{column.format(low, low)} … {column.format(high, high)}"
 
 
-def _show_in_text(column: Column, cell: Cell, seeds: int) -> str:
-    """Return a cell with its deviation and its interval, `40.1 ± 0.3 (39.5 … 40.8)`."""
-    mean, spread = show(column, cell, seeds)
+def _show_as_text(column: Column, cell: Cell, seeds: int) -> str:
+    """Return a cell with its deviation and its interval: `40.1 ± 0.3 (39.5 … 40.8)`."""
+    text = "".join(show(column, cell, seeds))
     interval = show_interval(column, cell)
-    if interval:
-        return f"{mean}{spread} ({interval})"
-    return f"{mean}{spread}"
+    return f"{text} ({interval})" if interval else text
 
 
 def list_sources(tables: Iterable[PageTable]) -> list[str]:
@@ -138,26 +151,24 @@ def lay_out(table: PageTable, sources: Sequence[str] = (), published: bool = Tru
     if any(line.rule for line in lines):
         columns.append(["#M", *(line.rule for line in lines)])
     for index, column in enumerate(table.columns):
-        cells = [_show_in_text(column, line.cells[index], line.seeds) for line in lines]
-        columns.append([column.name, *cells])
+        columns.append([column.name, *(_show_as_text(column, line.cells[index], line.seeds) for line in lines)])
     if any(line.source for line in lines):
-        columns.append(["from", *(_cite(line, sources) for line in lines)])
+        citations = [f"[{sources.index(line.source) + 1}]" if line.source else "ours" for line in lines]
+        columns.append(["from", *citations])
     return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _cite(line: Line, sources: Sequence[str]) -> str:
-    return f"[{sources.index(line.source) + 1}]" if line.source else "ours"
 
 
 def to_markdown(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> str:
     """Return a table as Markdown, aligned so that it is readable on a console."""
-    escape = escape_markdown if table.has_sentences else _escape_bar
-    heading, *rows = [list(map(escape, row)) for row in lay_out(table, sources, published)]
+    heading, *rows = [_escape_row(row, table.has_sentences) for row in lay_out(table, sources, published)]
     return tabulate(rows, heading, tablefmt="github", disable_numparse=True)
 
 
-def _escape_bar(cell: str) -> str:
-    return cell.replace("|", r"\|")
+def _escape_row(row: Sequence[str], has_sentences: bool) -> list[str]:
+    """Return a row whose cells do not end at a vertical bar in them. Sentences are escaped completely."""
+    if has_sentences:
+        return [escape_markdown(cell) for cell in row]
+    return [cell.replace("|", r"\|") for cell in row]
 
 
 def escape_markdown(text: str) -> str:
@@ -167,7 +178,6 @@ def escape_markdown(text: str) -> str:
 
 def to_csv(table: PageTable) -> str:
     """Return a table as CSV: shares from 0 to 1, and after each metric columns for its deviation and its interval."""
-    missing = Statistic(0, None)
     rows = []
     for line in table.lines:
         whose = "published" if line.source else "ours"
@@ -176,7 +186,7 @@ def to_csv(table: PageTable) -> str:
             if column.role == SENTENCE:
                 row[column.name] = cell
                 continue
-            statistic = _to_statistic(cell) or missing
+            statistic = to_statistic(cell)
             row[column.name] = statistic.mean
             row[f"{column.name} deviation"] = statistic.deviation
             if column.intervals:
@@ -186,13 +196,6 @@ def to_csv(table: PageTable) -> str:
         row["source"] = line.source
         rows.append(row)
     return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g")
-
-
-def _to_statistic(cell: Cell) -> Statistic | None:
-    """Return the figure of a cell as a statistic, or None for text and for a missing figure."""
-    if isinstance(cell, Statistic):
-        return cell
-    return as_statistic(cell) if isinstance(cell, float) else None
 
 
 def tabulate_counts(head: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, float]]) -> PageTable:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from infoxlm_core import languages
 from infoxlm_core.results import published, statistics, trials
-from infoxlm_core.results.statistics import Statistic, as_statistic, is_share
+from infoxlm_core.results.statistics import Statistic, is_share
 from infoxlm_core.results.summary import ModelResult, Summary, TaskSummary
 from infoxlm_core.results.tables import Cell, Column, Line, PageTable, count, hours, percent, short
 
@@ -32,6 +32,7 @@ _COST_COLUMNS = {
     "cost/gpu_hours/pretrain": Column("GPU hours", hours),
 }
 _POOLINGS = {"mean": "mean of tokens", "mean_no_special": "mean without special tokens", "cls": "[CLS]"}
+_fine_percent = partial(percent, decimals=2)
 
 
 def get_title(metric: str) -> str:
@@ -39,141 +40,152 @@ def get_title(metric: str) -> str:
     return _TITLES.get(metric, metric.replace("_", " "))
 
 
-def name_pooling(pooling: str) -> str:
-    """Return the name of a pooling in texts."""
-    return _POOLINGS.get(pooling, pooling)
+def describe_vector(vector: Mapping[str, Any], layers: int | None = None) -> str:
+    """Return pooling and layer of a vector in words, such as `mean of tokens, layer 8`.
+
+    Args:
+        vector: has the fields of a `VectorSpec`.
+        layers: number of layers of the encoder, if the text should tell which layer is the last one.
+    """
+    pooling = _POOLINGS.get(vector["pooling"], vector["pooling"])
+    layer = "last layer" if vector["layer"] == layers else f"layer {vector['layer']}"
+    return f"{pooling}, {layer}"
 
 
-def describe_vector(vector: Mapping[str, Any]) -> str:
-    """Return pooling and layer of a vector in words. `vector` has the fields of a `VectorSpec`."""
-    return f"{name_pooling(vector['pooling'])}, layer {vector['layer']}"
-
-
-def tabulate(summary: Summary) -> dict[str, list[PageTable]]:
-    """Return the tables of each task by its name. Tables of several tasks are under `transfer` and `mixed`."""
-    tables = {}
-    for name, task in summary.tasks.items():
-        if task.models:
-            tables[name] = _tabulate_task(name, task, summary.model)
-    tables["transfer"] = _tabulate_gaps(summary)
-    tables["mixed"] = _tabulate_mixed(summary)
-    return {name: task_tables for name, task_tables in tables.items() if task_tables}
+# ---------------------------------------------------------------- all models or variants
 
 
 def tabulate_headlines(summary: Summary) -> PageTable:
     """Tabulate the headline metrics of every model."""
-    several_seeds = any(len(variant.seeds) > 1 for variant in summary.variants.values())
-    columns = [Column("seeds", role="text")] if several_seeds else []
+    has_seeds = any(len(variant.seeds) > 1 for variant in summary.variants.values())
+    columns = [Column("seeds", role="text")] if has_seeds else []
     columns += [_make_headline_column(summary, metric) for metric in summary.metrics]
     lines = []
     for model, variant in summary.variants.items():
-        planned = len(variant.seeds)
-        finished = planned - len(variant.unfinished)
+        planned_count = len(variant.seeds)
+        finished_count = planned_count - len(variant.unfinished)
         cells: list[Cell] = [variant.metrics[metric] for metric in summary.metrics]
-        if several_seeds:
-            cells.insert(0, str(finished) if finished == planned else f"{finished} of {planned}")
-        under_test = model == summary.model and bool(summary.tasks)
-        lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished, under_test=under_test))
+        if has_seeds:
+            is_complete = finished_count == planned_count
+            cells.insert(0, str(finished_count) if is_complete else f"{finished_count} of {planned_count}")
+        is_under_test = model == summary.model and bool(summary.tasks)
+        lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished_count, under_test=is_under_test))
     head = "model" if summary.tasks else "variant"
     return PageTable("headlines", "", tuple(columns), tuple(lines), head=head)
 
 
 def _make_headline_column(summary: Summary, metric: str, intervals: bool = False) -> Column:
+    """Return the column of a headline: a share in percent, any other figure with four digits."""
     share = summary.is_share(metric)
-    return Column(statistics.name_column(metric, share), partial(statistics.show, share=share), intervals=intervals)
+    return Column(statistics.name_column(metric, share), _fine_percent if share else None, intervals=intervals)
 
 
 def tabulate_differences(summary: Summary) -> PageTable | None:
     """Tabulate the differences of an ablation's variants to the first one. Return None if no seed is in both."""
-    compared = {model: variant.differences for model, variant in summary.variants.items() if variant.differences}
-    if not any(difference.n for differences in compared.values() for difference in differences.values()):
+    differences = {name: variant.differences for name, variant in summary.variants.items() if variant.differences}
+    if not any(difference.n for by_metric in differences.values() for difference in by_metric.values()):
         return None
-    columns = tuple(_make_headline_column(summary, metric, intervals=True) for metric in summary.metrics)
-    lines = []
-    for model, differences in compared.items():
-        cells = tuple(differences[metric] for metric in summary.metrics)
-        lines.append(Line(model, cells, seeds=len(summary.variants[model].seeds)))
-    return PageTable("differences", "", columns, tuple(lines), head="variant")
+    columns = {metric: _make_headline_column(summary, metric, intervals=True) for metric in summary.metrics}
+    return _tabulate_variants(summary, "differences", columns, differences, over_seeds=True)
 
 
 def tabulate_question_differences(summary: Summary) -> PageTable | None:
     """Tabulate the differences of an ablation's variants to the first one over the questions. None without answers."""
-    compared = {model: variant.question_differences for model, variant in summary.variants.items()}
-    measured = {metric for differences in compared.values() for metric in differences}
-    metrics = [metric for metric in summary.metrics if metric in measured]
-    lines = []
-    for model, differences in compared.items():
-        if differences:
-            lines.append(Line(model, tuple(differences.get(metric) for metric in metrics)))
-    columns = tuple(_make_headline_column(summary, metric, intervals=True) for metric in metrics)
-    return PageTable("question-differences", "", columns, tuple(lines), head="variant") if lines else None
+    differences = {name: variant.question_differences for name, variant in summary.variants.items()}
+    measured = {metric for by_metric in differences.values() for metric in by_metric}
+    columns = {}
+    for metric in summary.metrics:
+        if metric in measured:
+            columns[metric] = _make_headline_column(summary, metric, intervals=True)
+    return _tabulate_variants(summary, "question-differences", columns, differences)
 
 
 def tabulate_costs(summary: Summary) -> PageTable | None:
-    """Tabulate what the pre-training of an ablation's variants cost, the mean of their seeds; None if it is unknown."""
-    lines = []
-    columns: tuple[Column, ...] = ()
-    for model, variant in summary.variants.items():
-        if variant.costs:
-            columns = tuple(_COST_COLUMNS[name] for name in variant.costs)  # the same for all variants
-            lines.append(Line(model, tuple(cost.mean for cost in variant.costs.values())))
-    return PageTable("costs", "", columns, tuple(lines), head="variant") if lines else None
+    """Tabulate the mean costs of pre-training an ablation's variants. Return None if they are unknown."""
+    means = {}
+    columns: dict[str, Column] = {}
+    for name, variant in summary.variants.items():
+        means[name] = {cost: statistic.mean for cost, statistic in variant.costs.items()}
+        columns |= {cost: _COST_COLUMNS[cost] for cost in variant.costs}
+    return _tabulate_variants(summary, "costs", columns, means)
 
 
 def tabulate_published_ablations(summary: Summary) -> PageTable | None:
     """Tabulate the paper's results for the same variants. Return None if it has none of them."""
+    columns = {metric: Column(title, _fine_percent) for metric, title in published.METRICS.items()}
+    return _tabulate_variants(summary, "published-ablations", columns, published.ablations())
+
+
+def _tabulate_variants(
+    summary: Summary,
+    name: str,
+    columns: Mapping[str, Column],
+    cells: Mapping[str, Mapping[str, Cell]],
+    over_seeds: bool = False,
+) -> PageTable | None:
+    """Tabulate figures of an ablation's variants.
+
+    Args:
+        summary: the ablation.
+        name: name of the table.
+        columns: metric -> its column.
+        cells: variant -> metric -> figure.
+        over_seeds: whether each figure is a statistic over seeds, so that missing seeds are shown.
+
+    Returns:
+        The table of the variants that have figures, in the order of the ablation, or None if there are none.
+    """
     lines = []
-    for variant in summary.variants:
-        if variant in published.ablations():
-            metrics = published.ablations()[variant]
-            lines.append(Line(variant, tuple(metrics.get(metric) for metric in published.METRICS)))
-    if not lines:
-        return None
-    show = partial(statistics.show, share=True)
-    columns = tuple(Column(title, show) for title in published.METRICS.values())
-    return PageTable("published-ablations", "", columns, tuple(lines), head="variant")
+    for variant, result in summary.variants.items():
+        if cells.get(variant):
+            row = tuple(cells[variant].get(metric) for metric in columns)
+            lines.append(Line(variant, row, seeds=len(result.seeds) if over_seeds else 0))
+    return PageTable(name, "", tuple(columns.values()), tuple(lines), head="variant") if lines else None
 
 
-def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
-    """Tabulate a metric by layer: a row for every model and pooling, the best layer of each model highlighted."""
-    by_layer = {}
-    for model, result in task.models.items():
-        if result.details.get("by_layer"):
-            by_layer[model] = average_by_layer(result)
-    if not by_layer:
-        return None
-    layer_count = max(len(shares) for poolings in by_layer.values() for shares in poolings.values())
-    lines = []
-    for model, poolings in by_layer.items():
-        best_share = max(max(shares) for shares in poolings.values())
-        for pooling, shares in poolings.items():
-            padding = [""] * (layer_count - len(shares))
-            cells: tuple[Cell, ...] = (*shares, *padding)
-            marked = shares.index(best_share) if best_share in shares else None
-            lines.append(Line(model, cells, name_pooling(pooling), marked=marked))
-    columns = tuple(Column(str(layer)) for layer in range(layer_count))
-    return PageTable(f"{name}-by-layer", f"{name}: by layer, both directions", columns, tuple(lines))
+# ---------------------------------------------------------------- one task
 
 
-def average_by_layer(result: ModelResult) -> dict[str, Sequence[float]]:
-    """Return pooling -> shares by layer, the mean of both directions."""
-    means = {}
-    for pooling, shares in result.details["by_layer"].items():
-        has_directions = isinstance(shares, Mapping)  # a suite stores each direction and their mean
-        means[pooling] = shares["mean"] if has_directions else shares
-    return means
-
-
-def _tabulate_task(name: str, task: TaskSummary, model_under_test: str) -> list[PageTable]:
-    """Tabulate a task: retrieval by vector, any other task by metric."""
+def tabulate_task(name: str, task: TaskSummary, model_under_test: str) -> list[PageTable]:
+    """Tabulate the scores of a task: retrieval by vector, any other task by metric."""
+    if not task.models:
+        return []
     if any("vectors" in result.details for result in task.models.values()):
         return list(_tabulate_vectors(name, task, model_under_test))
     return [_tabulate_metric(name, task, metric, model_under_test) for metric in task.metrics]
 
 
-def _list_columns(codes: Iterable[str], show: Callable[[float, float], str] = percent) -> tuple[Column, ...]:
-    language_columns = [Column(code, show) for code in codes]
-    return (Column("mean", show, role="sum"), *language_columns)
+def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
+    """Tabulate a metric by layer: a row for every model and pooling, the best layer of each model highlighted."""
+    shares_of_model = {}
+    for model, result in task.models.items():
+        if result.details.get("by_layer"):
+            shares_of_model[model] = _average_directions(result.details["by_layer"])
+    if not shares_of_model:
+        return None
+    layer_count = max(len(shares) for poolings in shares_of_model.values() for shares in poolings.values())
+    lines = []
+    for model, poolings in shares_of_model.items():
+        best_share = max(max(shares) for shares in poolings.values())
+        for pooling, shares in poolings.items():
+            padding = [""] * (layer_count - len(shares))
+            best_layer = shares.index(best_share) if best_share in shares else None
+            lines.append(Line(model, (*shares, *padding), _POOLINGS.get(pooling, pooling), marked=best_layer))
+    columns = tuple(Column(str(layer)) for layer in range(layer_count))
+    return PageTable(f"{name}-by-layer", f"{name}: by layer, both directions", columns, tuple(lines))
+
+
+def _average_directions(by_layer: Mapping[str, Any]) -> dict[str, Sequence[float]]:
+    """Return pooling -> shares by layer, the mean of both directions."""
+    means = {}
+    for pooling, shares in by_layer.items():
+        has_directions = isinstance(shares, Mapping)  # a suite stores each direction and their mean
+        means[pooling] = shares["mean"] if has_directions else shares
+    return means
+
+
+def _list_columns(codes: Iterable[str], show: Callable[[float], str] = percent) -> tuple[Column, ...]:
+    return (Column("mean", show, role="sum"), *(Column(code, show) for code in codes))
 
 
 def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test: str) -> PageTable:
@@ -189,10 +201,9 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test
         lines.append(Line(model, (result.mean[metric], *scores), detail, rule, under_test=is_under_test))
     published_name = task.table if task.table in published.tables() else f"{task.table}/{metric}"
     paper = _arrange_published(published_name, task.languages, lambda row: row.kind == task.setting)
-    file = name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}"
     show = percent if is_share(f"{task.kind}/{metric}") else short
     return PageTable(
-        file,
+        name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}",
         f"{name}: {get_title(metric)}",
         _list_columns(task.languages, show),
         tuple(lines),
@@ -202,7 +213,7 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test
 
 
 def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable[PageTable]:
-    """Tabulate retrieval by group of languages and direction, with a row for every model and vector."""
+    """Yield tables of retrieval by group of languages and direction, with a row for every model and vector."""
     pivot = task.settings.get("pivot", "en")
     groups = {"other": list(task.languages)}
     if task.table == "tatoeba":
@@ -248,17 +259,10 @@ def _list_vectors(
             shares = [vector["languages"].get(code, {}).get(direction) for code in codes]
             known_shares = [share for share in shares if share is not None]
             mean = fmean(known_shares) if known_shares else None
-            detail = _describe_vector(vector, result.details["encoder"]["layers"])
+            detail = describe_vector(vector, result.details["encoder"]["layers"])
             if name.endswith("@best"):
                 detail += f", {BEST}"
-            cells = tuple(as_statistic(share) for share in (mean, *shares))
-            yield Line(model, cells, detail, under_test=model == model_under_test)
-
-
-def _describe_vector(vector: Mapping[str, Any], layers: int) -> str:
-    """Return a vector as text, such as `mean of tokens, layer 8`."""
-    layer = "last layer" if vector["layer"] == layers else f"layer {vector['layer']}"
-    return f"{name_pooling(vector['pooling'])}, {layer}"
+            yield Line(model, (mean, *shares), detail, under_test=model == model_under_test)
 
 
 class _Published(NamedTuple):
@@ -281,10 +285,13 @@ def _arrange_published(
     notes = []
     for row in filter(is_comparable, table.rows):
         shares = [row.cells.get(code) for code in columns]
-        mean = row.mean if has_same_languages else _average_if_complete(shares)
+        known_shares = [share for share in shares if share is not None]
+        mean = row.mean
+        if not has_same_languages:
+            mean = fmean(known_shares) if len(known_shares) == len(shares) else None
         line = Line(
             name=f"{row.model} large" if row.size == "large" else row.model,
-            cells=tuple(as_statistic(share) for share in (mean, *shares)),
+            cells=(mean, *shares),
             detail=row.kind if detailed else "",
             rule=f"{row.rule} ({row.runs} runs)".strip() if row.runs > 1 else row.rule,
             source=row.source,
@@ -297,51 +304,53 @@ def _arrange_published(
     return _Published(tuple(lines), tuple(dict.fromkeys(notes)))
 
 
-def _average_if_complete(shares: Sequence[float | None]) -> float | None:
-    """Return the mean of shares, or None if one is missing."""
-    present = [share for share in shares if share is not None]
-    return fmean(present) if len(present) == len(shares) else None
+def tabulate_grid(task: TaskSummary) -> PageTable | None:
+    """Tabulate development scores by grid point. Return None if the grid has only one point."""
+    first_result = next(iter(task.models.values()), None)
+    if first_result is None or len(first_result.grid) == 1:
+        return None
+    lines = []
+    for model, result in task.models.items():
+        cells = tuple(Statistic(len(grid_point.seeds), grid_point.by) for grid_point in result.grid)
+        chosen_index = result.grid.index(result.chosen)
+        lines.append(Line(model, cells, seeds=len(result.chosen.seeds), marked=chosen_index))
+    columns = tuple(Column(trials.describe(grid_point.grid), _fine_percent) for grid_point in first_result.grid)
+    return PageTable("grid", "", columns, tuple(lines))
 
 
-def select_tasks_with_gap(summary: Summary) -> dict[str, TaskSummary]:
-    """Return the tasks in which at least one of our models has a transfer gap."""
+# ---------------------------------------------------------------- several tasks
+
+
+def tabulate_gaps(summary: Summary) -> PageTable | None:
+    """Tabulate the transfer gap of every fine-tuned task: score of the source language minus the mean of the others."""
     tasks = {}
     for name, task in summary.tasks.items():
         if any(result.transfer_gap for result in task.models.values()):
             tasks[name] = task
-    return tasks
+    if not tasks:
+        return None
+    lines = []
+    for model in summary.models:
+        gaps = tuple(_find_transfer_gap(task, model) for task in tasks.values())
+        if any(gaps):
+            lines.append(Line(model, gaps, under_test=model == summary.model))
+    # The paper reports gaps only for zero-shot transfer, so columns of other tasks have no published cells.
+    published_columns = [task.table if task.setting == "zero-shot" else "" for task in tasks.values()]
+    published_lines = []
+    for row in published.tables()["transfer_gap"].rows:
+        if not row.cells.keys().isdisjoint(published_columns):
+            cells = tuple(row.cells.get(column) for column in published_columns)
+            published_lines.append(Line(row.model, cells, source=row.source))
+    columns = tuple(Column(name) for name in tasks)
+    return PageTable("transfer-gap", "Transfer gap, points", columns, tuple(lines), tuple(published_lines))
 
 
-def find_transfer_gap(task: TaskSummary, model: str) -> Statistic | None:
-    """Return the transfer gap of a model on a task, if it has one."""
+def _find_transfer_gap(task: TaskSummary, model: str) -> Statistic | None:
     result = task.models.get(model)
     return result.transfer_gap[task.main] if result and result.transfer_gap else None
 
 
-def _tabulate_gaps(summary: Summary) -> list[PageTable]:
-    """Tabulate the transfer gap of every fine-tuned task: score of the source language minus the mean of the others."""
-    tasks = select_tasks_with_gap(summary)
-    if not tasks:
-        return []
-    lines = []
-    for model in summary.models:
-        gaps = tuple(find_transfer_gap(task, model) for task in tasks.values())
-        if any(gaps):
-            lines.append(Line(model, gaps, under_test=model == summary.model))
-    # The paper reports gaps only for zero-shot transfer, so columns of other tasks have no published cells.
-    published_columns = []
-    for task in tasks.values():
-        published_columns.append(task.table if task.setting == "zero-shot" else "")
-    published_lines = []
-    for row in published.tables()["transfer_gap"].rows:
-        if not row.cells.keys().isdisjoint(published_columns):
-            cells = tuple(as_statistic(row.cells.get(column)) for column in published_columns)
-            published_lines.append(Line(row.model, cells, source=row.source))
-    columns = tuple(Column(name) for name in tasks)
-    return [PageTable("transfer-gap", "Transfer gap, points", columns, tuple(lines), tuple(published_lines))]
-
-
-def _tabulate_mixed(summary: Summary) -> list[PageTable]:
+def tabulate_mixed(summary: Summary) -> list[PageTable]:
     """Tabulate scores of text pairs (premise and hypothesis, paragraph and question) in one language and in two."""
     tables = []
     for name, task in summary.tasks.items():
@@ -354,27 +363,9 @@ def _tabulate_mixed(summary: Summary) -> list[PageTable]:
             continue
         has_published = task.table == "xnli" and task.setting == "zero-shot"
         rows = published.tables()["mixed"].rows if has_published else ()
-        published_lines = []
-        for row in rows:
-            shares = tuple(as_statistic(share) for share in row.cells.values())
-            published_lines.append(Line(row.model, shares, source=row.source))
+        published_lines = tuple(Line(row.model, tuple(row.cells.values()), source=row.source) for row in rows)
         notes = tuple(row.note for row in rows if row.note)
         title = f"{name}: pairs of texts in one language and in two"
         columns = (Column("within"), Column("across"))
-        tables.append(PageTable(f"{name}-mixed", title, columns, tuple(lines), tuple(published_lines), notes))
+        tables.append(PageTable(f"{name}-mixed", title, columns, tuple(lines), published_lines, notes))
     return tables
-
-
-def tabulate_grid(task: TaskSummary) -> PageTable | None:
-    """Tabulate development scores by grid point. Return None if the grid has only one point."""
-    first_result = next(iter(task.models.values()), None)
-    if first_result is None or len(first_result.grid) == 1:
-        return None
-    lines = []
-    for model, result in task.models.items():
-        cells = tuple(Statistic(len(grid_point.seeds), grid_point.by) for grid_point in result.grid)
-        chosen_index = result.grid.index(result.chosen)
-        lines.append(Line(model, cells, seeds=len(result.chosen.seeds), marked=chosen_index))
-    show = partial(statistics.show, share=True)
-    columns = tuple(Column(trials.describe(grid_point.grid), show) for grid_point in first_result.grid)
-    return PageTable("grid", "", columns, tuple(lines))

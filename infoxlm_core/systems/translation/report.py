@@ -10,9 +10,8 @@ from sacrebleu.significance import PairedTest
 
 from infoxlm_core.results import figures, page, published
 from infoxlm_core.results.page import Section
-from infoxlm_core.results.statistics import as_statistic
 from infoxlm_core.results.summary import Summary, summarise_metrics
-from infoxlm_core.results.tables import SENTENCE, Column, Line, PageTable, short
+from infoxlm_core.results.tables import SENTENCE, Cell, Column, Line, PageTable, short
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.systems.translation import evaluation
 from infoxlm_core.systems.translation.decoding import metric_of
@@ -53,15 +52,14 @@ def write(output: Path, name: str, summary: Summary, scores_of: Mapping[str, Sco
         scores_of: variant -> the scores of its first seed, if it is finished. The first variant is the baseline of the
             intervals.
     """
-    sections = [_compare_with_paper(summary)]
+    sections = [*page.lay_out(summary), _compare_with_paper(summary)]
     directions = [direction for scores in scores_of.values() for direction in scores["directions"]]
-    drawings: dict[str, figures.Draw] = {}
     for direction in dict.fromkeys(directions):
         curves = {variant: scores["curve"].get(direction, []) for variant, scores in scores_of.items()}
-        drawings[f"bleu-{direction}"] = partial(_draw_curves, direction, curves)
+        drawings = {f"bleu-{direction}": partial(_draw_curves, direction, curves)}
         tables = [_tabulate_intervals(direction, scores_of), _tabulate_examples(direction, scores_of)]
-        sections.append(Section(direction, _DIRECTION_TEXT, tables=tables, figures={f"bleu-{direction}": ""}))
-    page.write_page(output, name, summary, page.Additions(last_sections=sections, drawings=drawings))
+        sections.append(Section(direction, _DIRECTION_TEXT, tables=tables, drawings=drawings))
+    page.write_page(output, name, summary, sections)
     page.write_files(output, {f"{name}.json": page.to_json(summary.to_dict())})
 
 
@@ -84,8 +82,8 @@ def _compare_with_paper(summary: Summary) -> Section:
         our_lines.append(Line(variant, cells, seeds=len(result.seeds)))
     paper_lines = []
     for row in paper.rows:
-        cells = tuple(as_statistic(row.cells.get(direction)) or "" for direction in directions)
-        paper_lines.append(Line(row.model, cells, source=row.source))
+        scores: list[Cell] = [row.cells.get(direction, "") for direction in directions]
+        paper_lines.append(Line(row.model, tuple(scores), source=row.source))
     columns = tuple(Column(direction, short) for direction in directions)
     table = PageTable("initialisations", "", columns, tuple(our_lines), tuple(paper_lines), head="initialisation")
     text = (

@@ -96,7 +96,7 @@ def written(tmp_path):
     comparison = before_after.compare(Outcomes(start, "en"), Outcomes(encoder, "en"), {"en"})
     examples = before_after.find_examples(QUESTIONS, start, encoder)
     sections = before_after.lay_out("ours", comparison, examples, {"cost/cpu_hours/all": 0.5})
-    page.write_page(tmp_path, "report", summarise_metrics("toy", []), page.Additions(first_sections=sections))
+    page.write_page(tmp_path, "report", summarise_metrics("toy", []), sections)
     return tmp_path, sections
 
 

@@ -81,7 +81,7 @@ def test_an_ablation_shows_the_difference_to_the_first_variant_with_its_interval
     variants = json.loads((tmp_path / "comparison.json").read_text())["variants"]
     assert variants["-XLCO"]["differences"]["retrieval/best"]["mean"] == pytest.approx(-0.14 / 3)
     assert not variants["full"]["differences"]
-    logged = summary.name_headlines()
+    logged = summary.name_metrics()
     assert logged["-XLCO/retrieval/best/difference"] == pytest.approx(-0.14 / 3)
     low, high = (logged[f"-XLCO/retrieval/best/difference/{bound}"] for bound in ("low", "high"))
     assert (low, high) == pytest.approx((-0.0674, -0.0260), abs=5e-5)
@@ -143,7 +143,7 @@ def test_a_logarithmic_axis_has_plain_numbers(values):
     summary = summarise_evaluation("toy", {"ours": ""}, [(Perplexity(), None)], {"ours": {"perplexity": scores}})
 
     with matplotlib.rc_context(figures._STYLE):
-        figure = figures.list_drawings(summary)["perplexity"]()
+        figure = figures.draw_languages("perplexity", summary.tasks["perplexity"], {"ours": "black"})
         figure.canvas.draw()
         axis = figure.axes[0].yaxis
         labels = [label.get_text() for label in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True))]

@@ -10,7 +10,7 @@ from infoxlm_core import run_file
 from infoxlm_core.results import page, protocol, published, trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.results.summary import summarise
-from infoxlm_core.results.task_tables import tabulate
+from infoxlm_core.results.task_tables import tabulate_task
 from infoxlm_core.stages.finetuning import finetune
 from infoxlm_core.tasks import task_of
 from infoxlm_core.tasks.scores import Scores
@@ -100,7 +100,7 @@ def test_every_cell_of_xnli_is_the_share_of_right_predictions(measured, task):
     summary, folder, _ = measured
     rows = pd.read_parquet(folder / task / "predictions.parquet")
 
-    (table,) = tabulate(summary)[task]
+    (table,) = tabulate_task(task, summary.tasks[task], "toy")
 
     right = (rows["predicted"] == rows["label"]).groupby(rows["language"]).mean()
     languages = list(published.tables()["xnli"].columns)
@@ -116,7 +116,7 @@ def test_every_cell_of_mlqa_is_of_the_answers_in_the_language_of_the_text(measur
     summary, folder, _ = measured
     answers = {path.stem: json.loads(path.read_text()) for path in (folder / task / "predictions").iterdir()}
 
-    f1, exact_match = tabulate(summary)[task]
+    f1, exact_match = tabulate_task(task, summary.tasks[task], "toy")
 
     languages = list(published.tables()["mlqa/f1"].columns)
     result = summary.tasks[task].models["toy"]

@@ -48,14 +48,6 @@ def test_a_seed_that_only_one_variant_has_is_no_pair():
     assert compare_seeds(summarise_seeds({1: 0.5, 2: math.nan}), summarise_seeds({2: 0.5, 3: 0.5}), 1).mean is None
 
 
-def test_shares_are_shown_in_percent_and_deviations_with_the_decimals_of_their_mean():
-    assert statistics.show(0.46375, 0.46375, share=True) == "46.38"
-    assert (
-        statistics.show(6.85, 264.31, share=False) == "6.8"
-        and statistics.show(12356.2, 12356.2, share=False) == "12,356"
-    )
-
-
 @pytest.mark.parametrize(
     ("metric", "share", "arrow"),
     [

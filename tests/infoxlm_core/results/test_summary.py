@@ -135,7 +135,7 @@ def test_metrics_have_stable_names_and_other_models_stand_behind_their_own():
     results = {f"Ours xnli seed {seed}": labelled(0.8, 0.6 + seed / 10, mixed=mixed) for seed in (1, 2)}
     results |= {"Ours mlqa seed 1": answered(0.5), "Ours tatoeba": retrieved(0.8), "XLM_R tatoeba": retrieved(0.4, 5)}
 
-    flat = summed(planned, results).name_scores()
+    flat = summed(planned, results).name_metrics()
 
     expected = {
         "xnli/mean": (0.8 + 0.75 + 0.5) / 3, "xnli/de": 0.75, "xnli/deviation": 0.1 / 3 / math.sqrt(2),
@@ -157,7 +157,7 @@ def test_the_metrics_of_a_point_are_those_of_the_suite():
         "ours mlqa seed 1": answered(0.5),
         "ours tatoeba": retrieved(0.8),
     }
-    flat = summed(planned, results).name_scores()
+    flat = summed(planned, results).name_metrics()
 
     for name, scores in results.items():
         task, read = name.split()[1], Scores.from_dict(scores)
