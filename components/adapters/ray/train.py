@@ -27,8 +27,7 @@ logger = logging.getLogger(__name__)
 _START_ATTEMPTS = 3
 _MAX_FAILURES = 3
 _GPU_SECONDS = 1800  # to wait for the GPU of a lost pod; Ray Train waits as long
-_ALL_WORKERS_SECONDS = 300.0  # to wait for all workers, if a training may continue with fewer
-_FEWER_WORKERS_SECONDS = 30.0  # to wait for each smaller number of workers
+_ALL_WORKERS_SECONDS = 300.0  # to wait for all workers before a training continues with fewer
 _COLLECTIVE_SECONDS = 300  # to sum gradients; workers wait longer while the first works alone (`distributed.PATIENCE`)
 
 
@@ -125,16 +124,14 @@ def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_worke
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     count = num_workers
-    for failure_count in range(_MAX_FAILURES + 1):
+    for _ in range(_MAX_FAILURES):
         try:
             return fit(count, 0)
         except TrainingFailedError as error:
-            if failure_count == _MAX_FAILURES:
-                raise
             logger.warning("a worker was lost (%s)", shorten(str(error)))
             count = _count_available_workers(num_workers, min_workers, resource)
             logger.warning("continuing with %d of %d workers", count, num_workers)
-    raise AssertionError("unreachable")
+    return fit(count, 0)
 
 
 def _count_available_workers(num_workers: int, min_workers: int, resource: str) -> int:
@@ -143,33 +140,23 @@ def _count_available_workers(num_workers: int, min_workers: int, resource: str) 
     Raises:
         WorkerLost: fewer than `min_workers` can start.
     """
+    import ray
     from ray.util import placement_group, remove_placement_group
 
-    def can_start(count: int) -> bool:
-        # Reserve the resources, because the cluster may still list those of a lost node.
-        group = placement_group([{resource: 1}] * count)
-        timeout = _ALL_WORKERS_SECONDS if count == num_workers else _FEWER_WORKERS_SECONDS
-        is_ready = group.wait(timeout)
-        remove_placement_group(group)
-        return bool(is_ready)
-
-    if can_start(num_workers):
+    # Reserve the resources, because the cluster may still list those of the lost node. It removes them when the node
+    # has been silent for about a minute, so the list is correct after the wait.
+    group = placement_group([{resource: 1}] * num_workers)
+    has_recovered = group.wait(_ALL_WORKERS_SECONDS)
+    remove_placement_group(group)
+    if has_recovered:
         return num_workers
-    # Binary search for the largest number that can start.
-    can_start_count = min_workers - 1
-    cannot_start_count = num_workers
-    while cannot_start_count - can_start_count > 1:
-        middle = (can_start_count + cannot_start_count) // 2
-        if can_start(middle):
-            can_start_count = middle
-        else:
-            cannot_start_count = middle
-    if can_start_count < min_workers:
+    available_count = min(int(ray.cluster_resources().get(resource, 0)), num_workers)
+    if available_count < min_workers:
         raise WorkerLost(
-            f"fewer than {min_workers} of {num_workers} workers can start (ray.min_workers): run again when nodes are "
-            "available"
+            f"only {available_count} of {num_workers} workers can start, and ray.min_workers is {min_workers}: run "
+            "again when nodes are available"
         )
-    return can_start_count
+    return available_count
 
 
 def _keep_token_private() -> None:

@@ -1,4 +1,4 @@
-"""Trainings on a Ray that has GPUs: fewer than workers, and such as torch cannot use."""
+"""Training on a Ray cluster whose GPU torch cannot use, and on one with fewer GPUs than workers."""
 
 import os
 import shutil
@@ -14,46 +14,50 @@ from components.adapters.ray import train
 
 
 class Started(Exception):
-    """With how many workers a training would have begun."""
+    """Raised instead of starting the workers, with the scaling that Ray Train was asked for."""
 
 
-def tell_workers(_work, scaling_config, **_):
+def refuse_to_start(_work, scaling_config, **_):
     raise Started(scaling_config.num_workers, scaling_config.use_gpu)
 
 
-def train_on_a_gpu_that_is_none(base: Path) -> list[str]:
-    """Train on a Ray that has been told of one GPU; return the error, and that of two workers if it is believed."""
+def train_with_fake_gpu(base: Path) -> tuple[str, str]:
+    """Start a Ray that claims to have one GPU. Return the errors of a training with and without the check of the GPU.
+
+    The second training requests two workers, which are not started.
+    """
     import ray
     import ray.train.torch
 
-    folder = tempfile.mkdtemp(prefix="rayg-", dir="/tmp")  # names of sockets must be short
+    folder = tempfile.mkdtemp(prefix="rayg-", dir="/tmp")  # Ray's socket paths must be short
     os.environ |= {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
     for name in ("RAY_ADDRESS", "CUDA_VISIBLE_DEVICES"):
         os.environ.pop(name, None)
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False)
     try:
-        said = [ended(base, 1)]
+        error_of_check = error_of_training(base, num_workers=1)
         train._check_gpu = lambda: None
-        ray.train.torch.TorchTrainer = tell_workers
-        return [*said, ended(base, 2)]
+        ray.train.torch.TorchTrainer = refuse_to_start
+        return error_of_check, error_of_training(base, num_workers=2)
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def ended(base: Path, workers: int) -> str:
+def error_of_training(base: Path, num_workers: int) -> str:
     try:
-        train.run(dict, workers, run=base / "run")
+        train.run(dict, num_workers, run=base / "run")
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return "it trained"
+    return "no error"
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and torch can use it")
-def test_a_gpu_of_no_use_is_told_in_one_clear_line_before_nccl_does_and_on_one_gpu_two_workers_become_one(tmp_path):
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        useless, believed = pool.submit(train_on_a_gpu_that_is_none, tmp_path).result()
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU of this machine")
+def test_unusable_gpu_is_reported_and_workers_are_limited_to_the_gpus(tmp_path):
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        error_of_check, error_without_check = process.submit(train_with_fake_gpu, tmp_path).result()
 
-    assert useless.startswith("InputError: torch ") and "cannot use the GPU of" in useless
-    assert believed == "Started: (1, True)"
+    assert error_of_check.startswith("InputError: torch ")
+    assert "cannot use the GPU of" in error_of_check
+    assert error_without_check == "Started: (1, True)"

@@ -1,6 +1,6 @@
-"""Training on two Ray nodes, joined by RAY_ADDRESS, outlives the loss of one of them.
+"""Training on two Ray nodes continues on one of them after the other is lost.
 
-The cluster and its driver live in a process of their own, so that no other Ray of this machine meets them.
+The cluster and its driver run in their own process, so that no other Ray of this machine joins them.
 """
 
 import os
@@ -25,16 +25,16 @@ from tests.components.conftest import LONGER, losses
 from tests.toys.pretraining import tiny_config
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-LOST_AFTER = 10
-"""Step of the checkpoint after which a node is lost."""
+LAST_STEP = 10
+"""The node is lost after the checkpoint of this step."""
 
 
 @contextmanager
-def cluster_of_two() -> Iterator[Any]:
-    """A head without a core to work on and two nodes with one core each, on loopback, with a token."""
-    folder = tempfile.mkdtemp(prefix="ray2-", dir="/tmp")  # names of sockets must be short
+def cluster_of_two_nodes() -> Iterator[Any]:
+    """Start a head without CPU cores and two nodes with one core each, on loopback, with a token."""
+    folder = tempfile.mkdtemp(prefix="ray2-", dir="/tmp")  # Ray's socket paths must be short
     os.environ |= {
-        "RAY_TMPDIR": folder,  # also for the file that says where a cluster is: only this process reads it
+        "RAY_TMPDIR": folder,  # also for the file with the address of the cluster, which only this process may read
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -55,64 +55,66 @@ def cluster_of_two() -> Iterator[Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def pretrain_where(run: Path, **arguments: Any) -> dict:
-    """Note on which node this worker is, then train."""
+def pretrain_and_record_node(run: Path, **arguments: Any) -> dict:
+    """Write the node of this worker to a file of the run, then train in fp64."""
     import ray
     import ray.train
 
-    node, rank = ray.get_runtime_context().get_node_id(), ray.train.get_context().get_world_rank()
-    (run / f"rank-{rank}-{time.time_ns()}").write_text(node)
+    node_id = ray.get_runtime_context().get_node_id()
+    rank = ray.train.get_context().get_world_rank()
+    (run / f"rank-{rank}-{time.time_ns()}").write_text(node_id)
+    torch.set_default_dtype(torch.float64)
     return pretrain(run=run, **arguments)
 
 
-def in_double(**arguments: Any) -> dict:
-    torch.set_default_dtype(torch.float64)
-    return pretrain_where(**arguments)
+def start_training(shards: Path, base: Path) -> None:
+    (base / "run").mkdir()
+    arguments = {"config": tiny_config(**LONGER), "shards_path": shards, "output": base / "out"}
+    train.run(pretrain_and_record_node, 2, run=base / "run", min_workers=1, **arguments)
 
 
-def train_infoxlm(shards: Path, base: Path) -> None:
-    (base / "run").mkdir()  # as the launcher does
-    given = {"config": tiny_config(**LONGER), "shards_path": shards, "output": base / "out", "run": base / "run"}
-    train.run(in_double, 2, min_workers=1, **given)
-
-
-def lose_a_node(cluster: Any, run: Path, training: Future[None]) -> str:
-    """When the training is on its way, kill all processes of one node; return its id."""
+def kill_a_node(cluster: Any, training: Future[None], run: Path) -> str:
+    """Wait for the checkpoint of `LAST_STEP`, kill all processes of one node, and return the node's id."""
     import ray
 
-    while not (run / f"step={LOST_AFTER:010}" / "manifest.json").exists():
+    while not (run / f"step={LAST_STEP:010}" / "manifest.json").exists():
         assert not training.done(), training.result()
         time.sleep(0.01)
-    drivers = ray.get_runtime_context().get_node_id()  # any node of this host; it stays, as a head does
-    node = next(node for node in cluster.worker_nodes if node.node_id != drivers)
+    drivers_node_id = ray.get_runtime_context().get_node_id()
+    node = next(node for node in cluster.worker_nodes if node.node_id != drivers_node_id)
     cluster.remove_node(node, allow_graceful=False)
     return node.node_id
 
 
-def train_and_lose_a_node(shards: Path, base: Path) -> str:
-    """Train on two nodes, and lose one of them; return its id. Runs in a process of its own."""
-    train._ALL_WORKERS_SECONDS = 5.0
-    with cluster_of_two() as cluster, ThreadPoolExecutor(1) as driver:
-        training = driver.submit(train_infoxlm, shards, base)
-        lost_node = lose_a_node(cluster, base / "run", training)
+def train_and_kill_a_node(shards: Path, base: Path) -> str:
+    """Train on two nodes of a new cluster, kill one of them, and return its id."""
+    train._ALL_WORKERS_SECONDS = 5.0  # longer than Ray needs here to notice the lost node
+    with cluster_of_two_nodes() as cluster, ThreadPoolExecutor(1) as driver:
+        training = driver.submit(start_training, shards, base)
+        lost_node_id = kill_a_node(cluster, training, base / "run")
         training.result()
-    return lost_node
+    return lost_node_id
 
 
-def nodes(run: Path) -> list[str]:
-    """The nodes of the workers, in the order in which they began."""
-    return [path.read_text() for path in sorted(run.glob("rank-*"), key=lambda path: path.name.rpartition("-")[2])]
+def read_node_ids(run: Path) -> list[str]:
+    """Return the nodes of all workers in the order in which the workers started."""
+    files = sorted(run.glob("rank-*"), key=lambda path: path.name.rpartition("-")[2])
+    return [path.read_text() for path in files]
 
 
 @pytest.mark.item("F01")
-def test_a_run_that_loses_one_of_two_nodes_goes_on_with_the_other_alone(tiny_shards, tmp_path, in_fp64):
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        lost_node = pool.submit(train_and_lose_a_node, tiny_shards, tmp_path).result()
+def test_training_that_loses_one_of_two_nodes_continues_on_the_other(tiny_shards, tmp_path, in_fp64):
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        lost_node_id = process.submit(train_and_kill_a_node, tiny_shards, tmp_path).result()
     pretrain(tiny_config(**LONGER), tiny_shards, tmp_path / "alone/out", tmp_path / "alone/run")
 
-    worker_nodes = nodes(tmp_path / "run")
-    assert len(set(worker_nodes[:2])) == 2 and lost_node in worker_nodes[:2], "the fault never fired"
-    assert {lost_node, *worker_nodes[2:]} == set(worker_nodes[:2]) and lost_node not in worker_nodes[2:]
-    expected, found = (tracker.read(run / tracker.METRICS) for run in (tmp_path / "alone/run", tmp_path / "run"))
-    values = [[float.fromhex(value) for value in losses(points)] for points in (found, expected)]
-    assert len(found) == 60 and values[0] == pytest.approx(values[1], rel=1e-9)
+    node_ids = read_node_ids(tmp_path / "run")
+    first_node_ids, later_node_ids = set(node_ids[:2]), set(node_ids[2:])
+    assert len(first_node_ids) == 2
+    assert later_node_ids == first_node_ids - {lost_node_id}
+    points = tracker.read(tmp_path / "run" / tracker.METRICS)
+    expected_points = tracker.read(tmp_path / "alone/run" / tracker.METRICS)
+    assert len(points) == 60
+    actual_losses = [float.fromhex(loss) for loss in losses(points)]
+    expected_losses = [float.fromhex(loss) for loss in losses(expected_points)]
+    assert actual_losses == pytest.approx(expected_losses, rel=1e-9)

@@ -1,7 +1,6 @@
-"""Processes that torch starts train as Ray workers do: the same losses, restarts, errors and stops."""
+"""Processes that torch starts train as Ray workers do: with the same losses, restarts, errors and signals."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,48 +28,40 @@ def train(shards: Path, base: Path, **changes) -> list[tuple[int, dict]]:
 
 
 @pytest.mark.item("F01", "F19")
-def test_a_killed_worker_is_replaced_sigterm_lets_the_workers_save_and_the_same_call_ends_as_if_nothing_had_happened(
-    undisturbed, tiny_shards, tmp_path
-):
-    def stop() -> None:
+def test_killed_worker_is_restarted_and_sigterm_saves_without_changing_a_loss(undisturbed, tiny_shards, tmp_path):
+    def send_sigterm() -> None:
         while not (tmp_path / "run/step=0000000020/manifest.json").exists():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    killed = kill_first_worker(tmp_path / "run")
-    threading.Thread(target=stop, daemon=True).start()
+    killed_workers = kill_first_worker(tmp_path / "run")
+    threading.Thread(target=send_sigterm, daemon=True).start()
     (tmp_path / "run").mkdir()
     with workers.stopping_on_signals(tmp_path / "run"), pytest.raises(Preempted):
         train(tiny_shards, tmp_path, **LONGER)
     (tmp_path / "run/stop").unlink(missing_ok=True)
 
-    found = train(tiny_shards, tmp_path, **LONGER)
+    points = train(tiny_shards, tmp_path, **LONGER)
 
-    assert killed, "the fault never fired"
-    assert losses(found) == losses(tracker.read(undisturbed / tracker.METRICS)) and len(found) == 60
+    assert killed_workers, "the fault did not occur"
+    assert len(points) == 60
+    assert losses(points) == losses(tracker.read(undisturbed / tracker.METRICS))
     assert (tmp_path / "out/encoder/model.safetensors").exists()
 
 
-def test_an_error_of_ours_comes_back_as_itself_without_restarts(undisturbed, tiny_shards, tmp_path):
-    shutil.copytree(undisturbed, tmp_path / "run")
-
-    with pytest.raises(ConfigMismatch, match="seed was 1, is 5"):
-        train(tiny_shards, tmp_path, seed=5, **LONGER)
-
-
 def train_until_stopped(shards: Path, base: Path) -> None:
-    """What a command does, in a process of its own: train for long without saving, and end with the error's code."""
+    """Train for long without saving, and end with the exit code of the error, as a command does."""
     run = base / "run"
     run.mkdir()
     try:
         with workers.stopping_on_signals(run):
             train(shards, base, optimization={"steps": 100_000}, checkpoints={"every": 100_000})
-    except Preempted as stopped:
-        sys.exit(stopped.exit_code)
+    except Preempted as error:
+        sys.exit(error.exit_code)
 
 
 @pytest.mark.item("F19")
-def test_sigterm_to_all_processes_of_a_command_lets_the_workers_save_too(tiny_shards, tmp_path):
+def test_sigterm_to_all_processes_of_a_command_saves_a_checkpoint(tiny_shards, tmp_path):
     code = f"from {__name__} import *; train_until_stopped(Path({str(tiny_shards)!r}), Path({str(tmp_path)!r}))"
     command = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     try:
@@ -78,35 +69,40 @@ def test_sigterm_to_all_processes_of_a_command_lets_the_workers_save_too(tiny_sh
         while command.poll() is None and (not curve.exists() or len(tracker.read(curve)) < 10):
             time.sleep(0.05)
         os.killpg(command.pid, signal.SIGTERM)
-        ended = command.wait(timeout=120)
+        exit_code = command.wait(timeout=120)
     finally:
         if command.poll() is None:
             os.killpg(command.pid, signal.SIGKILL)
 
-    assert ended == 75
-    assert [path.name for path in (tmp_path / "run").glob("step=*") if path.name >= "step=0000000010"]
+    assert exit_code == 75
+    assert any(path.name >= "step=0000000010" for path in (tmp_path / "run").glob("step=*"))
 
 
-def die(run: Path) -> dict:
+def record_attempt_and_die(run: Path) -> dict:
     with (run / "attempts").open("a") as file:
         file.write("x")
     os._exit(3)
 
 
-def test_workers_that_die_each_time_end_the_run_with_one_clear_line(tmp_path, monkeypatch):
+def test_workers_that_always_die_are_restarted_a_limited_number_of_times(tmp_path, monkeypatch):
     monkeypatch.setattr(torchrun_train, "MAX_RESTARTS", 1)
 
     with pytest.raises(WorkerLost, match=r"worker 0 ended with exit code 3, even after 1 restarts: run again"):
-        torchrun_train.run(die, 1, run=tmp_path)
+        torchrun_train.run(record_attempt_and_die, 1, run=tmp_path)
 
     assert (tmp_path / "attempts").read_text() == "xx"
 
 
-def test_two_workers_on_a_machine_with_one_gpu_become_one(tmp_path, monkeypatch):
+def record_attempt_and_fail(run: Path) -> dict:
+    with (run / "attempts").open("a") as file:
+        file.write("x")
+    raise ConfigMismatch(f"{distributed.world_size()} workers")
+
+
+def test_workers_are_limited_to_the_gpus_and_their_error_is_raised_without_restart(tmp_path, monkeypatch):
     monkeypatch.setattr(torchrun_train.devices, "count_gpus", lambda: 1)
 
-    assert torchrun_train.run(count_workers, 2, run=tmp_path) == {"workers": 1}
+    with pytest.raises(ConfigMismatch, match=r"^1 workers$"):
+        torchrun_train.run(record_attempt_and_fail, 2, run=tmp_path)
 
-
-def count_workers(run: Path) -> dict:
-    return {"workers": distributed.world_size()}
+    assert (tmp_path / "attempts").read_text() == "x"
