@@ -12,10 +12,10 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from components.adapters.kuberay import api, manifest
 from components.adapters.kuberay.api import AlreadyExists, Job, RayJobs, Unavailable
@@ -36,10 +36,11 @@ from infoxlm_core.errors import (
 from infoxlm_core.training import workers
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _POLL_SECONDS = 2.0  # between two requests for the state of the job
-_MAX_POLL_SECONDS = 30.0
-_MAX_FAILURES = 20  # consecutive calls without an answer: about ten minutes
+_MAX_RETRY_SECONDS = 30.0  # between two attempts of a call
+_MAX_ATTEMPTS = 20  # of a call that Kubernetes does not answer: about ten minutes
 _REPORT_SECONDS = 60.0  # the state of the job is logged after this time without a log line
 _LAST_LINES_SECONDS = 10.0  # to wait for the last log lines of a job that has ended
 _OPERATOR_SECONDS = 300.0  # to let the operator enforce its own time limit first
@@ -48,9 +49,7 @@ _DEAD_NODE_SECONDS = 120.0  # a pod that remains for this time after the grace p
 _RETRY_SECONDS = 30.0  # between two attempts
 _PAUSE_AFTER_RELEASE = (30.0, 120.0)  # seconds; the pause is random, so that two jobs do not block each other again
 _REQUEST_SECONDS = 10.0  # to wait until the request to save is sent
-# A process that is being stopped has only about a second, so these calls are repeated a few times only.
-_NEEDED_ATTEMPTS = 3  # to find out whether a workflow still needs the job
-_DELETE_ATTEMPTS = 3
+_LAST_ATTEMPTS = 3  # of the calls of a process that is being stopped, because it has only about a second
 
 
 class _StopRequested(BaseException):
@@ -171,26 +170,28 @@ class _LaunchedJob:
         return error
 
     def _create_or_find(self) -> None:
-        """Wait until a job of this name that is being deleted is gone, then create the job or find a useful one."""
+        """Create the job, or find the one of an earlier attempt if it runs or has succeeded. Replace a failed one."""
         grace_end = time.monotonic() + self.cluster.grace_seconds
         waits_for_pods = True
-        failure_count = 0
         while time.monotonic() < grace_end + _DELETION_SECONDS:
-            try:
-                job = self.jobs.get(self.name)
-                is_being_deleted = job is not None and bool(job["metadata"].get("deletionTimestamp"))
-                if not is_being_deleted:
-                    if self._create_or_keep(job):
-                        return
-                elif waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
+            job = self._retry(self.jobs.get, self.name)
+            if job is None:
+                with contextlib.suppress(AlreadyExists):  # the response to an earlier call may have been lost
+                    self._retry(self.jobs.create, self.body)
+                    logger.info("created rayjob/%s", self.name)
+                    return
+            elif job["metadata"].get("deletionTimestamp"):
+                if waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
                     logger.warning("Pods of rayjob/%s do not end, perhaps on a lost node: not waiting.", self.name)
-                    self.jobs.delete(self.name, wait_for_pods=False)
+                    self._retry(self.jobs.delete, self.name, False)
                     waits_for_pods = False
-                failure_count = 0
-            except AlreadyExists:
-                pass  # created by another process, or by an earlier call whose response was lost
-            except Unavailable as error:
-                failure_count = self._count_failure(failure_count, error)
+            else:
+                status = job.get("status") or {}
+                if not has_ended(status) or status.get("jobStatus") == "SUCCEEDED":
+                    logger.info("following the existing rayjob/%s (%s)", self.name, describe(status))
+                    return
+                logger.info("rayjob/%s of an earlier attempt is %s: deleting it", self.name, describe(status))
+                self._retry(self.jobs.delete, self.name)
             time.sleep(_POLL_SECONDS)
         longest_wait = self.cluster.grace_seconds + _DELETION_SECONDS
         raise WorkerLost(
@@ -198,35 +199,41 @@ class _LaunchedJob:
             "then run again"
         )
 
-    def _create_or_keep(self, job: Job | None) -> bool:
-        """Create the job, or keep the existing one if it runs or has succeeded. Delete a failed job, return False."""
-        if job is None:
-            self.jobs.create(self.body)
-            logger.info("created rayjob/%s", self.name)
-            return True
-        status = job.get("status") or {}
-        if not has_ended(status) or status.get("jobStatus") == "SUCCEEDED":
-            logger.info("following the existing rayjob/%s (%s)", self.name, describe(status))
-            return True
-        logger.info("rayjob/%s of an earlier attempt is %s: deleting it", self.name, describe(status))
-        self.jobs.delete(self.name)
-        return False
+    def _retry(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a call. Repeat it while Kubernetes does not answer, up to `_MAX_ATTEMPTS` times.
 
-    def _count_failure(self, failure_count: int, error: Unavailable) -> int:
-        """Return the number of consecutive failed calls, this call included. Raise WorkerLost after too many."""
-        if failure_count >= _MAX_FAILURES:
-            raise WorkerLost(f"rayjob/{self.name}: {error}: the job was not deleted; run again to follow it") from error
-        logger.info("rayjob/%s: %s; retrying", self.name, error)
-        return failure_count + 1
+        Raises:
+            WorkerLost: Kubernetes has stopped answering.
+        """
+        attempt = 1
+        while True:
+            try:
+                return call(*arguments)
+            except Unavailable as error:
+                if attempt == _MAX_ATTEMPTS:
+                    message = f"rayjob/{self.name}: {error}: the job was not deleted; run again to follow it"
+                    raise WorkerLost(message) from error
+                logger.info("rayjob/%s: %s; retrying", self.name, error)
+            # Wait longer after each failure, so that many steps do not overload an API server that is recovering.
+            time.sleep(min(_POLL_SECONDS * 2**attempt, _MAX_RETRY_SECONDS))
+            attempt += 1
 
     def _follow(self, log: JobLog, start_deadline: float) -> dict[str, Any]:
-        """Wait for the end of the job and return its status. Enforce the time limits, and log the state regularly."""
+        """Wait for the end of the job and return its status. Enforce the time limits, and log the state regularly.
+
+        Raises:
+            WorkerLost: the job was deleted, or Kubernetes has stopped answering.
+            and the errors of `_check_start`.
+        """
         follow_start = time.monotonic()
         state_start = follow_start  # when the job began to run, or lost its pods
         last_report = follow_start
         was_running = False
         obstacles = ObstacleWatch(self.jobs)
-        for job in self._poll():
+        while True:
+            job = self._retry(self.jobs.get, self.name)
+            if job is None:
+                raise WorkerLost(f"rayjob/{self.name} was deleted by another process: run again to continue")
             current_time = time.monotonic()
             status = job.get("status") or {}
             if has_ended(status):
@@ -252,7 +259,7 @@ class _LaunchedJob:
                 last_report = current_time
                 elapsed = current_time - follow_start
                 logger.info("rayjob/%s is %s, %.0f s after the start", self.name, describe(status), elapsed)
-        raise AssertionError("unreachable")
+            time.sleep(_POLL_SECONDS)
 
     def _check_start(self, job: Job, obstacles: ObstacleWatch, remaining_seconds: float) -> None:
         """Raise the reason if a job cannot start, or has waited for too long.
@@ -275,23 +282,6 @@ class _LaunchedJob:
         partial = obstacles.partial(self.cluster.partial_seconds)
         if partial and not self.cluster.queue:
             raise _PartlyScheduled(partial.message)
-
-    def _poll(self) -> Iterator[Job]:
-        """Yield the state of the job repeatedly. Raise WorkerLost if it was deleted or Kubernetes stops answering."""
-        failure_count = 0
-        while True:
-            try:
-                job = self.jobs.get(self.name)
-            except Unavailable as error:
-                failure_count = self._count_failure(failure_count, error)
-                # Wait longer after each failure, so that many steps do not overload an API server that is recovering.
-                time.sleep(min(_POLL_SECONDS * 2**failure_count, _MAX_POLL_SECONDS))
-                continue
-            if job is None:
-                raise WorkerLost(f"rayjob/{self.name} was deleted by another process: run again to continue")
-            failure_count = 0
-            yield job
-            time.sleep(_POLL_SECONDS)
 
     def _find_error(self, status: dict[str, Any]) -> InfoXLMError:
         """Return the error of a failed job: the operator's if it ended the job, else the error that the job stored.
@@ -335,17 +325,10 @@ class _LaunchedJob:
 
     def _delete(self) -> None:
         """Delete the job to release its GPUs. If that fails, log the command that deletes it."""
-        for _ in range(_DELETE_ATTEMPTS):
-            try:
-                self.jobs.delete(self.name)
-                return
-            except Unavailable as error:
-                failure: Exception = error
-                time.sleep(1)
-            except InputError as error:
-                failure = error
-                break
-        logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", self.name, failure, self.name)
+        try:
+            _retry_briefly(lambda: self.jobs.delete(self.name))
+        except (Unavailable, InputError) as error:
+            logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", self.name, error, self.name)
 
     def stop(self) -> str:
         """Ask the training to save, and delete the job, unless a workflow needs it. Return what was done, as a message.
@@ -356,7 +339,7 @@ class _LaunchedJob:
         If Kubernetes does not answer, the job is not deleted. A job that no step follows ends by itself.
         """
         try:
-            if self._is_needed():
+            if _retry_briefly(self._is_needed):
                 return f"rayjob/{self.name} continues without this step, because a run needs it: run again to follow it"
         except Unavailable as error:
             logger.warning("cannot find out whether a run needs rayjob/%s (%s), so it is not deleted", self.name, error)
@@ -377,7 +360,7 @@ class _LaunchedJob:
             logger.warning("rayjob/%s: the request to save cannot be sent: %s", self.name, error)
 
     def _is_needed(self) -> bool:
-        """Return whether a running workflow needs the job. Ask Kubernetes up to `_NEEDED_ATTEMPTS` times.
+        """Return whether a running workflow needs the job.
 
         The workflow of this step needs the job if only this pod is stopped, for instance because its node is drained:
         the next attempt of the step will follow the job. Another workflow needs the job if it owns it.
@@ -386,13 +369,6 @@ class _LaunchedJob:
             Unavailable: Kubernetes does not answer.
             InputError: this process may not read workflows.
         """
-        for _ in range(_NEEDED_ATTEMPTS - 1):
-            with contextlib.suppress(Unavailable):
-                return self._ask_whether_needed()
-        return self._ask_whether_needed()
-
-    def _ask_whether_needed(self) -> bool:
-        """Return what `_is_needed` returns, or raise Unavailable at the first call without an answer."""
         # The workflow is unknown if Kubernetes did not answer at the start.
         owner = self.owner or self.jobs.find_workflow()
         if owner is None:
@@ -404,6 +380,14 @@ class _LaunchedJob:
             return False
         owner_uids = [reference["uid"] for reference in job["metadata"].get("ownerReferences") or []]
         return bool(owner_uids) and owner["uid"] not in owner_uids
+
+
+def _retry_briefly(call: Callable[[], T]) -> T:
+    """Return the result of a call. Repeat it up to `_LAST_ATTEMPTS` times if Kubernetes does not answer."""
+    for _ in range(_LAST_ATTEMPTS - 1):
+        with contextlib.suppress(Unavailable):
+            return call()
+    return call()
 
 
 def has_ended(status: dict[str, Any]) -> bool:

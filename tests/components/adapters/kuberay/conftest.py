@@ -1,4 +1,4 @@
-"""A Kubernetes API server for each test, and pauses of the launcher that are short."""
+"""A Kubernetes API server for each test, and a launcher with short pauses."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tests.servers.kubernetes_api import KubernetesServer, running_kubernetes
 def kubernetes(monkeypatch) -> Iterator[KubernetesServer]:
     pauses = {
         "_POLL_SECONDS": 0.05,
-        "_MAX_POLL_SECONDS": 0.1,
+        "_MAX_RETRY_SECONDS": 0.1,
         "_RETRY_SECONDS": 0.05,
         "_LAST_LINES_SECONDS": 0.2,
         "_OPERATOR_SECONDS": 0,

@@ -1,4 +1,4 @@
-"""The life of a RayJob, against a Kubernetes API server in memory: the tests do what KubeRay's operator would."""
+"""Launching and following a RayJob, against a Kubernetes API server in memory. The tests act as KubeRay's operator."""
 
 import os
 import signal
@@ -27,24 +27,33 @@ from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer
 from tests.servers.processes import until
 
 NAME = job_name("pretrain", "run-1", "pretrained-77b0")
+WORKER = f"{NAME}-x2x4v-workers-worker"
 CLUSTER = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")
+SUSPENDED = {"jobDeploymentStatus": "Suspended", "jobStatus": ""}
+INITIALIZING = {"jobDeploymentStatus": "Initializing"}
 RUNNING = {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
 SUCCEEDED = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}
 FAILED = {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "reason": "AppFailed", "message": "exit\ncode 1"}
-OWNER = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "infoxlm-x7k2p", "uid": "u-2"}
-OWNER |= {"controller": False, "blockOwnerDeletion": False}
-ANOTHER = OWNER | {"uid": "u-1", "name": "infoxlm-a1b2c"}
+OWNER = {
+    "apiVersion": "argoproj.io/v1alpha1",
+    "kind": "Workflow",
+    "name": "infoxlm-x7k2p",
+    "uid": "u-2",
+    "controller": False,
+    "blockOwnerDeletion": False,
+}
+OTHER_OWNER = OWNER | {"uid": "u-1", "name": "infoxlm-a1b2c"}
 
 
 @pytest.fixture
 def launch(kubernetes, monkeypatch) -> Callable[..., None]:
-    """`job.run` in a pod of a workflow on that server."""
+    """Return a function that calls `job.run` as a step of the workflow `OWNER`."""
     monkeypatch.setattr(api, "connect", lambda: api.RayJobs(kubernetes.api(), NAMESPACE))
     monkeypatch.setenv("KFP_POD_NAME", "step-2")
     kubernetes.put_step("step-2", OWNER["name"], OWNER["uid"])
 
     def run(ask_to_stop=lambda: None, read_outcome=lambda: None, **settings) -> None:
-        limits = {"start_seconds": 20, "run_seconds": 20}  # a test that waits in vain ends
+        limits = {"start_seconds": 20, "run_seconds": 20}  # end a test that would wait forever
         cluster = ClusterConfig.parse({**CLUSTER.model_dump(), **limits, **settings}, "cluster")
         job.run(NAME, "s3://infoxlm/store/work/j.json", cluster, 8, [], ask_to_stop, read_outcome)
 
@@ -52,13 +61,14 @@ def launch(kubernetes, monkeypatch) -> Callable[..., None]:
 
 
 class Clock:
-    """The launcher's clock, which a test moves. Pauses last as long as ever."""
+    """A clock of the launcher that the test moves. Pauses keep their real length."""
 
     def __init__(self) -> None:
-        self.now, self.reads = 0.0, 0
+        self.now = 0.0
+        self.read_count = 0
 
     def monotonic(self) -> float:
-        self.reads += 1
+        self.read_count += 1
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -67,8 +77,8 @@ class Clock:
     def move(self, seconds: float) -> None:
         """Move the clock, and return when the launcher has noticed."""
         self.now += seconds
-        reads = self.reads
-        until(lambda: self.reads > reads + 4)
+        read_count = self.read_count
+        until(lambda: self.read_count > read_count + 4)
 
 
 @pytest.fixture
@@ -79,49 +89,68 @@ def clock(monkeypatch) -> Clock:
     return clock
 
 
+@pytest.fixture
+def log(caplog):
+    with caplog.at_level("INFO"):
+        yield caplog
+
+
 @contextmanager
 def operator(act: Callable[[], object]) -> Iterator[None]:
-    """Let somebody else act while the launcher runs; an error of theirs fails the test."""
-    failures: list[BaseException] = []
+    """Run `act` in a thread beside the launcher. Its error fails the test."""
+    errors: list[BaseException] = []
 
-    def body() -> None:
+    def run() -> None:
         try:
             act()
         except BaseException as error:
-            failures.append(error)
+            errors.append(error)
 
-    thread = threading.Thread(target=body, daemon=True)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield
     finally:
         thread.join(20)
-    assert not failures, failures
+    assert not errors, errors
 
 
-def end_with(kubernetes: KubernetesServer, status: dict):
-    """Let the operator end the job as soon as it is created."""
-    return operator(lambda: kubernetes.wait_for(NAME) and kubernetes.status(NAME, **status))
+def end_with(kubernetes: KubernetesServer, *statuses: dict):
+    """Give each job that the launcher creates the next of these statuses."""
+
+    def act() -> None:
+        for number, status in enumerate(statuses, start=1):
+            kubernetes.wait_for(NAME, number)
+            kubernetes.status(NAME, **status)
+
+    return operator(act)
 
 
-def end_when_found(kubernetes: KubernetesServer):
-    """Let a job that exists succeed after the launcher has found it."""
-    return operator(lambda: until(lambda: "get" in verbs(kubernetes)) or kubernetes.status(NAME, **SUCCEEDED))
+def list_calls(kubernetes: KubernetesServer, *verbs: str) -> list[str]:
+    """Return the calls for RayJobs with one of these verbs, in order."""
+    return [verb for verb, _, resource in kubernetes.calls if resource == "rayjobs" and verb in verbs]
 
 
-def verbs(server: KubernetesServer) -> list[str]:
-    return [verb for verb, _, resource in server.calls if resource == "rayjobs"]
+def wait_for_reads(kubernetes: KubernetesServer, count: int) -> None:
+    """Wait until the launcher has read the job so many times."""
+    until(lambda: len(list_calls(kubernetes, "get")) >= count)
 
 
-# ---------------------------------------------------------------- begin
+def assert_last_deletion(kubernetes: KubernetesServer, policy: str) -> None:
+    verb, _, body = kubernetes.bodies[-1]
+    assert verb == "delete"
+    assert body == {"propagationPolicy": policy}
 
 
-def test_a_job_is_owned_by_the_workflow_of_its_step_and_deleted_with_all_its_pods_when_it_has_succeeded(
-    kubernetes, launch
-):
+# ---------------------------------------------------------------- create or find
+
+
+def test_job_is_owned_by_its_workflow_and_deleted_when_it_has_succeeded(kubernetes, launch):
+    kubernetes.fail("delete", 503)
+
     def act():
         kubernetes.wait_for(NAME)
-        for status in ({"jobDeploymentStatus": "Initializing"}, RUNNING, SUCCEEDED):
+        for status in (INITIALIZING, RUNNING, SUCCEEDED):
             kubernetes.status(NAME, **status)
 
     with operator(act):
@@ -131,105 +160,82 @@ def test_a_job_is_owned_by_the_workflow_of_its_step_and_deleted_with_all_its_pod
     assert created["metadata"]["name"] == NAME
     assert created["metadata"]["ownerReferences"] == [OWNER]
     assert kubernetes.job(NAME) is None
-    assert kubernetes.bodies[-1][::2] == ("delete", {"propagationPolicy": "Foreground"})
+    assert_last_deletion(kubernetes, "Foreground")
 
 
-@pytest.mark.parametrize(
-    ("may_read_pods", "message"),
-    [(True, "so the job has no owner that is deleted with it"), (False, "the job will not be deleted with it")],
-)
-def test_without_a_workflow_or_the_right_to_find_it_a_job_has_no_owner_and_the_log_says_so(
-    kubernetes, launch, monkeypatch, caplog, may_read_pods, message
-):
-    if may_read_pods:
-        monkeypatch.delenv("KFP_POD_NAME")
-    else:
-        kubernetes.fail("get", 403, resource="pods")
+def test_job_has_no_owner_if_the_workflow_cannot_be_found(kubernetes, launch, log):
+    kubernetes.fail("get", 403, resource="pods")
 
-    with caplog.at_level("INFO"), end_with(kubernetes, SUCCEEDED):
+    with end_with(kubernetes, SUCCEEDED):
         launch()
 
     assert "ownerReferences" not in kubernetes.jobs_ever()[0]["metadata"]
-    assert message in caplog.text
-    assert may_read_pods or "Role infoxlm-runner" in caplog.text
+    assert "Role infoxlm-runner" in log.text
 
 
-@pytest.mark.parametrize("owner", [OWNER, ANOTHER])
+@pytest.mark.parametrize("owner", [OWNER, OTHER_OWNER])
 @pytest.mark.parametrize("status", [RUNNING, SUCCEEDED])
-def test_a_job_of_an_earlier_attempt_or_of_another_run_is_followed_and_not_run_again(kubernetes, launch, status, owner):
+def test_existing_job_of_this_or_another_run_is_followed(kubernetes, launch, status, owner):
     kubernetes.put_job(NAME, metadata={"ownerReferences": [owner]}, status=status)
 
-    with end_when_found(kubernetes) if status is RUNNING else nullcontext():
+    def succeed():
+        wait_for_reads(kubernetes, 1)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(succeed) if status is RUNNING else nullcontext():
         launch()
 
     assert not kubernetes.jobs_ever()
 
 
-def test_a_job_that_failed_in_an_earlier_attempt_is_deleted_and_created_anew(kubernetes, launch):
+def test_failed_job_of_an_earlier_attempt_is_replaced(kubernetes, launch):
     kubernetes.put_job(NAME, status=FAILED)
 
     with end_with(kubernetes, SUCCEEDED):
         launch()
 
-    assert [verb for verb in verbs(kubernetes) if verb in ("delete", "create")] == ["delete", "create", "delete"]
+    assert list_calls(kubernetes, "create", "delete") == ["delete", "create", "delete"]
 
 
-def test_a_job_that_is_being_deleted_is_waited_for(kubernetes, launch):
-    kubernetes.put_job(NAME, metadata={"finalizers": ["ray.io/rayjob-finalizer"]}, status=RUNNING)
-    kubernetes.delete(NAME)
-
-    def act():
-        until(lambda: verbs(kubernetes).count("get") > 2)
-        assert not kubernetes.jobs_ever()
-        kubernetes.patch(NAME, {"metadata": {"finalizers": []}})
-        kubernetes.wait_for(NAME)
-        kubernetes.status(NAME, **SUCCEEDED)
-
-    with operator(act):
-        launch()
-
-    assert len(kubernetes.jobs_ever()) == 1
-
-
-def test_pods_that_stay_on_a_dead_node_do_not_keep_their_job_from_being_started_anew(kubernetes, launch, clock, caplog):
+def test_deletion_of_an_earlier_job_is_awaited_unless_its_pods_are_on_a_dead_node(kubernetes, launch, clock, log):
     kubernetes.put_job(NAME, metadata={"finalizers": ["foregroundDeletion"]}, status=FAILED)
     kubernetes.delete(NAME)
 
     def act():
-        until(lambda: verbs(kubernetes).count("get") > 3)
+        wait_for_reads(kubernetes, 4)
         clock.move(120)
-        assert "delete" not in verbs(kubernetes)  # within the grace its pods may still save
+        assert not list_calls(kubernetes, "create", "delete")  # the pods may still save
         clock.now += 2
-        until(lambda: "delete" in verbs(kubernetes))
-        assert kubernetes.bodies[-1][::2] == ("delete", {"propagationPolicy": "Background"})
-        kubernetes.patch(NAME, {"metadata": {"finalizers": []}})  # what the API server does then
+        until(lambda: list_calls(kubernetes, "delete"))
+        assert_last_deletion(kubernetes, "Background")
+        kubernetes.patch(NAME, {"metadata": {"finalizers": []}})  # as the API server does now
         kubernetes.wait_for(NAME)
         kubernetes.status(NAME, **SUCCEEDED)
 
     with operator(act):
         launch(grace_seconds=1, start_seconds=900)
 
-    assert "perhaps on a lost node" in caplog.text
+    assert "perhaps on a lost node" in log.text
 
 
-def test_a_job_whose_creation_was_not_confirmed_is_found(kubernetes, launch):
+def test_job_is_found_if_the_response_to_its_creation_was_lost(kubernetes, launch, log):
     kubernetes.fail("create", "lost")
 
     with end_with(kubernetes, SUCCEEDED):
         launch()
 
-    assert len(kubernetes.jobs_ever()) == 1
+    assert f"following the existing rayjob/{NAME}" in log.text
 
 
-# ---------------------------------------------------------------- an API server in trouble
+# ---------------------------------------------------------------- an API server that fails
 
 
-def test_server_errors_and_cut_connections_do_not_touch_the_job(kubernetes, launch):
+def test_temporary_errors_of_kubernetes_do_not_affect_the_job(kubernetes, launch):
     def act():
         kubernetes.wait_for(NAME)
         kubernetes.fail("get", 503, "cut", 410, 429)
         until(lambda: not kubernetes.pending_faults())
-        assert "delete" not in verbs(kubernetes)
+        assert not list_calls(kubernetes, "delete")
         kubernetes.status(NAME, **SUCCEEDED)
 
     with operator(act):
@@ -238,12 +244,12 @@ def test_server_errors_and_cut_connections_do_not_touch_the_job(kubernetes, laun
     assert len(kubernetes.jobs_ever()) == 1
 
 
-def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes, launch, monkeypatch):
-    monkeypatch.setattr(job, "_MAX_FAILURES", 3)
+def test_job_is_not_deleted_if_kubernetes_stops_answering(kubernetes, launch, monkeypatch):
+    monkeypatch.setattr(job, "_MAX_ATTEMPTS", 4)
     kubernetes.put_job(NAME, status=RUNNING)
 
     def act():
-        until(lambda: verbs(kubernetes).count("get") > 1)
+        wait_for_reads(kubernetes, 2)
         kubernetes.fail("get", *[500] * 9)
 
     with (
@@ -253,7 +259,7 @@ def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes
         launch()
 
     assert kubernetes.job(NAME)
-    assert "delete" not in verbs(kubernetes)
+    assert not list_calls(kubernetes, "delete")
 
 
 @pytest.mark.parametrize(
@@ -264,109 +270,89 @@ def test_a_job_is_left_alone_when_kubernetes_does_not_answer_any_more(kubernetes
         ("create", 404, "check KubeRay's version"),
     ],
 )
-def test_a_refusal_is_final_and_names_the_remedy(kubernetes, launch, verb, status, message):
+def test_refusal_of_kubernetes_is_final_and_names_the_remedy(kubernetes, launch, verb, status, message):
     kubernetes.fail(verb, status)
 
     with pytest.raises(InputError, match=message):
         launch()
 
-    assert "delete" not in verbs(kubernetes)
+    assert not list_calls(kubernetes, "delete")
 
 
-def test_gpus_are_released_although_the_first_deletion_fails(kubernetes, launch):
-    kubernetes.fail("delete", 503)
-
-    with end_with(kubernetes, SUCCEEDED):
-        launch()
-
-    assert kubernetes.job(NAME) is None
-
-
-def test_a_step_outside_of_a_cluster_says_what_it_needs():
+def test_step_outside_of_a_cluster_is_refused():
     with pytest.raises(InputError, match="runs in a pod, as infoxlm-runner"):
         job.run(NAME, "w", CLUSTER, 8, [], lambda: None, lambda: None)
 
 
-# ---------------------------------------------------------------- how a job ends
+# ---------------------------------------------------------------- the end of a job
 
 
-def because(reason: str) -> dict:
+def failed_because(reason: str) -> dict:
     return {"jobDeploymentStatus": "Failed", "jobStatus": "RUNNING", "reason": reason}
 
 
 DIVERGED = {"stage": "pretrain", "code": 5, "class": "TrainingDiverged", "message": "3 steps in a row\nare not finite"}
+CORRUPT = {"code": 3, "class": "DataCorrupt", "message": "x"}
+UNEXPECTED = {"code": 70, "class": "MemoryError", "message": "x"}
+LEASE_HELD = {"code": 75, "class": "LeaseHeld", "message": "another process trains this run"}
+STOPPED = {"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}
 
 
 @pytest.mark.parametrize(
-    ("status", "outcome", "kind", "code", "words"),
+    ("status", "outcome", "error_class", "exit_code", "message"),
     [
         (FAILED, None, WorkerLost, 75, "ended as Failed, FAILED AppFailed: exit code 1: run again"),
         (FAILED, DIVERGED, TrainingDiverged, 5, "3 steps in a row are not finite"),
-        (FAILED, {"code": 3, "class": "DataCorrupt", "message": "x"}, DataCorrupt, 3, "x"),
-        (FAILED, {"code": 70, "class": "MemoryError", "message": "x"}, InfoXLMError, 70, "x"),
+        (FAILED, CORRUPT, DataCorrupt, 3, "x"),
+        (FAILED, UNEXPECTED, InfoXLMError, 70, "x"),
         ({"jobDeploymentStatus": "Running", "jobStatus": "FAILED"}, DIVERGED, TrainingDiverged, 5, "not finite"),
-        ({"jobDeploymentStatus": "Complete", "jobStatus": "STOPPED"}, None, WorkerLost, 75, "STOPPED"),
-        (because("SubmissionFailed"), None, WorkerLost, 75, "SubmissionFailed"),
-        (because("PreRunningDeadlineExceeded"), None, ResourcesUnavailable, 75, "GPUs were not available in time"),
-        (because("DeadlineExceeded"), None, ResourcesUnavailable, 75, "reached its time limit"),
+        (STOPPED, None, WorkerLost, 75, "STOPPED"),
+        (failed_because("PreRunningDeadlineExceeded"), None, ResourcesUnavailable, 75, "GPUs were not available"),
+        (failed_because("DeadlineExceeded"), None, ResourcesUnavailable, 75, "reached its time limit"),
         ({"jobDeploymentStatus": "ValidationFailed"}, None, InputError, 2, "refused by KubeRay"),
     ],
-)  # fmt: skip
-def test_the_end_of_a_job_is_an_error_of_ours_in_one_line(kubernetes, launch, status, outcome, kind, code, words):
-    outcomes = iter([None, outcome])
+)
+def test_failed_job_becomes_a_one_line_error(kubernetes, launch, status, outcome, error_class, exit_code, message):
+    outcomes = iter([None, outcome])  # before and after the job
 
     with end_with(kubernetes, status), pytest.raises(InfoXLMError) as raised:
         launch(read_outcome=lambda: next(outcomes), retries=0)
 
-    assert type(raised.value) is kind
-    assert raised.value.exit_code == code
-    assert words in str(raised.value)
+    assert type(raised.value) is error_class
+    assert raised.value.exit_code == exit_code
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert kubernetes.job(NAME) is None
 
 
-def test_the_final_error_of_an_earlier_attempt_ends_this_one_without_asking_for_gpus(kubernetes, launch):
+def test_permanent_error_of_an_earlier_attempt_is_raised_without_a_job(kubernetes, launch):
     with pytest.raises(TrainingDiverged, match="3 steps in a row"):
         launch(read_outcome=lambda: DIVERGED)
 
     assert not kubernetes.calls
 
 
-def end_each(kubernetes: KubernetesServer, *ends: dict):
-    """Let the operator end each job that the launcher creates."""
-
-    def act():
-        for number, end in enumerate(ends, start=1):
-            kubernetes.wait_for(NAME, number)
-            kubernetes.status(NAME, **end)
-
-    return operator(act)
-
-
-HELD = {"code": 75, "class": "LeaseHeld", "message": "somebody trains this run"}
-
-
-def test_a_job_that_asks_to_be_tried_again_is_started_anew_until_it_succeeds(kubernetes, launch, caplog):
-    with end_each(kubernetes, FAILED, SUCCEEDED):
-        launch(read_outcome=lambda: HELD)
+def test_job_with_a_temporary_error_is_started_again(kubernetes, launch, log):
+    with end_with(kubernetes, FAILED, SUCCEEDED):
+        launch(read_outcome=lambda: LEASE_HELD)
 
     assert len(kubernetes.jobs_ever()) == 2
-    assert "somebody trains this run; starting it again (1 of 3)" in caplog.text
+    assert "another process trains this run; starting it again (1 of 3)" in log.text
 
 
 @pytest.mark.item("F24")
-def test_a_job_is_not_started_anew_more_often_than_the_config_says(kubernetes, launch):
-    with end_each(kubernetes, FAILED, FAILED), pytest.raises(LeaseHeld):
-        launch(read_outcome=lambda: HELD, retries=1)
+def test_job_is_started_again_only_as_often_as_configured(kubernetes, launch):
+    with end_with(kubernetes, FAILED, FAILED), pytest.raises(LeaseHeld):
+        launch(read_outcome=lambda: LEASE_HELD, retries=1)
 
     assert len(kubernetes.jobs_ever()) == 2
     assert kubernetes.job(NAME) is None
 
 
-def test_a_job_that_somebody_deletes_stays_deleted(kubernetes, launch):
+def test_job_deleted_by_another_process_is_not_created_again(kubernetes, launch):
     def act():
         kubernetes.wait_for(NAME)
-        until(lambda: verbs(kubernetes).count("get") > 1)
+        wait_for_reads(kubernetes, 2)
         kubernetes.delete(NAME)
 
     with operator(act), pytest.raises(WorkerLost, match="deleted by another process"):
@@ -375,179 +361,7 @@ def test_a_job_that_somebody_deletes_stays_deleted(kubernetes, launch):
     assert len(kubernetes.jobs_ever()) == 1
 
 
-# ---------------------------------------------------------------- time limits
-
-
-@pytest.mark.item("F24")
-def test_gpus_that_never_come_end_the_step_in_time_with_the_reason_of_the_scheduler(kubernetes, launch, clock):
-    def act():
-        kubernetes.wait_for(NAME)
-        kubernetes.status(NAME, jobDeploymentStatus="Suspended")  # as in a queue
-        kubernetes.put_event("other-pod", "of no interest")
-        kubernetes.put_event(
-            f"{NAME}-x2x4v-workers-worker-1", "0/3 nodes are available:\n3 Insufficient nvidia.com/gpu."
-        )
-        clock.move(899)
-        assert kubernetes.job(NAME) is not None
-        clock.now += 2
-
-    with operator(act), pytest.raises(ResourcesUnavailable) as raised:
-        launch(start_seconds=900)
-
-    reason = "no GPUs after 900 s (Suspended): 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-    assert reason in str(raised.value)
-    assert len(kubernetes.jobs_ever()) == 1
-    assert kubernetes.job(NAME) is None
-
-
-POLICY = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
-
-
-@pytest.mark.item("F24")
-@pytest.mark.parametrize(
-    ("worker", "event", "reason"),
-    [
-        (
-            ("ImagePullBackOff", "Back-off pulling image"),
-            'Failed to pull image "x": 403 denied',
-            "ImagePullBackOff in pod .*: Back-off pulling image",
-        ),
-        (("ErrImagePull", "manifest unknown"), "", "ErrImagePull in pod .*: manifest unknown"),
-        (("InvalidImageName", "invalid reference format"), "", "InvalidImageName"),
-        (None, POLICY, "violates PodSecurity"),
-    ],
-)  # fmt: skip
-def test_an_obstacle_that_waiting_does_not_remove_ends_the_step_after_a_minute(
-    kubernetes, launch, clock, worker, event, reason
-):
-    def act():
-        kubernetes.wait_for(NAME)
-        kubernetes.status(NAME, jobDeploymentStatus="Initializing")
-        if worker:
-            kubernetes.put_worker(f"{NAME}-x2x4v-workers-worker-1", *worker)
-        if event:
-            kubernetes.put_event(f"{NAME}-x2x4v", event)
-        clock.move(31)
-        assert kubernetes.job(NAME) is not None  # once may be a hiccup of the registry
-        clock.now += 31
-
-    with operator(act), pytest.raises(InputError, match=rf"cannot start: .*{reason}.*; fix this, then run again"):
-        launch(start_seconds=3600)
-
-    assert kubernetes.job(NAME) is None
-
-
-AWAY = ("ImagePullBackOff", "Back-off pulling image"), 'Failed to pull image "x": 503 Service Unavailable'
-QUOTA = "exceeded quota: infoxlm, requested: requests.nvidia.com/gpu=8, used: requests.nvidia.com/gpu=8"
-FULL = (), f'Failed to create worker Pod: pods "x" is forbidden: {QUOTA}'
-
-
-@pytest.mark.parametrize(
-    ("worker", "event", "message"),
-    [(*AWAY, "ImagePullBackOff in pod"), (*FULL, "Failed to create worker Pod")],
-    ids=["the registry is away", "the quota is used up"],
-)
-def test_an_obstacle_that_may_pass_is_logged_once_and_waited_for(
-    kubernetes, launch, clock, caplog, worker, event, message
-):
-    def act():
-        kubernetes.wait_for(NAME)
-        kubernetes.patch(NAME, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
-        kubernetes.status(NAME, jobDeploymentStatus="Initializing")
-        kubernetes.put_worker("of-another-job", "InvalidImageName", "no concern of ours")
-        kubernetes.put_event(f"{NAME}-old00", POLICY, "2025-12-31T23:59:00Z")  # of an earlier job of this name
-        if worker:
-            kubernetes.put_worker(f"{NAME}-x2x4v-workers-worker-1", *worker)
-        kubernetes.put_event(f"{NAME}-x2x4v", event, "2026-01-01T00:00:09Z")
-        for _ in range(3):
-            clock.move(31)
-        kubernetes.status(NAME, **SUCCEEDED)
-
-    with caplog.at_level("INFO"), operator(act):
-        launch(start_seconds=3600)
-
-    assert caplog.text.count(f"rayjob/{NAME} waits: {message}") == 1
-
-
-UNSCHEDULABLE = "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available."
-WORKER = f"{NAME}-x2x4v-workers-worker"
-
-
-def put_partly_scheduled(kubernetes: KubernetesServer, node_for_workers: bool = False) -> None:
-    """Let the scheduler find a node for the head and one worker, and none for the submitter or the other worker."""
-    kubernetes.put_pod(f"{NAME}-x2x4v-head", "head", node="n1")
-    kubernetes.put_pod(f"{WORKER}-a", "worker", node="n1")
-    if node_for_workers:
-        kubernetes.put_pod(f"{WORKER}-b", "worker", node="n2")
-        kubernetes.put_pod(f"{NAME}-9xk2f", "", unschedulable=UNSCHEDULABLE)
-        kubernetes.status(NAME, jobDeploymentStatus="Running", rayClusterStatus={"desiredWorkerReplicas": 2})
-    else:
-        kubernetes.put_pod(f"{WORKER}-b", "worker", unschedulable=UNSCHEDULABLE)
-        kubernetes.status(NAME, jobDeploymentStatus="Initializing", rayClusterStatus={"desiredWorkerReplicas": 2})
-
-
-@pytest.mark.parametrize(
-    ("node_for_workers", "waits"),
-    [
-        (False, f"1 of 2 workers cannot be scheduled: pod {WORKER}-b: 0/2 nodes are available: 2 Insufficient cpu."),
-        (True, f"the submitter cannot be scheduled: pod {NAME}-9xk2f: 0/2 nodes are available: 2 Insufficient cpu."),
-    ],
-)
-def test_a_job_that_holds_only_some_of_its_pods_gives_them_back_and_is_created_again_later(
-    kubernetes, launch, clock, caplog, node_for_workers, waits
-):
-    def act():
-        kubernetes.wait_for(NAME)
-        put_partly_scheduled(kubernetes, node_for_workers)
-        clock.move(31)
-        clock.move(299)
-        assert kubernetes.job(NAME) is not None
-        clock.now += 31
-        kubernetes.wait_for(NAME, creations=2)
-        kubernetes.delete_pods()
-        kubernetes.status(NAME, **SUCCEEDED)
-
-    with caplog.at_level("INFO"), operator(act):
-        launch(start_seconds=900, partial_seconds=300)
-
-    assert f"rayjob/{NAME} waits: {waits}" in caplog.text
-    assert f"rayjob/{NAME} was deleted to free its nodes ({waits}); creating it again in " in caplog.text
-    assert [verb for verb in verbs(kubernetes) if verb in ("create", "delete")] == ["create", "delete"] * 2
-
-
-def test_a_job_that_is_never_scheduled_whole_ends_in_the_time_to_start_however_often_it_is_created(
-    kubernetes, launch, clock
-):
-    def act():
-        for creations in (1, 2):
-            kubernetes.wait_for(NAME, creations)
-            kubernetes.delete_pods()
-            put_partly_scheduled(kubernetes)
-            clock.move(31)
-            clock.now += 331
-        clock.now += 500
-
-    with operator(act), pytest.raises(ResourcesUnavailable, match=r"no GPUs after 900 s .*1 of 2 workers cannot be"):
-        launch(start_seconds=900, partial_seconds=300)
-
-    assert kubernetes.job(NAME) is None
-
-
-def test_a_job_of_a_queue_keeps_its_pods(kubernetes, launch, clock):
-    def act():
-        kubernetes.wait_for(NAME)
-        put_partly_scheduled(kubernetes)
-        clock.move(31)
-        clock.move(331)
-        kubernetes.status(NAME, **SUCCEEDED)
-
-    with operator(act):
-        launch(start_seconds=900, partial_seconds=300, queue="gpu")
-
-    assert len(kubernetes.jobs_ever()) == 1
-
-
-def test_a_worker_that_was_killed_for_its_memory_is_named_with_its_limit_and_not_tried_again(kubernetes, launch):
+def test_worker_killed_for_its_memory_is_named_with_its_limit(kubernetes, launch):
     def act():
         kubernetes.wait_for(NAME)
         kubernetes.put_pod(f"{WORKER}-a", "worker", node="n1", memory="600Mi", killed=("OOMKilled", 137))
@@ -564,32 +378,194 @@ def test_a_worker_that_was_killed_for_its_memory_is_named_with_its_limit_and_not
     assert len(kubernetes.jobs_ever()) == 1
 
 
-def test_a_job_that_its_queue_takes_back_waits_again_with_a_time_limit_of_its_own(kubernetes, launch, clock, caplog):
-    def logs(state: str, times: int) -> None:
-        until(lambda: caplog.text.count(f"rayjob/{NAME} is {state}") == times)
+# ---------------------------------------------------------------- a job that does not start, and time limits
+
+
+@pytest.mark.item("F24")
+def test_step_without_gpus_ends_in_time_with_the_reason_of_the_scheduler(kubernetes, launch, clock):
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, **SUSPENDED)
+        kubernetes.put_event("other-pod", "of no interest")
+        kubernetes.put_event(f"{WORKER}-1", "0/3 nodes are available:\n3 Insufficient nvidia.com/gpu.")
+        clock.move(899)
+        assert kubernetes.job(NAME) is not None
+        clock.now += 2
+
+    with operator(act), pytest.raises(ResourcesUnavailable) as raised:
+        launch(start_seconds=900)
+
+    reason = "no GPUs after 900 s (Suspended): 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    assert reason in str(raised.value)
+    assert len(kubernetes.jobs_ever()) == 1
+    assert kubernetes.job(NAME) is None
+
+
+POD_SECURITY = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+
+
+@pytest.mark.item("F24")
+@pytest.mark.parametrize(
+    ("waiting", "event", "reason"),
+    [
+        (
+            ("ImagePullBackOff", "Back-off pulling image"),
+            'Failed to pull image "x": 403 denied',
+            "ImagePullBackOff in pod .*: Back-off pulling image",
+        ),
+        (("ErrImagePull", "manifest unknown"), "", "ErrImagePull in pod .*: manifest unknown"),
+        (("InvalidImageName", "invalid reference format"), "", "InvalidImageName"),
+        (None, POD_SECURITY, "violates PodSecurity"),
+    ],
+)
+def test_permanent_obstacle_ends_the_step_after_a_minute(kubernetes, launch, clock, waiting, event, reason):
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.status(NAME, **INITIALIZING)
+        if waiting:
+            kubernetes.put_worker(f"{WORKER}-1", *waiting)
+        if event:
+            kubernetes.put_event(f"{NAME}-x2x4v", event)
+        clock.move(31)
+        assert kubernetes.job(NAME) is not None  # the registry may have failed only once
+        clock.now += 31
+
+    with operator(act), pytest.raises(InputError, match=rf"cannot start: .*{reason}.*; fix this, then run again"):
+        launch(start_seconds=3600)
+
+    assert kubernetes.job(NAME) is None
+
+
+REGISTRY_FAILS = 'Failed to pull image "x": 503 Service Unavailable'
+QUOTA_USED = 'Failed to create worker Pod: pods "x" is forbidden: exceeded quota: infoxlm, requested: nvidia.com/gpu=8'
+
+
+@pytest.mark.parametrize(
+    ("waiting", "event", "message"),
+    [
+        (("ImagePullBackOff", "Back-off pulling image"), REGISTRY_FAILS, "ImagePullBackOff in pod"),
+        (None, QUOTA_USED, "Failed to create worker Pod"),
+    ],
+)
+def test_temporary_obstacle_is_logged_once(kubernetes, launch, clock, log, waiting, event, message):
+    def act():
+        kubernetes.wait_for(NAME)
+        kubernetes.patch(NAME, {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
+        kubernetes.status(NAME, **INITIALIZING)
+        kubernetes.put_worker("of-another-job", "InvalidImageName", "must be ignored")
+        kubernetes.put_event(f"{NAME}-old00", POD_SECURITY, "2025-12-31T23:59:00Z")  # of an earlier job of this name
+        if waiting:
+            kubernetes.put_worker(f"{WORKER}-1", *waiting)
+        kubernetes.put_event(f"{NAME}-x2x4v", event, "2026-01-01T00:00:09Z")
+        for _ in range(3):
+            clock.move(31)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch(start_seconds=3600)
+
+    assert log.text.count(f"rayjob/{NAME} waits: {message}") == 1
+
+
+UNSCHEDULABLE = "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available."
+
+
+def put_partly_scheduled(kubernetes: KubernetesServer, waiting_pod: str = "worker") -> None:
+    """Create the pods of a job with two workers. Either the second worker or the submitter has no node."""
+    kubernetes.put_pod(f"{NAME}-x2x4v-head", "head", node="n1")
+    kubernetes.put_pod(f"{WORKER}-a", "worker", node="n1")
+    if waiting_pod == "submitter":
+        kubernetes.put_pod(f"{WORKER}-b", "worker", node="n2")
+        kubernetes.put_pod(f"{NAME}-9xk2f", "", unschedulable=UNSCHEDULABLE)
+        kubernetes.status(NAME, jobDeploymentStatus="Running", rayClusterStatus={"desiredWorkerReplicas": 2})
+    else:
+        kubernetes.put_pod(f"{WORKER}-b", "worker", unschedulable=UNSCHEDULABLE)
+        kubernetes.status(NAME, **INITIALIZING, rayClusterStatus={"desiredWorkerReplicas": 2})
+
+
+@pytest.mark.parametrize(
+    ("waiting_pod", "reason"),
+    [
+        ("worker", f"1 of 2 workers cannot be scheduled: pod {WORKER}-b: 0/2 nodes are available: 2 Insufficient cpu."),
+        ("submitter", f"the submitter cannot be scheduled: pod {NAME}-9xk2f: 0/2 nodes are available: 2 Insufficient"),
+    ],
+)
+def test_partly_scheduled_job_frees_its_nodes_and_is_created_again(kubernetes, launch, clock, log, waiting_pod, reason):
+    def act():
+        kubernetes.wait_for(NAME)
+        put_partly_scheduled(kubernetes, waiting_pod)
+        clock.move(31)
+        clock.move(299)
+        assert kubernetes.job(NAME) is not None
+        clock.now += 31
+        kubernetes.wait_for(NAME, creations=2)
+        kubernetes.delete_pods()
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch(start_seconds=900, partial_seconds=300)
+
+    assert f"rayjob/{NAME} waits: {reason}" in log.text
+    assert f"rayjob/{NAME} was deleted to free its nodes ({reason}" in log.text
+    assert list_calls(kubernetes, "create", "delete") == ["create", "delete"] * 2
+
+
+def test_partly_scheduled_job_is_not_created_again_after_the_time_to_start(kubernetes, launch, clock):
+    def act():
+        for creations in (1, 2):
+            kubernetes.wait_for(NAME, creations)
+            kubernetes.delete_pods()
+            put_partly_scheduled(kubernetes)
+            clock.move(31)
+            clock.now += 331
+        clock.now += 500
+
+    with operator(act), pytest.raises(ResourcesUnavailable, match=r"no GPUs after 900 s .*1 of 2 workers cannot be"):
+        launch(start_seconds=900, partial_seconds=300)
+
+    assert kubernetes.job(NAME) is None
+
+
+def test_partly_scheduled_job_of_a_queue_keeps_its_nodes(kubernetes, launch, clock):
+    def act():
+        kubernetes.wait_for(NAME)
+        put_partly_scheduled(kubernetes)
+        clock.move(31)
+        clock.move(331)
+        kubernetes.status(NAME, **SUCCEEDED)
+
+    with operator(act):
+        launch(start_seconds=900, partial_seconds=300, queue="gpu")
+
+    assert len(kubernetes.jobs_ever()) == 1
+
+
+def test_job_that_loses_its_pods_gets_the_full_time_to_start_again(kubernetes, launch, clock, log):
+    def wait_for_log(state: str, count: int) -> None:
+        until(lambda: log.text.count(f"rayjob/{NAME} is {state}") == count)
 
     def act():
         kubernetes.wait_for(NAME)
-        for times in (1, 2):
-            kubernetes.status(NAME, jobDeploymentStatus="Suspended", jobStatus="")
-            logs("Suspended", times - 1)
+        for count in (1, 2):
+            kubernetes.status(NAME, **SUSPENDED)
+            wait_for_log("Suspended", count - 1)
             clock.move(600)
             kubernetes.status(NAME, **RUNNING)
-            logs("Running", times)
+            wait_for_log("Running", count)
         kubernetes.status(NAME, **SUCCEEDED)
 
-    with caplog.at_level("INFO"), operator(act):
+    with operator(act):
         launch(start_seconds=900)
 
 
-def test_the_time_in_a_queue_does_not_count_as_time_without_gpus(kubernetes, launch, clock):
+def test_time_in_a_queue_is_not_time_without_gpus(kubernetes, launch, clock):
     def act():
         kubernetes.wait_for(NAME)
-        kubernetes.status(NAME, jobDeploymentStatus="Suspended")
+        kubernetes.status(NAME, **SUSPENDED)
         clock.move(0)
         for _ in range(3):
             clock.move(3000)
-        kubernetes.status(NAME, jobDeploymentStatus="Initializing")  # admitted: the time counts from now on
+        kubernetes.status(NAME, **INITIALIZING)  # Kueue has admitted the job
         clock.move(0)
         clock.now += 901
 
@@ -598,7 +574,7 @@ def test_the_time_in_a_queue_does_not_count_as_time_without_gpus(kubernetes, lau
 
 
 @pytest.mark.item("P9")
-def test_a_job_that_holds_its_gpus_too_long_is_deleted_even_without_an_operator(kubernetes, launch):
+def test_job_that_runs_too_long_is_deleted_even_if_the_operator_does_nothing(kubernetes, launch):
     with (
         end_with(kubernetes, RUNNING),
         pytest.raises(ResourcesUnavailable, match=r"not finished after ray.run_seconds \(1 s\)"),
@@ -608,145 +584,104 @@ def test_a_job_that_holds_its_gpus_too_long_is_deleted_even_without_an_operator(
     assert kubernetes.job(NAME) is None
 
 
-def test_the_state_of_a_quiet_job_is_logged_now_and_then(kubernetes, launch, monkeypatch, caplog):
-    monkeypatch.setattr(job, "_REPORT_SECONDS", 0.2)
+# ---------------------------------------------------------------- a step that is stopped
+
+
+def stop_running_job(kubernetes: KubernetesServer, log: pytest.LogCaptureFixture):
+    """Send SIGTERM to this process when the launcher follows a running job."""
 
     def act():
         kubernetes.wait_for(NAME)
-        pods = {"desiredWorkerReplicas": 2, "readyWorkerReplicas": 1}
-        kubernetes.status(NAME, jobDeploymentStatus="Initializing", rayClusterStatus=pods)
-        until(lambda: f"rayjob/{NAME} is Initializing, 1 of 2 worker pods ready, " in caplog.text)
-        until(lambda: "s after the start" in caplog.text)
-        kubernetes.status(NAME, **SUCCEEDED)
-
-    with caplog.at_level("INFO"), operator(act):
-        launch()
-
-
-# ---------------------------------------------------------------- a step that is told to stop
-
-
-def stop_while_it_runs(kubernetes, caplog):
-    """Let the job run, then send SIGTERM to this process."""
-
-    def act():
-        kubernetes.wait_for(NAME)
-        until(lambda: verbs(kubernetes).count("get") > 1)  # found or created, and followed
+        wait_for_reads(kubernetes, 2)
         kubernetes.status(NAME, **RUNNING)
-        until(lambda: f"rayjob/{NAME} is Running" in caplog.text)
+        until(lambda: f"rayjob/{NAME} is Running" in log.text)
         os.kill(os.getpid(), signal.SIGTERM)
 
     return operator(act)
 
 
-@pytest.fixture
-def info(caplog):
-    with caplog.at_level("INFO"):
-        yield caplog
-
-
-def test_sigterm_asks_the_training_to_save_and_deletes_the_job_at_once_without_waiting_for_the_save(
-    kubernetes, launch, info, monkeypatch
-):
-    monkeypatch.setattr(job, "_REQUEST_SECONDS", 60)  # longer than this test waits for the deletion
-    deleted: list[bool] = []
+def test_sigterm_deletes_the_job_while_the_training_saves(kubernetes, launch, log, monkeypatch):
+    monkeypatch.setattr(job, "_REQUEST_SECONDS", 60)  # longer than the deletion takes
+    handler = signal.getsignal(signal.SIGTERM)
+    was_deleted = threading.Event()
 
     def save() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)  # Kubernetes and Argo both send one
-        until(lambda: kubernetes.job(NAME) is None)  # while the training saves
-        deleted.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)  # Kubernetes and Argo may each send a signal
+        until(lambda: kubernetes.job(NAME) is None)
+        was_deleted.set()
 
-    handler = signal.getsignal(signal.SIGTERM)
-    with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted, match="run again"):
+    with stop_running_job(kubernetes, log), pytest.raises(Preempted, match="run again"):
         launch(ask_to_stop=save)
 
-    assert deleted
+    assert was_deleted.is_set()
     assert len(kubernetes.jobs_ever()) == 1
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_a_training_that_cannot_be_asked_to_save_is_ended_all_the_same(kubernetes, launch, info):
-    with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted):
+def test_sigterm_deletes_the_job_even_if_the_request_to_save_fails(kubernetes, launch, log):
+    with stop_running_job(kubernetes, log), pytest.raises(Preempted):
         launch(ask_to_stop=lambda: 1 / 0)
 
-    assert kubernetes.job(NAME) is None and "the request to save cannot be sent: division by zero" in info.text
-
-
-def test_sigterm_interrupts_any_wait_and_deletes_a_job_whose_gpus_have_not_come(kubernetes, launch, monkeypatch):
-    monkeypatch.setattr(job, "_POLL_SECONDS", 1000)
-
-    def act():
-        kubernetes.wait_for(NAME)
-        until(lambda: verbs(kubernetes).count("get") > 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with operator(act), pytest.raises(Preempted):
-        launch()
-
     assert kubernetes.job(NAME) is None
+    assert "the request to save cannot be sent: division by zero" in log.text
 
 
-RUNS = {  # the state of a workflow, and whether it is under way
+TERMINATED = {"spec": {"activeDeadlineSeconds": 0}, "status": {"phase": "Running"}}
+WORKFLOWS = {
     "running": ({"spec": {"activeDeadlineSeconds": 60}, "status": {"phase": "Running"}}, True),
     "new": ({"spec": {}}, True),
-    "terminated by Kubeflow": ({"spec": {"activeDeadlineSeconds": 0}, "status": {"phase": "Running"}}, False),
+    "terminated by Kubeflow": (TERMINATED, False),
     "stopped by Argo": ({"spec": {"shutdown": "Terminate"}, "status": {"phase": "Running"}}, False),
     "failed": ({"spec": {}, "status": {"phase": "Failed"}}, False),
-    "another of this name": ({"uid": "of another", "spec": {}}, False),
-    "gone": (None, False),
+    "another of this name": ({"uid": "another uid", "spec": {}}, False),
+    "deleted": (None, False),
 }
+"""State -> the workflow of the step, and whether it will retry the step."""
 
 
-def owners_of_the_job(kubernetes) -> list[dict] | None:
-    rayjob = kubernetes.job(NAME)
-    return rayjob and rayjob["metadata"]["ownerReferences"]
+@pytest.mark.parametrize("state", WORKFLOWS)
+def test_stopped_step_leaves_the_job_only_to_a_running_workflow(kubernetes, launch, log, state):
+    workflow, is_running = WORKFLOWS[state]
+    if workflow:
+        kubernetes.put_workflow(OWNER["name"], **{"uid": OWNER["uid"], **workflow})
+
+    with stop_running_job(kubernetes, log), pytest.raises(Preempted, match="run again"):
+        launch()
+
+    assert bool(kubernetes.job(NAME)) is is_running
 
 
-@pytest.mark.parametrize("owner", [OWNER, ANOTHER])
-def test_a_run_that_is_terminated_ends_its_job_and_leaves_that_of_another_run(kubernetes, launch, info, owner):
-    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["terminated by Kubeflow"][0])
-    kubernetes.put_job(NAME, metadata={"ownerReferences": [owner]}, status=RUNNING)
+def test_stopped_step_leaves_the_job_to_another_workflow_that_owns_it(kubernetes, launch, log):
+    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **TERMINATED)
+    kubernetes.put_job(NAME, metadata={"ownerReferences": [OTHER_OWNER]}, status=RUNNING)
     requests = []
 
     def act():
-        until(lambda: f"rayjob/{NAME} is Running" in info.text)
+        until(lambda: f"rayjob/{NAME} is Running" in log.text)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with operator(act), pytest.raises(Preempted, match="run again"):
-        launch(ask_to_stop=lambda: requests.append("to save"))
+        launch(ask_to_stop=lambda: requests.append("save"))
 
-    assert owners_of_the_job(kubernetes) == (None if owner is OWNER else [ANOTHER])
-    assert requests == (["to save"] if owner is OWNER else [])
-
-
-@pytest.mark.parametrize("state", RUNS)
-def test_a_step_whose_node_is_drained_leaves_the_job_to_its_next_attempt(kubernetes, launch, info, state):
-    body, is_under_way = RUNS[state]
-    if body:
-        kubernetes.put_workflow(OWNER["name"], **{"uid": OWNER["uid"], **body})
-
-    with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted, match="run again"):
-        launch()
-
-    assert owners_of_the_job(kubernetes) == ([OWNER] if is_under_way else None)
+    assert kubernetes.job(NAME)["metadata"]["ownerReferences"] == [OTHER_OWNER]
+    assert requests == []
 
 
 @pytest.mark.parametrize(
-    ("resource", "failures", "words", "job_stays"),
+    ("resource", "failures", "message", "is_deleted"),
     [
-        ("workflows", [403], "was stopped and deleted", False),
-        ("workflows", [500] * 3, "was not deleted, because Kubernetes does not answer", True),
-        ("pods", [500], "continues without this step", True),  # its run was not found at the start
+        ("workflows", [403], "was stopped and deleted", True),
+        ("workflows", [500] * 3, "was not deleted, because Kubernetes does not answer", False),
+        ("pods", [500], "continues without this step", False),  # the workflow was not known at the start
     ],
 )
-def test_a_job_is_deleted_only_if_kubernetes_says_or_may_not_say_whether_a_run_needs_it(
-    kubernetes, launch, info, resource, failures, words, job_stays
+def test_job_is_deleted_only_if_kubernetes_answers_or_refuses_to_tell_whether_it_is_needed(
+    kubernetes, launch, log, resource, failures, message, is_deleted
 ):
-    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **RUNS["running"][0])
+    kubernetes.put_workflow(OWNER["name"], OWNER["uid"], **WORKFLOWS["running"][0])
     kubernetes.fail("get", *failures, resource=resource)
 
-    with stop_while_it_runs(kubernetes, info), pytest.raises(Preempted, match=words):
+    with stop_running_job(kubernetes, log), pytest.raises(Preempted, match=message):
         launch()
 
-    assert bool(kubernetes.job(NAME)) is job_stays
-    assert resource == "pods" or "cannot find out whether a run needs rayjob/" in info.text
+    assert (kubernetes.job(NAME) is None) is is_deleted

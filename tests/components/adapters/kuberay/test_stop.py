@@ -1,4 +1,4 @@
-"""Deleting a RayJob: KubeRay stops the job on the head, and Ray's own job server gives the training time to save."""
+"""Stopping a job: Ray's job server on the head gives the training as much time to save as our manifest says."""
 
 import os
 import secrets
@@ -21,36 +21,36 @@ from infoxlm_core.training import workers
 from tests.servers.processes import free_port, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-SAVES_FOR = 8
-"""Seconds: longer than the three that Ray leaves a job by default."""
+SAVE_SECONDS = 8
+"""Longer than the 3 seconds for which Ray waits by default."""
 
 
 def save_slowly(run: Path) -> dict[str, float]:
-    """The body of a worker: train until the driver has left a note; then save for a while."""
+    """Act as a worker that trains until RUN/stop exists, and then takes `SAVE_SECONDS` to save."""
     (run / "training").touch()
     while not (run / "stop").exists():
         time.sleep(0.05)
-    time.sleep(SAVES_FOR)
+    time.sleep(SAVE_SECONDS)
     (run / "saved").touch()
     return {}
 
 
-def drive(run: Path) -> None:
-    """The entrypoint of the job, as `components.platform.job` is one."""
+def train_with_worker(run: Path) -> None:
+    """Act as the driver of a job, with one Ray worker."""
     run.mkdir(parents=True)
     with workers.stopping_on_signals(run):
         train.run(save_slowly, 1, run=run)
 
 
-def drive_here(run: Path) -> None:
-    """One that trains without workers: to show what Ray does to a job that says nothing, one is enough."""
+def train_without_worker(run: Path) -> None:
+    """Train in the driver. That is sufficient to show that Ray kills a driver after its default time."""
     run.mkdir(parents=True)
     with workers.stopping_on_signals(run):
         save_slowly(run)
 
 
 def submit(client: Any, entrypoint: str, runtime_env: dict) -> str:
-    """Submit a job, as soon as the cluster's agent, which starts after it, takes one."""
+    """Submit a job when the agent of the cluster, which starts after the cluster, accepts jobs."""
     deadline = time.monotonic() + 120
     while True:
         try:
@@ -61,52 +61,52 @@ def submit(client: Any, entrypoint: str, runtime_env: dict) -> str:
             time.sleep(0.5)
 
 
-def stop_two_jobs(base: Path, head: dict[str, str]) -> None:
-    """Start a cluster that has the environment of our head; submit and stop a job as KubeRay does, and one as usual."""
-    folder = tempfile.mkdtemp(prefix="rayj-", dir="/tmp")  # names of sockets must be short
+def stop_two_jobs(base: Path, head_variables: dict[str, str]) -> None:
+    """Start a Ray head with the variables of our manifest, and stop a job of ours and one with Ray's default."""
+    folder = tempfile.mkdtemp(prefix="rayj-", dir="/tmp")  # Ray's socket paths must be short
     os.environ |= {
         "RAY_TMPDIR": folder,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        **head,
+        **head_variables,
     }
     from ray.cluster_utils import Cluster
     from ray.job_submission import JobStatus, JobSubmissionClient
 
-    # The agent that takes jobs has the same port on every Ray, unless it is told another: a second one would wait.
+    # By default, the agents of all Rays of a machine use the same port.
     ports = {"dashboard_port": free_port(), "dashboard_agent_listen_port": free_port()}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": True, **ports})
     try:
         client = JobSubmissionClient(f"http://127.0.0.1:{ports['dashboard_port']}")
-        submitted = {}
-        usual = {"RAY_JOB_STOP_WAIT_TIME_S": "3"}
-        for name, main, variables in (("ours", "drive", {}), ("as-usual", "drive_here", usual)):
-            script = f"from tests.components.adapters.kuberay.test_stop import *; {main}(Path({str(base / name)!r}))"
-            entrypoint = f'{sys.executable} -c "{script}"'
-            submitted[name] = submit(client, entrypoint, {"env_vars": variables})
-        until(lambda: all((base / name / "training").exists() for name in submitted), 120)
+        default_variables = {"RAY_JOB_STOP_WAIT_TIME_S": "3"}
+        job_ids = []
+        for name, driver, variables in (
+            ("ours", "train_with_worker", {}),
+            ("default", "train_without_worker", default_variables),
+        ):
+            code = f"from tests.components.adapters.kuberay.test_stop import *; {driver}(Path({str(base / name)!r}))"
+            job_ids.append(submit(client, f'{sys.executable} -c "{code}"', {"env_vars": variables}))
+        until(lambda: (base / "ours/training").exists() and (base / "default/training").exists(), 120)
 
-        for job in submitted.values():
-            client.stop_job(job)  # POST /api/jobs/ID/stop: what KubeRay's finalizer calls
+        for job_id in job_ids:
+            client.stop_job(job_id)  # KubeRay's finalizer sends the same request
 
-        until(lambda: all(client.get_job_status(job) == JobStatus.STOPPED for job in submitted.values()), 120)
+        until(lambda: all(client.get_job_status(job_id) == JobStatus.STOPPED for job_id in job_ids), 120)
     finally:
         cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_training_whose_job_is_stopped_saves_although_that_takes_longer_than_ray_waits_by_default(tmp_path):
-    cluster = ClusterConfig.parse(
-        {"image": f"registry.example/infoxlm@sha256:{'1' * 64}", "grace_seconds": 60}, "cluster"
-    )
-    job = render("j-toy", "s3://infoxlm/store/work/j-toy.json", cluster, 1, [], version("ray"), {})
-    [head] = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
-    ours = {entry["name"]: entry.get("value") for entry in head["env"]}
-    head = {name: value for name, value in ours.items() if name.startswith("RAY_JOB_STOP")}
+def test_stopped_job_has_the_grace_period_of_the_manifest_to_save(tmp_path):
+    settings = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}", "grace_seconds": 60}
+    cluster = ClusterConfig.parse(settings, "cluster")
+    rendered = render("j-toy", "s3://infoxlm/store/work/j-toy.json", cluster, 1, [], version("ray"), {})
+    [head] = rendered["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    variables = {entry["name"]: entry["value"] for entry in head["env"] if entry["name"].startswith("RAY_JOB_STOP")}
 
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(stop_two_jobs, tmp_path, head).result()
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        process.submit(stop_two_jobs, tmp_path, variables).result()
 
     assert (tmp_path / "ours/saved").exists()
-    assert not (tmp_path / "as-usual/saved").exists(), "nothing was shown: Ray waits that long by itself"
+    assert not (tmp_path / "default/saved").exists(), "Ray waits that long by default, so this test proves nothing"
