@@ -1,4 +1,4 @@
-"""The bucket of a store is made once, with its rule, and rules of others stay."""
+"""The bucket of a store is created once with its rule, beside the rules of others."""
 
 import boto3
 import pytest
@@ -8,19 +8,19 @@ from infoxlm_core.errors import InputError
 
 
 @pytest.mark.parametrize("url", ["", "infoxlm", "s3://", "s3://infoxlm/store"])
-def test_what_is_no_bucket_is_refused_before_anybody_is_asked(url):
+def test_url_that_is_not_a_bucket_is_refused(url):
     with pytest.raises(InputError, match="is not a bucket: write s3://NAME"):
         buckets.ensure(url)
 
 
-def test_made_again_the_bucket_has_its_rule_once_beside_that_of_another(bucket):
+def test_repeated_setup_keeps_one_rule_beside_those_of_others(bucket):
     client = boto3.client("s3")
-    others = {"ID": "theirs", "Status": "Enabled", "Filter": {"Prefix": "old/"}, "Expiration": {"Days": 3}}
-    buckets.ensure("s3://made")
-    client.put_bucket_lifecycle_configuration(Bucket="made", LifecycleConfiguration={"Rules": [others]})
+    other_rule = {"ID": "other", "Status": "Enabled", "Filter": {"Prefix": "old/"}, "Expiration": {"Days": 3}}
+    buckets.ensure("s3://created")
+    client.put_bucket_lifecycle_configuration(Bucket="created", LifecycleConfiguration={"Rules": [other_rule]})
 
     for _ in range(2):
-        buckets.ensure("s3://made")
+        buckets.ensure("s3://created")
 
-    rules = client.get_bucket_lifecycle_configuration(Bucket="made")["Rules"]
-    assert sorted(rule["ID"] for rule in rules) == [buckets.RULE["ID"], "theirs"]
+    rules = client.get_bucket_lifecycle_configuration(Bucket="created")["Rules"]
+    assert sorted(rule["ID"] for rule in rules) == [buckets.RULE["ID"], "other"]
