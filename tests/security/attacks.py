@@ -59,9 +59,9 @@ def text(old: str, new: str) -> Callable[[bytes], bytes]:
     return lambda content: content.replace(old.encode(), new.encode(), 1)
 
 
-def flipped(at: int) -> Callable[[bytes], bytes]:
+def flipped(index: int) -> Callable[[bytes], bytes]:
     """Return a change that flips one bit of the byte at this index."""
-    return lambda content: content[:at] + bytes([content[at] ^ 4]) + content[at:][1:]
+    return lambda content: content[:index] + bytes([content[index] ^ 4]) + content[index + 1 :]
 
 
 def stored(change: Callable[[Tensor], Tensor]) -> Callable[[bytes], bytes]:
@@ -74,17 +74,17 @@ def cut(content: bytes) -> bytes:
 
 
 def parquet(schema: Any = None, **columns: Any) -> bytes:
-    packed = io.BytesIO()
-    pq.write_table(pa.table(columns, schema), packed)
-    return packed.getvalue()
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns, schema), buffer)
+    return buffer.getvalue()
 
 
 def archive(names: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", method) as found:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as zip_file:
         for name, content in names.items():
-            found.writestr(name, content)
-    return packed.getvalue()
+            zip_file.writestr(name, content)
+    return buffer.getvalue()
 
 
 def tmx(body: str, head: str = "") -> bytes:
@@ -99,16 +99,16 @@ PO = b'msgid ""\nmsgstr "Content-Type: text/plain; charset=%s\\nPlural-Forms: np
 PAIR = b'msgid "Save the page"\nmsgstr "Speichere die Seite"\n'
 
 
-def po(charset: bytes = b"utf-8", plural: bytes = b"n != 1", rest: bytes = PAIR) -> bytes:
-    return PO % (charset, plural) + rest
+def po(charset: bytes = b"utf-8", plural: bytes = b"n != 1", messages: bytes = PAIR) -> bytes:
+    return PO % (charset, plural) + messages
 
 
 def labelled(*rows: str, head: str = "text,label,language,split") -> bytes:
-    good = [
+    valid_rows = [
         f"good text {n},{'ab'[n % 2]},{'en' if n % 4 < 2 else 'de'},{'test' if n % 5 == 4 else 'train'}"
         for n in range(40)
     ]
-    return "\n".join([head, *good, *rows, ""]).encode()
+    return "\n".join([head, *valid_rows, *rows, ""]).encode()
 
 
 def dictionary(value: str, rows: int) -> Any:
@@ -148,7 +148,7 @@ CORPORA = [
     ("xliff", "<unit> is the root", b"<unit><segment/></unit>", InputError, "no valid XLIFF"),
     ("xliff", "cut", cut, InputError, "no valid XLIFF"),
     ("jsonl", "1,000,000 nested lists", b"[" * 1_000_000, InputError, "cannot be read"),
-    ("jsonl", "a number of 1,000,000 digits", b'{"en": ' + b"9" * 1_000_000 + b"}", InputError, "en"),
+    ("jsonl", "a number of 1,000,000 digits", b'{"en": ' + b"9" * 1_000_000 + b"}", InputError, "cannot be read"),
     ("jsonl", "a line of 10 MB", b'{"en": "' + b"a" * 10_000_000 + b'"}', InputError, "is too long"),
     ("jsonl", "invalid UTF-8", b'{"en": "\xff"}', EncodingError, "not UTF-8"),
     ("jsonl", "cut", cut, InputError, "cannot be read"),
@@ -159,7 +159,7 @@ CORPORA = [
     ("po", "a plural of brackets", po(plural=b"(" * 5000), InputError, "plural"),
     ("po", "charset rot13", po(b"rot13"), InputError, "not a readable gettext catalog"),
     ("po", "unknown charset", po(b"klingon"), None),
-    ("po", "invalid UTF-8", po(rest=b'msgid "a"\nmsgstr "\xff"\n'), InputError, "not a readable gettext catalog"),
+    ("po", "invalid UTF-8", po(messages=b'msgid "a"\nmsgstr "\xff"\n'), InputError, "not a readable gettext catalog"),
     ("mo", "the path of another file", b"/etc/hostname", InputError, "not a readable gettext catalog"),
     ("mo", "2^31 strings", struct.pack("<7I", 0x950412DE, 0, 2**31, 28, 28, 0, 28), InputError, "not a readable"),
     ("mo", "offsets beyond the end", struct.pack("<7I", 0x950412DE, 0, 1, 2**31, 2**31, 0, 28), InputError, "not a readable"),
@@ -245,7 +245,7 @@ TASKS = [
 
 
 def yaml(line: str) -> Callable[[bytes], bytes]:
-    """A config with a line more at its end."""
+    """Return a change that appends a line to a config."""
     return lambda content: content + f"\n{line}\n".encode()
 
 

@@ -1,4 +1,4 @@
-"""What was tried by hand against every reader ends as it should: read, or refused in one line of the right class."""
+"""Each hand-written attack on a reader ends as expected: it is read, or refused in one line with the right error."""
 
 import errno
 import functools
@@ -26,18 +26,23 @@ from tests.security.attacks import ATTACKS, po
 
 @pytest.mark.item("B18", "S11")
 @pytest.mark.parametrize("target", sorted({row.target for row in ATTACKS}))
-def test_an_attack_ends_in_one_line_of_the_right_class(target, tmp_path):
-    (valid, *_), wrong = TARGETS[target].examples(tmp_path), []
-    for row in (row for row in ATTACKS if row.target == target):
-        found = attack(target, tmp_path, row.content(valid) if callable(row.content) else row.content)
-        if type(found) is not (row.error or type(None)) or row.word not in str(found or ""):
-            wrong.append(f"{row.name}: {type(found).__name__}: {found}, not {row.error}: {row.word}")
+def test_every_attack_on_a_reader_ends_as_expected(target, tmp_path):
+    valid_content, *_ = TARGETS[target].examples(tmp_path)
+    failures = []
+    for row in ATTACKS:
+        if row.target != target:
+            continue
+        content = row.content(valid_content) if callable(row.content) else row.content
+        error = attack(target, tmp_path, content)
+        expected_type = row.error or type(None)
+        if type(error) is not expected_type or row.word not in str(error or ""):
+            failures.append(f"{row.name}: {type(error).__name__}: {error}, expected {row.error}: {row.word}")
 
-    assert not wrong
-    assert attack(target, tmp_path, valid) is None
+    assert failures == []
+    assert attack(target, tmp_path, valid_content) is None
 
 
-def _corpus(kind: str, path: Path) -> list:
+def read_corpus(kind: str, path: Path) -> list:
     source = CorpusSource.parse(
         {"name": "x", "format": kind, "path": str(path), "languages": ["de"] * (kind == "text")}
     )
@@ -46,7 +51,7 @@ def _corpus(kind: str, path: Path) -> list:
 
 READERS = {
     **{
-        kind: lambda path, kind=kind: _corpus(kind, path)
+        kind: lambda path, kind=kind: read_corpus(kind, path)
         for kind in ("text", "tmx", "xliff", "jsonl", "parquet", "gettext")
     },
     "labelled": lambda path: read_labelled(ClassificationConfig(data=str(path)), None),
@@ -54,24 +59,32 @@ READERS = {
     "config": load,
     "fairseq": lambda path: fairseq.convert(path, path.parent / "new"),
 }
-NAMES = {"labelled": "x-en.csv", "questions": "x.en.json", "config": "x.yaml", "fairseq": "x.pt", "gettext": "x.whl"}
+FILE_NAMES = {
+    "labelled": "x-en.csv",
+    "questions": "x.en.json",
+    "config": "x.yaml",
+    "fairseq": "x.pt",
+    "gettext": "x.whl",
+}
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_what_never_ends_or_is_no_file_is_refused_before_it_is_opened(reader, tmp_path):
-    path = tmp_path / NAMES.get(reader, "x.txt")
-    for kind in ("pipe", "device", "round", "nothing"):
+def test_pipes_devices_and_missing_files_are_refused_before_they_are_opened(reader, tmp_path):
+    path = tmp_path / FILE_NAMES.get(reader, "x.txt")
+    for kind in ("pipe", "device", "link to itself", "missing"):
         path.unlink(missing_ok=True)
         if kind == "pipe":
             os.mkfifo(path)
-        elif kind != "nothing":
-            path.symlink_to({"device": "/dev/zero", "round": path.name}[kind])
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        elif kind == "link to itself":
+            path.symlink_to(path.name)
         with pytest.raises(InputError):
             READERS[reader](path)
 
 
-FOLDERS = {
-    "gettext": lambda path: _corpus("gettext", path),
+FOLDER_READERS = {
+    "gettext": lambda path: read_corpus("gettext", path),
     "digest of a corpus": lambda path: preparation.digest_sources(
         PreparationConfig.parse(
             {"languages": ["en"], "corpora": [{"name": "x", "format": "gettext", "path": str(path)}]}
@@ -86,20 +99,20 @@ FOLDERS = {
 
 
 @pytest.mark.item("B12")
-@pytest.mark.parametrize("reader", FOLDERS)
-def test_a_folder_that_may_not_be_listed_is_not_taken_for_an_empty_one(reader, tmp_path, monkeypatch):
+@pytest.mark.parametrize("reader", FOLDER_READERS)
+def test_a_folder_without_permission_is_not_treated_as_empty(reader, tmp_path, monkeypatch):
     for name in ("de/LC_MESSAGES/x.po", "train-en.tsv", "locked/x.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(po())
-    for name in ("scandir", "listdir"):  # root, as whom tests may run, may list any
-        monkeypatch.setattr(os, name, functools.partial(_unless_locked, getattr(os, name)))
+    for name in ("scandir", "listdir"):  # permissions of files do not stop root, who may run the tests
+        monkeypatch.setattr(os, name, functools.partial(list_unless_locked, getattr(os, name)))
 
     with pytest.raises((InputError, PermissionError), match=r"locked.*Permission denied|Permission denied.*locked"):
-        FOLDERS[reader](tmp_path)
+        FOLDER_READERS[reader](tmp_path)
     assert outside.list_tree(tmp_path / "x.txt") == outside.list_tree(Path("a\0b")) == []
 
 
-def _unless_locked(list_it, path="."):
+def list_unless_locked(list_folder, path="."):
     if Path(path).name == "locked":
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    return list_it(path)
+    return list_folder(path)

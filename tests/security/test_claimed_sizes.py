@@ -13,9 +13,9 @@ from tests.security.attacks import dictionary, parquet, put
 
 def legacy_checkpoint(claimed_values: int) -> bytes:
     """Return a checkpoint of 700 values in torch's old format that claims another number of values."""
-    packed = io.BytesIO()
-    torch.save({"model": {"weight": torch.ones(100, 7)}}, packed, _use_new_zipfile_serialization=False)
-    return packed.getvalue().replace(b"M\xbc\x02", b"\x8a\x06" + claimed_values.to_bytes(6, "little"))
+    buffer = io.BytesIO()
+    torch.save({"model": {"weight": torch.ones(100, 7)}}, buffer, _use_new_zipfile_serialization=False)
+    return buffer.getvalue().replace(b"M\xbc\x02", b"\x8a\x06" + claimed_values.to_bytes(6, "little"))
 
 
 LARGE_BYTEARRAY = b"\x80\x02c__builtin__\nbytearray\n\x8a\x05" + (10**11).to_bytes(5, "little") + b"\x85R."
@@ -32,7 +32,7 @@ CLAIMS = {
         for name, value in SIZES
     },
     "labels": ("model-config", put(num_labels=10**9), "num_labels is 1000000000, more than"),
-    "layers of a kind that counts them by another name": ("model-config", put(n_layers=10**9), "n_layers is"),
+    "layers under another field name": ("model-config", put(n_layers=10**9), "n_layers is"),
     "a checkpoint of 4 TB": ("fairseq", legacy_checkpoint(10**12), "tensors claim 4,000,000,000,000"),
     "a checkpoint with a large bytearray": ("fairseq", LARGE_BYTEARRAY, "holds a bytearray"),
     "repeated text": (
@@ -49,7 +49,8 @@ def test_a_claimed_size_is_refused_before_memory_is_allocated(claim, tmp_path):
     valid = TARGETS[target].examples(tmp_path)[0]
     content = content(valid) if callable(content) else content
 
-    kind, line, growth = read_with_little_memory(lambda: TARGETS[target].read(tmp_path, content))
+    error_class, line, growth = read_with_little_memory(lambda: TARGETS[target].read(tmp_path, content))
 
-    assert issubclass(kind, InputError) and message in line, line
+    assert issubclass(error_class, InputError)
+    assert message in line
     assert growth < MAX_GROWTH

@@ -1,4 +1,4 @@
-"""A config names files, buckets and models; it cannot make us call a server of its choice."""
+"""A config can name files, buckets and models, but cannot make the program call a server of its choice."""
 
 import socket
 
@@ -7,7 +7,7 @@ import pytest
 from components.platform import sources
 from infoxlm_core.errors import InputError
 
-PLACES = [
+FORBIDDEN_SOURCES = [
     "http://169.254.169.254/latest/meta-data/iam/security-credentials/",
     "https://169.254.169.254/latest",
     "http://[::ffff:169.254.169.254]/latest",
@@ -29,18 +29,18 @@ PLACES = [
 @pytest.fixture
 def no_network(monkeypatch):
     def refuse(self, address):
-        raise AssertionError(f"called {address}")
+        raise AssertionError(f"connected to {address}")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "connect_ex", refuse)
 
 
 @pytest.mark.item("B16", "S10")
-@pytest.mark.parametrize("place", PLACES)
-def test_other_places_than_files_buckets_and_the_hub_are_refused_without_a_call(place, tmp_path, no_network):
+@pytest.mark.parametrize("source", FORBIDDEN_SOURCES)
+def test_other_sources_are_refused_without_a_connection(source, tmp_path, no_network):
     with pytest.raises(InputError, match=r"no such file|has no config.json"):
-        sources.fetch_model(place, tmp_path)
+        sources.fetch_model(source, tmp_path)
     with pytest.raises(InputError, match="no such file"):
-        sources.fetch_data(place, tmp_path)
+        sources.fetch_data(source, tmp_path)
 
     assert not list(tmp_path.rglob("*"))
