@@ -127,9 +127,8 @@ def _predict_gaps(model: "Model", batch: dict[str, Tensor], rows: Tensor, column
     The output layer is a matrix product with the vocabulary, so computing all positions would need much more memory.
     """
     output_layer = model.get_output_embeddings()
-    hook = output_layer.register_forward_pre_hook(
-        lambda _, inputs: (inputs[0][rows, columns],)
-    )  # (B, L, d) -> (gaps, d)
+    # The hook selects the hidden states of the gaps: (B, L, d) -> (gaps, d).
+    hook = output_layer.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, columns],))
     try:
         with autocast(model.device):
             return model(**batch).logits

@@ -1,4 +1,4 @@
-"""Files of aligned sentences: a folder has, for each language, sentences of the pivot and their translations.
+"""Read folders of aligned sentences: for each language, sentences of the pivot and their translations.
 
     LASER's Tatoeba      tatoeba.deu-eng.deu  tatoeba.deu-eng.eng     (Moses: any NAME.xx-yy.xx and NAME.xx-yy.yy)
     XTREME               de-en.de  de-en.en                           refused if its English side is sorted
@@ -6,7 +6,7 @@
     FLORES, NTREX, own   deu_Latn.dev  newstest2019-ref.deu.txt  de.txt     one file a language
     a prepared corpus    held_out/en-de/*.parquet                     columns source and target
 
-Nothing is cleaned: a set in which line i does not translate line i is refused. Other files in the folder are ignored.
+Line i of one file must translate line i of the other. No line is cleaned or dropped, and other files are ignored.
 """
 
 import logging
@@ -32,11 +32,11 @@ _PAIR = re.compile("[a-z]{2,3}-[a-z]{2,3}")
 _PAIR_FILE = re.compile(rf"(?P<pair>(?:.+\.)?(?P<a>{_CODE})-(?P<b>{_CODE}))\.(?P<side>{_CODE})")
 _LAYOUTS = "NAME.de-en.de and NAME.de-en.en, en-de.tsv, de.txt and en.txt, or held_out/en-de/*.parquet"
 _HELD_OUT_REMEDY = "Give a prepared corpus with held_out/en-xx/NAME.parquet."
-SORTED_LINES = 20  # that many lines are not in alphabetical order by chance
+SORTED_LINES = 20  # so many lines are never in alphabetical order by chance
 
 
 def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all") -> dict[str, AlignedSentences]:
-    """Read an aligned set. Keys are the files' language codes, sorted as in the paper's tables.
+    """Return the aligned sentences by language code, with the codes of the files in the order of the paper's tables.
 
     Args:
         folder: in one of the layouts above.
@@ -63,11 +63,11 @@ def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all
     if not readers:
         raise InputError(f"{folder} has no aligned files of {pivot} and another language. Give {_LAYOUTS}.")
     selected_codes = languages.choose(readers, requested, str(folder))
-    return {code: readers[code]() for code in selected_codes}  # only these files are read
+    return {code: readers[code]() for code in selected_codes}  # other files may be large, so they are not read
 
 
 def list_test_files(data: Path) -> list[Path]:
-    """Return the files of an aligned test set. For a prepared corpus, return only its held-out files."""
+    """Return the files of an aligned test set, or the held-out files of a prepared corpus."""
     if (data / "held_out").is_dir():
         return evaluation_sets.list_files(data / "held_out")
     set_files = []
@@ -78,11 +78,12 @@ def list_test_files(data: Path) -> list[Path]:
 
 
 def _is_same_language(code: str, language: str) -> bool:
+    """Return whether two codes, such as deu_Latn and de, are of the same language."""
     return languages.two_letters(code) == languages.two_letters(language)
 
 
 def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], AlignedSentences]]:
-    """Find tables, and pairs of files, of the pivot and another language. Return a reader for each other language."""
+    """Return a function that reads the sentences, for each language with a table or a pair of files with the pivot."""
     paths: dict[str, Path] = {}
     readers: dict[str, Callable[[], AlignedSentences]] = {}
     for path in files:
@@ -115,13 +116,14 @@ def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], Ali
 
 
 def _add_path(paths: dict[str, Path], code: str, path: Path) -> None:
+    """Record the file of a language. Raise InputError if the folder has another file of the same language."""
     if code in paths:
         raise InputError(f"{path.parent} has {code} twice ({paths[code].name}, {path.name}). Keep one set per folder.")
     paths[code] = path
 
 
 def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> dict[str, Callable[[], AlignedSentences]]:
-    """Find files of one language each. Return a reader for each language but the pivot."""
+    """Return a function that reads the sentences, for each file of one language that is not the pivot."""
     paths: dict[str, Path] = {}
     for path in files:
         match = _SINGLE_FILE.fullmatch(path.name)
@@ -144,7 +146,7 @@ def _read_aligned_files(pivot_path: Path, translation_path: Path, refuse_sorted:
     Args:
         pivot_path: the pivot's sentences.
         translation_path: their translations.
-        refuse_sorted: refuse a pivot file in alphabetical order, which cannot be aligned with its translations.
+        refuse_sorted: refuse a pivot file in alphabetical order, whose lines are not those of the translations.
     """
     sentences = _read_lines(pivot_path)
     translations = _read_lines(translation_path)
@@ -164,7 +166,7 @@ def _read_aligned_files(pivot_path: Path, translation_path: Path, refuse_sorted:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Read a file of one sentence per line. An empty or too long line is an InputError."""
+    """Read a file of one sentence per line. Raise InputError if a line is empty or too long."""
     sentences = []
     for line_number, text in enumerate(lines.read_complete(path), 1):
         if not text.strip():
@@ -176,12 +178,13 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _read_table(path: Path, pivot_is_second: bool) -> AlignedSentences:
-    """Read two columns divided by a tab. Return the pivot's first."""
+    """Read a table of two columns, and return the column of the pivot first."""
     rows = [tuple(line.split("\t")) for line in _read_lines(path)]
     for line_number, cells in enumerate(rows, 1):
         if len(cells) != 2 or not all(cell.strip() for cell in cells):
-            content = " | ".join(cells)
-            raise InputError(f"{path}:{line_number} is not two sentences divided by one tab: {content!r:.100}")
+            raise InputError(
+                f"{path}:{line_number} is not two sentences divided by one tab: {' | '.join(cells)!r:.100}"
+            )
     first_column, second_column = _split_columns(rows)
     return (second_column, first_column) if pivot_is_second else (first_column, second_column)
 
@@ -203,7 +206,8 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
         pivot, _, language = path.parent.name.partition("-")
         pivots.add(pivot)
         pairs.setdefault(language, []).extend(_read_pairs(path))
-    for language in [language for language, rows in pairs.items() if not rows]:
+    empty_languages = [language for language, rows in pairs.items() if not rows]
+    for language in empty_languages:
         logger.warning("no held-out pairs of %s: it is not evaluated", language)
         del pairs[language]
     if not pairs:
@@ -215,7 +219,7 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
 
 
 def _read_pairs(path: Path) -> Pairs:
-    """Read the pairs of one held-out file. A pair without source or target is an InputError."""
+    """Read the pairs of one held-out file. Raise InputError if a pair lacks its source or target."""
     try:
         schema = pq.read_schema(outside.check_readable(path))
         has_columns = {"source", "target"} <= set(schema.names)

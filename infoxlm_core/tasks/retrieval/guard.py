@@ -1,6 +1,6 @@
-"""Task of an evaluation: retrieval on a general test set, which shows what a model forgot while it was trained further.
+"""Measure retrieval on a general test set, to see what a model forgets when it is trained further.
 
-The outcomes of each question are recorded, so the promotion gate can limit the loss.
+The outcome of each question is recorded, so that the promotion gate can limit the loss.
 """
 
 from collections import Counter
@@ -23,16 +23,14 @@ from infoxlm_core.tasks.task import Task
 
 
 class Guard(Task[EvaluationConfig]):
-    """Retrieval on a general test set, which shows what a model forgets when it is trained further.
-
-    No suite has this task.
-    """
+    """A task of the stage `evaluate`, which suites do not have."""
 
     name: ClassVar[str] = "guard"
     metrics: ClassVar[tuple[str, ...]] = ("mean",)
     unit: ClassVar[str] = "pairs"
 
     def measure_held_out(self, questions: Questions, model: Path, config: EvaluationConfig) -> Scores | None:  # noqa: ARG002
+        """Measure the test set `config.guard`, or return None if there is none."""
         if config.guard is None:
             return None
         embedder = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
@@ -71,33 +69,33 @@ def measure(guard: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores:
     )
 
 
-def retrieve(sets: Mapping[str, AlignedSentences], embed: Embedder) -> dict[str, Hits]:
-    """Search for the translations of all sentences, and return the hits by language."""
+def retrieve(sets: Mapping[str, AlignedSentences], embedder: Embedder) -> dict[str, Hits]:
+    """Search for the translation of every sentence in both directions, and return the hits by language."""
     # Most sets have the same pivot sentences in all languages, so each is embedded once.
     row_of_sentence: dict[str, int] = {}
     for sources, _ in sets.values():
         for source in sources:
             row_of_sentence.setdefault(source, len(row_of_sentence))
-    pivot_vectors = embed(list(row_of_sentence))  # (sentences, d)
+    pivot_vectors = embedder(list(row_of_sentence))  # (sentences, d)
     hits: dict[str, Hits] = {}
     for language, (sources, targets) in sets.items():
         source_vectors = pivot_vectors[[row_of_sentence[source] for source in sources]]
-        from_pivot, to_pivot = find_both(source_vectors, embed(targets))
+        from_pivot, to_pivot = find_both(source_vectors, embedder(targets))
         hits[language] = mark_hits({"from_pivot": from_pivot, "to_pivot": to_pivot})
     return hits
 
 
 def _tabulate(sets: Mapping[str, AlignedSentences], hits: Mapping[str, Hits], test_set: str) -> pd.DataFrame:
-    """Return a row for each question and direction; `results/evidence.py` reads the table.
+    """Return a table with a row for each question and direction, which `results/evidence.py` reads.
 
-    The id of a question depends on the whole set, so that models are only compared on equal sets.
+    The id of a question contains the digest of the set, so that models are only compared on equal sets.
     """
     tables = []
     for language, (sources, _) in sets.items():
         occurrences: Counter[str] = Counter()
         question_ids = []
         for source in sources:
-            occurrences[source] += 1  # a set may ask for several translations of one sentence
+            occurrences[source] += 1  # a set may have several translations of one sentence
             question_ids.append(digest_question(f"{test_set}/{occurrences[source]}/{source}"))
         for direction, is_hit in hits[language].items():
             table = tabulate_outcomes(Guard.name, language, question_ids, is_hit.numpy(), direction=direction)

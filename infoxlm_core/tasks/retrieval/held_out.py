@@ -1,4 +1,4 @@
-"""Retrieval among the held-out pairs of a prepared corpus: every layer, with both poolings, in both directions."""
+"""Measure retrieval among the held-out pairs of a prepared corpus, at every layer, with both poolings."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from infoxlm_core.tasks.retrieval.nearest import Hits, NearestRows, accuracy, fi
 from infoxlm_core.tasks.scores import Scores, mean_over
 
 logger = logging.getLogger(__name__)
-CENTRED = "centred"  # pooling of the served vector minus the centre of its language
+CENTRED = "centred"  # name of the served vector minus the mean vector of its language, in place of a pooling
 
 
 class VectorScores(NamedTuple):
     """How often the translations are found with one vector."""
 
     nearest: Mapping[str, NearestRows]  # by language
-    languages: Mapping[str, dict[str, Any]]  # language -> the result of `score`
+    languages: Mapping[str, dict[str, Any]]  # language -> the result of `score_language`
     mean: Mapping[str, Any]  # over languages
 
     @property
@@ -41,14 +41,14 @@ class VectorScores(NamedTuple):
 
 @dataclass
 class _SearchResults:
-    """What the search leaves of the vectors, which do not fit into memory for all languages together."""
+    """The results of the search. The vectors of all languages together would not fit into memory."""
 
     nearest: dict[str, dict[VectorSpec, NearestRows]] = field(default_factory=dict)  # by language
     map_vectors: dict[str, Tensor] = field(default_factory=dict)  # served vectors by language, for the map
 
 
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
-    """Retrieve with the vectors of every layer. Report the scores of the vector that `infoxlm embed` computes.
+    """Retrieve with the vectors of every layer, and return the scores of the vector that `infoxlm embed` computes.
 
     `details` also has the scores of the vector that is best on these pairs, the mean at every layer, and a map of the
     served vectors. With training text, it has the scores of centred vectors too: the served ones minus the mean vector
@@ -65,7 +65,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     nearest = search.nearest
     measured_specs = [*specs, centred] if questions.training_text else specs
     results = {spec: _score_vector(spec, nearest, questions) for spec in measured_specs}
-    best = max(specs, key=lambda spec: results[spec].accuracy)  # the first of equals
+    best = max(specs, key=lambda spec: results[spec].accuracy)  # of equals, the lowest layer
     logger.info("%s: retrieval %.4f (%s, layer %d)", directory, results[served].accuracy, *served)
 
     by_layer = {}
@@ -101,7 +101,7 @@ def _score_vector(
     nearest_of_vector = {language: nearest_by_spec[spec] for language, nearest_by_spec in nearest.items()}
     scores = {}
     for language, rows in nearest_of_vector.items():
-        scores[language] = score(mark_hits(rows), questions.select_unshared(language))
+        scores[language] = score_language(mark_hits(rows), questions.select_unshared(language))
     return VectorScores(nearest_of_vector, scores, mean_over(scores))
 
 
@@ -109,7 +109,7 @@ def _retrieve(
     questions: Questions, specs: Sequence[VectorSpec], served: VectorSpec, encoder: VectorEncoder
 ) -> _SearchResults:
     """Search for the translations of every language, with each vector, and with the centred one if there is text."""
-    centres = {}  # of each language, the mean served vector of its training sentences, (d,)
+    centres = {}  # language -> (d,) mean served vector of its training sentences
     for language, texts in questions.training_text.items():
         centres[language] = encoder.embed(texts, [served], language)[served].mean(dim=0)
     centred = VectorSpec(CENTRED, served.layer)
@@ -135,7 +135,7 @@ def _retrieve(
     return results
 
 
-def score(hits: Hits, subset: Tensor) -> dict[str, Any]:
+def score_language(hits: Hits, subset: Tensor) -> dict[str, Any]:
     """Return the scores of one language: each direction, their mean, and the mean of the subset (`no_overlap`).
 
     Args:
@@ -151,13 +151,13 @@ def score(hits: Hits, subset: Tensor) -> dict[str, Any]:
 
 
 def tabulate(questions: Questions, nearest_by_vector: Mapping[str, Mapping[str, NearestRows]]) -> pd.DataFrame:
-    """Return a row for each question, direction and reported vector. `results/evidence.py` reads the table.
+    """Return a table with a row for each question, direction and vector, which `results/evidence.py` reads.
 
-    Column `nearest` has the row of the sentence that was retrieved. It is not stored.
+    The column `nearest` has the row of the sentence that was retrieved. It is not stored.
 
     Args:
         questions: the questions of the evaluation.
-        nearest_by_vector: name of the vector (`served`, `best` or `centred`) -> language -> the retrieved rows.
+        nearest_by_vector: vector name (`served`, `best` or `centred`) -> language -> rows of the retrieved sentences.
     """
     tables = []
     for vector_name, nearest_by_language in nearest_by_vector.items():

@@ -20,18 +20,18 @@ from infoxlm_core.tasks.embedding import VectorSpec
 VectorsBySpec = Mapping[VectorSpec, Tensor]  # (N, d) vectors of the same N sentences
 Values = TypeVar("Values", Tensor, np.ndarray)
 NearestRows = dict[str, Tensor]  # direction -> (N,) the row of the most similar candidate of each query
-Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether each question was answered correctly
+Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether the translation of each query was found
 
 CHUNK = 1024  # queries that are compared at a time; changes memory, not the result
 MATRIX_ROWS = 4096  # up to this many sentences per language, one matrix of cosines serves both directions
-ROUNDING = 1e-12  # two equal candidates may differ by this much after a matrix product in fp64
+ROUNDING = 1e-12  # similarities of equal candidates may differ by this much after a matrix product in fp64
 NEIGHBOURS = 4  # of the ratio margin
 
 
 def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> Tensor:
     """Return the index of the candidate (M, d) most similar to each query (N, d): (N,). Ties go to the lowest index.
 
-    With `margin`, neighbours are those among all queries and all candidates.
+    With `margin`, similarity is the ratio margin with neighbours among all queries and all candidates.
     """
     candidate_neighbour_cosines = None
     if margin:
@@ -48,7 +48,7 @@ def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> T
 
 
 def find_both(sources: Tensor, targets: Tensor, margin: bool = False) -> tuple[Tensor, Tensor]:
-    """Run `find_nearest` in both directions: the target of each source (N, d), and the source of each target (M, d)."""
+    """Return the nearest target of each source (N, d), (N,), and the nearest source of each target (M, d), (M,)."""
     if max(len(sources), len(targets)) > MATRIX_ROWS:
         return find_nearest(sources, targets, margin), find_nearest(targets, sources, margin)
     cosines = _normalise(sources) @ _normalise(targets).T  # (N, M)
@@ -67,19 +67,19 @@ def ratio_margin(cosines: Values, query_means: Values, candidate_means: Values) 
 def _normalise(vectors: Tensor) -> Tensor:
     """Return the vectors with length 1, in fp64.
 
-    Vectors of untrained or [CLS]-only encoders are almost parallel, so their cosines differ only in late digits.
+    Vectors of untrained encoders are almost parallel, so their cosines differ only in digits that fp32 rounds away.
     """
     return F.normalize(vectors.double(), dim=1)
 
 
 def _first_of_best(similarities: Tensor) -> Tensor:
-    """(N, M) -> (N,) the lowest index of the highest value of each row."""
+    """Return the lowest index of the highest value in each row of (N, M): (N,)."""
     lowest_accepted = similarities.amax(dim=1, keepdim=True) - ROUNDING
     return (similarities >= lowest_accepted).to(torch.uint8).argmax(dim=1)  # argmax returns the first of equals
 
 
 def _mean_of_highest(cosines: Tensor) -> Tensor:
-    """(N, M) -> (N,) mean of the NEIGHBOURS highest of each row."""
+    """Return the mean of the NEIGHBOURS highest values in each row of (N, M): (N,)."""
     return cosines.topk(min(NEIGHBOURS, cosines.shape[1]), dim=1).values.mean(dim=1)
 
 
@@ -96,11 +96,11 @@ def _mean_neighbour_cosines(vectors: Tensor, candidates: Tensor) -> Tensor:
 def find_nearest_by_spec(
     pivot_vectors: VectorsBySpec, translation_vectors: VectorsBySpec, margin: bool = False
 ) -> dict[VectorSpec, NearestRows]:
-    """Search for the translations of one language in both directions, with every vector.
+    """Return the nearest sentences of one language in both directions, for each kind of vector.
 
     Args:
         pivot_vectors: vectors of the pivot's sentences.
-        translation_vectors: those of their translations, in the same order.
+        translation_vectors: vectors of their translations, in the same order.
         margin: compare by ratio margin instead of cosine.
     """
     nearest: dict[VectorSpec, NearestRows] = {}
@@ -111,10 +111,10 @@ def find_nearest_by_spec(
 
 
 def mark_hits(nearest: NearestRows) -> dict[str, Tensor]:
-    """Return for each direction which translations were found: those in the row of their query, (N,) bool."""
+    """Return by direction whether the nearest candidate of each query is that in its own row: (N,) bool."""
     return {direction: rows == torch.arange(len(rows)) for direction, rows in nearest.items()}
 
 
 def accuracy(hits: Tensor) -> float:
-    """Return the share of questions that were answered correctly. `hits` are (N,) bool, N above 0."""
+    """Return the share of queries whose translation was found. `hits` are (N,) bool with N above 0."""
     return hits.double().mean().item()

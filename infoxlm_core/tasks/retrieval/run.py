@@ -49,16 +49,16 @@ def list_test_files(config: RetrievalConfig) -> list[Path]:
 
 
 def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
-    """Retrieve in both directions with every configured vector, and at every layer (Figure 1 of the paper).
+    """Measure retrieval in both directions with every configured vector, and at every layer (Figure 1 of the paper).
 
-    Writes misses.parquet: each sentence whose translation the first vector did not find, and what it found.
+    Write misses.parquet: the sentences whose translation the first vector did not find, with the sentence it found.
 
     Raises:
         InputError: the model, the set, a language, a layer or a pooling does not exist, or lines do not match.
     """
     sets = read_aligned(Path(config.data), config.pivot, config.languages)
     model, tokenizer = load_encoder(encoder)
-    # A vector such as mean@best stands for several candidates, of which the best is chosen by its score.
+    # mean@best stands for the vectors of all layers, of which the one with the best score is chosen.
     candidates = {vector: parse_vector(vector, model, encoder) for vector in config.vectors}
     specs = _list_specs(candidates, sets, model, encoder)
     vector_encoder = _load_vector_encoder(config, specs, model, tokenizer, encoder)
@@ -67,31 +67,34 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     for spec in specs:
         scores[spec] = {language: score_directions(mark_hits(nearest[language][spec])) for language in sets}
     means = {spec: mean_over(scores[spec]) for spec in specs}
-    chosen = {}
+    chosen_specs = {}
     for vector, vector_candidates in candidates.items():
-        chosen[vector] = max(vector_candidates, key=lambda spec: means[spec]["mean"])
-    main = chosen[config.vectors[0]]
+        chosen_specs[vector] = max(vector_candidates, key=lambda spec: means[spec]["mean"])
+    main = chosen_specs[config.vectors[0]]
     write_misses(output / "misses.parquet", sets, {language: nearest[language][main] for language in sets})
     logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, means[main]["mean"], len(sets), *main)
 
     details_by_vector = {}
-    for vector, spec in chosen.items():
+    for vector, spec in chosen_specs.items():
         details_by_vector[vector] = {**spec._asdict(), "languages": scores[spec], "mean": means[spec]}
-    by_layer = trace_layers(means, model.config.num_hidden_layers)
     return Scores(
         "retrieval",
         scores[main],
         means[main],
         counts={language: len(sources) for language, (sources, _) in sets.items()},
         test_set=manifests.digest(sets),
-        details={"vectors": details_by_vector, "by_layer": by_layer, "encoder": describe(model)},
+        details={
+            "vectors": details_by_vector,
+            "by_layer": average_by_layer(means, model.config.num_hidden_layers),
+            "encoder": describe(model),
+        },
     )
 
 
 def _list_specs(
     candidates: Mapping[str, Sequence[VectorSpec]], sets: Mapping[str, AlignedSentences], model: "Model", encoder: Path
 ) -> list[VectorSpec]:
-    """Return all vectors to compute: the candidates and, if the sets are small enough, every layer for the curves."""
+    """Return all vectors to compute: the candidates, and those of every layer if the sets are small enough."""
     specs: set[VectorSpec] = set()
     for vector_candidates in candidates.values():
         specs.update(vector_candidates)
@@ -103,7 +106,7 @@ def _list_specs(
 
 
 def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]:
-    """Return the vector that `served` or `POOLING@LAYER` names; for `POOLING@best`, those of all layers.
+    """Return the vector that `served` or `POOLING@LAYER` names, or the vectors of all layers for `POOLING@best`.
 
     Raises:
         InputError: the model does not have the layer, or was not contrasted.
@@ -171,24 +174,24 @@ def score_directions(hits: Mapping[str, Tensor]) -> dict[str, float]:
     return scores
 
 
-def trace_layers(means: Mapping[VectorSpec, Mapping[str, float]], last_layer: int) -> dict[str, dict[str, list[float]]]:
-    """Return the means over languages at every layer, for each pooling that was measured at all layers."""
+def average_by_layer(
+    means: Mapping[VectorSpec, Mapping[str, float]], last_layer: int
+) -> dict[str, dict[str, list[float]]]:
+    """Return pooling -> metric -> mean over languages at each layer, for poolings that were measured at all layers."""
     curves: dict[str, dict[str, list[float]]] = {}
     for pooling in ALL_POOLINGS:
         specs = [VectorSpec(pooling, layer) for layer in range(last_layer + 1)]
         if not all(spec in means for spec in specs):
             continue
-        metrics = list(means[specs[0]])
         curves[pooling] = {}
-        for metric in metrics:
+        for metric in means[specs[0]]:
             curves[pooling][metric] = [means[spec][metric] for spec in specs]
     return curves
 
 
 def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapping[str, NearestRows]) -> None:
     """Write a row for each sentence whose translation was not found."""
-    types = {"language": "string", "direction": "string", "line": "int64"}
-    types |= {"sentence": "string", "right": "string", "found": "string"}
+    types = dict.fromkeys(("language", "direction", "line", "sentence", "right", "found"), "string") | {"line": "int64"}
     rows = []
     for language, (sources, targets) in sets.items():
         for direction, queries, candidates in (("to_pivot", targets, sources), ("from_pivot", sources, targets)):
@@ -205,5 +208,5 @@ def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapp
                 }
                 rows.append(row)
     path.parent.mkdir(parents=True, exist_ok=True)
-    schema = pa.schema(types.items())  # given, because there may be no rows
+    schema = pa.schema(types.items())  # pyarrow cannot infer the types if there are no rows
     pq.write_table(pa.Table.from_pylist(rows, schema), path)

@@ -1,4 +1,4 @@
-"""A map of held-out sentences for the report: their points in the plane in which the vectors of a model differ most."""
+"""Map held-out sentences to points of a plane for the report: the first two principal components of their vectors."""
 
 from collections.abc import Mapping
 
@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MAX_LANGUAGES = 20  # colours of the figure
-MAX_SENTENCES = 1000  # of all languages; each adds 100 bytes to the figure
+MAX_SENTENCES = 1000  # in all languages together; each adds 100 bytes to the figure
 MAX_SENTENCES_OF_LANGUAGE = 200
 
 
 def add_vectors(vectors_by_language: dict[str, Tensor], language: str, vectors: Tensor) -> None:
-    """Add the first vectors (N, d) of a language to the map, unless the map has the language or is full."""
+    """Add the first vectors (N, d) of a language, unless it is already there or there are `MAX_LANGUAGES`."""
     if language not in vectors_by_language and len(vectors_by_language) < MAX_LANGUAGES:
         first_vectors = vectors[:MAX_SENTENCES_OF_LANGUAGE].double().cpu()
         vectors_by_language[language] = F.normalize(first_vectors, dim=1)

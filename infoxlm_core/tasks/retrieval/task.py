@@ -84,7 +84,7 @@ class Retrieval(Task[RetrievalConfig]):
         return {"vectors": description}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:
-        """Return `PREFIX/xx_en`, `PREFIX/en_xx` and `PREFIX/de`, and the layer that was read.
+        """Return the metrics `PREFIX/xx_en`, `PREFIX/en_xx` and `PREFIX/de`, and the layer of the vectors.
 
         In an evaluation the mean is `PREFIX/served`. `PREFIX/best` is that of the best layer and pooling, and
         `PREFIX/centred` that of the served vectors minus the mean vector of their language.
@@ -105,7 +105,7 @@ class Retrieval(Task[RetrievalConfig]):
 
 
 def _name_evaluation_metrics(scores: Scores, direction_names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the means of an evaluation by metric name. `direction_names` are those of the two directions."""
+    """Return the means of an evaluation by metric name. `direction_names` maps a direction to its metric."""
     details = scores.details
     values: dict[str, Any] = {name: scores.mean[direction] for direction, name in direction_names.items()}
     values["served"] = scores.mean["mean"]

@@ -303,7 +303,7 @@ def make_scores(tmp_path: Path, encoder: Path) -> Any:
     unshared, scores = torch.tensor([True, False, True, False, False, True]), []
     for found in nearest.find_nearest_by_spec(*sides).values():
         right = {direction: rows == torch.arange(6) for direction, rows in found.items()}
-        languages = {"de": held_out.score(right, unshared)}
+        languages = {"de": held_out.score_language(right, unshared)}
         scores.append(mean_over(languages) | {"languages": languages})
     said, right, languages = list("xyxyxx"), list("xyyyxy"), ["en", "de", "de", "fr", "en", "en"]
     accuracy = run.accuracy_by_language(said, right, languages)

@@ -11,7 +11,7 @@ from infoxlm_core.tasks.retrieval import guard
 from tests.toys.models import save_model
 
 WORDS = [f"{letter}{number}" for letter in "abc" for number in range(10)]
-ENGLISH = [f"a{number} b{other}" for number in range(10) for other in range(6)]
+ENGLISH = [f"a{first} b{second}" for first in range(10) for second in range(6)]
 FINNISH = [f"c{number % 10} c{number // 10}" for number in range(60)]
 
 
@@ -19,36 +19,23 @@ def write_lines(path: Path, lines: list[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
-@pytest.fixture
-def data(tmp_path) -> AlignedSetConfig:
-    """French copies the English sentences, of which one occurs twice; Finnish is unrelated to them."""
-    english = [*ENGLISH[:-1], ENGLISH[0]]
-    (tmp_path / "data").mkdir()
-    for language, lines in (("en", english), ("fr", english), ("fi", FINNISH)):
-        write_lines(tmp_path / f"data/{language}.txt", lines)
-    return AlignedSetConfig(data=str(tmp_path / "data"))
-
-
-def test_copies_are_found_and_outcomes_give_back_the_scores(data, tmp_path):
+def test_outcomes_give_back_the_scores_and_belong_to_one_test_set(tmp_path):
+    english = [*ENGLISH[:-1], ENGLISH[0]]  # one sentence occurs twice
+    for language, lines in (("en", english), ("fr", english), ("fi", FINNISH)):  # French copies English
+        write_lines(tmp_path / f"{language}.txt", lines)
+    config = AlignedSetConfig(data=str(tmp_path))
     model = save_model(tmp_path / "model", words=WORDS)
+    embedder = load_embedder(model)
 
-    scores = guard.measure(data, model, load_embedder(model))
+    scores = guard.measure(config, model, embedder)
+    outcomes = Outcomes(scores.outcomes, "en")
+    write_lines(tmp_path / "fi.txt", FINNISH[::-1])
+    outcomes_of_other_set = Outcomes(guard.measure(config, model, embedder).outcomes, "en")
 
     assert scores.languages["fr"]["mean"] == pytest.approx(59 / 60)  # of two equal sentences, only the first is found
     assert scores.languages["fi"]["mean"] < 0.2
-    outcomes = Outcomes(scores.outcomes, "en")
-    assert outcomes.score_questions("guard/mean").groupby("language").mean().mean() == pytest.approx(
-        scores.mean["mean"]
-    )
-    assert len(outcomes.score_questions("guard/fr")) == scores.counts["fr"] == 60
-
-
-def test_answers_to_another_set_are_answers_to_other_questions(data, tmp_path):
-    model = save_model(tmp_path / "model", words=WORDS)
-    embedder = load_embedder(model)
-    before = Outcomes(guard.measure(data, model, embedder).outcomes, "en").score_questions("guard/fi")
-    write_lines(Path(data.data) / "fi.txt", list(reversed(FINNISH)))
-
-    after = Outcomes(guard.measure(data, model, embedder).outcomes, "en").score_questions("guard/fi")
-
-    assert len(before) == len(after) and not before.index.equals(after.index)
+    mean_by_language = outcomes.score_questions("guard/mean").groupby("language").mean()
+    assert mean_by_language.mean() == pytest.approx(scores.mean["mean"])
+    question_ids = outcomes.score_questions("guard/fi").index
+    assert len(question_ids) == scores.counts["fi"] == 60
+    assert not question_ids.equals(outcomes_of_other_set.score_questions("guard/fi").index)

@@ -1,64 +1,61 @@
 """Retrieval among held-out pairs: how answers are counted, on vectors that a reader can check by hand."""
 
-import math
-
 import pytest
 import torch
 
 from infoxlm_core.tasks.embedding import VectorSpec
 from infoxlm_core.tasks.questions import Questions
-from infoxlm_core.tasks.retrieval.held_out import score, tabulate
+from infoxlm_core.tasks.retrieval.held_out import score_language, tabulate
 from infoxlm_core.tasks.retrieval.nearest import find_nearest_by_spec, mark_hits
 from infoxlm_core.tasks.scores import mean_over
 
 
+def unit_vectors(*degrees: float) -> torch.Tensor:
+    radians = torch.tensor(degrees).deg2rad()
+    return torch.stack([radians.cos(), radians.sin()], dim=1)
+
+
 @pytest.mark.item("A23")
 def test_the_two_directions_can_differ():
-    degrees = {"sources": [0, 20], "targets": [15, 40]}  # source 2 is nearer to target 1; both targets find their own
     spec = VectorSpec("mean", 0)
-    sources, targets = (
-        {spec: torch.tensor([[math.cos(math.radians(a)), math.sin(math.radians(a))] for a in angles])}
-        for angles in degrees.values()
-    )
+    sources = {spec: unit_vectors(0, 20)}
+    targets = {spec: unit_vectors(15, 40)}  # source 2 is nearer to target 1, but both targets are nearest to their own
 
     hits = mark_hits(find_nearest_by_spec(sources, targets)[spec])
 
-    first, second = (score(hits, torch.tensor(subset)) for subset in ([True, False], [False, True]))
-
-    assert hits["from_pivot"].tolist() == [True, False] and hits["to_pivot"].tolist() == [False, True]
-    assert first == second == {"from_pivot": 0.5, "to_pivot": 0.5, "mean": 0.5, "no_overlap": 0.5}
+    assert hits["from_pivot"].tolist() == [True, False]
+    assert hits["to_pivot"].tolist() == [False, True]
+    for subset in ([True, False], [False, True]):
+        scores = score_language(hits, torch.tensor(subset))
+        assert scores == {"from_pivot": 0.5, "to_pivot": 0.5, "mean": 0.5, "no_overlap": 0.5}
 
 
 @pytest.mark.item("A21")
-def test_every_language_has_the_same_weight_and_an_empty_subset_has_none():
-    to_pivot = {"de": [1, 1, 1, 0, 0], "zh": [0, 0, 0, 0, 0]}
-    from_pivot = {"de": [1, 1, 1, 1, 0], "zh": [1, 0, 0, 0, 0]}
-    subsets = {"de": [True, False, False, False, True], "zh": [False] * 5}
-    rows = {}
-    for code in ("de", "zh"):
-        hits = {"from_pivot": torch.tensor(from_pivot[code]), "to_pivot": torch.tensor(to_pivot[code])}
-        rows[code] = score(hits, torch.tensor(subsets[code]))
+def test_every_language_weighs_the_same_and_empty_subsets_are_left_out():
+    german_hits = {"from_pivot": torch.tensor([1, 1, 1, 1, 0]), "to_pivot": torch.tensor([1, 1, 1, 0, 0])}
+    chinese_hits = {"from_pivot": torch.tensor([1, 0, 0, 0, 0]), "to_pivot": torch.tensor([0, 0, 0, 0, 0])}
+    german = score_language(german_hits, torch.tensor([True, False, False, False, True]))
+    chinese = score_language(chinese_hits, torch.tensor([False] * 5))
 
-    mean = mean_over(rows)
+    mean = mean_over({"de": german, "zh": chinese})
 
-    assert mean["mean"] == pytest.approx(0.4)
-    assert (mean["from_pivot"], mean["to_pivot"]) == pytest.approx((0.5, 0.3))
-    assert mean["no_overlap"] == pytest.approx(0.5)
-    assert rows["zh"]["no_overlap"] is None
-    assert mean_over({"zh": rows["zh"]})["no_overlap"] is None
+    assert mean == pytest.approx({"from_pivot": 0.5, "to_pivot": 0.3, "mean": 0.4, "no_overlap": 0.5})
+    assert chinese["no_overlap"] is None
+    assert mean_over({"zh": chinese})["no_overlap"] is None
 
 
-def test_a_sentence_asked_in_two_languages_is_one_question_with_a_row_for_each_direction():
-    words = [("Save", "Speichern"), *((f"word {number}", f"Wort {number}") for number in range(59))]
-    pairs = {"de": words, "fr": [("Save", "Enregistrer")]}
+def test_a_sentence_with_two_translations_is_one_question_in_each_direction():
+    german_pairs = [("Save", "Speichern"), *((f"word {number}", f"Wort {number}") for number in range(59))]
+    pairs = {"de": german_pairs, "fr": [("Save", "Enregistrer")]}
     unshared = {"de": torch.arange(60) < 50, "fr": torch.tensor([True])}
     nearest = {
-        code: {direction: torch.arange(len(rows)) for direction in ("from_pivot", "to_pivot")}
-        for code, rows in pairs.items()
+        language: {direction: torch.arange(len(rows)) for direction in ("from_pivot", "to_pivot")}
+        for language, rows in pairs.items()
     }
 
     table = tabulate(Questions("en", {}, pairs, {}, unshared), {"best": nearest})
 
     assert list(table["language"]) == ["de"] * 120 + ["fr"] * 2
     assert sorted(table.groupby("question")["language"].nunique()) == [1] * 59 + [2]
-    assert table["unshared"].sum() == 100 and table["right"].all()  # French has too few such pairs
+    assert table["unshared"].sum() == 100  # French has too few such pairs
+    assert table["right"].all()
