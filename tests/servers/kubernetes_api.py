@@ -1,7 +1,7 @@
-"""A Kubernetes API server in this process: objects in memory by kmock, what an operator and a kubelet do by hand.
+"""A Kubernetes API server in this process. kmock stores the objects; tests do the work of operators and kubelets.
 
-The tests patch a job's status as KubeRay's operator would. Faults are planned by verb and fire a counted number of
-times. Every call of the launcher is written down as RBAC sees it: (verb, API group, resource).
+For example, tests patch the status of a job as KubeRay's operator does. They can plan faults of the next calls. The
+server records every call of the launcher as RBAC sees it: (verb, API group, resource).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ LOST = web.Response()
 
 
 class KubernetesServer:
-    """The server, seen from a test."""
+    """The server, with its recorded calls and planned faults."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, str]] = []
@@ -42,10 +42,10 @@ class KubernetesServer:
     def api(self) -> client.ApiClient:
         return client.ApiClient(client.Configuration(host=self.url))
 
-    # what an operator, a kubelet and an administrator do
+    # ---- work of operators, kubelets and administrators
 
     def jobs_ever(self) -> list[dict]:
-        """Bodies of all jobs that were created, in order."""
+        """Return the bodies of all jobs that were created, in order."""
         return [body for verb, _, body in self.bodies if verb == "create"]
 
     def job(self, name: str) -> dict | None:
@@ -55,7 +55,7 @@ class KubernetesServer:
             return None
 
     def wait_for(self, name: str, creations: int = 1) -> dict:
-        """The job, as soon as it has been created so many times."""
+        """Wait until a job has been created `creations` times, and return it."""
         until(lambda: len(self.jobs_ever()) >= creations and self.job(name), 60)
         return self.job(name)
 
@@ -74,7 +74,7 @@ class KubernetesServer:
         self._ask("DELETE", f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayjobs/{name}")
 
     def put_submitter(self, name: str, job: str, *logs: Callable[[], Iterator[str]], created: str = "00") -> None:
-        """A submitter's pod; each connection to its log gets the next of `logs`, then it has ended."""
+        """Create the pod of a submitter. Each connection to its log gets the next of `logs`."""
         self.logs[name] = list(logs)
         metadata = {"name": name, "namespace": NAMESPACE, "labels": {"job-name": job}}
         metadata["creationTimestamp"] = f"2026-01-01T00:00:{created}Z"
@@ -82,16 +82,16 @@ class KubernetesServer:
         self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
 
     def put_step(self, name: str, workflow: str, uid: str) -> None:
-        """The pod of a step, as Argo makes it for a workflow."""
+        """Create the pod of a step, as Argo does for a workflow."""
         owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": workflow, "uid": uid}
-        self.logs[name] = []  # the emulator knows no selectors: whoever lists submitters sees this pod, too
+        self.logs[name] = []  # kmock ignores selectors, so lists of submitters contain this pod too
         metadata = {"name": name, "namespace": NAMESPACE, "ownerReferences": [owner | {"controller": True}]}
         metadata["creationTimestamp"] = "2025-01-01T00:00:00Z"
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
         self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
 
     def put_workflow(self, name: str, uid: str, **body: object) -> None:
-        """A run, as Argo keeps it."""
+        """Create a workflow, as Argo stores it."""
         workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", **body}
         workflow["metadata"] = {"name": name, "namespace": NAMESPACE, "uid": uid}
         self._ask("POST", f"/apis/argoproj.io/v1alpha1/namespaces/{NAMESPACE}/workflows", workflow)
@@ -101,7 +101,7 @@ class KubernetesServer:
         self._ask("PATCH", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}", change)
 
     def put_worker(self, name: str, reason: str, message: str) -> None:
-        """A pod of a RayCluster whose container waits."""
+        """Create a pod of a RayCluster whose container is waiting for a reason."""
         self.logs[name] = []
         metadata = {"name": name, "namespace": NAMESPACE, "labels": {"ray.io/is-ray-node": "yes"}}
         metadata["creationTimestamp"] = "2025-01-01T00:00:00Z"
@@ -120,10 +120,15 @@ class KubernetesServer:
         memory: str = "8Gi",
         killed: tuple[str, int] | None = None,
     ) -> None:
-        """Create a pod of a RayCluster, or with no node type of a submitter, on a node or with the scheduler's reason.
+        """Create a pod of a RayCluster.
 
         Args:
-            killed: reason and exit code of the last end of its container.
+            name: name of the pod.
+            node_type: Ray's type of the node; if empty, the pod is that of a submitter.
+            node: node on which the pod runs; if empty, the pod is pending.
+            unschedulable: the scheduler's reason why the pod is pending.
+            memory: memory limit of its container.
+            killed: reason and exit code of the last termination of its container.
         """
         self.logs[name] = []
         metadata = {"name": name, "namespace": NAMESPACE, "creationTimestamp": "2025-01-01T00:00:00Z"}
@@ -143,7 +148,7 @@ class KubernetesServer:
         self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
 
     def delete_pods(self) -> None:
-        """Delete all pods but those of steps."""
+        """Delete all pods except those of steps."""
         for pod in self._ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods")["items"]:
             if not pod["metadata"]["name"].startswith("step"):
                 self._ask("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}")
@@ -155,17 +160,17 @@ class KubernetesServer:
         self._ask("POST", f"/api/v1/namespaces/{NAMESPACE}/events", event)
 
     def fail(self, verb: str, *how: int | str, resource: str = "rayjobs") -> None:
-        """Let the next calls of a verb fail.
+        """Make the next calls of a verb fail.
 
         Args:
-            how: a status; "cut", the connection; "lost", the connection, but only after the call has done its work.
+            how: an HTTP status; "cut" closes the connection; "lost" closes it after the call was executed.
         """
         self._faults += [(verb, resource, kind) for kind in how]
 
     def pending_faults(self) -> int:
         return len(self._faults)
 
-    # inside
+    # ---- internals
 
     def _ask(self, method: str, path: str, body: dict | None = None) -> dict:
         data = None if body is None else json.dumps(body).encode()
@@ -175,13 +180,13 @@ class KubernetesServer:
             return json.load(answer)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """Write a call of the launcher down; answer it if a fault or a log is due, else leave it to the emulator."""
+        """Record a call of the launcher. Answer it if a fault is planned or a log is requested, else return None."""
         if request.headers.get("User-Agent") == "operator":
             return None
-        found = _URL.fullmatch(request.path)
-        resource = found["resource"] + (f"/{found['sub']}" if found["sub"] else "")
-        verb = _VERBS.get(request.method, "get" if found["name"] else "list")
-        self.calls.append((verb, found["group"] or "", resource))
+        match = _URL.fullmatch(request.path)
+        resource = f"{match['resource']}/{match['sub']}" if match["sub"] else match["resource"]
+        verb = _VERBS.get(request.method, "get" if match["name"] else "list")
+        self.calls.append((verb, match["group"] or "", resource))
         self.queries.append(dict(request.query))
         if request.method != "GET":
             self.bodies.append((verb, request.content_type, json.loads(await request.read() or b"{}")))
@@ -218,10 +223,10 @@ async def _fail(request: web.BaseRequest, how: int | str) -> web.StreamResponse:
 
 
 class _Emulator(kmock.KubernetesEmulator):
-    """kmock's server behind our notes and faults."""
+    """kmock's server, which first records the call and applies faults."""
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        answer = await self.ours.answer(request)
+        answer = await self.recorder.answer(request)
         if answer is LOST:
             await super().__call__(request)
             request.transport.close()
@@ -230,26 +235,28 @@ class _Emulator(kmock.KubernetesEmulator):
 
 @contextmanager
 def running_kubernetes() -> Iterator[KubernetesServer]:
-    """A server on loopback, on a thread with a loop of its own."""
-    server, up, over = KubernetesServer(), threading.Event(), asyncio.Event()
+    """Run a server on loopback, in a thread with its own event loop."""
+    server = KubernetesServer()
+    has_started = threading.Event()
+    is_over = asyncio.Event()
     loop = asyncio.new_event_loop()
 
     async def serve() -> None:
         async with _Emulator() as emulator, kmock.Server(emulator) as http:
-            emulator.ours = server
+            emulator.recorder = server
             emulator.resources["ray.io/v1/rayjobs"] = {"namespaced": True, "kind": "RayJob"}
             emulator.resources["argoproj.io/v1alpha1/workflows"] = {"namespaced": True, "kind": "Workflow"}
             for plural, kind in (("pods", "Pod"), ("events", "Event")):
                 emulator.resources[f"v1/{plural}"] = {"namespaced": True, "kind": kind}
             server.url = str(http.url).rstrip("/")
-            up.set()
-            await over.wait()
+            has_started.set()
+            await is_over.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
-    assert up.wait(10)
+    assert has_started.wait(10)
     try:
         yield server
     finally:
-        loop.call_soon_threadsafe(over.set)
+        loop.call_soon_threadsafe(is_over.set)
         thread.join(10)

@@ -1,4 +1,4 @@
-"""A server of S3 that keeps keys as they are, `a//b` too, as that of AWS does; the tests' real server joins them."""
+"""An S3 server that keeps double slashes in keys, such as `a//b`, as AWS does. SeaweedFS removes them."""
 
 import hashlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.servers.processes import answering
 
 @contextmanager
 def serving(objects: dict[str, bytes]) -> Iterator[str]:
-    """Serve these objects by their keys, for reading, whatever the bucket; yields the server's URL."""
+    """Serve objects by their keys, for reading only and under any bucket name. Yield the URL of the server."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

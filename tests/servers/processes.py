@@ -1,4 +1,4 @@
-"""Start a server, wait until it answers, and leave nothing of it behind."""
+"""Start servers, wait until they answer, and stop all their processes."""
 
 import itertools
 import os
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    """Return a port that nobody uses at the moment."""
+    """Return a port of loopback that is not in use at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return port_of(listener)
 
@@ -26,10 +26,10 @@ def port_of(listener: socket.socket) -> int:
 
 
 def until(is_true: Callable[[], object], seconds: float = 20) -> None:
-    """Wait until a condition holds; fail after so many seconds."""
+    """Wait until a condition is true. Fail the test if it is still false after `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_true():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, f"the condition is still false after {seconds} s"
         time.sleep(0.02)
 
 
@@ -37,10 +37,10 @@ def until(is_true: Callable[[], object], seconds: float = 20) -> None:
 def serving(
     command: Sequence[str | Path], url: str, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen]:
-    """Run a server and all its processes as long as the block lasts, from the moment it answers at `url`.
+    """Run a server for the duration of the block, which begins when the server answers at `url`.
 
     Raises:
-        RuntimeError: it does not answer; the end of its log.
+        RuntimeError: the server does not answer. The message has the end of its log.
     """
     with log.open("ab") as output:
         server = subprocess.Popen(
@@ -55,11 +55,11 @@ def serving(
 
 @contextmanager
 def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Answer HTTP requests by a handler on loopback as long as the block lasts; yield the server's URL."""
+    """Run an HTTP server with this handler on loopback for the duration of the block. Yield its URL."""
     handler.log_message = lambda *_: None  # type: ignore[method-assign]
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients that hang up are no news
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # do not print that a client has closed its connection
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
@@ -71,6 +71,7 @@ def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 120) -> None:
+    """Wait until a server answers at `url`. Raise RuntimeError if its process ends or the time is over."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and server.poll() is None:
         try:
@@ -78,11 +79,11 @@ def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 120
             return
         except OSError:
             time.sleep(0.1)
-    raise RuntimeError(f"no server at {url}: {log.read_text()[-2000:]}")
+    raise RuntimeError(f"no server answers at {url}: {log.read_text()[-2000:]}")
 
 
 def kill(server: subprocess.Popen) -> None:
-    """Kill a server with its worker processes (they are a process group of their own)."""
+    """Kill a server and its worker processes, which form a process group."""
     if server.poll() is None:
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
@@ -90,20 +91,25 @@ def kill(server: subprocess.Popen) -> None:
 
 @contextmanager
 def balanced(listener: socket.socket, *servers: int) -> Iterator[Counter[int]]:
-    """Pass the connections of a listener on to servers in turn, past one that is gone, as a Service does.
+    """Forward the connections of a listener to the servers in turn, and skip stopped servers, as a Service does.
 
-    Yields the number of connections by the port of the server.
+    Args:
+        listener: accepts the connections.
+        servers: ports of the servers.
+
+    Yields:
+        number of connections by port of the server.
     """
-    taken: Counter[int] = Counter()
-    turns = itertools.cycle(servers)
+    connections_by_port: Counter[int] = Counter()
+    next_ports = itertools.cycle(servers)
 
-    def pass_on(source: socket.socket, target: socket.socket) -> None:
+    def forward(source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
                 target.sendall(data)
-        for one in (source, target):
+        for connection in (source, target):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def accept() -> None:
         while True:
@@ -111,18 +117,18 @@ def balanced(listener: socket.socket, *servers: int) -> Iterator[Counter[int]]:
                 client, _ = listener.accept()
             except OSError:
                 return
-            for server in itertools.islice(turns, len(servers)):
+            for port in itertools.islice(next_ports, len(servers)):
                 with suppress(OSError):
-                    answering = socket.create_connection(("127.0.0.1", server))
-                    taken[server] += 1
-                    for ends in ((client, answering), (answering, client)):
-                        threading.Thread(target=pass_on, args=ends, daemon=True).start()
+                    server = socket.create_connection(("127.0.0.1", port))
+                    connections_by_port[port] += 1
+                    for ends in ((client, server), (server, client)):
+                        threading.Thread(target=forward, args=ends, daemon=True).start()
                     break
             else:
                 client.close()
 
     threading.Thread(target=accept, daemon=True).start()
     try:
-        yield taken
+        yield connections_by_port
     finally:
         listener.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""SeaweedFS: an S3 server in one process, from the package index."""
+"""SeaweedFS, an S3 server in one process that the package index has."""
 
 import contextlib
 import json
@@ -14,24 +14,24 @@ from tests.servers.processes import free_port, serving
 
 WEED = Path(sys.executable).with_name("weed")
 KEYS = {"k": "s", "canary": "canary-of-s3-7d1f", "reader": "r"}
-"""Access keys and their secrets; the second can be looked for in what a run leaves behind, the third may only read."""
+"""Access key -> secret. Tests look for the secret of `canary` in the files of a run. `reader` may only read."""
 
 
 def environment(url: str, access: str = "k") -> dict[str, str]:
-    """What a client needs, and nothing else: boto3, MLflow and we go by these."""
+    """Return the environment variables that boto3, MLflow and this project need to use the server."""
     return {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": access, "AWS_SECRET_ACCESS_KEY": KEYS[access]}
 
 
 @contextlib.contextmanager
 def serve(directory: Path) -> Iterator[str]:
-    """Run a server on loopback with its data in a directory; yield its URL."""
+    """Run a server on loopback with its data in a directory. Yield its URL."""
     ports = free_ports()
     with running(directory, ports):
         yield f"http://127.0.0.1:{ports[-1]}"
 
 
 def free_ports() -> tuple[int, ...]:
-    """Of its four parts, S3 last; their gRPC ports are 10,000 above."""
+    """Return free ports for master, volume, filer and S3. Each also uses the port 10,000 above for gRPC."""
     return tuple(
         next(port for port in iter(free_port, None) if port < 55_000 and _is_free(port + 10_000)) for _ in range(4)
     )
@@ -46,7 +46,7 @@ def _is_free(port: int) -> bool:
 
 @contextlib.contextmanager
 def running(directory: Path, ports: Sequence[int]) -> Iterator[subprocess.Popen]:
-    """Run a server on loopback with its data in a directory, where an earlier one may have left some."""
+    """Run a server on loopback with its data in a directory, which may have data of an earlier server."""
     (directory / "data").mkdir(exist_ok=True)
     keys = {access: {"accessKey": access, "secretKey": secret} for access, secret in KEYS.items()}
     reader = {"name": "reader", "credentials": [keys.pop("reader")], "actions": ["Read", "List"]}
@@ -69,20 +69,20 @@ def running(directory: Path, ports: Sequence[int]) -> Iterator[subprocess.Popen]
 
 
 def bucket(url: str, name: str) -> Any:
-    """A bucket of a server, made if it is not there; it can be written to."""
+    """Return a bucket of a server. Create it if it does not exist, and wait until it is writable."""
     import boto3
     from botocore.exceptions import ClientError
 
     key = {"aws_access_key_id": "k", "aws_secret_access_key": KEYS["k"]}
     bucket = boto3.resource("s3", endpoint_url=url, region_name="us-east-1", **key).Bucket(name)
-    made = False
-    for attempt in range(60):  # a server that answers may still have no list of buckets, and no volume to write to
+    was_created = False
+    for attempt in range(60):  # after its first answers, a server may still have no list of buckets and no volume
         try:
-            if not made and bucket.creation_date:
+            if not was_created and bucket.creation_date:
                 break
-            if not made:
+            if not was_created:
                 bucket.create()
-                made = True
+                was_created = True
             bucket.put_object(Key="ready", Body=b"?")
             bucket.Object("ready").delete()
             break

@@ -1,10 +1,10 @@
-"""An S3 server that fails on demand: a proxy before a real one, which passes everything on but what a test plans.
+"""A proxy in front of a real S3 server that injects the faults that a test plans.
 
     faults.inject("PUT", "manifest.json", "applied-500", times=1)
     …
     assert faults.injected == [("applied-500", "PUT", "models/a/manifest.json")]
 
-Signatures stay valid, since the Host header that the client signed is passed on as it came.
+Signatures stay valid, because the proxy forwards the Host header that the client has signed.
 """
 
 import http.client
@@ -23,13 +23,23 @@ from urllib.parse import unquote, urlsplit
 from tests.servers.processes import answering
 
 Kind = Literal["500", "503", "reset", "applied-500", "applied-reset", "applied-silence", "truncated", "flipped"]
-"""`500`, `503` and `reset` are never passed on; `applied-…` are, and the answer is lost, with `applied-silence` as
-long as the client waits for it; of `truncated` the connection
-ends in the middle of the body; `flipped` has one bit of the body wrong."""
+"""How a request fails:
+
+500, 503, reset   the server does not receive the request
+applied-…         the server executes the request, but the client gets an error, a reset, or no answer at all
+truncated         the connection ends in the middle of the answer
+flipped           one bit of the answer is wrong
+"""
 
 _ERROR = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>planned by a test</Message></Error>"
 _CODES = {500: b"InternalError", 503: b"SlowDown"}
-_HOP = {"connection", "keep-alive", "transfer-encoding", "expect", "content-length"}  # of a connection, not a message
+_CONNECTION_HEADERS = {
+    "connection",
+    "keep-alive",
+    "transfer-encoding",
+    "expect",
+    "content-length",
+}  # apply to a connection, so they are not forwarded
 
 
 @dataclass
@@ -37,27 +47,29 @@ class _Fault:
     method: str
     pattern: re.Pattern[str]
     kind: Kind
-    left: float
+    remaining: float  # number of further requests that fail
 
 
 class Faults:
-    """What is planned, and what has happened: `(kind, method, "bucket/key?query")` of each injected fault in order."""
+    """The planned and the injected faults of a proxy."""
 
     def __init__(self, server: str) -> None:
         self.server = server
         self.url = ""
         self.injected: list[tuple[str, str, str]] = []
+        """`(kind, method, "bucket/key?query")` of each injected fault in order."""
         self.requests: list[tuple[str, str]] = []
-        """`(method, "bucket/key?query")` of everything that arrived."""
+        """`(method, "bucket/key?query")` of each request."""
         self._planned: list[_Fault] = []
         self._lock = threading.Lock()
 
     def inject(self, method: str, key_pattern: str, kind: Kind, times: float = math.inf) -> None:
-        """Plan a fault for the next `times` requests of a method whose `bucket/key?query` the pattern is found in.
+        """Plan a fault for the next `times` requests of a method whose `bucket/key?query` matches a pattern.
 
         Args:
-            method: `PUT`, `GET`, …; `*` for all.
-            key_pattern: a regular expression; parts of a multipart upload have `partNumber=` in their query.
+            method: `PUT`, `GET`, …, or `*` for all methods.
+            key_pattern: regular expression to search for. The parts of a multipart upload have `partNumber=` in their
+                query.
         """
         if kind not in get_args(Kind):
             raise ValueError(f"no such fault: {kind}")
@@ -65,17 +77,17 @@ class Faults:
             self._planned.append(_Fault(method, re.compile(key_pattern), kind, times))
 
     def heal(self) -> None:
-        """Forget what is planned."""
+        """Cancel all planned faults."""
         with self._lock:
             self._planned.clear()
 
     def next(self, method: str, target: str) -> Kind | None:
-        """Count a request and say how it shall fail, if at all: the plan that was made first comes first."""
+        """Record a request. Return how it fails, by the first plan that matches, or None."""
         with self._lock:
             self.requests.append((method, target))
             for fault in self._planned:
-                if fault.left and fault.method in ("*", method) and fault.pattern.search(target):
-                    fault.left -= 1
+                if fault.remaining and fault.method in ("*", method) and fault.pattern.search(target):
+                    fault.remaining -= 1
                     self.injected.append((fault.kind, method, target))
                     return fault.kind
         return None
@@ -83,7 +95,7 @@ class Faults:
 
 @contextmanager
 def faulty(server: str) -> Iterator[Faults]:
-    """Run a proxy on loopback before the S3 server at a URL."""
+    """Run a proxy on loopback in front of the S3 server at a URL."""
     faults = Faults(server)
 
     class Handler(_Handler):
@@ -112,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif kind == "applied-reset":
             self._reset()
         elif kind == "applied-silence":
-            self.connection.recv(1)  # until the client hangs up
+            self.connection.recv(1)  # wait until the client closes the connection
             self.close_connection = True
         else:
             if kind == "flipped" and content:
@@ -137,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         connection = http.client.HTTPConnection(urlsplit(self.plan.server).netloc, timeout=60)
         connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():
-            if name.lower() not in _HOP:
+            if name.lower() not in _CONNECTION_HEADERS:
                 connection.putheader(name, value)
         if "Content-Length" in self.headers or body:
             connection.putheader("Content-Length", str(len(body)))
@@ -150,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, response: http.client.HTTPResponse, content: bytes, cut: bool) -> None:
         self.send_response_only(response.status, response.reason)
         for name, value in response.headers.items():
-            if name.lower() not in _HOP:
+            if name.lower() not in _CONNECTION_HEADERS:
                 self.send_header(name, value)
         length = response.headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(content))
         self.send_header("Content-Length", length)
@@ -169,8 +181,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _reset(self) -> None:
-        """Close with a reset instead of a goodbye."""
+        """Close the connection with a reset."""
         self.close_connection = True
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.rfile.close()  # it holds the socket too
+        self.rfile.close()  # it refers to the socket too
         self.connection.close()
