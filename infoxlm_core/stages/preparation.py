@@ -15,7 +15,6 @@ import contextlib
 import functools
 import itertools
 import json
-import logging
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -26,23 +25,15 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from infoxlm_core import manifests, outside
-from infoxlm_core.config import CorpusSource, PreparationConfig
+from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import fingerprints, length_ratio
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
 from infoxlm_core.corpora.phases import clean, compare, reserve, write
-from infoxlm_core.corpora.phases.job import FileKey, Files, Job, Part, Record, RowCounts, add_counts, run_phase
+from infoxlm_core.corpora.phases.job import Files, Job, Part, Record, RowCounts, add_counts, run_phase
+from infoxlm_core.corpora.report import check_files, check_source, make_report
 from infoxlm_core.corpora.tables import HELD_OUT, ROW_GROUP, TRAINING
-from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
+from infoxlm_core.errors import CorpusTooSmall
 
-logger = logging.getLogger(__name__)
-
-MAX_WRONG_LANGUAGE = 0.3  # share of a file's rows above which the config names the wrong language
-MIN_ROWS_TO_JUDGE = 1000  # of a file or language; in fewer rows a share is not significant
-MAX_LOSS = 0.05  # share of a language's rows above which a filter is suspected not to suit the language
-_FILTERS = (
-    "too_short", "too_long", "few_words", "one_sign", "no_letters", "wrong_script", "wrong_language", "untranslated",
-    "other_numbers", "other_placeholders", "length_ratio", "held_out", "evaluation_set", "overlap", "not_similar",
-)  # fmt: skip
 _OUTPUT_NAMES = (*TRAINING, *HELD_OUT, write.LABELLED_TABLE, "report.json", manifests.NAME)
 PARTS_OF_PARTITION = 32
 """Parts for which one task compares all keys. It bounds the memory of the task and does not affect the result."""
@@ -142,36 +133,39 @@ def _remove_outputs(output: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# ---------------------------------------------------------------- phases
-
-
 def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, Any]:
     """Run all tasks, write the corpora to `output`, and return the report, which is the sum of the tasks' records."""
     counts: RowCounts = defaultdict(Counter)
     job.put_marker()
     finished = {entry.name for entry in job.files.entries()}
     run = functools.partial(run_phase, finished=finished, parallel_map=parallel_map)
-    [tests] = run_phase(reserve.reserve, job, 1, finished, in_process)  # test sets are small
+    [test_sets] = run_phase(reserve.reserve, job, 1, finished, in_process)  # test sets are small
+
+    # Read all sources into parts of bounded size, and drop the rows that are unusable on their own.
     parts = _list_parts(job, run(clean.read, job, len(job.config.corpora)))
     parts_of_partition = PARTS_OF_PARTITION
     if job.config.cleaning.near_duplicates == "minhash":
         parts_of_partition = max(1, PARTS_OF_PARTITION // 8)  # a row has 20 bands as further keys
     job = replace(job, parts=parts, partition_count=1 + len(parts) // parts_of_partition)
-    job = _clean(job, counts, run(clean.clean, job, len(job.parts)))
+    job = _collect_clean_parts(job, counts, run(clean.clean, job, len(job.parts)))
+
+    # Collect all text that is reserved for evaluation.
     if job.config.labelled_share:
         list(run(reserve.label, job, job.partition_count))
-    [united] = run(reserve.unite, job, 1)
-    job = replace(job, reserved_digest=united["digest"])
+    [reserved_text] = run(reserve.unite, job, 1)
+    job = replace(job, reserved_digest=reserved_text["digest"])
+
+    # Compare all rows with the reserved text and with each other, and write those that remain.
     if job.config.cleaning.similarity:
         from infoxlm_core.tasks import pair_similarity  # imports torch, which other preparations do not need
 
         list(run(pair_similarity.measure, job, len(job.parts)))
     list(run(compare.offer, job, len(job.parts)))
     list(run(compare.reduce, job, job.partition_count))
-    _write(job, output, counts, run(write.write, job, len(job.parts)))
-    report = _make_report(counts, output, job.config)
-    if tests["test_files"]:
-        report["evaluation_sets"] = tests["test_files"]
+    _join_tables(job, output, counts, run(write.write, job, len(job.parts)))
+    report = make_report(counts, _count_labelled_rows(output), job.config)
+    if test_sets["test_files"]:
+        report["evaluation_sets"] = test_sets["test_files"]
     return report
 
 
@@ -182,7 +176,7 @@ def _list_parts(job: Job, records: Iterator[Record]) -> list[Part]:
         source = job.config.corpora[number]
         folders = HELD_OUT if source.name in job.config.held_out else TRAINING
         if not record["parts"]:
-            _check_corpus(source, Counter())
+            check_source(source, Counter())
         for name, language_pair in record["parts"]:
             languages = tuple(language_pair.split("-"))
             parts.append(Part(name, number, source.name, folders[len(languages) - 1], languages))
@@ -191,36 +185,40 @@ def _list_parts(job: Job, records: Iterator[Record]) -> list[Part]:
     return sorted(parts, key=lambda part: (corpora.index(part.corpus), "-".join(part.languages) + ".", part.name))
 
 
-def _clean(job: Job, counts: RowCounts, records: Iterator[Record]) -> Job:
+def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record]) -> Job:
     """Count the rows of all parts. Return the job with the parts that have clean rows and the medians of length ratios.
 
-    Raises as `_check_files` and `_check_corpus`.
+    Raises:
+        EncodingError: a file has too many lines that are not UTF-8.
+        InputError: a file is in another language than the config says.
+        CorpusTooSmall: a corpus has no rows that can be used.
     """
+    clean_parts = []
     length_ratios: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    parts = []
-    numbered_records = zip(job.parts, records, strict=True)
-    for _, records_of_corpus in itertools.groupby(numbered_records, key=lambda item: item[0].corpus):
-        counts_of_sources: defaultdict[int, RowCounts] = defaultdict(lambda: defaultdict(Counter))
-        first_invalid_of_sources: defaultdict[int, dict[str, str]] = defaultdict(dict)
-        for part, record in records_of_corpus:
-            add_counts(counts_of_sources[part.source], record)
+    parts_and_records = zip(job.parts, records, strict=True)
+    # The parts of a corpus are neighbours, so an unusable corpus is refused before the next one is cleaned.
+    for _, corpus_records in itertools.groupby(parts_and_records, key=lambda item: item[0].corpus):
+        counts_of_files: RowCounts = defaultdict(Counter)
+        counts_of_sources: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        first_invalid: dict[str, str] = {}
+        for part, record in corpus_records:
             add_counts(counts, record)
-            first_invalid = first_invalid_of_sources[part.source]
-            first_invalid_of_sources[part.source] = record["first_invalid"] | first_invalid
+            add_counts(counts_of_files, record)
+            for *_, file_counts in record["counts"]:
+                counts_of_sources[part.source].update(file_counts)
+            first_invalid = record["first_invalid"] | first_invalid
             if record["staged_rows"]:
-                parts.append(part)
+                clean_parts.append(part)
                 histogram = {int(bin_number): count for bin_number, count in record["length_ratios"].items()}
                 length_ratios["-".join(part.languages)].update(histogram)
+        check_files(counts_of_files, first_invalid, job.config.cleaning.max_invalid_utf8)
         for number, source_counts in sorted(counts_of_sources.items()):
-            source = job.config.corpora[number]
-            max_invalid = job.config.cleaning.max_invalid_utf8
-            _check_files(source, max_invalid, source_counts, first_invalid_of_sources[number])
-            _check_corpus(source, sum(source_counts.values(), Counter()))
+            check_source(job.config.corpora[number], source_counts)
     medians = {pair: length_ratio.median_of(ratios) for pair, ratios in length_ratios.items() if ratios}
-    return replace(job, parts=parts, medians=medians)
+    return replace(job, parts=clean_parts, medians=medians)
 
 
-def _write(job: Job, output: Path, counts: RowCounts, records: Iterator[Record]) -> None:
+def _join_tables(job: Job, output: Path, counts: RowCounts, records: Iterator[Record]) -> None:
     """Concatenate the tables of all parts, write them to `output`, and add up their row counts."""
     with contextlib.ExitStack() as open_files:
         writers: dict[str, pq.ParquetWriter] = {}
@@ -235,134 +233,10 @@ def _write(job: Job, output: Path, counts: RowCounts, records: Iterator[Record])
                 writers[name].write_table(table, row_group_size=ROW_GROUP)
 
 
-def _check_files(
-    source: CorpusSource, max_invalid: float, counts_of_files: RowCounts, first_invalid: dict[str, str]
-) -> None:
-    """Refuse a corpus with a file that is not UTF-8 or in another language than the config says.
-
-    Args:
-        source: the corpus.
-        max_invalid: share of a file's lines that may be invalid UTF-8.
-        counts_of_files: the counts of this corpus.
-        first_invalid: file:line:byte of the first invalid UTF-8 of each file.
-
-    Raises:
-        EncodingError: a file has too many lines that are not UTF-8.
-        InputError: a file is in another language than the config says.
-    """
-    for file_key, counts in counts_of_files.items():
-        rows = counts["read"]
-        rows_in_other_languages = counts["wrong_script"] + counts["wrong_language"]
-        if counts["invalid_utf8"] > max_invalid * rows:
-            raise EncodingError(
-                f"{first_invalid[file_key.file]}: invalid UTF-8 begins here, {counts['invalid_utf8']} of {rows} lines "
-                f"have it, cleaning.max_invalid_utf8 allows a share of {max_invalid:g}: convert the file to UTF-8"
-            )
-        if rows >= MIN_ROWS_TO_JUDGE and rows_in_other_languages > MAX_WRONG_LANGUAGE * rows:
-            raise InputError(
-                f"{file_key.file} (corpus {source.name}): {rows_in_other_languages} of {rows} rows are not in the "
-                f"language expected ({file_key.language}): check its languages"
-            )
-
-
-def _check_corpus(source: CorpusSource, counts: Counter[str]) -> None:
-    """Log the counts of a corpus. Raise CorpusTooSmall if none of its rows can be used."""
-    rows = counts["read"]
-    dropped = counts.total() - rows
-    if not rows and not source.languages:  # a corpus of many languages may lack those of this run
-        logger.warning("read %s: it has no rows in the languages of this run", source.name)
-    elif rows == dropped:
-        reasons = _describe_reasons(counts) or "it has no rows"
-        raise CorpusTooSmall(
-            f"corpus {source.name}: none of its {rows} rows can be used (have=0 need=1; {reasons}): check its format, "
-            "languages and columns, or remove it from the config"
-        )
-    else:
-        logger.info("read %s: %d rows, %d dropped in cleaning", source.name, rows, dropped)
-
-
-def _describe_reasons(counts: Counter[str]) -> str:
-    """Return the three most frequent reasons for which rows were dropped, with their counts."""
-    reasons = Counter({reason: count for reason, count in counts.items() if reason not in ("read", "kept")})
-    return ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(3))
-
-
-# ---------------------------------------------------------------- report
-
-
-def _make_report(counts: RowCounts, output: Path, config: PreparationConfig) -> dict[str, Any]:
-    """Return the content of report.json: how many rows were read, kept, and dropped for each reason.
-
-    Raises:
-        CorpusTooSmall: there is nothing to train on, or `held_out_share` holds out nothing.
-    """
-    totals: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
-    kept_rows: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT, "labelled")}
-    for file_key, file_counts in sorted(counts.items()):
-        totals[file_key.kind].update(file_counts)
-        if file_counts["kept"]:
-            language = file_key.language
-            if "mono" not in file_key.kind:
-                language = f"{config.pivot}-{language}"
-            kept_rows[file_key.kind][language] += file_counts["kept"]
-    labelled_path = output / write.LABELLED_TABLE
-    splits = (
-        pq.read_table(labelled_path, columns=["split"])["split"].value_counts().to_pylist()
-        if labelled_path.is_file()
-        else []
-    )
-    kept_rows["labelled"] = Counter({count["values"]: count["counts"] for count in splits})
-    _check_amount_of_text(totals, kept_rows, config)
-    return {
-        "files": [_describe_file(file_key, file_counts) for file_key, file_counts in sorted(counts.items())],
-        "totals": {kind: dict(sorted(kind_counts.items())) for kind, kind_counts in totals.items()},
-        "languages": {kind: dict(sorted(kind_counts.items())) for kind, kind_counts in kept_rows.items()},
-        "warnings": _warn_of_strict_filters(counts),
-    }
-
-
-def _check_amount_of_text(
-    totals: dict[str, Counter[str]], kept_rows: dict[str, Counter[str]], config: PreparationConfig
-) -> None:
-    """Raise CorpusTooSmall if there is nothing to train on, or `held_out_share` holds out nothing."""
-    if not kept_rows["pairs"].total() + kept_rows["mono"].total():
-        reasons = _describe_reasons(totals["pairs"] + totals["mono"]) or "nothing was read"
-        raise CorpusTooSmall(f"no training text remains (have=0 need=1; {reasons}): check corpora and cleaning")
-    if config.held_out_share and not kept_rows["held_out"].total():
-        raise CorpusTooSmall(
-            f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs (have=0 "
-            "need=1): raise it, or prepare more pairs"
-        )
-
-
-def _describe_file(file_key: FileKey, counts: Counter[str]) -> dict[str, Any]:
-    """Return the counts of a file as the report lists them. Every row that was read must be kept or dropped."""
-    dropped = {reason: counts[reason] for reason in sorted(counts) if reason not in ("read", "kept")}
-    if counts["read"] != counts["kept"] + sum(dropped.values()):
-        raise RuntimeError(f"{file_key}: a row is neither kept nor dropped: report this as a bug")
-    return {**file_key._asdict(), "read": counts["read"], "kept": counts["kept"], "dropped": dropped}
-
-
-def _warn_of_strict_filters(counts_of_files: RowCounts) -> list[str]:
-    """Log and return a line for each filter that drops too large a share of a language's training rows."""
-    counts_of_language: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for file_key, file_counts in counts_of_files.items():
-        if file_key.kind in TRAINING:
-            counts_of_language[file_key.kind, file_key.language].update(file_counts)
-    dropped_shares: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for (kind, language), counts in sorted(counts_of_language.items()):
-        if counts["read"] < MIN_ROWS_TO_JUDGE:
-            continue
-        for filter_name in _FILTERS:
-            share = counts[filter_name] / counts["read"]
-            if share > MAX_LOSS:
-                dropped_shares[kind, filter_name].append(f"{share:.1%} of {language}")
-    warnings = []
-    for (kind, filter_name), shares in dropped_shares.items():
-        warning = (
-            f"{kind}: the filter {filter_name} drops {', '.join(shares)}, more than {MAX_LOSS:.0%}: check its setting "
-            "and the files of these languages"
-        )
-        logger.warning("%s", warning)
-        warnings.append(warning)
-    return warnings
+def _count_labelled_rows(output: Path) -> dict[str, int]:
+    """Return the number of rows of each split of the labelled text."""
+    path = output / write.LABELLED_TABLE
+    if not path.is_file():
+        return {}
+    splits = pq.read_table(path, columns=["split"])["split"]
+    return {count["values"]: count["counts"] for count in splits.value_counts().to_pylist()}

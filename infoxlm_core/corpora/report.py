@@ -1,0 +1,139 @@
+"""The report of a preparation: count the rows of every file, refuse unusable corpora, and warn of strict filters."""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from infoxlm_core.config import CorpusSource, PreparationConfig
+from infoxlm_core.corpora.phases.job import FileKey, RowCounts
+from infoxlm_core.corpora.tables import HELD_OUT, TRAINING
+from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
+
+logger = logging.getLogger(__name__)
+
+MAX_WRONG_LANGUAGE = 0.3  # share of a file's rows above which the config names the wrong language
+MIN_ROWS_TO_JUDGE = 1000  # of a file or language; in fewer rows a share is not significant
+MAX_LOSS = 0.05  # share of a language's rows above which a filter is suspected not to suit the language
+_FILTERS = (
+    "too_short", "too_long", "few_words", "one_sign", "no_letters", "wrong_script", "wrong_language", "untranslated",
+    "other_numbers", "other_placeholders", "length_ratio", "held_out", "evaluation_set", "overlap", "not_similar",
+)  # fmt: skip
+
+
+def check_files(counts_of_files: RowCounts, first_invalid: Mapping[str, str], max_invalid: float) -> None:
+    """Refuse files that are not UTF-8, or in another language than the config says.
+
+    Args:
+        counts_of_files: the counts after cleaning.
+        first_invalid: name of a file -> file:line:byte of its first invalid UTF-8.
+        max_invalid: share of a file's lines that may be invalid UTF-8.
+
+    Raises:
+        EncodingError: a file has too many lines that are not UTF-8.
+        InputError: a file is in another language than the config says.
+    """
+    for file_key, counts in counts_of_files.items():
+        rows = counts["read"]
+        if counts["invalid_utf8"] > max_invalid * rows:
+            raise EncodingError(
+                f"{first_invalid[file_key.file]}: invalid UTF-8 begins here, {counts['invalid_utf8']} of {rows} lines "
+                f"have it, cleaning.max_invalid_utf8 allows a share of {max_invalid:g}: convert the file to UTF-8"
+            )
+        rows_in_other_languages = counts["wrong_script"] + counts["wrong_language"]
+        if rows >= MIN_ROWS_TO_JUDGE and rows_in_other_languages > MAX_WRONG_LANGUAGE * rows:
+            raise InputError(
+                f"{file_key.file} (corpus {file_key.corpus}): {rows_in_other_languages} of {rows} rows are not in the "
+                f"language expected ({file_key.language}): check its languages"
+            )
+
+
+def check_source(source: CorpusSource, counts: Counter[str]) -> None:
+    """Log how many rows of a corpus remain after cleaning. Raise CorpusTooSmall if there are none."""
+    rows = counts["read"]
+    dropped = counts.total() - rows
+    if not rows and not source.languages:  # a corpus of many languages may lack those of this run
+        logger.warning("read %s: it has no rows in the languages of this run", source.name)
+    elif rows == dropped:
+        reasons = _describe_reasons(counts) or "it has no rows"
+        raise CorpusTooSmall(
+            f"corpus {source.name}: none of its {rows} rows can be used (have=0 need=1; {reasons}): check its format, "
+            "languages and columns, or remove it from the config"
+        )
+    else:
+        logger.info("read %s: %d rows, %d dropped in cleaning", source.name, rows, dropped)
+
+
+def make_report(counts: RowCounts, rows_of_splits: Mapping[str, int], config: PreparationConfig) -> dict[str, Any]:
+    """Return the content of report.json: how many rows were read, kept, and dropped for each reason.
+
+    Args:
+        counts: the counts of all files.
+        rows_of_splits: split of the labelled text -> its rows.
+        config: settings of the preparation.
+
+    Raises:
+        CorpusTooSmall: there is nothing to train on, or `held_out_share` holds out nothing.
+    """
+    totals: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
+    kept_rows: dict[str, Counter[str]] = {kind: Counter() for kind in (*TRAINING, *HELD_OUT)}
+    for file_key, file_counts in counts.items():
+        totals[file_key.kind].update(file_counts)
+        if file_counts["kept"]:
+            is_monolingual = file_key.kind in ("mono", "held_out_mono")
+            language = file_key.language if is_monolingual else f"{config.pivot}-{file_key.language}"
+            kept_rows[file_key.kind][language] += file_counts["kept"]
+    if not kept_rows["pairs"].total() + kept_rows["mono"].total():
+        reasons = _describe_reasons(totals["pairs"] + totals["mono"]) or "nothing was read"
+        raise CorpusTooSmall(f"no training text remains (have=0 need=1; {reasons}): check corpora and cleaning")
+    if config.held_out_share and not kept_rows["held_out"].total():
+        raise CorpusTooSmall(
+            f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs (have=0 "
+            "need=1): raise it, or prepare more pairs"
+        )
+    rows_of_languages = {**kept_rows, "labelled": rows_of_splits}
+    return {
+        "files": [_describe_file(file_key, file_counts) for file_key, file_counts in sorted(counts.items())],
+        "totals": {kind: dict(sorted(kind_counts.items())) for kind, kind_counts in totals.items()},
+        "languages": {kind: dict(sorted(kind_rows.items())) for kind, kind_rows in rows_of_languages.items()},
+        "warnings": _warn_of_strict_filters(counts),
+    }
+
+
+def _describe_reasons(counts: Counter[str]) -> str:
+    """Return the three most frequent reasons for which rows were dropped, with their counts."""
+    reasons = Counter({reason: count for reason, count in counts.items() if reason not in ("read", "kept")})
+    return ", ".join(f"{reason} {count}" for reason, count in reasons.most_common(3))
+
+
+def _describe_file(file_key: FileKey, counts: Counter[str]) -> dict[str, Any]:
+    """Return the counts of a file as the report lists them. Every row that was read must be kept or dropped."""
+    dropped = {reason: counts[reason] for reason in sorted(counts) if reason not in ("read", "kept")}
+    if counts["read"] != counts["kept"] + sum(dropped.values()):
+        raise RuntimeError(f"{file_key}: a row is neither kept nor dropped: report this as a bug")
+    return {**file_key._asdict(), "read": counts["read"], "kept": counts["kept"], "dropped": dropped}
+
+
+def _warn_of_strict_filters(counts_of_files: RowCounts) -> list[str]:
+    """Log and return a line for each filter that drops too large a share of a language's training rows."""
+    counts_of_languages: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for file_key, file_counts in counts_of_files.items():
+        if file_key.kind in TRAINING:
+            counts_of_languages[file_key.kind, file_key.language].update(file_counts)
+    dropped_shares: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for (kind, language), counts in sorted(counts_of_languages.items()):
+        if counts["read"] < MIN_ROWS_TO_JUDGE:
+            continue
+        for filter_name in _FILTERS:
+            share = counts[filter_name] / counts["read"]
+            if share > MAX_LOSS:
+                dropped_shares[kind, filter_name].append(f"{share:.1%} of {language}")
+    warnings = []
+    for (kind, filter_name), shares in dropped_shares.items():
+        warning = (
+            f"{kind}: the filter {filter_name} drops {', '.join(shares)}, more than {MAX_LOSS:.0%}: check its setting "
+            "and the files of these languages"
+        )
+        logger.warning("%s", warning)
+        warnings.append(warning)
+    return warnings
