@@ -1,7 +1,7 @@
 """Stage evaluate: models and held-out text -> scores, tables, figures, a model card.
 
-The first encoder is the one under test; the others (an untrained one, a baseline) are floors to compare it with.
-Every model answers the same questions: the same pairs, and, with the same tokenizer, the same gaps.
+The first encoder is the one under test. The others, such as its start or an untrained model, show how much the training
+improved it. All models answer the same questions: the same pairs and, with the same tokenizer, the same masked tokens.
 """
 
 import math
@@ -26,9 +26,9 @@ from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Task
 from infoxlm_core.training import tracker
 
-EVALUATED: tuple[Task[Any], ...] = (TASKS["retrieval"], Guard(), Perplexity(), TASKS["classification"])
+EVALUATED_TASKS: tuple[Task[Any], ...] = (TASKS["retrieval"], Guard(), Perplexity(), TASKS["classification"])
 
-CURVE_POINTS = 400
+CURVE_POINTS = 400  # of each training curve in scores.json
 
 
 def evaluate(
@@ -60,7 +60,6 @@ def evaluate(
     """
     if not encoders:
         raise InputError("No encoder to evaluate. Give at least one model directory.")
-    corpus = Path(corpus)
     tested_model = next(iter(encoders))
     questions = draw_questions(corpus, encoders[tested_model], config)
     scores = _measure(config, questions, encoders, classifiers)
@@ -68,18 +67,32 @@ def evaluate(
     record = _build_record(config, corpus, questions, encoders, scores)
     sections = []
     if evidence.PUBLIC_START in encoders and tested_model != evidence.PUBLIC_START:
-        start = outcomes[evidence.PUBLIC_START]
-        tested = outcomes[tested_model]
-        record["before_after"] = _compare_with_start(start, tested, questions, record["corpus"])
-        examples = before_after.find_examples(questions, start, tested)
+        start_outcomes = outcomes[evidence.PUBLIC_START]
+        tested_outcomes = outcomes[tested_model]
+        record["before_after"] = _compare_with_start(start_outcomes, tested_outcomes, questions, record["corpus"])
+        examples = before_after.find_examples(questions, start_outcomes, tested_outcomes)
         sections = before_after.lay_out(tested_model, record["before_after"], examples, hours or {})
     report.write(output, record, _summarise(record, questions, scores), sections)
     evidence.write(output / evidence.FILE, outcomes)
     return _name_metrics(scores, questions)
 
 
+def _measure(
+    config: EvaluationConfig, questions: Questions, encoders: Mapping[str, Path], classifiers: Mapping[str, Path]
+) -> dict[str, dict[str, Scores]]:
+    """Return the scores of each model in each task that can measure it: name -> task -> scores."""
+    scores: dict[str, dict[str, Scores]] = {}
+    for task in EVALUATED_TASKS:
+        models = classifiers if task.trained else encoders
+        for name, directory in models.items():
+            task_scores = task.measure_held_out(questions, directory, config)
+            if task_scores is not None:
+                scores.setdefault(name, {})[task.name] = task_scores
+    return scores
+
+
 def _collect_outcomes(scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, pd.DataFrame]:
-    """Return for each model a table of which questions it answered correctly in all tasks that record this."""
+    """Return for each model a table of the questions that it answered correctly, over all tasks that record them."""
     outcomes = {}
     for name, scores_by_task in scores.items():
         tables = [result.outcomes for result in scores_by_task.values() if result.outcomes is not None]
@@ -98,12 +111,23 @@ def _build_record(
     models = {}
     for name, scores_by_task in scores.items():
         models[name] = _describe_model(scores_by_task, encoders.get(name), corpus)
+    counts_by_language = {}
+    for language, pairs in questions.pairs.items():
+        counts_by_language[language] = {
+            "held_out": questions.counts[language],
+            "drawn": len(pairs),
+            "no_overlap": int(questions.unshared[language].sum()),  # pairs whose sides share no token
+        }
+    report_path = corpus / "report.json"
+    corpus_report = None
+    if report_path.is_file():
+        corpus_report = outside.read_json(report_path, dict[str, Any], "prepare again")
     return {
         "model": next(iter(encoders)),
         "pivot": questions.pivot,
         "test_set": questions.digest,
-        "pairs": _count_pairs(questions),
-        "corpus": _read_corpus_report(corpus),
+        "pairs": counts_by_language,
+        "corpus": corpus_report,
         "settings": config.result_fields(),
         "models": models,
     }
@@ -113,7 +137,7 @@ def _summarise(record: Mapping[str, Any], questions: Questions, scores: Mapping[
     """Return the statistics of the report."""
     title = f"{record['model']}: how well it carries meaning across languages"
     descriptions = {name: report.describe_encoder(result["encoder"]) for name, result in record["models"].items()}
-    tasks_with_settings = [(task, questions) for task in EVALUATED]
+    tasks_with_settings = [(task, questions) for task in EVALUATED_TASKS]
     return summarise_evaluation(title, descriptions, tasks_with_settings, scores)
 
 
@@ -122,8 +146,8 @@ def _compare_with_start(
 ) -> dict[str, Any]:
     """Compare the outcomes before and after the training.
 
-    On the guard, languages of the training text and other languages are compared separately. The cleaning report lists
-    the languages of the training text.
+    On the guard, languages of the training text and other languages are compared separately. The report of the corpus
+    lists the languages of the training text.
     """
     codes = {questions.pivot, *questions.pairs}
     if corpus_report:
@@ -134,20 +158,6 @@ def _compare_with_start(
     before = evidence.Outcomes(start, questions.pivot)
     after = evidence.Outcomes(tested, questions.pivot)
     return before_after.compare(before, after, trained_languages)
-
-
-def _measure(
-    config: EvaluationConfig, questions: Questions, encoders: Mapping[str, Path], classifiers: Mapping[str, Path]
-) -> dict[str, dict[str, Scores]]:
-    """Return the scores of each model in each task that can measure it: name -> task -> scores."""
-    scores: dict[str, dict[str, Scores]] = {}
-    for task in EVALUATED:
-        models = classifiers if task.trained else encoders
-        for name, directory in models.items():
-            task_scores = task.measure_held_out(questions, directory, config)
-            if task_scores is not None:
-                scores.setdefault(name, {})[task.name] = task_scores
-    return scores
 
 
 def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path | None, corpus: Path) -> dict[str, Any]:
@@ -162,54 +172,38 @@ def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path | None, 
         return description
     description["encoder"] = dict(scores_by_task["retrieval"].details["encoder"])
     description["origin"] = origin.read(encoder)
-    description["curves"] = read_curves(encoder)
+    description["curves"] = _read_curves(encoder)
     manifest = unreserved.load_pretraining_manifest(encoder)
     if manifest and "merge" in manifest["facts"]:
         description["merge"] = manifest["facts"]["merge"]
     test_files = sorted((corpus / "held_out").glob("*/*.parquet"))
-    not_reserved = unreserved.find(encoder, test_files, corpus)
-    if not_reserved:
-        description["not_reserved"] = not_reserved
+    unreserved_files = unreserved.find(encoder, test_files, corpus)
+    if unreserved_files:
+        description["not_reserved"] = unreserved_files
     return description
 
 
-def _count_pairs(questions: Questions) -> dict[str, dict[str, int]]:
-    """Return the numbers of held-out pairs, of drawn pairs, and of drawn pairs whose sides share no token."""
-    counts = {}
-    for language, pairs in questions.pairs.items():
-        counts[language] = {
-            "held_out": questions.counts[language],
-            "drawn": len(pairs),
-            "no_overlap": int(questions.unshared[language].sum()),
-        }
-    return counts
-
-
-def _read_corpus_report(corpus: Path) -> dict[str, Any] | None:
-    path = corpus / "report.json"
-    return outside.read_json(path, dict[str, Any], "prepare again") if path.is_file() else None
-
-
 def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:
-    """Return the scores of all models as metrics. Names of the first model's metrics have no prefix."""
+    """Return the scores of all models as metrics. The metrics of the first model have no prefix."""
     metrics: dict[str, float] = {}
     for model_index, (name, scores_by_task) in enumerate(scores.items()):
         name_in_metrics = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         prefix = "" if model_index == 0 else f"{name_in_metrics}/"
-        for task in EVALUATED:
+        for task in EVALUATED_TASKS:
             if task.name in scores_by_task:
                 metrics |= task.name_metrics(scores_by_task[task.name], questions, prefix + task.name)
     return metrics
 
 
-def read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
-    """Read the training curves beside an encoder: metric -> pairs (step, value), at most `CURVE_POINTS` each."""
+def _read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
+    """Read the training curves of an encoder from its folder: metric -> (step, value), at most `CURVE_POINTS` each."""
     path = encoder / "metrics.jsonl"
     if not path.is_file():
         return {}
     curves: dict[str, list[Sequence[float]]] = {}
     for step, values in tracker.read(path):
         for name, value in values.items():
-            if name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval"):  # without those by language
+            is_shown = name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval")  # not by language
+            if is_shown:
                 curves.setdefault(name, []).append((step, value))
     return {name: curve[:: math.ceil(len(curve) / CURVE_POINTS)] for name, curve in curves.items()}

@@ -1,4 +1,7 @@
-"""Stage export: an encoder -> a directory for other libraries, and what each of its formats costs and loses."""
+"""Stage export: an encoder -> a directory for other libraries, with a model card that compares its formats.
+
+Each format is loaded from its files and measured: size, speed, and how much its vectors differ from the original ones.
+"""
 
 import math
 import tempfile
@@ -26,8 +29,8 @@ from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
 SENTENCE_TRANSFORMERS, ONNX, INT8 = "sentence-transformers", "onnx", "onnx-int8"
 FILES = {SENTENCE_TRANSFORMERS: pretrained.WEIGHTS, ONNX: "onnx/model.onnx", INT8: "onnx/model_qint8.onnx"}
 """Name of a format -> the file of its weights."""
-TEXTS = 128
-"""Texts whose vectors are compared, and whose computation is timed."""
+MAX_TEXTS = 128
+"""Number of texts on which vectors and speed of the formats are compared."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,11 @@ class ExportSettings:
     formats: Sequence[str]
     """Keys of `FILES`."""
     languages: Sequence[str] = ()
-    """Languages to measure. Without `texts`, pieces of other scripts than theirs are removed from the vocabulary."""
+    """Languages to measure. Without `texts`, pieces in other scripts are removed from the vocabulary."""
     texts: Sequence[Path] = ()
-    """Files of text, one sentence a line: pieces that do not occur in it are removed from the vocabulary."""
+    """Files of text with one sentence per line. Pieces that do not occur in them are removed from the vocabulary."""
     data: Path | None = None
-    """Folder of aligned sentences, to measure retrieval on."""
+    """Folder of aligned sentences, on which retrieval is measured."""
     pivot: str = "en"
     """The language that all others of `data` are aligned with."""
 
@@ -66,25 +69,25 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
         partial_output = Path(folder, output.name)
-        measurements = _export(source, name, settings, partial_output)
+        measurements = _write_export(source, name, settings, partial_output)
         manifests.move_into_place(partial_output, output)
     return measurements
 
 
-def _export(source: Path, name: str, settings: ExportSettings, output: Path) -> list[Measurement]:
-    """Write and measure an export. See `export`."""
-    sets: dict[str, AlignedSentences] = {}
+def _write_export(source: Path, name: str, settings: ExportSettings, output: Path) -> list[Measurement]:
+    """Write all files of an export and return the measurements. See `export`."""
+    aligned_sentences: dict[str, AlignedSentences] = {}
     if settings.data:
         other_languages = [code for code in settings.languages if two_letters(code) != two_letters(settings.pivot)]
-        sets = read_aligned(settings.data, settings.pivot, other_languages or "all")
+        aligned_sentences = read_aligned(settings.data, settings.pivot, other_languages or "all")
     encoder = sentence_encoder.load(source)
     prefix = encoder.settings.prefix
-    content = sentence_transformers.read_tokenizer(source)
-    trimmed = _trim(encoder, content, settings)
-    sentence_transformers.write(encoder, source, output, trimmed.content if trimmed else content)
-    texts = _choose_texts(settings, sets, trimmed, prefix)
+    tokenizer_json = sentence_transformers.read_tokenizer(source)
+    trimmed = _trim(encoder, tokenizer_json, settings)
+    sentence_transformers.write(encoder, source, output, trimmed.content if trimmed else tokenizer_json)
+    texts = _choose_texts(settings, aligned_sentences, trimmed, prefix)
     formats = _write_formats(encoder, settings.formats, output)
-    measurements = export_measurements.measure(source, encoder, output, formats, texts, sets)
+    measurements = export_measurements.measure(source, encoder, output, formats, texts, aligned_sentences)
     reference_vectors.write(output)
     if SENTENCE_TRANSFORMERS not in settings.formats:
         (output / FILES[SENTENCE_TRANSFORMERS]).unlink()
@@ -95,13 +98,13 @@ def _export(source: Path, name: str, settings: ExportSettings, output: Path) -> 
         vector=encoder.settings,
         config=encoder.encoder.config,
         max_tokens=any_encoder.served_max_tokens(output),
-        kept_share=_compute_unchanged_share(trimmed, sets, prefix) if trimmed else None,
+        kept_share=_compute_unchanged_share(trimmed, aligned_sentences, prefix),
         measurements=measurements,
         files=FILES,
         text_count=len(texts),
         threads=torch.get_num_threads(),
-        pair_count=sum(len(sources) for sources, _ in sets.values()),
-        languages=sorted(sets),
+        pair_count=sum(len(sources) for sources, _ in aligned_sentences.values()),
+        languages=sorted(aligned_sentences),
         padding=sentence_encoder.load_tokenizer(output).padding,
         origin=origin.read(source),
     )
@@ -124,12 +127,12 @@ def check(settings: ExportSettings, output: Path) -> None:
         raise InputError(f"{output} exists: give a new directory")
 
 
-def _trim(encoder: SentenceEncoder, content: str, settings: ExportSettings) -> TrimmedTokenizer | None:
-    """Remove the pieces that the text or the languages do not need from vocabulary and embeddings.
+def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSettings) -> TrimmedTokenizer | None:
+    """Remove the pieces that the text or the languages do not need from the vocabulary and the embeddings.
 
     Args:
         encoder: the model, whose embeddings are changed in place.
-        content: its tokenizer.json.
+        tokenizer_json: content of its tokenizer.json.
         settings: the settings of the export.
 
     Returns:
@@ -137,22 +140,22 @@ def _trim(encoder: SentenceEncoder, content: str, settings: ExportSettings) -> T
     """
     if settings.texts:
         prefix = encoder.settings.prefix
-        chosen_ids = vocabulary.pieces_of_text(content, (prefix + line for line in _read_lines(settings.texts)))
+        needed_ids = vocabulary.pieces_of_text(tokenizer_json, (prefix + line for line in _read_lines(settings.texts)))
     elif settings.languages:
         scripts = {script for code in settings.languages for script in cleaning.scripts_of(two_letters(code))}
-        chosen_ids = vocabulary.pieces_of_scripts(content, sorted(scripts))
+        needed_ids = vocabulary.pieces_of_scripts(tokenizer_json, sorted(scripts))
     else:
         return None
-    # Prompts stay usable, also those of another script than the text, such as "query: " before Russian text.
-    chosen_ids |= vocabulary.pieces_of_text(content, encoder.settings.prompts.values())
+    # Prompts must stay usable, also in another script than the text, such as "query: " before Russian text.
+    needed_ids |= vocabulary.pieces_of_text(tokenizer_json, encoder.settings.prompts.values())
     pad_id = encoder.encoder.config.pad_token_id or 0
-    trimmed = TrimmedTokenizer(content, chosen_ids, pad_id)
+    trimmed = TrimmedTokenizer(tokenizer_json, needed_ids, pad_id)
     vocabulary.trim(encoder, trimmed)
     return trimmed
 
 
 def _read_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """Yield the lines of text files. A line that is not UTF-8 is an InputError."""
+    """Yield the lines of text files. Raise InputError if a line is not UTF-8."""
     for path in paths:
         for number, text, problem in lines.read(path):
             if problem:
@@ -162,48 +165,48 @@ def _read_lines(paths: Sequence[Path]) -> Iterator[str]:
 
 def _choose_texts(
     settings: ExportSettings,
-    sets: Mapping[str, AlignedSentences],
+    aligned_sentences: Mapping[str, AlignedSentences],
     trimmed: TrimmedTokenizer | None,
     prefix: str,
 ) -> list[str]:
-    """Return up to `TEXTS` texts, on which vectors and speed of the formats are compared.
+    """Return up to `MAX_TEXTS` texts, on which vectors and speed of the formats are compared.
 
-    They come in equal numbers from the columns of the aligned sentences, else they are the first lines of the text,
-    else the reference sentences. Texts that the trimmed tokenizer splits differently are left out, because their
+    They are aligned sentences, in equal numbers of each language; without them, the first lines of the text; without
+    text, the reference sentences. Texts that the trimmed tokenizer splits differently are left out, because their
     vectors differ from the original ones.
     """
-    if sets:
-        columns = [column for pair in sets.values() for column in pair]
-        texts_per_column = math.ceil(TEXTS / len(columns))
+    if aligned_sentences:
+        columns = [column for pair in aligned_sentences.values() for column in pair]
+        texts_per_column = math.ceil(MAX_TEXTS / len(columns))
         candidates = [text for column in columns for text in column[:texts_per_column]]
     elif settings.texts:
-        candidates = list(islice(_read_lines(settings.texts), TEXTS))
+        candidates = list(islice(_read_lines(settings.texts), MAX_TEXTS))
     else:
         candidates = list(reference_vectors.SENTENCES)
     texts = [text for text in candidates if trimmed is None or trimmed.splits_as_before(prefix + text)]
     if not texts:
         raise InputError("no text to measure the export on: give text, or aligned sentences in its languages")
-    return texts[:TEXTS]
+    return texts[:MAX_TEXTS]
 
 
 def _compute_unchanged_share(
-    trimmed: TrimmedTokenizer, sets: Mapping[str, AlignedSentences], prefix: str
+    trimmed: TrimmedTokenizer | None, aligned_sentences: Mapping[str, AlignedSentences], prefix: str
 ) -> float | None:
-    """Return the share of aligned sentences that a trimmed tokenizer splits as before, or None without sentences."""
-    sentences = [text for pair in sets.values() for column in pair for text in column]
-    if not sentences:
+    """Return the share of aligned sentences that a trimmed tokenizer splits as before, or None without either."""
+    sentences = [text for pair in aligned_sentences.values() for column in pair for text in column]
+    if trimmed is None or not sentences:
         return None
     return fmean(trimmed.splits_as_before(prefix + text) for text in sentences)
 
 
 def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output: Path) -> list[Format]:
-    """Write the ONNX files, and load every format from its files."""
+    """Write the ONNX files and return all formats, loaded from their files."""
     onnx_path = output / FILES[ONNX]
     if {ONNX, INT8} & set(format_names):
         onnx.write(encoder, onnx_path)
     if INT8 in format_names:
         onnx.quantise(onnx_path, output / FILES[INT8])
-    if ONNX not in format_names:  # the file may have been written only to be quantised
+    if ONNX not in format_names:  # it was written only to be quantised, or not at all
         for path in onnx_path.parent.glob(f"{onnx_path.name}*"):
             path.unlink()
     formats = []

@@ -1,7 +1,7 @@
 """Stage finetune: an encoder and the examples of a task -> the model that the selection rule chooses.
 
-All tasks share one training loop: every example once an epoch, and regular evaluations on the development sets. The
-task provides the examples and the scores.
+All tasks share one training loop, which uses every example once per epoch and regularly evaluates the model on the
+development sets. The task provides the examples and the scores.
 """
 
 import functools
@@ -51,8 +51,8 @@ def finetune(
         output: receives the model, its tokenizer, `selection.json`, `metrics.jsonl` and, for classification,
             `test.parquet`.
         run: receives the checkpoints; the same directory continues the same run.
-        track: opens the tracker of the run.
-        remote: where checkpoints are copied.
+        track: creates the tracker that writes the curves to a file.
+        remote: storage of the checkpoints if the machines share no disk.
 
     Returns:
         The figures of the last step, `steps`, and the number of training `examples`.
@@ -66,55 +66,59 @@ def finetune(
     module = task_models.create(
         encoder, training.head, training.labels, config.dropout, training.head_dropout, config.seed
     ).to(distributed.device())
-    optimization = schedule(config, len(training.examples))
+    optimization = choose_steps(config, len(training.examples))
     best = BestCheckpoints(run, config.selection, training.source)
-    fingerprint = fingerprint_of(config, encoder, training)
-    # Only the embeddings of words that occur in the examples are trained; `all_words` restores the others.
-    limited_training, all_words = active_vocabulary.limit(module, training, optimization.weight_decay)
+    fingerprint = _make_fingerprint(config, encoder, training)
+    # To save memory and time, only the embeddings of tokens that occur in the examples are trained.
+    limited_training, restore_embeddings = active_vocabulary.limit(module, training, optimization.weight_decay)
     learner = TaskLearner(config, module, limited_training, optimization.steps, best)
     logger.info("fine-tuning on %d examples, %d steps", len(training.examples), optimization.steps)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
         figures = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
-        distributed.on_first(functools.partial(export, learner, encoder, run, output, all_words))
+        distributed.on_first(functools.partial(_export, learner, encoder, run, output, restore_embeddings))
     return figures | {"steps": optimization.steps, "examples": len(training.examples)}
 
 
 def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> Training:
-    """Read and tokenise the data of a config."""
+    """Read and tokenise the training examples of a task."""
     return task_of(config).read_training(config, encoder, corpus)
 
 
-def fingerprint_of(config: RecipeConfig, encoder: Path, training: Training) -> Fingerprint:
+def choose_steps(config: RecipeConfig, num_examples: int) -> OptimizationConfig:
+    """Return the optimization settings. If `epochs` is set, it determines the numbers of steps and warm-up steps."""
+    if config.epochs is None:
+        return config.optimization
+    steps = math.ceil(config.epochs * num_examples / config.batch_size)
+    warmup_steps = min(int(config.warmup_share * steps), steps - 1)
+    return config.optimization.model_copy(update={"steps": steps, "warmup_steps": warmup_steps})
+
+
+def _make_fingerprint(config: RecipeConfig, encoder: Path, training: Training) -> Fingerprint:
     """Return what must not change for a run to resume: the settings of the training and the content of its data."""
     settings, data = task_of(config).select_training_inputs(config)
     # Development sets are included, because they decide which step is exported.
     data_digests = {role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()}
-    inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_of(training), **data_digests}
+    inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_training(training), **data_digests}
     return Fingerprint.of(settings, manifests.FINETUNING, inputs)
 
 
-def digest_of(training: Training) -> str:
+def digest_training(training: Training) -> str:
     """Return the digest of the training examples, their targets and the development languages."""
     digest = hashlib.sha256(json.dumps([training.head.name, training.labels, training.development]).encode())
     examples = training.examples
     for array in (examples.ids, examples.types, examples.lengths, training.targets):
-        digest.update(np.ascontiguousarray(array).data)  # without a copy of gigabytes
+        digest.update(np.ascontiguousarray(array).data)  # tobytes() would copy gigabytes
     return f"sha256:{digest.hexdigest()}"
 
 
-def schedule(config: RecipeConfig, num_examples: int) -> OptimizationConfig:
-    """Return the optimization settings with steps and warm-up computed from `epochs`, if that is set."""
-    if config.epochs is None:
-        return config.optimization
-    steps = math.ceil(config.epochs * num_examples / config.batch_size)
-    warmup = min(int(config.warmup_share * steps), steps - 1)
-    return config.optimization.model_copy(update={"steps": steps, "warmup_steps": warmup})
-
-
-def export(
-    learner: TaskLearner, encoder: Path, run: Path, output: Path, all_words: Callable[[], AbstractContextManager[Any]]
+def _export(
+    learner: TaskLearner,
+    encoder: Path,
+    run: Path,
+    output: Path,
+    restore_embeddings: Callable[[], AbstractContextManager[Any]],
 ) -> None:
-    """Write the models that the selection rule chose.
+    """Write the models that the selection rule chose, and the scores by which it chose them.
 
     The best weights are loaded into the learner's module, so training cannot continue afterwards.
 
@@ -123,7 +127,7 @@ def export(
         encoder: directory of the encoder that the training started from.
         run: directory of the run, with its curves.
         output: receives the models.
-        all_words: returns a context in which the module has the embeddings of all words.
+        restore_embeddings: returns a context in which the module has the embeddings of the complete vocabulary.
     """
     rule = learner.config.selection.rule
     evaluations = learner.best.evaluations()
@@ -132,7 +136,7 @@ def export(
         directory = selection.directory_of(output, chosen_steps, step)
         if rule != "last":  # the module holds the last weights already
             learner.best.load(learner.module, step)
-        with all_words():
+        with restore_embeddings():
             task_models.export(learner.module, encoder, directory)
         logger.info("exported the model after step %d to %s", step, directory)
     selection.write(output, rule, evaluations, chosen_steps)

@@ -1,4 +1,8 @@
-"""Stage merge: an encoder and its start -> the model between them that keeps what the start knew."""
+"""Stage merge: an encoder and its start -> a model between them that stays accurate on general text.
+
+Training on special text can make an encoder worse on general text. The guard, a general test set, measures this loss.
+Interpolating the weights of the start and the trained encoder keeps most of the gain with less of the loss.
+"""
 
 import logging
 import tempfile
@@ -28,13 +32,13 @@ LARGEST_LOSS = 0.005
 
 
 class Point(NamedTuple):
-    """The accuracies of the merged encoder at one weight."""
+    """The retrieval accuracies (0 to 1) of the merged encoder at one weight."""
 
     weight: float
     held_out: float
     guard: float
     guard_lower: float
-    """Lower end of the paired interval of the guard's gain over the start."""
+    """Lower end of the paired confidence interval of the gain over the start on the guard."""
 
 
 def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mapping[str, Any] | None = None) -> None:
@@ -45,7 +49,7 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
         encoder: directory of the trained model.
         weight: from 0, the start, to 1, the encoder.
         output: directory to create.
-        facts: what else the manifest says about the merge.
+        facts: further facts about the merge for the manifest.
 
     Raises:
         InputError: `output` exists, or the models differ in more than the values of their weights.
@@ -65,28 +69,30 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
 
 
 def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Path, output: Path) -> dict[str, Any]:
-    """Write the merged encoder with the largest weight that keeps what the start knew, see `choose_weight`.
+    """Write the merged encoder with the largest weight that loses little on the guard, see `choose_weight`.
 
-    If the guard shows a greater loss at every weight, the smallest one is taken, and a warning is logged.
+    If the loss is too large at every weight, the smallest one is taken, and a warning is logged.
 
     Args:
         config: settings of the evaluation, with weights and guard.
-        corpus: a prepared corpus; its held-out pairs are retrieved too.
+        corpus: a prepared corpus, on whose held-out pairs each weight is measured for comparison.
         encoder: directory of the trained model.
         start: directory of the model that its training started from.
-        output: gets the model in `encoder/`.
+        output: receives the model in `encoder/`.
 
     Returns:
-        The chosen weight, whether it keeps what the start knew (1 or 0), and the accuracies at this weight.
+        The chosen weight, `passed` (1 if its loss is small enough, else 0), and the accuracies at this weight.
     """
-    held_out = _read_held_out(config, corpus, encoder)
+    held_out: dict[str, AlignedSentences] = {}
+    for language, pairs in draw_questions(corpus, encoder, config).pairs.items():
+        held_out[language] = ([source for source, _ in pairs], [target for _, target in pairs])
     start_accuracies, start_answers = _measure(start, config, held_out)
     curve = [Point(0.0, **start_accuracies, guard_lower=0.0)]
     for weight in sorted(set(config.merge)):
         with tempfile.TemporaryDirectory(prefix="infoxlm-merge-") as folder:
             interpolate(start, encoder, weight, Path(folder, "encoder"))
             accuracies, answers = _measure(Path(folder, "encoder"), config, held_out)
-        interval = evidence.paired_bootstrap(answers, start_answers)
+        interval = evidence.paired_bootstrap(answers, start_answers)  # of the gain over the start
         curve.append(Point(weight, **accuracies, guard_lower=interval.lower))
         logger.info("weight %g: held out %.4f, guard %.4f", weight, accuracies["held_out"], accuracies["guard"])
     chosen, passed = choose_weight(curve[1:])
@@ -95,14 +101,6 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
     facts = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": [point._asdict() for point in curve]}
     merge(start, encoder, chosen.weight, output / "encoder", facts)
     return chosen._asdict() | {"passed": int(passed)}
-
-
-def _read_held_out(config: EvaluationConfig, corpus: Path, encoder: Path) -> dict[str, AlignedSentences]:
-    """Return the held-out pairs that an evaluation with these settings draws."""
-    held_out = {}
-    for language, pairs in draw_questions(corpus, encoder, config).pairs.items():
-        held_out[language] = ([source for source, _ in pairs], [target for _, target in pairs])
-    return held_out
 
 
 def _measure(
@@ -120,10 +118,10 @@ def _measure(
 
 
 def choose_weight(curve: Sequence[Point]) -> tuple[Point, bool]:
-    """Return the point with the largest weight that keeps what the start knew, else with the smallest weight.
+    """Return the point with the largest weight that passes, or with the smallest weight if none passes.
 
-    A weight keeps it if the paired interval of the guard's gain over the start lies above -`LARGEST_LOSS`, as in the
-    promotion gate. The second value tells whether the returned point keeps it.
+    A point passes if the paired interval of the gain over the start on the guard lies above -`LARGEST_LOSS`, as in the
+    promotion gate. The second value tells whether the returned point passes.
     """
     accepted = [point for point in curve if point.guard_lower > -LARGEST_LOSS]
     if accepted:

@@ -1,4 +1,7 @@
-"""Stage pretrain: token shards -> an encoder of InfoXLM or of a system that it builds on."""
+"""Stage pretrain: token shards -> an encoder of InfoXLM, XLM or mBERT, and the model from which it started.
+
+The system provides the model, the batches and the losses. The training loop is the same for all systems.
+"""
 
 import functools
 from collections.abc import Callable
@@ -34,7 +37,7 @@ def pretrain(
     remote: RemoteCheckpoints | None = None,
     shards_source: PartSource | None = None,
 ) -> dict[str, Any]:
-    """Pre-train from the newest valid checkpoint in `run`. Every worker calls this function.
+    """Pre-train an encoder, or continue from the newest valid checkpoint in `run`. Every worker calls this function.
 
     Args:
         config: settings of the stage.
@@ -51,7 +54,7 @@ def pretrain(
     """
     system = SYSTEMS[config.system]
     shards = open_shards(shards_path, shards_source)
-    config = choose_steps(config, shards)
+    config = _choose_steps(config, shards)
     learner = system.learner(config, system.build(config, shards), shards)
     observe = system.observer(config, learner, shards)
     inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
@@ -66,12 +69,12 @@ def pretrain(
             learner, config.optimization, checkpoints, tracker, config.log_every, observe, config.guard
         )
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
-        distributed.on_first(functools.partial(_export, config, weights, shards, run, output))
+        distributed.on_first(functools.partial(_export, config, weights, shards, inputs, run, output))
     return figures | {"steps": config.optimization.steps}
 
 
-def choose_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConfig:
-    """Return the settings with the number of steps that `tokens` is enough for, if it is set.
+def _choose_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConfig:
+    """Set the number of steps such that the run processes `config.tokens` tokens. 0 leaves the number unchanged.
 
     Raises:
         ConfigError: there are no more steps than those of the warm-up.
@@ -89,15 +92,15 @@ def choose_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConfig
     return config.model_copy(update={"optimization": optimization.model_copy(update={"steps": steps})})
 
 
-def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shards, run: Path, output: Path) -> None:
+def _export(
+    config: PretrainingConfig,
+    weights: dict[str, Tensor],
+    shards: Shards,
+    inputs: dict[str, str],
+    run: Path,
+    output: Path,
+) -> None:
     """Write two models in Hugging Face format: `start` before the first step, and `encoder` after the last step."""
-    lineage = {
-        "shards": shards.manifest["digest"],
-        "corpus": shards.manifest["facts"]["corpus"],
-        "tokenizer": shards.manifest["facts"]["tokenizer"],
-    }
-    if config.model.start:
-        lineage["model.start"] = pretrained.digest_of(Path(config.model.start))
     system = SYSTEMS[config.system]
     model = system.build(config, shards)
     system.export(model, config, shards, output / "start")
@@ -107,33 +110,33 @@ def _export(config: PretrainingConfig, weights: dict[str, Tensor], shards: Shard
     system.export(model, config, shards, output / "encoder")
     export_curves(run, output / "encoder")
     reference_vectors.write(output / "encoder")
-    facts: dict[str, Any] = {"steps": config.optimization.steps}
-    if config.model.start:
-        published_start = origin.read(Path(config.model.start))
-        if published_start:
-            facts[origin.FACT] = published_start
-    facts |= _list_reserved_text(config, shards)
+    facts = {"steps": config.optimization.steps} | _describe_training_text(config, shards)
+    lineage = inputs | {"corpus": shards.manifest["facts"]["corpus"]}
     manifests.write(output / "encoder", "encoder", facts, lineage)
     manifests.write(output / "start", "encoder", {"steps": 0}, lineage)
 
 
-def _list_reserved_text(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
-    """Return the entries of the encoder's manifest that tell which test sets are not in its training text.
+def _describe_training_text(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
+    """Return the facts of the encoder's manifest by which an evaluation knows the text that the encoder was trained on.
 
-    `reserved` lists the files of test sets that were removed from the text of this training and of its start model.
-    `other_corpora` lists other corpora that the start model was trained on: they may contain what this one holds out.
+    `origin` describes the published model that the training started from. `reserved` lists the files of test sets that
+    were removed from the text of this training and of its start model. `other_corpora` lists further corpora that the
+    start model was trained on: they may contain sentences that this corpus holds out.
     """
     reserved = set(shards.manifest["facts"].get("reserved", ()))
     other_corpora: set[str] = set()
-    start_manifest = None
+    entries: dict[str, Any] = {}
     if config.model.start:
-        start_manifest = unreserved.load_pretraining_manifest(Path(config.model.start))
-    if start_manifest:
-        start_facts = start_manifest["facts"]
-        reserved &= set(start_facts.get("reserved", ()))
-        other_corpora = {start_manifest["inputs"].get("corpus"), *start_facts.get("other_corpora", ())}
-        other_corpora -= {None, shards.manifest["facts"]["corpus"]}
-    entries = {}
+        start = Path(config.model.start)
+        published_start = origin.read(start)
+        if published_start:
+            entries[origin.FACT] = published_start
+        start_manifest = unreserved.load_pretraining_manifest(start)
+        if start_manifest:
+            start_facts = start_manifest["facts"]
+            reserved &= set(start_facts.get("reserved", ()))
+            other_corpora = {start_manifest["inputs"].get("corpus"), *start_facts.get("other_corpora", ())}
+            other_corpora -= {None, shards.manifest["facts"]["corpus"]}
     if reserved:
         entries["reserved"] = sorted(reserved)
     if other_corpora:

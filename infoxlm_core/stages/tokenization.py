@@ -1,8 +1,8 @@
 """Stage tokenize_corpus: prepared corpora -> a tokenizer and token shards.
 
-shards/tokenizer/   sentencepiece.bpe.model, and tokenizer.json for `transformers`: equal ids
-                    or the files of another model's tokenizer, unchanged
-shards/mono/, shards/pairs/   parts of tables of token ids, see data/shards.py
+tokenizer/        sentencepiece.bpe.model and the equivalent tokenizer.json for `transformers`,
+                  or the unchanged files of another model's tokenizer
+mono/, pairs/     tables of token ids in parts, see data/shards.py; held_out/ likewise
 """
 
 import functools
@@ -10,7 +10,7 @@ import io
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
 MAX_REPEATS = 5  # of a training sentence; with more, whole words of a few sentences become pieces
-COMPARED = 2_000  # sentences of each language on which both tokenizers are compared
+COMPARED_SENTENCES = 2_000  # of each language, on which both tokenizers are compared
 
 
 def tokenize(
@@ -60,27 +60,28 @@ def tokenize(
     manifest = manifests.read(corpus, "corpus", producer="prepare_corpus")
     folder = output / "tokenizer"
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer, file = _make_tokenizer(config, corpus, folder)
+    tokenizer, tokenizer_file = _make_tokenizer(config, corpus, folder)
     encode_in_parallel = parallel_map or in_processes(config.processes)
     tables = _encode(corpus, tokenizer, config.block_tokens, output, encode_in_parallel)
-    rows = 0
+    sequences = 0
     tokens = 0
     for name, table in tables.items():
         if not name.startswith("held_out/"):
-            rows += table["rows"] * (2 if name.startswith("pairs/") else 1)  # a pair has two sequences
+            sequences_per_row = 2 if name.startswith("pairs/") else 1
+            sequences += sequences_per_row * table["rows"]
             tokens += table["tokens"]
-    logger.info("wrote %d sequences (%d tokens) to %s", rows, tokens, output)
+    logger.info("wrote %d sequences (%d tokens) to %s", sequences, tokens, output)
     shard_facts: dict[str, Any] = {
-        "sequences": rows,
+        "sequences": sequences,
         "tokens": tokens,
-        "tokenizer": f"sha256:{manifests.file_sha256(folder / file)}",
+        "tokenizer": f"sha256:{manifests.file_sha256(folder / tokenizer_file)}",
         "corpus": manifest["digest"],
         "tables": tables,
         "block_tokens": config.block_tokens,
         **tokenizer.vocabulary.as_facts(),
     }
-    if file != tokenizers.MODEL:
-        shard_facts["tokenizer_file"] = file
+    if tokenizer_file != tokenizers.MODEL:
+        shard_facts["tokenizer_file"] = tokenizer_file
     if config.prefix:
         shard_facts["prefix"] = config.prefix
     if "reserved" in manifest["facts"]:
@@ -88,20 +89,7 @@ def tokenize(
     return shard_facts
 
 
-def _list_files(corpus: Path, language: str) -> list[Path]:
-    return sorted((corpus / "mono" / language).glob("*.parquet"))
-
-
-def _read_texts(corpus: Path, language: str) -> Iterator[str]:
-    """Yield sentences in order, reading in chunks because a file may be larger than memory."""
-    for path in _list_files(corpus, language):
-        for chunk in _iterate_chunks(path):
-            yield from chunk["text"].to_pylist()
-
-
-def _list_languages(corpus: Path) -> list[str]:
-    folder = corpus / "mono"
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+# ---------------------------------------------------------------- tokenizer
 
 
 def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> tuple[SerializedTokenizer, str]:
@@ -115,20 +103,18 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
         vocabulary = tokenizers.read_vocabulary(fast_tokenizer, files[0])
         model = serialize(fast_tokenizer.backend_tokenizer, vocabulary.special_ids)
         special_tokens = fast_tokenizer.all_special_tokens
-        file = tokenizers.FAST
+        identifying_file = tokenizers.FAST
     else:
-        if files:
-            model = _read_model(files[0])
-            max_different_share = 0.001  # XLM-R's tokenizers rarely differ, if two segmentations have the same score
-        else:
-            model = _train_model(config, corpus)
-            max_different_share = 0.0  # the scores of our models are rounded, so that both tokenizers always agree
+        model = _read_model(files[0]) if files else _train_model(config, corpus)
         (folder / tokenizers.MODEL).write_bytes(model)
         tokenizers.write_fast(model, folder)
+        # The two tokenizers of XLM-R rarely differ: where two segmentations have the same score. Those of our own
+        # models always agree, because their scores are rounded.
+        max_different_share = 0.001 if files else 0.0
         _compare_tokenizers(folder, model, corpus, max_different_share)
         vocabulary = Vocabulary.xlm_r(tokenizers.vocabulary_size(model))
         special_tokens = list(SPECIAL_TOKENS)
-        file = tokenizers.MODEL
+        identifying_file = tokenizers.MODEL
     if config.vocabulary_size not in (None, vocabulary.size):
         raise TokenizerMismatch(
             f"{config.model} gives {vocabulary.size} ids, tokenization.vocabulary_size says {config.vocabulary_size}: "
@@ -137,7 +123,7 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
     for token in special_tokens:
         if token in config.prefix:
             raise ConfigError(f"tokenization.prefix contains the special token {token}: remove it")
-    return SerializedTokenizer(model, vocabulary, config.prefix), file
+    return SerializedTokenizer(model, vocabulary, config.prefix), identifying_file
 
 
 def _read_model(path: Path) -> bytes:
@@ -154,44 +140,44 @@ def _read_model(path: Path) -> bytes:
 
 def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
     """Draw the sentences that train the vocabulary. The same sentence may occur several times."""
-    sizes = {}
-    for language in _list_languages(corpus):
-        rows = sum(count_rows(path) for path in _list_files(corpus, language))
+    rows_by_language = {}
+    for folder in sorted(corpus.glob("mono/*")):
+        rows = sum(count_rows(path) for path in folder.glob("*.parquet"))
         if rows:
-            sizes[language] = rows
-    if not sizes:
+            rows_by_language[folder.name] = rows
+    if not rows_by_language:
         raise CorpusTooSmall(f"{corpus}/mono has no text to train a vocabulary (have=0 need=1): prepare more text")
-    counts = _count_sentences(np.array(list(sizes.values())), config)
+    counts = _choose_sentence_counts(np.array(list(rows_by_language.values())), config)
     sentences: list[str] = []
-    for (language, size), count in zip(sizes.items(), counts, strict=True):
+    for (language, rows), count in zip(rows_by_language.items(), counts, strict=True):
         # Every sentence is repeated equally often, and a random choice of them once more.
-        repeats = np.full(size, count // size)
-        order = generator(config.seed, "vocabulary", language).permutation(size)
-        repeats[order[: count % size]] += 1
-        for text, repeat_count in zip(_read_texts(corpus, language), repeats, strict=True):
+        repeats = np.full(rows, count // rows)
+        order = generator(config.seed, "vocabulary", language).permutation(rows)
+        repeats[order[: count % rows]] += 1
+        for text, repeat_count in zip(_read_texts(corpus / "mono" / language), repeats, strict=True):
             sentences += [text] * repeat_count
     return sentences
 
 
-def _count_sentences(sizes: np.ndarray, config: TokenizationConfig) -> np.ndarray:
-    """Return how many sentences of each language train the vocabulary. Their shares are proportional to n^alpha.
+def _choose_sentence_counts(rows: np.ndarray, config: TokenizationConfig) -> np.ndarray:
+    """Return how many sentences of each language train the vocabulary. Their shares are proportional to rows^alpha.
 
     A small language repeats each sentence up to `MAX_REPEATS` times. If its share needs more repeats, the total is
     reduced, but to no less than half. A language that is too small even for half the total gets less than its share.
 
     Args:
-        sizes: (languages,) sentences of each language, at least 1.
+        rows: (languages,) sentences of each language, at least 1.
         config: the exponent and the largest total.
     """
-    shares = probabilities(sizes, config.alpha)
-    total = min(config.training_sentences, sizes.sum())
-    sufficient_totals = MAX_REPEATS * sizes / shares  # the largest total for which a language has enough sentences
+    shares = probabilities(rows, config.alpha)
+    total = min(config.training_sentences, rows.sum())
+    sufficient_totals = MAX_REPEATS * rows / shares  # the largest total for which a language has enough sentences
     total = min([total, *sufficient_totals[sufficient_totals >= total / 2]])
-    return np.minimum(np.rint(shares * total), MAX_REPEATS * sizes).astype(np.int64)
+    return np.minimum(np.rint(shares * total), MAX_REPEATS * rows).astype(np.int64)
 
 
 def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
-    """Train a unigram model on sentences whose languages are drawn with exponent alpha."""
+    """Train a SentencePiece unigram model, and return it with rounded scores."""
     sentences = _draw_sentences(config, corpus)
     model = io.BytesIO()
     try:
@@ -210,9 +196,9 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
     return tokenizers.round_scores(model.getvalue())
 
 
-def _explain_failure(message: str, config: TokenizationConfig, text: str) -> CorpusTooSmall:
-    """Return the error for a message of SentencePiece, which fails if the text does not fit the vocabulary's size."""
-    problem = f"{text} do not give a vocabulary of {config.new_vocabulary_size}"
+def _explain_failure(message: str, config: TokenizationConfig, subject: str) -> CorpusTooSmall:
+    """Translate an error message of SentencePiece, which fails if the text does not fit the vocabulary's size."""
+    problem = f"{subject} do not give a vocabulary of {config.new_vocabulary_size}"
     required_characters = re.search(r"required_chars\. \d+ vs (\d+)", message)
     if required_characters:
         need = int(required_characters[1]) + 2
@@ -231,28 +217,31 @@ def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_
     """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on more than a share of sentences."""
     fast_tokenizer = tokenizers.load_fast(folder).backend_tokenizer
     encode = encoder_of(model)
-    compared = 0
-    different = []
-    for language in _list_languages(corpus):
-        texts = list(itertools.islice(_read_without_special_tokens(corpus, language), COMPARED))
+    compared_count = 0
+    differences = []
+    for language_folder in sorted(corpus.glob("mono/*")):
+        ordinary_texts = itertools.filterfalse(_contains_special_token, _read_texts(language_folder))
+        texts = list(itertools.islice(ordinary_texts, COMPARED_SENTENCES))
         encodings = fast_tokenizer.encode_batch(texts, add_special_tokens=False)
         for text, token_ids, encoding in zip(texts, encode(texts), encodings, strict=True):
             if token_ids.tolist() != encoding.ids:
-                different.append(f"{language} {text!r:.80}")
-        compared += len(texts)
-    logger.info("tokenizer.json equals SentencePiece on %d of %d sentences", compared - len(different), compared)
-    if len(different) > max_different_share * compared:
+                differences.append(f"{language_folder.name} {text!r:.80}")
+        compared_count += len(texts)
+    equal_count = compared_count - len(differences)
+    logger.info("tokenizer.json equals SentencePiece on %d of %d sentences", equal_count, compared_count)
+    if len(differences) > max_different_share * compared_count:
         raise TokenizerMismatch(
-            f"tokenizer.json differs from SentencePiece on {len(different)} of {compared} sentences, "
-            f"the first {different[0]}: use another SentencePiece model"
+            f"tokenizer.json differs from SentencePiece on {len(differences)} of {compared_count} sentences, "
+            f"the first {differences[0]}: use another SentencePiece model"
         )
 
 
-def _read_without_special_tokens(corpus: Path, language: str) -> Iterator[str]:
-    """Yield the sentences in which no special token is written out: `transformers` reads "<s>" as the token itself."""
-    for text in _read_texts(corpus, language):
-        if not any(token in text for token in SPECIAL_TOKENS):
-            yield text
+def _contains_special_token(text: str) -> bool:
+    """Return whether a text contains "<s>" or the like, which only `transformers` reads as a special token."""
+    return any(token in text for token in SPECIAL_TOKENS)
+
+
+# ---------------------------------------------------------------- shards
 
 
 def _encode(
@@ -262,13 +251,14 @@ def _encode(
     files: list[Path] = []
     for kind in ("held_out", "mono", "pairs"):
         files += sorted(corpus.glob(f"{kind}/*/*.parquet"))
-    total = sum(count_rows(path) for path in files)
+    row_count = sum(count_rows(path) for path in files)
     # The results have no file names, so the chunks are iterated twice: to encode them, and to name their results.
-    chunks, chunks_to_encode = itertools.tee(_iterate_all_chunks(files))
+    paths_and_chunks = ((path, chunk) for path in files for chunk in _iterate_chunks(path))
+    chunks, chunks_to_encode = itertools.tee(paths_and_chunks)
     encode = functools.partial(encode_chunk, tokenizer=tokenizer)
     encoded_chunks = parallel_map(encode, (chunk for _, chunk in chunks_to_encode))
     tables: dict[str, dict[str, Any]] = {}
-    with progress("tokenizing", total, "rows") as advance:
+    with progress("tokenizing", row_count, "rows") as advance:
 
         def name_results() -> Iterator[tuple[str, pa.Table]]:
             for (path, chunk), encoded_chunk in zip(chunks, encoded_chunks, strict=True):
@@ -280,11 +270,11 @@ def _encode(
     return tables
 
 
-def _iterate_all_chunks(files: Iterable[Path]) -> Iterator[tuple[Path, pa.Table]]:
-    """Yield the chunks of several files, each with the path of its file."""
-    for path in files:
+def _read_texts(folder: Path) -> Iterator[str]:
+    """Yield the sentences of a language in order, without reading a whole file into memory."""
+    for path in sorted(folder.glob("*.parquet")):
         for chunk in _iterate_chunks(path):
-            yield path, chunk
+            yield from chunk[TEXT].to_pylist()
 
 
 def _iterate_chunks(path: Path) -> Iterator[pa.Table]:

@@ -15,7 +15,7 @@ from infoxlm_core.data.sampling import generator
 from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
 from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
-from infoxlm_core.stages.finetuning import digest_of, finetune, read_training, schedule
+from infoxlm_core.stages.finetuning import choose_steps, digest_training, finetune, read_training
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.classification.task import ClassificationConfig
 from infoxlm_core.tasks.question_answering.task import AnsweringConfig
@@ -120,12 +120,12 @@ def test_the_digest_of_millions_of_tokens_copies_none_and_changes_with_any():
     )
 
     tracemalloc.start()
-    before = digest_of(task)
+    before = digest_training(task)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
     ids[123_456] += 1
-    assert most < 100_000 and digest_of(task) != before
+    assert most < 100_000 and digest_training(task) != before
 
 
 @pytest.mark.usefixtures("in_fp64")
@@ -175,10 +175,10 @@ def test_the_loss_of_a_reader_is_the_mean_of_the_cross_entropies_of_start_and_en
 def test_epochs_decide_steps_and_warm_up():
     settings = ClassificationConfig.parse({"epochs": 3, "warmup_share": 0.1, "batch_size": 32})
 
-    found = schedule(settings, 1000)
+    found = choose_steps(settings, 1000)
 
     assert (found.steps, found.warmup_steps) == (94, 9) and found.learning_rate == 7e-6
-    assert schedule(settings.model_copy(update={"epochs": None}), 1000) == settings.optimization
+    assert choose_steps(settings.model_copy(update={"epochs": None}), 1000) == settings.optimization
 
 
 @pytest.mark.parametrize(

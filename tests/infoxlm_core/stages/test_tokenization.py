@@ -187,7 +187,7 @@ def test_a_tokenizer_json_alone_is_enough(tmp_path):
 def test_to_compare_tokenizers_no_more_of_a_file_is_read_than_the_sentences_compared(shards, corpus, monkeypatch):
     read, chunks = [], tokenization._iterate_chunks
     monkeypatch.setattr(tokenization, "CHUNK", 10)
-    monkeypatch.setattr(tokenization, "COMPARED", 25)
+    monkeypatch.setattr(tokenization, "COMPARED_SENTENCES", 25)
     monkeypatch.setattr(
         tokenization, "_iterate_chunks", lambda path: (read.append(len(part)) or part for part in chunks(path))
     )
@@ -218,7 +218,7 @@ def test_the_vocabulary_is_trained_on_the_same_sentences_however_many_are_read_a
 def test_small_languages_are_repeated_until_their_share_is_that_of_alpha(sizes, counts):
     config = TokenizationConfig(vocabulary_size=100, alpha=0.3)
 
-    assert tokenization._count_sentences(np.array(sizes), config).tolist() == counts
+    assert tokenization._choose_sentence_counts(np.array(sizes), config).tolist() == counts
 
 
 def test_every_sentence_of_a_small_language_is_repeated_equally_often(tmp_path):

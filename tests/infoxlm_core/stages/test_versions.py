@@ -285,11 +285,11 @@ def make_classifier(tmp_path: Path, encoder: Path) -> Any:
         training = finetuning.read_training(config, encoder, None)
         head_dropout = training.head_dropout
         module = task_models.create(encoder, training.head, training.labels, config.dropout, head_dropout, config.seed)
-        schedule = finetuning.schedule(config, len(training.examples))
+        schedule = finetuning.choose_steps(config, len(training.examples))
         learner = TaskLearner(
             config, module, training, schedule.steps, BestCheckpoints(tmp_path, config.selection, "en")
         )
-        found += [finetuning.digest_of(training), schedule.model_dump(mode="json")]
+        found += [finetuning.digest_training(training), schedule.model_dump(mode="json")]
         found += [digest_batches(learner.batches(step)) for step in (0, 1, 8)]
     return found
 
