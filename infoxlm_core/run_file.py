@@ -25,7 +25,7 @@ from infoxlm_core.languages import two_letters
 from infoxlm_core.systems.translation.config import TranslationConfig
 from infoxlm_core.tasks.classification.task import ClassificationConfig
 
-MAX_SIZE = 1 << 18  # bytes of a config file; PyYAML would read a larger one for minutes
+MAX_SIZE = 1 << 18  # bytes of a config file; PyYAML needs minutes for a larger one
 Config = TypeVar("Config", bound=StageConfig)
 
 
@@ -52,7 +52,7 @@ class RunConfig(StageConfig):
 
     @model_validator(mode="after")
     def _enough_for_all_workers(self) -> Self:
-        """Raise ValueError if a worker would have no part of a batch."""
+        """Check that every worker has a part of each batch."""
         if self.num_workers > self.pretraining.batches.virtual_shards:
             raise ValueError(
                 f"num_workers ({self.num_workers}) must not exceed "
@@ -66,7 +66,7 @@ class RunConfig(StageConfig):
 
     @model_validator(mode="after")
     def _translator_has_its_start(self) -> Self:
-        """Raise ValueError if the translator has no pre-trained XLM, no text, or fewer slices than workers."""
+        """Check that a translator has a pre-trained XLM to start from, text in its languages, and enough slices."""
         translation = self.translation
         if translation is None:
             return self
@@ -84,7 +84,7 @@ class RunConfig(StageConfig):
 
     @model_validator(mode="after")
     def _gate_is_measured(self) -> Self:
-        """Raise ValueError if the gate has a metric that the evaluation does not measure."""
+        """Check that the evaluation measures the metrics of the gate."""
         for metric in self.registration.gates:
             if metric.startswith("guard/") and self.evaluation.guard is None:
                 raise ValueError(f"registration.gate names {metric}: set evaluation.guard, or remove the metric")
@@ -93,12 +93,11 @@ class RunConfig(StageConfig):
     def check_whole_run(self) -> None:
         """Check that every step of the pipeline will have the text that it needs, as far as the config tells.
 
-        This is no validator, because a config without held-out pairs can still be prepared and planned.
+        Validation does not include this check, because text can be prepared and a run planned without held-out pairs.
 
         Raises:
-            ConfigError: nothing is held out for the evaluation, no training row of the labelled text is in a language
-                that fine-tuning uses, the gate needs a metric that the run cannot have, or the labelled text would
-                have a single label.
+            ConfigError: nothing is held out for the evaluation, the gate needs a metric that the run cannot measure,
+                the labelled text would have a single label, or none of it is in a language that fine-tuning uses.
         """
         preparation = self.preparation
         if not preparation.holds_out_pairs:
@@ -129,7 +128,7 @@ class RunConfig(StageConfig):
                 )
 
     def resolve_tokenizer(self) -> Self:
-        """Return the config with the start of pre-training as `tokenization.model`, if null means the start's."""
+        """Return the config with the tokenizer of the start of pre-training, if it names no tokenizer of its own."""
         start = self.pretraining.model.start
         if self.tokenization.model or not start or self.pretraining.system != "infoxlm":
             return self
@@ -138,24 +137,21 @@ class RunConfig(StageConfig):
 
 
 class StrictLoader(yaml.SafeLoader):
-    """A safe loader of YAML 1.2, in which `no` is a string and 0400 is the number 400.
+    """Reads YAML 1.2, in which `no` is a string and 0400 is the number 400. Refuses anchors, tags and repeated keys."""
 
-    Anchors, tags and repeated keys are errors.
-    """
-
-    # The resolvers of PyYAML implement YAML 1.1, in which `no` is false and 1:30 is 90.
+    # The inherited resolvers implement YAML 1.1, in which `no` is false and 1:30 is 90.
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
-        # Both an anchor and an alias of it have this attribute. A few nested aliases can expand to gigabytes.
+        # Anchors and their aliases have this attribute. A few nested aliases can expand to gigabytes.
         if getattr(event, "anchor", None):
             line_number = event.start_mark.line + 1
             raise ConfigError(f"line {line_number}: anchors and aliases are not allowed")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping of a node, as PyYAML does, but raise ConfigError if a key occurs twice."""
+        """Return the mapping of a node. Raise ConfigError if a key occurs twice."""
         mapping = super().construct_mapping(node, deep)
         if len(mapping) == len(node.value):
             return mapping
@@ -170,7 +166,7 @@ class StrictLoader(yaml.SafeLoader):
 
     def construct_integer(self, node: Any) -> int:
         text = self.construct_scalar(node)
-        # Base 0 reads the prefix, but would refuse a decimal number with leading zeros, which YAML 1.2 allows.
+        # Base 0 reads the prefix, but refuses decimal numbers with leading zeros, which YAML 1.2 allows.
         base = 0 if text.startswith(("0o", "0x")) else 10
         return int(text, base)
 
@@ -197,64 +193,64 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     return load_as(RunConfig, path, overrides)
 
 
-def load_as(kind: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file of another kind, such as a suite, as `load` does."""
+def load_as(config_class: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file of another class, such as a suite, as `load` does."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such config file")
     try:
         values = yaml.load(outside.read_text(path, MAX_SIZE), Loader=StrictLoader)  # noqa: S506 - a SafeLoader
-        for change in overrides:
-            override(values, change)
+        for assignment in overrides:
+            override(values, assignment)
         if not isinstance(values, dict):
             raise ConfigError("the file must contain a mapping of sections")
-        return kind.parse(values)
+        return config_class.parse(values)
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         one_line = " ".join(str(error).split())  # messages of PyYAML have several lines
         raise ConfigError(f"{path}: {one_line}") from None
 
 
-def override(values: Any, change: str) -> None:
+def override(values: Any, assignment: str) -> None:
     """Apply an override such as `pretraining.optimization.steps=100` to a mapping of sections."""
-    name, equals, value = change.partition("=")
-    if not equals:
-        raise ConfigError(f"override {change!r}: write section.name=value")
+    name, equals_sign, value = assignment.partition("=")
+    if not equals_sign:
+        raise ConfigError(f"override {assignment!r}: write section.name=value")
     new_value = yaml.load(value, Loader=StrictLoader)  # noqa: S506 - a SafeLoader
     put(values, name.strip(), new_value, f"override {name.strip()!r}")
 
 
-def parse_changed(kind: type[Config], values: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> Config:
-    """Return a config after changes of single fields.
+def parse_changed(
+    config_class: type[Config], values: Mapping[str, Any], overrides: Mapping[str, Any], where: str
+) -> Config:
+    """Return a config after changes to single fields.
 
     Args:
-        kind: class of the config.
+        config_class: class of the config.
         values: its fields before the changes.
-        changes: new values by dotted name, such as {"tasks.xnli.seeds": [1, 2]}.
+        overrides: new values by dotted name, such as {"tasks.xnli.seeds": [1, 2]}.
         where: name of the config, which precedes the field's name in errors.
 
     Raises:
         ConfigError: a field is invalid; the message names the first one.
     """
-    parsed = kind.parse(values, where)
-    if not changes:
-        return parsed
-    changed_values = parsed.model_dump(mode="json", exclude_none=True)
-    for name, value in changes.items():
-        put(changed_values, name, value, f"override {name!r}")
-    return kind.parse(changed_values, where)
+    config = config_class.parse(values, where)
+    if not overrides:
+        return config
+    new_values = config.model_dump(mode="json", exclude_none=True)
+    for name, value in overrides.items():
+        put(new_values, name, value, f"override {name!r}")
+    return config_class.parse(new_values, where)
 
 
 def override_sections(
     sections: Mapping[str, Any], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> dict[str, Any]:
-    """Return the sections of a run with all defaults, after validated changes of single fields.
-
-    The tokenizer is resolved here and not in the run file, because an override may name another start.
+    """Return the sections of a run with all defaults, after changes to single fields.
 
     Args:
         sections: the sections by name.
         overrides: new values by dotted name, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: number of training workers, by which the config is validated.
+        num_workers: number of training workers, for the validation.
 
     Raises:
         ConfigError: one line that names the first wrong field; see also `RunConfig.check_whole_run`.
@@ -270,24 +266,32 @@ def override_sections(
         put(values, name, value, f"override {name!r}")
     run = RunConfig.parse({**values, "num_workers": num_workers})
     run.check_whole_run()
-    checked = run.resolve_tokenizer().model_dump(mode="json", exclude_none=True)
-    return {name: checked[name] for name in sections}
+    # The tokenizer is resolved here and not when the file is read, because an override may name another start.
+    resolved_values = run.resolve_tokenizer().model_dump(mode="json", exclude_none=True)
+    return {name: resolved_values[name] for name in sections}
 
 
 def override_trials(
     sections: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> list[dict[str, Any]]:
-    """Return the trials of an ablation after the same changes, each with all its settings.
+    """Return the trials of an ablation after the same changes to all of them.
+
+    Args:
+        sections: the sections by name, which all trials share.
+        trials: the sections in which each trial differs, and under `trial` its variant and seed.
+        overrides: new values by dotted name.
+        num_workers: number of training workers, for the validation.
 
     Raises:
-        ConfigError: a field is wrong, the trials differ in it, so that the names of the variants would be wrong, or
-            they differ in their tokenizer.
+        ConfigError: a field is wrong, the trials differ in an overridden field, so that the names of the variants would
+            be wrong, or they differ in their tokenizer.
     """
     _refuse_overrides_of_variants(trials, overrides)
     changed_trials: list[dict[str, Any]] = []
     tokenizers = set()
     for trial in trials:
-        sections_of_trial = {**sections, **{name: trial[name] for name in trial if name != "trial"}}
+        sections_of_trial = {**sections, **trial}
+        identity = sections_of_trial.pop("trial")
         run = RunConfig.parse(override_sections(sections_of_trial, overrides, num_workers))
         tokenizers.add(run.tokenization.model)
         if len(tokenizers) > 1:
@@ -296,37 +300,37 @@ def override_trials(
                 "set it to the tokenizer of all variants"
             )
         # Defaults are omitted, because all trials together are one parameter of limited size.
-        settings = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        changed_trial: dict[str, Any] = {"trial": dict(trial["trial"])}
+        values = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        changed_trial: dict[str, Any] = {"trial": dict(identity)}
         for name in ("pretraining", "finetuning", "evaluation"):
-            changed_trial[name] = settings.get(name, {})
+            changed_trial[name] = values.get(name, {})
         changed_trial["pretraining"]["seed"] = run.pretraining.seed
-        if "translation" in settings:
-            changed_trial["translation"] = settings["translation"]
+        if "translation" in values:
+            changed_trial["translation"] = values["translation"]
         changed_trials.append(changed_trial)
     return changed_trials
 
 
 def _refuse_overrides_of_variants(trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> None:
     """Raise ConfigError if an override sets a seed or a field in which the trials differ."""
-    settings_of_trials = []
+    values_of_trials = []
     for trial in trials:
         pretraining = PretrainingConfig.parse(trial["pretraining"], "pretraining")
-        settings = {"pretraining": pretraining.model_dump(mode="json")}
+        values = {"pretraining": pretraining.model_dump(mode="json")}
         if "translation" in trial:
             translation = TranslationConfig.parse(trial["translation"], "translation")
-            settings["translation"] = translation.model_dump(mode="json")
-        settings_of_trials.append(settings)
+            values["translation"] = translation.model_dump(mode="json")
+        values_of_trials.append(values)
     for name in overrides:
         if trials and name in ("pretraining.seed", "finetuning.seed", "translation.seed"):
             raise ConfigError(f"overrides: {name!r}: each trial has its own seed: change `trials`")
-        different_values = {json.dumps(_get(settings, name)) for settings in settings_of_trials}
-        if len(different_values) > 1:
+        distinct_values = {json.dumps(_get(values, name)) for values in values_of_trials}
+        if len(distinct_values) > 1:
             raise ConfigError(f"overrides: {name!r}: the variants differ in it: change `trials`")
 
 
 def _get(values: Any, name: str) -> Any:
-    """Return the value with a dotted name in a mapping of sections, or None."""
+    """Return a value in a mapping of sections by its dotted name, or None if it is missing."""
     for key in name.split("."):
         values = values.get(key) if isinstance(values, dict) else None
     return values

@@ -1,7 +1,7 @@
 """Typed configs, one class for each stage of the pipeline.
 
-Unknown field names are errors, and values are validated. The docstring of each field gives its unit. The YAML file of a
-run (`run_file.py`) and the parameters of the pipeline have the same names.
+Unknown field names are errors, and values are validated. The docstring under a field gives its meaning and unit. The
+YAML file of a run (`run_file.py`) and the parameters of the pipeline use the same names.
 """
 
 from infoxlm_core.config.base import StageConfig

@@ -17,7 +17,7 @@ LARGEST_FLOAT = 3.4028234663852886e38
 
 
 def _check_number(value: Any) -> Any:
-    """Raise an error for values that pydantic would convert, such as `true` and "300", and for values beyond fp32."""
+    """Refuse values that pydantic would convert to a number, such as `true` and "300", and values beyond fp32."""
     if isinstance(value, str | bool):
         raise PydanticCustomError("number", "Input should be a valid number")
     if isinstance(value, int | float) and LARGEST_FLOAT < abs(value) < math.inf:
@@ -26,7 +26,7 @@ def _check_number(value: Any) -> Any:
 
 
 def _check_whole(value: Any) -> Any:
-    """Raise an error for values that pydantic would convert to an integer, and for integers beyond a double."""
+    """Refuse values that pydantic would convert to an integer, and integers that a double cannot represent."""
     if isinstance(value, str | bool):
         raise PydanticCustomError("number", "Input should be a valid integer")
     if isinstance(value, int) and abs(value) > LARGEST_NUMBER:
@@ -35,7 +35,7 @@ def _check_whole(value: Any) -> Any:
 
 
 def _check_language(code: str) -> str:
-    """Raise an error for two letters that are not an ISO 639-1 code. Three-letter codes are not checked."""
+    """Refuse two letters that are not an ISO 639-1 code. Three-letter codes are not checked."""
     if len(code) == 2 and not languages.is_known(code):
         raise PydanticCustomError("language", "Input should be an ISO 639-1 language code, such as de")
     return code
@@ -44,21 +44,26 @@ def _check_language(code: str) -> str:
 def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge overrides recursively: mappings are merged, other values are replaced."""
     merged = dict(values)
-    for key, change in overrides.items():
+    for key, override in overrides.items():
         value = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(change, Mapping):
-            merged[key] = merge(value, change)
+        if isinstance(value, Mapping) and isinstance(override, Mapping):
+            merged[key] = merge(value, override)
         else:
-            merged[key] = change
+            merged[key] = override
     return merged
 
 
 def put(values: Any, name: str, new_value: Any, location: str) -> None:
     """Set a value in nested mappings by its dotted name, such as `optimization.steps`. Missing mappings are added.
 
+    Args:
+        values: the outermost mapping, as read from a YAML file.
+        name: the dotted name.
+        new_value: the value.
+        location: start of the error message.
+
     Raises:
-        ConfigError: a name before the last one belongs to a value that is not a mapping. The message starts with
-            `location`.
+        ConfigError: a name before the last one belongs to a value that is not a mapping.
     """
     *section_names, field_name = name.split(".")
     section = values
@@ -70,7 +75,7 @@ def put(values: Any, name: str, new_value: Any, location: str) -> None:
 
 
 def whole_or(*words: str) -> BeforeValidator:
-    """Return a validator that accepts a number of layers or one of the words. Its error message is one line."""
+    """Return a validator that accepts a number of layers or one of the words, and reports other values in one line."""
     layer_count = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])
 
     def validate(value: Any) -> Any:
@@ -106,12 +111,12 @@ class StageConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
     added_later: ClassVar[tuple[str, ...]] = ()
-    """Fields that are newer than some stored artifacts, whose keys contain the result fields of their configs."""
+    """Fields that were added after artifacts had been stored. At their defaults, they are not part of artifact keys."""
 
     def result_fields(self) -> dict[str, Any]:
-        """Return the fields that affect the result, that is, all except saving, logging and probing.
+        """Return the fields that affect the result, for artifact keys: all except saving, logging and probing.
 
-        Newer fields are omitted at their defaults, so that the keys of older artifacts do not change.
+        Fields in `added_later` are omitted at their defaults, so that the keys of older artifacts do not change.
         """
         fields = self.model_dump(mode="json", exclude={"checkpoints", "log_every", "probe"})
         _omit_added_fields(self, fields)
@@ -131,22 +136,27 @@ class StageConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first_error = error.errors()[0]
-            location = first_error["loc"]
-            field = ".".join(str(name) for name in (where, *location) if name != "")
-            num_further = error.error_count() - 1
-            further_errors = f" (and {num_further} more)" if num_further else ""
-            if first_error["type"] == "extra_forbidden":
-                valid_names = ", ".join(sorted(_list_fields_at(cls, location[:-1])))
-                raise ConfigError(f"{field}: unknown name; known are {valid_names}{further_errors}") from None
-            reason = first_error["msg"].removeprefix("Value error, ")
-            if first_error["type"] != "value_error":  # the messages of our own validators already name the value
-                reason += f", not {first_error['input']!r:.120}"
-            raise ConfigError(f"{field or cls.__name__}: {reason}{further_errors}") from None
+            raise ConfigError(_describe_error(cls, error, where)) from None
+
+
+def _describe_error(config_class: type[StageConfig], error: ValidationError, where: str) -> str:
+    """Return one line with the name, the rule and the value of the first invalid field. See `StageConfig.parse`."""
+    first_error = error.errors()[0]
+    location = first_error["loc"]
+    field = ".".join(str(name) for name in (where, *location) if name != "")
+    reason = first_error["msg"].removeprefix("Value error, ")
+    if first_error["type"] == "extra_forbidden":
+        valid_names = ", ".join(sorted(_list_fields_at(config_class, location[:-1])))
+        reason = f"unknown name; known are {valid_names}"
+    elif first_error["type"] != "value_error":  # the messages of our own validators already name the value
+        reason += f", not {first_error['input']!r:.120}"
+    further_error_count = error.error_count() - 1
+    further_errors = f" (and {further_error_count} more)" if further_error_count else ""
+    return f"{field or config_class.__name__}: {reason}{further_errors}"
 
 
 def _omit_added_fields(config: StageConfig, values: dict[str, Any]) -> None:
-    """Remove the fields `added_later` that have their default values, also from the configs inside this one."""
+    """Remove the fields in `added_later` that have their default values, also from the configs inside this one."""
     for name, value in config:
         if name in config.added_later and value == type(config).model_fields[name].default:
             del values[name]
@@ -159,7 +169,7 @@ def _omit_added_fields(config: StageConfig, values: dict[str, Any]) -> None:
 
 
 def _list_fields_at(config_class: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Return the field names of a config that is part of another config.
+    """Return the field names of a config inside another config.
 
     Args:
         config_class: class of the outer config.

@@ -17,7 +17,7 @@ _BOUND_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "len
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a YAML file. Its name is dotted, as in `--set`."""
+    """Describes one setting of a YAML file. The name is dotted, as in `--set`."""
 
     name: str
     type: str
@@ -25,16 +25,18 @@ class Setting:
     meaning: str
 
 
-def settings(kind: type[StageConfig], prefix: str = "", parent: StageConfig | None = None) -> Iterator[Setting]:
+def list_settings(
+    config_class: type[StageConfig], prefix: str = "", defaults: StageConfig | None = None
+) -> Iterator[Setting]:
     """Yield every setting of a config and of the configs inside it.
 
     Args:
-        kind: class of the config.
-        prefix: what precedes every name, with its dot.
-        parent: the instance whose values are the defaults; None takes the defaults of the class.
+        config_class: class of the config.
+        prefix: dotted name of the section with a final dot, or an empty text.
+        defaults: an instance that has the default values; None: those of the class.
     """
-    for name, field in kind.model_fields.items():
-        default = field.get_default(call_default_factory=True) if parent is None else getattr(parent, name)
+    for name, field in config_class.model_fields.items():
+        default = field.get_default(call_default_factory=True) if defaults is None else getattr(defaults, name)
         inner_config, suffix = _find_inner_config(field.annotation)
         if inner_config is None or field.description:
             default_text = "required"
@@ -43,27 +45,27 @@ def settings(kind: type[StageConfig], prefix: str = "", parent: StageConfig | No
             meaning = _join_lines(field.description)
             yield Setting(prefix + name, _describe_type(field), default_text, meaning)
         if inner_config is not None:
-            instance = default if isinstance(default, StageConfig) else None
-            yield from settings(inner_config, f"{prefix}{name}{suffix}.", instance)
+            inner_defaults = default if isinstance(default, StageConfig) else None
+            yield from list_settings(inner_config, f"{prefix}{name}{suffix}.", inner_defaults)
 
 
-def as_text(listed: Iterable[Setting]) -> str:
+def format_settings(settings: Iterable[Setting]) -> str:
     """Return two lines for each setting, for the console."""
-    lines = [f"{setting.name}: {setting.default}  ({setting.type})\n    {setting.meaning}" for setting in listed]
+    lines = [f"{setting.name}: {setting.default}  ({setting.type})\n    {setting.meaning}" for setting in settings]
     return "\n".join(lines)
 
 
-def as_markdown(kinds: Mapping[str, type[StageConfig]]) -> str:
-    """Return a page with a table for each config, in Markdown.
+def format_tables(config_classes: Mapping[str, type[StageConfig]]) -> str:
+    """Return a table of the settings of each config, in Markdown.
 
     Args:
-        kinds: heading of each section -> class of the config.
+        config_classes: heading of each table -> class of the config.
     """
     lines = []
-    for title, config_class in kinds.items():
+    for title, config_class in config_classes.items():
         lines += [f"## {title}", "", _join_lines(config_class.__doc__), ""]
         lines += ["| name | value | default | meaning |", "|---|---|---|---|"]
-        for setting in settings(config_class):
+        for setting in list_settings(config_class):
             cells = (f"`{setting.name}`", setting.type, f"`{setting.default}`", setting.meaning)
             row = " | ".join(cell.replace("|", "\\|") for cell in cells)  # a bare | would start another cell
             lines.append(f"| {row} |")
@@ -72,12 +74,11 @@ def as_markdown(kinds: Mapping[str, type[StageConfig]]) -> str:
 
 
 def _join_lines(docstring: str | None) -> str:
-    """Return a docstring as one line."""
     return " ".join((docstring or "").split())
 
 
 def _find_inner_config(annotation: Any) -> tuple[type[StageConfig] | None, str]:
-    """Return the config class inside an annotation, and the suffix of the field's name: empty, `[]` or `.NAME`."""
+    """Return the config class inside an annotation, and what follows the field's name: nothing, `[]` or `.NAME`."""
     if isinstance(annotation, type) and issubclass(annotation, StageConfig):
         return annotation, ""
     if get_origin(annotation) is tuple:

@@ -50,11 +50,11 @@ def config_(
         typer.echo(context.get_help())
         return
     if markdown:
-        typer.echo(PAGE + describe.as_markdown(KINDS), nl=False)
+        typer.echo(PAGE + describe.format_tables(KINDS), nl=False)
         return
     if section is None:
         section = "run"
-    settings = list(describe.settings(KINDS.get(section, RunConfig)))
+    settings = list(describe.list_settings(KINDS.get(section, RunConfig)))
     if section not in KINDS:
         # The setting itself, the settings below it, and those of the items of a list. Each name ends with a dot here,
         # so that pretraining.model does not match pretraining.model_size.
@@ -62,4 +62,4 @@ def config_(
         settings = [setting for setting in settings if f"{setting.name}.".startswith(prefixes)]
     if not settings:
         raise InputError(f"There is no section {section!r}. Give a section of a run, or one of {', '.join(KINDS)}.")
-    typer.echo(describe.as_text(settings))
+    typer.echo(describe.format_settings(settings))

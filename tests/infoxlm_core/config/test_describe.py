@@ -1,4 +1,4 @@
-"""Every field of a config explains itself, and what is printed of it is what holds."""
+"""Every config field is explained, with its type and the default that applies to it."""
 
 from collections.abc import Iterator
 
@@ -8,34 +8,27 @@ from infoxlm_core.config import StageConfig, describe
 from infoxlm_core.run_file import RunConfig
 
 
-def configs(kind: type[StageConfig] = StageConfig) -> Iterator[type[StageConfig]]:
-    for child in kind.__subclasses__():
-        yield child
-        yield from configs(child)
+def list_configs(parent: type[StageConfig] = StageConfig) -> Iterator[type[StageConfig]]:
+    """Yield all config classes of the core that are imported."""
+    for child in parent.__subclasses__():
+        if child.__module__.startswith("infoxlm_core"):
+            yield child
+        yield from list_configs(child)
 
 
-@pytest.mark.parametrize(
-    "kind", [kind for kind in configs() if kind.__module__.startswith("infoxlm_core")], ids=lambda kind: kind.__name__
-)
-def test_every_field_is_explained_under_the_field(kind):
-    silent = [one.name for one in describe.settings(kind) if not one.meaning]
-
-    assert silent == []
+@pytest.mark.parametrize("config_class", list(list_configs()), ids=lambda config_class: config_class.__name__)
+def test_every_field_is_explained(config_class):
+    assert [setting.name for setting in describe.list_settings(config_class) if not setting.meaning] == []
 
 
-def test_a_default_is_the_one_that_holds_at_its_place():
-    found = {one.name: one for one in describe.settings(RunConfig)}
+def test_types_and_defaults_are_described_in_words():
+    settings = {setting.name: setting for setting in describe.list_settings(RunConfig)}
 
-    assert found["pretraining.checkpoints.every"].default == "5000"
-    assert found["finetuning.checkpoints.every"].default == "1000"  # the recipe of fine-tuning saves more often
-    assert found["finetuning.optimization.learning_rate"].default == "7e-06"
-    assert found["preparation.languages"].default == "required"
-
-
-def test_a_type_is_said_in_words_with_its_bounds():
-    found = {one.name: one.type for one in describe.settings(RunConfig)}
-
-    assert found["pretraining.contrast.mixup"] == "number, >= 0, <= 1"
-    assert found["pretraining.contrast.pooling"] == "`cls` · `mean`"
-    assert found["preparation.corpora[].sha256"] == "text or null"
-    assert found["registration.gate"] == "mapping of text to number, > -1, < 1"
+    assert settings["pretraining.checkpoints.every"].default == "5000"
+    assert settings["finetuning.checkpoints.every"].default == "1000"  # fine-tuning saves more often
+    assert settings["finetuning.optimization.learning_rate"].default == "7e-06"
+    assert settings["preparation.languages"].default == "required"
+    assert settings["pretraining.contrast.mixup"].type == "number, >= 0, <= 1"
+    assert settings["pretraining.contrast.pooling"].type == "`cls` · `mean`"
+    assert settings["preparation.corpora[].sha256"].type == "text or null"
+    assert settings["registration.gate"].type == "mapping of text to number, > -1, < 1"

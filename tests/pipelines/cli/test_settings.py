@@ -44,4 +44,4 @@ def test_a_section_that_does_not_exist_is_refused(section):
 
 @pytest.mark.parametrize("kind", settings.KINDS.values(), ids=lambda kind: kind.__name__)
 def test_every_name_of_the_page_can_be_explained(kind: type[StageConfig]):
-    assert all(one.meaning for one in describe.settings(kind))
+    assert all(one.meaning for one in describe.list_settings(kind))
