@@ -23,10 +23,7 @@ class InfoXLMError(Exception):
 
 
 def from_name(name: str, message: str) -> InfoXLMError:
-    """Create an error from the class name and the message that another process reported.
-
-    If this module has no error class of this name, the error is an `InfoXLMError`.
-    """
+    """Return the error that another process reported. An unknown class name gives an `InfoXLMError`."""
     error_class = globals().get(name)
     if isinstance(error_class, type) and issubclass(error_class, InfoXLMError):
         return error_class(message)
@@ -34,10 +31,7 @@ def from_name(name: str, message: str) -> InfoXLMError:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of a library's error and of its last cause as one line without passwords.
-
-    A long message keeps its start and its end, because libraries write the cause of a failure at the end.
-    """
+    """Return the messages of a library's error and its last cause as one line without passwords."""
     cause = last_cause(error)
     message = shorten(_describe(error))
     reason = shorten(_describe(cause))
@@ -46,13 +40,12 @@ def one_line(error: BaseException) -> str:
 
 def last_cause(error: BaseException) -> BaseException:
     """Return the error at the end of a chain of causes, or the error itself if it has no cause."""
-    causes = [error]
-    while True:
-        last = causes[-1]
-        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
-        if cause is None or cause in causes:
-            return last
-        causes.append(cause)
+    visited: list[BaseException] = []  # a chain may be circular
+    cause: BaseException | None = error
+    while cause is not None and cause not in visited:
+        visited.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return visited[-1]
 
 
 def _describe(error: BaseException) -> str:
@@ -65,7 +58,10 @@ def _describe(error: BaseException) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return a text as one line of at most `MAX_REASON_LENGTH` characters, without its middle if it is longer."""
+    """Return a text as one line, without its middle if it has more than `MAX_REASON_LENGTH` characters.
+
+    The end is kept, because libraries write the cause of a failure there.
+    """
     line = " ".join(text.split())
     if len(line) <= MAX_REASON_LENGTH:
         return line

@@ -1,9 +1,7 @@
 """Compare language codes of different standards.
 
-Test sets write a code with two or three letters, and some append a script or region:
-
-    de   deu   deu_Latn        are compared as `de`
-    zh   cmn   zho   zh-CN     are compared as `zh`
+Test sets write a code with two or three letters, and some append a script or region. Codes are compared in their
+two-letter form: `de`, `deu` and `deu_Latn` as `de`; `zh`, `cmn`, `zho` and `zh-CN` as `zh`.
 """
 
 import re
@@ -59,7 +57,7 @@ def shorten(codes: Iterable[str]) -> dict[str, str]:
     """
     names: dict[str, str] = {}
     variant_of_name: dict[str, str] = {}
-    for code in _plain_codes_first(codes):
+    for code in _sort_variants_last(codes):
         short_name = two_letters(code)
         variant = "-".join(re.split("[-_]", code)[1:])  # `Latn` of `deu_Latn`, empty for `deu`
         gets_short_name = not variant or variant_of_name.setdefault(short_name, variant) == variant
@@ -67,14 +65,13 @@ def shorten(codes: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _plain_codes_first(codes: Iterable[str]) -> list[str]:
+def _sort_variants_last(codes: Iterable[str]) -> list[str]:
     """Sort codes without a script or region before those with one."""
-    by_name = sorted(codes)
-    return sorted(by_name, key=lambda code: len(re.split("[-_]", code)))  # a stable sort
+    return sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code))
 
 
 def sort(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]:
-    """Sort codes in an order of two-letter codes, by default that of the paper's tables. Others follow by name."""
+    """Sort codes in an order of two-letter codes, by default that of the paper's tables. Other codes follow by name."""
     ranks = {language: rank for rank, language in enumerate(order)}
 
     def sort_key(code: str) -> tuple[int, str]:
@@ -86,9 +83,11 @@ def sort(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]
 def choose(available: Collection[str], requested: str | Iterable[str], where: str) -> list[str]:
     """Return the sorted codes of the requested languages in a test set.
 
+    Of several variants of a language, the code without a script or region is chosen, or else the first variant
+    (`zho_Hans`, not `zho_Hant`).
+
     Args:
-        available: the codes in the test set. A language in several variants is represented by the code without a
-            script or region, else by the first variant (`zho_Hans`, not `zho_Hant`).
+        available: the codes in the test set.
         requested: `all`, a key of GROUPS, or codes in any spelling.
         where: the test set, for the error message.
 
@@ -98,7 +97,7 @@ def choose(available: Collection[str], requested: str | Iterable[str], where: st
     if requested == "all":
         return sort(available)
     code_of_language: dict[str, str] = {}
-    for code in _plain_codes_first(available):
+    for code in _sort_variants_last(available):
         code_of_language.setdefault(two_letters(code), code)
     if isinstance(requested, str):
         languages = list(GROUPS[requested])

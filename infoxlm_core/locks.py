@@ -1,4 +1,4 @@
-"""File locks between processes, which the system releases when the process ends."""
+"""File locks between processes, which the operating system releases when their process ends."""
 
 import errno
 from pathlib import Path
@@ -20,10 +20,10 @@ def acquire(path: Path | str, timeout: float = -1, poll_interval: float = 0.05) 
 
     Raises:
         Timeout: another process holds the lock.
-        InputError: the file system has no locks. filelock would otherwise use the existence of the file as the lock,
-            which a killed process would hold forever.
+        InputError: the file system has no locks.
     """
     try:
+        # The fallback of filelock is a file that exists while the lock is held. A killed process would leave it behind.
         return FileLock(path, fallback_to_soft=False).acquire(timeout=timeout, poll_interval=poll_interval)
     except OSError as error:
         if error.errno != errno.ENOSYS:

@@ -1,11 +1,11 @@
-"""Manifests of artifacts: sizes and digests of all files of a directory, written last.
+"""Manifests of artifacts: the sizes and digests of all files of a directory, written last.
 
     {"kind": "corpus", "digest": "sha256:…", "files": {"mono/de/weblate.parquet": {"size": 1, "sha256": "…"}},
      "facts": {"lines": 3000}, "inputs": {"…": "sha256:…"}, "made_by": {"code": "…", "torch": "2.13.0"},
      "seal": "sha256:…"}
 
-`digest` covers kind, files and facts: equal content has an equal digest on every machine. `seal` covers the whole
-manifest, so that every change of it is detected.
+`digest` covers kind, files and facts: equal content has an equal digest on every machine. `seal` covers the complete
+manifest, so that any change to it is detected. The module also has the functions that write files durably.
 """
 
 import errno
@@ -27,7 +27,7 @@ from infoxlm_core.errors import DataCorrupt, InputError, TryAgain
 
 NAME = "manifest.json"
 FINETUNING = 2
-"""Version of fine-tuning, whose artifact is called `classifier` in a pipeline and `tuned` in a suite."""
+"""Version of fine-tuning. Its artifact is a `classifier` in a pipeline and `tuned` in a suite."""
 VERSIONS = {
     "corpus": 3,  # prepare_corpus
     "shards": 3,  # tokenize_corpus
@@ -42,12 +42,11 @@ VERSIONS = {
     "comparison": 4,  # compare
     "suite": 4,  # summarise
 }
-"""Raise the version of a kind of artifact when the same config and inputs produce other content, so that existing
-artifacts are not used again. `tests/infoxlm_core/stages/test_versions.py` fails if results change and their version
-does not."""
+"""Version of each kind of artifact. Raise it when the same config and inputs produce different content: artifacts of
+earlier versions are not reused. `tests/infoxlm_core/stages/test_versions.py` fails if only the results change."""
 
 _IGNORED = (NAME, "README.md", "LICENSE", ".gitattributes", ".gitignore", ".DS_Store")
-"""Files that readers ignore. Nested manifests belong to inner artifacts."""
+"""Names of files that readers ignore. Nested manifests belong to inner artifacts."""
 _KEYS_BEFORE_SEALS = {"kind", "digest", "files", "facts", "inputs", "made_by"}  # older manifests have no seal
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
@@ -83,7 +82,7 @@ def file_sha256(path: Path) -> str:
 
 
 def digest_files(path: Path) -> str:
-    """Return the SHA-256 of the names and bytes of a file, or of all files below a folder.
+    """Return one SHA-256 over the name and content of a file, or over those of all files below a folder.
 
     Raises:
         InputError: a folder may not be listed.
@@ -95,7 +94,7 @@ def digest_files(path: Path) -> str:
 
 @cache
 def describe_software() -> dict[str, str]:
-    """Return a digest of this package's source and the versions of libraries, to be recorded in manifests."""
+    """Return the digest of this package's source code and the versions of libraries, which manifests record."""
     root = Path(__file__).parent
     source_files = [path for path in sorted(root.rglob("*")) if path.suffix in (".py", ".j2", ".yaml")]
     source_digest = digest({str(path.relative_to(root)): file_sha256(path) for path in source_files})
@@ -104,7 +103,7 @@ def describe_software() -> dict[str, str]:
 
 
 def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
-    """Return the path of a file whose name comes from a manifest or a listing.
+    """Return the path of a file whose name comes from a manifest or a listing and may be hostile.
 
     Args:
         directory: the folder that the path must not leave.
@@ -124,7 +123,7 @@ def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
 
 
 def load(directory: Path) -> dict[str, Any]:
-    """Return the manifest of an artifact without comparing the files. Raise DataCorrupt if it is not valid."""
+    """Return the manifest of an artifact without verifying the files. Raise DataCorrupt if it is invalid."""
     return outside.read_json(directory / NAME, Manifest, "build or copy the artifact again", DataCorrupt)
 
 
@@ -134,8 +133,9 @@ def load_if_ours(directory: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     content = outside.read_json(path, Any, "build or copy the artifact again", DataCorrupt)
-    is_ours = isinstance(content, dict) and Manifest.__required_keys__ <= content.keys()
-    return load(directory) if is_ours else None
+    if not isinstance(content, dict) or not Manifest.__required_keys__ <= content.keys():
+        return None
+    return load(directory)
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` when the context ends without an error.
 
     Readers see either the old or the new content, also after a crash. Several processes may write the file at the same
-    time. The process that finishes last wins.
+    time: the last one to finish wins.
     """
     # `tempfile` would make the file unreadable for other users.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
@@ -163,13 +163,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file as `replacing` does."""
+    """Write a file such that readers see either its old or its new content, also after a crash."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
-    """Rename a finished directory, so that after a power cut it is complete or missing.
+    """Rename a finished directory such that after a power cut, it is either complete or missing.
 
     Args:
         partial: the finished directory.
@@ -192,7 +192,7 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents so that they survive a power cut."""
+    """Create a folder and its parents such that they survive a power cut."""
     missing_parents = [parent for parent in path.parents if not parent.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in (path, *missing_parents):
@@ -225,7 +225,7 @@ def sync_file(path: Path) -> None:
 def write(
     directory: Path, kind: str, facts: dict[str, Any] | None = None, inputs: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Write and return the manifest of all files below a directory, the last step of creating an artifact."""
+    """Write and return the manifest of all files below a directory. This is the last step of creating an artifact."""
     files = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file() and path.name != NAME:
@@ -238,18 +238,17 @@ def write(
     return manifest
 
 
-def unlisted_files(directory: Path, files: Collection[str]) -> list[str]:
-    """Return the files of an artifact that its manifest does not list in `files`, without those that readers ignore."""
-    unlisted = []
+def _find_unlisted_file(directory: Path, listed_names: Collection[str]) -> Path | None:
+    """Return a file of an artifact that its manifest does not list and that readers do not ignore, or None."""
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
         is_in_hidden_folder = name.startswith(".") and "/" in name  # .git, or .cache of the Hugging Face client
         is_temporary = path.name.startswith(".") and path.suffix in (".lock", ".tmp")
         is_ignored = is_in_hidden_folder or is_temporary or path.name in _IGNORED
-        is_plain_folder = path.is_dir() and not path.is_symlink()  # a linked folder may contain anything
-        if not is_ignored and not is_plain_folder and name not in files:
-            unlisted.append(name)
-    return unlisted
+        is_folder = path.is_dir() and not path.is_symlink()  # a linked folder may contain anything
+        if not is_ignored and not is_folder and name not in listed_names:
+            return path
+    return None
 
 
 def read(
@@ -259,14 +258,14 @@ def read(
     should_hash: Callable[[Path], bool] = lambda _: True,
     should_read: Callable[[Path], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """Read a manifest and compare the files with it.
+    """Read a manifest and verify the files of the artifact.
 
     Args:
         directory: the artifact.
         kind: the expected kind of artifact.
         producer: the stage that creates artifacts of this kind, for error messages.
-        should_hash: returns whether to hash a file; of other files only the size is compared.
-        should_read: returns whether to compare a file; other files may be missing.
+        should_hash: returns whether the digest of a file is verified; of other files, only the size is.
+        should_read: returns whether a file is verified; other files may be missing.
 
     Raises:
         InputError: there is no manifest, or it describes another kind of artifact.
@@ -279,9 +278,8 @@ def read(
     remedy = f"remove the directory and run {producer} again"
     manifest: dict[str, Any] = outside.read_json(manifest_path, Manifest, remedy, DataCorrupt)
     _verify_seal(manifest, manifest_path, remedy)
-    files = manifest["files"]
     try:
-        for name, size_and_digest in files.items():
+        for name, size_and_digest in manifest["files"].items():
             path = join_inside(directory, name)
             if should_read(Path(name)):
                 verify_file(path, size_and_digest, remedy, hashed=should_hash(Path(name)))
@@ -290,9 +288,9 @@ def read(
         if isinstance(known_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged
             raise known_error or error from error
         raise DataCorrupt(f"{manifest_path} cannot be read ({error}): {remedy}") from error
-    unlisted = unlisted_files(directory, files)
-    if unlisted:
-        raise DataCorrupt(f"{directory / unlisted[0]} is not listed in {manifest_path}: move it out of this directory")
+    unlisted_file = _find_unlisted_file(directory, manifest["files"])
+    if unlisted_file:
+        raise DataCorrupt(f"{unlisted_file} is not listed in {manifest_path}: move it out of this directory")
     if manifest["kind"] != kind:
         raise InputError(
             f"{directory} is an artifact of kind {manifest['kind']}, not {kind}: give the output of {producer}"
@@ -305,11 +303,9 @@ def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:
     content_digest = digest({name: manifest[name] for name in ("kind", "files", "facts")})
     if content_digest != manifest["digest"]:
         raise DataCorrupt(f"{path} has digest {manifest['digest']}, but its content has {content_digest}: {remedy}")
-    manifest_without_seal = {name: value for name, value in manifest.items() if name != "seal"}
-    expected_seal = digest(manifest_without_seal)
-    may_lack_seal = manifest_without_seal.keys() <= _KEYS_BEFORE_SEALS
-    if "seal" not in manifest and may_lack_seal:
+    if manifest.keys() <= _KEYS_BEFORE_SEALS:
         return
+    expected_seal = digest({name: value for name, value in manifest.items() if name != "seal"})
     seal = manifest.get("seal", "")
     if seal != expected_seal:
         raise DataCorrupt(f"{path} has seal {seal!s:.80}, but its content has {expected_seal}: {remedy}")

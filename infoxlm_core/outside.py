@@ -1,7 +1,7 @@
 """Read files of users safely: refuse pipes and devices, validate JSON, translate errors of the operating system.
 
-Opening a named pipe blocks forever, reading a device never ends, and valid JSON may have any structure. Each becomes
-an error that names the file and the remedy.
+Opening a named pipe blocks forever, reading a device never ends, and valid JSON may have any structure. All of them
+raise an error that names the file and the remedy.
 """
 
 import errno
@@ -28,7 +28,6 @@ _NOT_A_FILE = (
 )
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TEMPORARY = (errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ENOTCONN, errno.ETIMEDOUT)
-_DENIED = (errno.EACCES, errno.EPERM)
 _REMEDIES = {
     errno.EACCES: "change its permissions, or give another path",
     errno.EPERM: "change its permissions, or give another path",
@@ -45,9 +44,10 @@ _REMEDIES = {
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether an error reports a full disk. Libraries quote the system's message in errors of other classes."""
+    """Return whether an error reports a full disk."""
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return True
+    # Libraries quote the system's message in errors of other classes.
     messages = ("No space left", "Disk quota exceeded", "os error 28", "os error 122", "database or disk is full")
     return any(message in str(error) for message in messages)
 
@@ -58,7 +58,7 @@ def is_panic(error: BaseException) -> bool:
 
 
 def translate_error(error: BaseException, where: object = "") -> InfoXLMError | None:
-    """Return an error of the operating system as an `InfoXLMError`, or None if the user cannot fix it.
+    """Translate an error of the operating system to an `InfoXLMError`. Return None if a user cannot fix the cause.
 
     Args:
         error: the error, or a library's error that wraps it.
@@ -103,15 +103,12 @@ def check_readable(path: Path) -> Path:
 def list_tree(folder: Path) -> list[Path]:
     """Return the sorted paths of all files and folders below a folder. Links to folders are not followed.
 
-    `Path.rglob` skips folders without read permission. Training text or test sets would be missing unnoticed.
-
     Raises:
-        InputError: a folder may not be listed.
+        InputError: a folder may not be listed. `Path.rglob` would skip it silently, so text would be missing unnoticed.
     """
 
     def refuse(error: OSError) -> None:
-        was_removed_meanwhile = isinstance(error, FileNotFoundError)
-        if not was_removed_meanwhile:
+        if not isinstance(error, FileNotFoundError):  # another process may remove a folder meanwhile
             raise translate_error(error, folder) or error
 
     if not folder.is_dir():
@@ -141,7 +138,7 @@ def read_text(path: Path, limit: int) -> str:
 
 
 def decode(content: bytes, source: str) -> str:
-    """Return bytes as text. EncodingError names the source, line and byte of the first byte that is not UTF-8."""
+    """Decode UTF-8 with or without a byte order mark. EncodingError names the first invalid line and byte."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -159,14 +156,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def parse_json(
     content: bytes | str, kind: Any, source: object, remedy: str, error: type[InfoXLMError] = InputError
 ) -> Any:
-    """Parse and validate JSON.
+    """Parse JSON and validate its structure.
 
     Args:
         content: the JSON text.
         kind: the expected type, such as `dict[str, float]` or a TypedDict.
-        source: where the text comes from, for the error message.
+        source: name of the file, for the error message.
         remedy: what the user can do, for the error message.
-        error: class of the error.
+        error: class of the error that is raised if the text is invalid.
     """
     try:
         return _adapter(kind).validate_json(content, strict=True)
@@ -175,7 +172,7 @@ def parse_json(
 
 
 def validate(value: Any, kind: Any, source: object, remedy: str) -> Any:
-    """Return a value of the expected type. The arguments are those of `parse_json`."""
+    """Return a value if it has the expected type. The arguments are those of `parse_json`."""
     try:
         return _adapter(kind).validate_python(value, strict=True)
     except ValidationError as failure:
@@ -190,16 +187,18 @@ def _describe(failure: ValidationError) -> str:
 
 
 def read_json(path: Path, kind: Any, remedy: str, error: type[InfoXLMError] = InputError) -> Any:
-    """Read and validate a JSON file. A missing or unreadable file raises `error`, too. See `parse_json`."""
+    """Read and validate a JSON file. The arguments are those of `parse_json`.
+
+    Raises:
+        InfoXLMError: of class `error` if the file is missing or invalid; an InputError if it may not be read.
+    """
     try:
-        if not path.exists():
-            raise error(f"{path}: no such file: {remedy}")
         content = read_bytes(path, MAX_JSON)
-    except (InputError, OSError) as failure:
-        if isinstance(failure, error):
+    except InputError as failure:
+        system_error = failure.__context__
+        if isinstance(system_error, FileNotFoundError):
+            raise error(f"{path}: no such file: {remedy}") from None
+        if isinstance(failure, error) or isinstance(system_error, PermissionError):
             raise
-        cause = failure if isinstance(failure, OSError) else failure.__context__
-        if isinstance(cause, OSError) and cause.errno in (*_TEMPORARY, *_DENIED):  # the content is not the problem
-            raise translate_error(cause, path) or failure from None
         raise error(f"{failure}: {remedy}") from None
     return parse_json(content.removeprefix(b"\xef\xbb\xbf"), kind, path, remedy, error)

@@ -14,14 +14,14 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """Return `3:20 left`, assuming that the rest takes as long per unit as the units that are done."""
+    """Return the expected remaining time, such as `3:20 left`, at the speed of the units that are done."""
     remaining_seconds = seconds / done * (total - done)
     return f"{remaining_seconds // 60:.0f}:{int(remaining_seconds % 60):02d} left"
 
 
 @contextmanager
 def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show the progress of work. The context is a function to call with the number of newly finished units."""
+    """Show the progress of work. The context is a function that must be called with each number of finished units."""
     if sys.stderr.isatty():
         columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:

@@ -1,4 +1,4 @@
-"""Locks between processes: held by one at a time, and never by a file that a dead process has left."""
+"""Locks between processes: one process holds a lock at a time, and a file left by a killed process is no lock."""
 
 import errno
 import fcntl
@@ -9,7 +9,7 @@ from infoxlm_core import locks
 from infoxlm_core.errors import InputError
 
 
-def test_a_lock_is_held_until_it_is_released_and_its_file_may_stay(tmp_path):
+def test_lock_is_held_until_it_is_released(tmp_path):
     with locks.acquire(tmp_path / "lock"), pytest.raises(locks.Timeout):
         locks.acquire(tmp_path / "lock", timeout=0)
 
@@ -17,7 +17,7 @@ def test_a_lock_is_held_until_it_is_released_and_its_file_may_stay(tmp_path):
         assert (tmp_path / "lock").exists()
 
 
-def test_a_file_system_without_locks_is_refused_instead_of_trusting_that_a_file_exists(tmp_path, monkeypatch):
+def test_file_system_without_locks_is_refused(tmp_path, monkeypatch):
     def flock(*_: int) -> None:
         raise OSError(errno.ENOSYS, "Function not implemented")
 

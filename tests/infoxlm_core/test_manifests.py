@@ -1,4 +1,4 @@
-"""Manifests: names that stay inside, and files that appear whole."""
+"""Manifests list exactly the files of an artifact, and files are written completely or not at all."""
 
 import errno
 import io
@@ -13,51 +13,47 @@ import pytest
 from infoxlm_core import manifests, outside
 from infoxlm_core.errors import DataCorrupt, InputError
 
-LEADING_OUT = ["/etc/passwd", "../a", "a/../../b", "..", "a//b", "a/", "", ".", "./a", "a\0b", "//a"]
-
 
 @pytest.mark.item("B11")
-@pytest.mark.parametrize("name", LEADING_OUT)
-def test_a_name_from_outside_that_leads_out_of_its_folder_is_refused_in_one_line(tmp_path, name):
-    with pytest.raises(InputError, match="the file name leads out of its folder") as refused:
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../a", "a/../../b", "..", "a//b", "a/", "", ".", "./a", "a\0b", "//a"]
+)
+def test_name_that_leads_out_of_its_folder_is_refused_in_one_line(tmp_path, name):
+    with pytest.raises(InputError, match="the file name leads out of its folder") as refusal:
         manifests.join_inside(tmp_path, name)
 
-    assert str(refused.value).isprintable()
+    assert str(refusal.value).isprintable()
 
 
 @pytest.mark.item("S10")
-def test_a_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path):
+def test_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path):
     (tmp_path / "outside").write_text("x")
-    (tmp_path / "it").mkdir()
-    (tmp_path / "it/inside").write_text("x")
-    written = manifests.write(tmp_path / "it", "corpus")
-    files = {"../outside": written["files"]["inside"]}
-    content = {"kind": "corpus", "files": files, "facts": {}}
-    (tmp_path / "it/manifest.json").write_text(json.dumps(content | {"digest": manifests.digest(content)}))
+    content = {"kind": "corpus", "files": {"../outside": {"size": 1, "sha256": "x"}}, "facts": {}}
+    artifact = tmp_path / "artifact"
+    artifact.mkdir()
+    (artifact / "manifest.json").write_text(json.dumps(content | {"digest": manifests.digest(content)}))
 
     with pytest.raises(DataCorrupt, match=r"\.\./outside: the file name leads out of its folder"):
-        manifests.read(tmp_path / "it", "corpus", producer="prepare")
+        manifests.read(artifact, "corpus", producer="prepare")
 
 
 @pytest.mark.item("P5")
 @pytest.mark.parametrize("name", ["mono/de/more.parquet", ".more.parquet", "model-2.safetensors", "mono/fr"])
-def test_what_is_put_beside_the_named_files_is_refused_before_a_reader_takes_it_in(tmp_path, name):
-    artifact = tmp_path / "it"
-    (artifact / "mono/de").mkdir(parents=True)
-    (artifact / "mono/de/one.parquet").write_text("x")
-    manifests.write(artifact, "corpus")
+def test_artifact_with_a_file_that_its_manifest_does_not_list_is_refused(tmp_path, name):
+    (tmp_path / "mono/de").mkdir(parents=True)
+    (tmp_path / "mono/de/one.parquet").write_text("x")
+    manifests.write(tmp_path, "corpus")
     if name == "mono/fr":
-        (artifact / name).symlink_to(artifact / "mono/de")
+        (tmp_path / name).symlink_to(tmp_path / "mono/de")
     else:
-        (artifact / name).write_text("y")
+        (tmp_path / name).write_text("y")
 
-    with pytest.raises(
-        DataCorrupt, match=rf"/{name} is not listed in .*/manifest\.json: move it out of this directory"
-    ):
-        manifests.read(artifact, "corpus", producer="prepare")
+    message = rf"/{name} is not listed in .*/manifest\.json: move it out of this directory"
+    with pytest.raises(DataCorrupt, match=message):
+        manifests.read(tmp_path, "corpus", producer="prepare")
 
 
-def test_what_no_reader_looks_at_may_lie_beside(tmp_path):
+def test_files_that_readers_ignore_may_be_added(tmp_path):
     (tmp_path / "encoder").mkdir()
     (tmp_path / "encoder/model.safetensors").write_text("x")
     manifests.write(tmp_path / "encoder", "encoder")
@@ -69,29 +65,30 @@ def test_what_no_reader_looks_at_may_lie_beside(tmp_path):
     assert list(manifests.read(tmp_path, "pretrained", producer="pretrain")["files"]) == ["encoder/model.safetensors"]
 
 
-def _meet(barrier) -> None:
-    global together
-    together = barrier
+def share_barrier(new_barrier) -> None:
+    """Give a process of the pool the barrier at which all processes wait for each other."""
+    global barrier
+    barrier = new_barrier
 
 
-def _write(path: Path, letter: str) -> None:
+def write_repeatedly(path: Path, letter: str) -> None:
     for _ in range(50):
-        together.wait(timeout=60)
+        barrier.wait(timeout=60)
         manifests.write_atomically(path, letter * 10_000)
 
 
 @pytest.mark.item("P11")
-def test_processes_that_write_a_file_at_once_do_not_disturb_each_other(tmp_path):
+def test_processes_that_write_the_same_file_do_not_disturb_each_other(tmp_path):
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(4, spawn, initializer=_meet, initargs=(spawn.Barrier(4),)) as pool:
-        for written in [pool.submit(_write, tmp_path / "file", letter) for letter in "abcd"]:
-            written.result(timeout=120)
+    with ProcessPoolExecutor(4, spawn, initializer=share_barrier, initargs=(spawn.Barrier(4),)) as pool:
+        for writer in [pool.submit(write_repeatedly, tmp_path / "file", letter) for letter in "abcd"]:
+            writer.result(timeout=120)
 
     assert (tmp_path / "file").read_text() in {letter * 10_000 for letter in "abcd"}
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_that_could_not_be_written_leaves_nothing_behind(tmp_path):
+def test_failed_write_leaves_no_temporary_file(tmp_path):
     (tmp_path / "file").mkdir()
 
     with pytest.raises(IsADirectoryError):
@@ -100,69 +97,74 @@ def test_a_file_that_could_not_be_written_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_folder_that_may_be_entered_and_not_listed_may_hold_ours(tmp_path, monkeypatch):
-    opened = os.open
+def test_files_can_be_written_in_folders_that_must_not_be_listed(tmp_path, monkeypatch):
+    real_open = os.open
+    unreadable_paths = (tmp_path, tmp_path / "folder", tmp_path / "unreadable")  # folders: as with mode 0o711
 
-    def refusing(path, flags, *more, **named) -> int:  # as a folder of mode 0o711 does to all but root
-        if path in (tmp_path, tmp_path / "unreadable"):
+    def open_or_refuse(path, flags, *arguments, **options) -> int:
+        if path in unreadable_paths:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return opened(path, flags, *more, **named)
+        return real_open(path, flags, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(os, "open", open_or_refuse)
 
-    manifests.make_folder(tmp_path / "store/runs")
-    manifests.write_atomically(tmp_path / "unreadable", "content")
+    manifests.make_folder(tmp_path / "folder")
+    manifests.write_atomically(tmp_path / "folder/file", "content")
 
-    assert (tmp_path / "store/runs").is_dir()
-    with pytest.raises(PermissionError):
-        manifests.sync_file(tmp_path / "unreadable")  # of a file nothing is left out
+    assert (tmp_path / "folder/file").read_text() == "content"
+    with pytest.raises(PermissionError):  # only folders are skipped
+        manifests.sync_file(tmp_path / "unreadable")
 
 
-def test_a_file_written_atomically_may_be_read_by_whom_the_umask_lets(tmp_path):
-    before = os.umask(0o027)
+def test_atomically_written_file_has_the_permissions_of_the_umask(tmp_path):
+    previous_umask = os.umask(0o027)
     try:
         manifests.write_atomically(tmp_path / "file", "content")
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
 
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("kind", ["file", "link", "round"])
-def test_a_name_that_is_taken_by_no_folder_of_ours_is_said_to_be_in_the_way(tmp_path, kind):
+@pytest.mark.parametrize("link_target", [None, "nowhere", "final"])
+def test_directory_cannot_be_moved_onto_a_file_or_link(tmp_path, link_target):
     (tmp_path / "new").mkdir()
     final = tmp_path / "final"
-    final.write_text("x") if kind == "file" else final.symlink_to({"link": "nowhere", "round": "final"}[kind])
+    if link_target:
+        final.symlink_to(link_target)
+    else:
+        final.write_text("x")
 
     with pytest.raises(InputError, match=r"final is not a folder: remove it"):
         manifests.move_into_place(tmp_path / "new", final, manifests.NAME)
 
 
 @pytest.mark.item("B12")
-@pytest.mark.parametrize("file", ["a", manifests.NAME])
-def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch, file):
+@pytest.mark.parametrize("unreadable_file", ["a", manifests.NAME])
+def test_file_without_read_permission_is_not_reported_as_damaged(tmp_path, monkeypatch, unreadable_file):
     (tmp_path / "a").write_text("x")
     manifests.write(tmp_path, "corpus")
-    opened = io.open
+    real_open = io.open
 
-    def refusing(path, *more, **named):
-        if path == tmp_path / file:
+    def open_or_refuse(path, *arguments, **options):
+        if path == tmp_path / unreadable_file:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return opened(path, *more, **named)
+        return real_open(path, *arguments, **options)
 
-    monkeypatch.setattr(io, "open", refusing)
+    monkeypatch.setattr(io, "open", open_or_refuse)
 
-    with pytest.raises(InputError, match=f"{file}: Permission denied: change its permissions"):
+    with pytest.raises(InputError, match=f"{unreadable_file}: Permission denied: change its permissions"):
         manifests.read(tmp_path, "corpus", "x")
 
 
-def test_a_full_disk_is_named_by_the_file_that_was_written(tmp_path, monkeypatch):
-    def full(*_) -> None:
+def test_error_of_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def fail(*_) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fail)
 
-    with pytest.raises(OSError, match="No space") as said:
+    with pytest.raises(OSError, match="No space") as failure:
         manifests.write_atomically(tmp_path / "file", "content")
 
-    assert str(outside.translate_error(said.value, "s3://elsewhere")).startswith(f"{tmp_path}/file: no space left")
+    message = str(outside.translate_error(failure.value, "s3://elsewhere"))
+    assert message.startswith(f"{tmp_path}/file: no space left")

@@ -1,4 +1,4 @@
-"""What comes from outside is looked at before it is opened, and has the shape that we expect."""
+"""Files of users are checked before they are opened, and their content before it is used."""
 
 import errno
 import os
@@ -13,37 +13,39 @@ from infoxlm_core import outside
 from infoxlm_core.errors import DataCorrupt, EncodingError, InputError, StorageFull, StorageUnavailable
 
 
-class Known(TypedDict):
+class Sizes(TypedDict):
+    """The expected structure of a JSON file."""
+
     name: str
     sizes: list[int]
 
 
 @pytest.mark.item("B12")
-def test_what_would_be_waited_for_or_never_ends_is_refused_before_it_is_opened(tmp_path, monkeypatch):
+def test_path_that_is_no_regular_file_is_refused_before_it_is_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     os.mkfifo("pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "folder").mkdir()
-    (tmp_path / "round").symlink_to("round")
+    (tmp_path / "loop").symlink_to("loop")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
 
-        for name, said in (
+        for name, message in (
             ("pipe", "is a named pipe"),
             ("zero", "is a device"),
             ("folder", "is a folder"),
             ("socket", "is a socket"),
-            ("round", "symbolic links form no loop"),
+            ("loop", "symbolic links form no loop"),
             ("nothing", "no such file"),
             ("a" * 300, "give a shorter name"),
             ("zero\0byte", "no such file"),
         ):
-            with pytest.raises(InputError, match=said):
+            with pytest.raises(InputError, match=message):
                 outside.read_bytes(tmp_path / name, 10)
 
 
 @pytest.mark.item("S11")
-def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path):
+def test_file_larger_than_the_limit_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * 10)
 
     assert outside.read_bytes(tmp_path / "a", 10) == b"x" * 10
@@ -60,32 +62,31 @@ def test_a_file_is_read_up_to_its_limit_and_not_beyond(tmp_path):
         '{"name": "a", "sizes": [1]}{',
     ],
 )
-def test_json_of_another_shape_is_one_error_of_ours_that_names_file_and_remedy(tmp_path, content):
-    path = tmp_path / "a.json"
-    path.write_text(content, encoding="latin-1")
+def test_json_of_unexpected_structure_is_refused_with_file_and_remedy(tmp_path, content):
+    (tmp_path / "a.json").write_text(content, encoding="latin-1")
 
     with pytest.raises(DataCorrupt, match=r"a\.json cannot be read .*: make it again$") as refusal:
-        outside.read_json(path, Known, "make it again", DataCorrupt)
-    assert len(str(refusal.value)) < 400, "what was found is not repeated"
+        outside.read_json(tmp_path / "a.json", Sizes, "make it again", DataCorrupt)
+    assert len(str(refusal.value)) < 400, "the content of the file is repeated"
 
 
-def test_json_of_the_right_shape_is_read_as_it_is_and_what_is_more_is_kept_where_asked(tmp_path):
+def test_valid_json_is_read_exactly_with_extra_keys_where_allowed(tmp_path):
     @outside.allow_extra_keys
-    class Open(TypedDict):
+    class Facts(TypedDict):
         facts: dict[str, Any]
 
     facts = '{"a": 1, "b": 1.0, "c": 0.1, "d": 1e-320, "e": 123456789012345678901234567890, "ü": [null, true]}'
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + f'{{"facts": {facts}, "more": 2}}'.encode())
 
-    found = outside.read_json(tmp_path / "a.json", Open, "")
+    content = outside.read_json(tmp_path / "a.json", Facts, "")
 
-    assert found["more"] == 2
-    assert repr(found["facts"]) == (
+    assert content["more"] == 2
+    assert repr(content["facts"]) == (
         "{'a': 1, 'b': 1.0, 'c': 0.1, 'd': 1e-320, 'e': 123456789012345678901234567890, 'ü': [None, True]}"
     )
 
 
-def test_text_that_is_not_utf_8_is_refused_with_line_and_byte_whatever_the_locale_says():
+def test_text_that_is_not_utf_8_is_refused_with_line_and_byte():
     assert outside.decode(b"\xef\xbb\xbfein\nT\xc3\xa4g", "standard input") == "ein\nTäg"
     with pytest.raises(EncodingError, match="standard input:2:4: not UTF-8"):
         outside.decode(b"gut\nsch\xe9n", "standard input")
@@ -93,29 +94,29 @@ def test_text_that_is_not_utf_8_is_refused_with_line_and_byte_whatever_the_local
 
 @pytest.mark.item("F10")
 @pytest.mark.parametrize(
-    ("number", "kind", "said"),
+    ("number", "error_class", "message"),
     [
         (errno.EACCES, InputError, "store/x: Permission denied: change its permissions"),
         (errno.EROFS, InputError, "store/x: Read-only file system: give a path that can be written"),
-        (errno.ENAMETOOLONG, InputError, "File name too long: give a shorter name"),
         (errno.ENOSPC, StorageFull, "no space left"),
         (errno.EDQUOT, StorageFull, "no space left"),
         (errno.EIO, StorageUnavailable, "store/x: the storage fails"),
         (errno.ESTALE, StorageUnavailable, "store/x: the storage fails"),
     ],
 )
-def test_what_the_operating_system_says_names_the_path_and_the_remedy(number, kind, said):
-    found = outside.translate_error(OSError(number, os.strerror(number), "store/x"))
+def test_error_of_the_operating_system_is_translated_with_path_and_remedy(number, error_class, message):
+    error = outside.translate_error(OSError(number, os.strerror(number), "store/x"))
 
-    assert type(found) is kind and said in str(found)
-
-
-def test_a_fault_of_our_own_is_no_error_of_the_operating_system():
-    for error in (ValueError("x"), KeyError("x"), FileNotFoundError(errno.ENOENT, "No such file", "x"), OSError("x")):
-        assert outside.translate_error(error) is None
+    assert type(error) is error_class
+    assert message in str(error)
 
 
-def test_a_full_disk_is_known_by_what_a_library_made_of_it():
-    said = "(sqlite3.OperationalError) database or disk is full"
+def test_full_disk_is_recognised_in_the_message_of_a_library():
+    error = RuntimeError("(sqlite3.OperationalError) database or disk is full")
 
-    assert isinstance(outside.translate_error(RuntimeError(said), Path("store")), StorageFull)
+    assert isinstance(outside.translate_error(error, Path("store")), StorageFull)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), FileNotFoundError(errno.ENOENT, "No such file", "x"), OSError("x")])
+def test_error_that_a_user_cannot_fix_is_not_translated(error):
+    assert outside.translate_error(error) is None

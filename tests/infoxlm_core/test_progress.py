@@ -1,4 +1,4 @@
-"""How far long work is: a log line now and then where nobody watches."""
+"""Without a terminal, the progress of long work is logged from time to time with the remaining time."""
 
 import logging
 
@@ -8,16 +8,16 @@ from infoxlm_core import progress
 
 
 @pytest.mark.parametrize(
-    ("seconds", "done", "total", "said"),
+    ("seconds", "done", "total", "remaining"),
     [(10, 1, 21, "3:20 left"), (60, 30, 30, "0:00 left"), (1, 1, 7261, "121:00 left")],
 )
-def test_the_rest_goes_as_fast_as_what_is_done(seconds, done, total, said):
-    assert progress.time_left(seconds, done, total) == said
+def test_remaining_time_assumes_constant_speed(seconds, done, total, remaining):
+    assert progress.time_left(seconds, done, total) == remaining
 
 
-def test_a_log_line_says_how_far_it_is_and_the_next_has_to_wait(monkeypatch, caplog):
-    now = iter([0.0, 10.0, 16.0, 20.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+def test_log_lines_are_at_least_15_seconds_apart(monkeypatch, caplog):
+    clock = iter([0.0, 10.0, 16.0, 20.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
 
     with caplog.at_level(logging.INFO, progress.logger.name), progress.progress("encoding", 8, "files") as advance:
