@@ -191,7 +191,7 @@ def test_damaged_checkpoints_do_not_push_out_valid_ones(tmp_path, keep, left):
 
 
 @pytest.mark.item("F10")
-@pytest.mark.parametrize("broken", [(manifests, "file_sha256"), (saving, "load_file"), (Path, "exists")])
+@pytest.mark.parametrize("broken", [(manifests, "file_sha256"), (saving, "load_file"), (Path, "read_bytes")])
 def test_a_disk_that_fails_for_a_while_does_not_make_a_checkpoint_damaged(tmp_path, monkeypatch, broken):
     _save_steps(tmp_path, 2, 4)
 
