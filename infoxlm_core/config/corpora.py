@@ -57,24 +57,26 @@ class CorpusSource(StageConfig):
     columns are used in order."""
 
     score_column: NonNegativeInt | None = None
-    """Format tsv only: the number of the column that has the score of each pair: 0 in the files of CCMatrix, whose
-    columns of text are 1 and 2, and 2 in those of NLLB, whose columns of text are 0 and 1. Needs `minimum_score`."""
+    """Number of the column that has the score of each pair, counted from 0. Only the format tsv uses this field, with
+    `minimum_score`. In the files of CCMatrix, it is column 0 (text: 1 and 2). In those of NLLB, it is column 2 (text: 0
+    and 1)."""
 
     minimum_score: Number | None = None
-    """Formats tsv (with `score_column`) and moses (a zip file of OPUS that contains a file .scores): pairs with a lower
-    score are dropped. CCMatrix (Schwenk et al. 2021) keeps margin scores from 1.06."""
+    """Lowest score of a pair. Pairs with a lower score are dropped. It needs the format tsv with `score_column`, or the
+    format moses with a zip file of OPUS that contains a file .scores. CCMatrix (Schwenk et al. 2021) keeps margin
+    scores from 1.06."""
 
     text_field: str = ""
-    """Formats jsonl and parquet, for a corpus of one language: the key or column of the text, such as `content` in the
-    files of OSCAR, or `text` in those of CulturaX and MADLAD-400. Each line of the text becomes a row. (empty: the
-    language code)"""
+    """Key or column of the text, such as `content` in the files of OSCAR, or `text` in those of CulturaX and
+    MADLAD-400. Only the formats jsonl and parquet use this field, for a corpus of one language. Each line of the text
+    becomes a row. If empty, the key is the language code."""
 
     deduplicate: Literal["lines", "documents"] = "lines"
     """What is dropped if it occurred before. lines: each line · documents: each document whose lines, after cleaning,
-    are those of an earlier document in a corpus with this setting; the report counts these lines as `duplicate` or
-    `near_duplicate`. Lines that occur in different documents are kept, so that running text stays complete, and
-    `near_duplicates: minhash` does not drop any. documents needs `text_field`, or the format text with a blank line
-    between documents, as in CC-100."""
+    are those of an earlier document in a corpus with this setting. The report counts their lines as `duplicate` or
+    `near_duplicate`. Lines that occur in different documents are kept, also with `near_duplicates: minhash`, so that
+    running text stays complete. documents needs `text_field`, or the format text with a blank line between documents,
+    as in CC-100."""
 
     @property
     def compares_documents(self) -> bool:
@@ -183,9 +185,9 @@ class CleaningConfig(StageConfig):
     near_duplicates: Literal["same_letters", "minhash"] = "same_letters"
     """Rows that are dropped as near-duplicates of an earlier row of the same language or language pair. same_letters:
     rows that differ only in case, digits, punctuation and spaces · minhash: also rows with at least 200 letters that
-    share most runs of five letters with an earlier row. The report counts these as `similar`. At 80 % of equal runs,
-    99 % are found; at 65 %, half of them; below 50 %, few. The sides of a similar pair remain
-    monolingual text. minhash needs the extra `fuzzy`."""
+    share most runs of five letters with an earlier row. The report counts these as `similar`. Of the rows with 80 % of
+    equal runs, 99 % are found; with 65 %, half; below 50 %, few. The sides of a similar pair remain monolingual text.
+    minhash needs the extra `fuzzy`."""
 
     same_numbers: Flag = False
     """Drop pairs whose sides do not have the same digits. Their order, separators and script do not matter, so `10,000`
@@ -229,9 +231,9 @@ class PreparationConfig(StageConfig):
     listed here."""
 
     overlap: Annotated[Whole, Field(ge=0, le=100)] = 13
-    """Number of consecutive words. Training text that shares this many words with held-out or test text is removed. In
-    scripts without spaces, one Chinese character counts as a word, and three signs of Thai, Lao, Khmer, Burmese,
-    Tibetan or kana count as a word. With 0, only equal and nearly equal sentences are removed."""
+    """Training text that shares this number of consecutive words with held-out or test text is removed. In scripts
+    without spaces, one Chinese character counts as a word, and three signs of Thai, Lao, Khmer, Burmese, Tibetan or
+    kana count as a word. With 0, only equal and nearly equal sentences are removed."""
 
     held_out_share: Share = 0.0
     """Share of the messages that is held out, in all languages, to evaluate retrieval. A message is a sentence of the
@@ -317,10 +319,10 @@ class TokenizationConfig(StageConfig):
     `<mask>` last. null: the size of `model`, or 250,002 for a new tokenizer."""
 
     model: Source | None = None
-    """A tokenizer to use unchanged: the path of a SentencePiece model, such as XLM-R's `sentencepiece.bpe.model`, or of
-    a `tokenizer.json`; or a model as in `pretraining.model.start`, of which the tokenizer.json is used if it has one,
-    otherwise the SentencePiece model. null: that of `pretraining.model.start` if system is infoxlm; train a new one if
-    there is no start."""
+    """Tokenizer to use unchanged: the path of a SentencePiece model, such as XLM-R's `sentencepiece.bpe.model`, the
+    path of a `tokenizer.json`, or a model as in `pretraining.model.start`, whose `tokenizer.json` is preferred to its
+    SentencePiece model. null: the tokenizer of `pretraining.model.start` if the system is infoxlm. Without a start, a
+    new tokenizer is trained."""
 
     prefix: str = ""
     """Text that is added before each sentence, such as `query: ` for an encoder that was trained with this text. MLM

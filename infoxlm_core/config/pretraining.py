@@ -81,7 +81,7 @@ class ModelConfig(StageConfig):
 
 
 class Objective:
-    """Marks a field as the weight of an objective that these systems support."""
+    """Marks a config field as the weight of an objective, and names the systems that support the objective."""
 
     def __init__(self, *systems: str) -> None:
         self.systems = systems
@@ -131,7 +131,7 @@ class ObjectivesConfig(StageConfig):
 
     @classmethod
     def systems(cls) -> dict[str, tuple[str, ...]]:
-        """Return the names of the systems that support each objective."""
+        """Return the names of the systems that support each objective: objective -> systems."""
         systems = {}
         for name, field in cls.model_fields.items():
             for mark in field.metadata:
@@ -266,8 +266,8 @@ class BatchesConfig(StageConfig):
     proportional to n^alpha."""
 
     window: Annotated[Whole, Field(gt=0, le=2**50)] = 2_000_000_000
-    """Bytes of token shards that a step draws from, for MLM, and again for pairs. Larger text moves through the window
-    during the training, in a random order of parts of 4 MB."""
+    """Number of bytes of token shards from which a step draws its text for MLM. The same number applies to pairs. If
+    there is more text, the window moves through it during the training, in a random order of parts of 4 MB."""
 
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
@@ -333,7 +333,7 @@ class PretrainingConfig(StageConfig):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        """Raise ValueError if the settings of two sections contradict each other."""
+        """Check that the settings of different sections do not contradict each other."""
         # A model to continue from has its own sizes, which are known only when it is loaded.
         has_configured_sizes = self.model.start is None
         universal_layer = self.contrast.resolve_layer(self.model.layers)

@@ -27,7 +27,7 @@ _MEAN_METRIC = re.compile(rf"(classification|guard|translation)/(mean|{_LANGUAGE
 
 
 def _check_metric(name: str) -> str:
-    """Return the name of a metric unchanged. Raise ValueError if no outcome of each question is recorded for it."""
+    """Return the name of a metric. Raise ValueError if evaluations do not record its outcome for each question."""
     if not (_RETRIEVAL_METRIC.fullmatch(name) or _MEAN_METRIC.fullmatch(name)):
         raise ValueError(
             f"{name!r:.100} is not a metric that is recorded by question: give retrieval/served (the vectors that "
