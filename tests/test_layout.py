@@ -46,10 +46,9 @@ ELSEWHERE = {
 """Module -> the test file that covers it, if that is the file of a stage, protocol or command that uses it."""
 SCENARIOS = {
     "infoxlm_core/corpora/test_leaks.py",
+    "infoxlm_core/stages/test_duplicates.py",
     "infoxlm_core/stages/test_golden_rows.py",
     "infoxlm_core/stages/test_killed_preparation.py",
-    "infoxlm_core/stages/test_repeated_documents.py",
-    "infoxlm_core/stages/test_similar_rows.py",
     "infoxlm_core/stages/test_versions.py",
     "infoxlm_core/systems/test_named_runs.py",
     "infoxlm_core/systems/test_ranking.py",

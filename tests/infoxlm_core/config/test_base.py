@@ -60,6 +60,20 @@ def test_whole_number_that_kubeflow_sends_as_a_double_is_accepted():
     assert Outer.parse({"steps": 300.0}).steps == 300
 
 
+@pytest.mark.parametrize(
+    ("config_class", "values", "name", "value"),
+    [
+        (CorpusSource, TEXT, "deduplicate", "documents"),
+        (CleaningConfig, {}, "near_duplicates", "minhash"),
+        (TokenizationConfig, {}, "prefix", "query: "),
+        (EvaluationConfig, {}, "guard", {"data": "tatoeba"}),
+    ],
+)
+def test_field_added_later_is_part_of_artifact_keys_only_if_it_is_set(config_class, values, name, value):
+    assert name not in config_class.parse(values).result_fields()
+    assert name in config_class.parse(values | {name: value}).result_fields()
+
+
 @pytest.mark.item("B14")
 @pytest.mark.parametrize(
     ("config_class", "values", "message"),

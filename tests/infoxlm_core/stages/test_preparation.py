@@ -5,6 +5,7 @@ import functools
 import json
 import random
 import unicodedata
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -16,8 +17,7 @@ import pytest
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import evaluation_sets
-from infoxlm_core.corpora.phases import clean, compare, reserve
-from infoxlm_core.corpora.phases.job import Job
+from infoxlm_core.corpora.phases import clean, compare
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError
 from infoxlm_core.stages import preparation
 from tests.helpers.files import Folder
@@ -32,105 +32,106 @@ PAIRS = [
 ]
 
 
-def tsv(path: Path, pairs) -> dict:
+def write_tsv(path: Path, pairs: Iterable[tuple[str, str]], target: str = "de") -> dict:
+    """Write a corpus of English pairs and return its source in the config."""
     path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-    return {"name": path.stem, "format": "tsv", "path": str(path), "languages": ["en", "de"]}
+    return {"name": path.stem, "format": "tsv", "path": str(path), "languages": ["en", target]}
 
 
-def text(path: Path, lines, language="de") -> dict:
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+def write_text(path: Path, lines: Iterable[str], language: str = "de") -> dict:
+    """Write a monolingual corpus and return its source in the config."""
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return {"name": path.stem, "format": "text", "path": str(path), "languages": [language]}
 
 
-def messages_in_three_languages(path: Path) -> tuple[dict, pa.Table]:
-    """Write a corpus of 144 messages; return its description and the table."""
+def write_messages(path: Path) -> tuple[dict, list[dict[str, str]]]:
+    """Write a corpus of 144 messages in three languages; return its source and the messages."""
     table = pa.table({
         "en": [f"Please open the {a} window of {b}" for a in NUMBERS for b in NUMBERS],
         "de": [f"Bitte das {a}. Fenster von {b} öffnen" for a in ZAHLEN for b in ZAHLEN],
         "fr": [f"Veuillez ouvrir la fenêtre {a} de {b}" for a in NOMBRES for b in NOMBRES],
     })  # fmt: skip
     pq.write_table(table, path)
-    return {"name": path.stem, "format": "parquet", "path": str(path)}, table
+    return {"name": path.stem, "format": "parquet", "path": str(path)}, table.to_pylist()
 
 
-def prepare(tmp_path: Path, *corpora: dict, **fields) -> dict:
-    config = PreparationConfig(languages=("en", "de", "fr"), corpora=corpora, **fields)
-    return preparation.prepare(config, tmp_path / "out", Folder(mkdtemp(dir=tmp_path)))
+def prepare(folder: Path, *corpora: dict, languages: tuple[str, ...] = ("en", "de", "fr"), **fields) -> dict:
+    """Prepare corpora in `folder / "out"` and return the report."""
+    config = PreparationConfig(languages=languages, corpora=corpora, **fields)
+    return preparation.prepare(config, folder / "out", Folder(mkdtemp(dir=folder)))
 
 
-def rows(tmp_path: Path, name: str) -> list[tuple[str, ...]]:
-    table = pq.read_table(tmp_path / "out" / f"{name}.parquet")
+def read_rows(folder: Path, name: str) -> list[tuple[str, ...]]:
+    table = pq.read_table(folder / "out" / f"{name}.parquet")
     return list(zip(*table.to_pydict().values(), strict=True))
 
 
-def entry(report: dict, corpus: str, kind: str, language: str = "de") -> dict:
-    (found,) = (f for f in report["files"] if (f["corpus"], f["kind"], f["language"]) == (corpus, kind, language))
-    return found
+def read_training_text(folder: Path) -> set[str]:
+    """Return all sentences of the training tables."""
+    paths = [*(folder / "out/mono").rglob("*.parquet"), *(folder / "out/pairs").rglob("*.parquet")]
+    return {text for path in paths for column in pq.read_table(path).columns for text in column.to_pylist()}
+
+
+def find_dropped(report: dict, corpus: str, kind: str) -> dict[str, int]:
+    """Return how many rows of a corpus were dropped for each reason."""
+    [file] = [file for file in report["files"] if (file["corpus"], file["kind"]) == (corpus, kind)]
+    return file["dropped"]
 
 
 def test_pairs_become_pairs_and_two_monolingual_corpora(tmp_path):
-    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS))
+    report = prepare(tmp_path, write_tsv(tmp_path / "a.tsv", PAIRS))
 
-    assert rows(tmp_path, "pairs/en-de/a") == PAIRS
-    assert rows(tmp_path, "mono/en/a") == [(source,) for source, _ in PAIRS]
-    assert rows(tmp_path, "mono/de/a") == [(target,) for _, target in PAIRS]
+    assert read_rows(tmp_path, "pairs/en-de/a") == PAIRS
+    assert read_rows(tmp_path, "mono/en/a") == [(source,) for source, _ in PAIRS]
+    assert read_rows(tmp_path, "mono/de/a") == [(target,) for _, target in PAIRS]
     assert report == json.loads((tmp_path / "out/report.json").read_text())
     assert preparation.facts(report)["pairs"] == {"en-de": 144}
+    assert "reserved" not in preparation.facts(report)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mono", "pairs", "report.json"]
 
 
 @pytest.mark.item("P15")
 def test_every_row_is_kept_or_dropped_for_a_counted_reason(tmp_path):
-    bad = [
+    unusable = [
         ("", "leer"),
         ("Same text", "Same text"),
         ("Short", "Ein viel zu langer Text für dieses eine Wort"),
         PAIRS[0],
+        (f"{PAIRS[1][0].upper()}!", f"{PAIRS[1][1]} 7"),
     ]
-    near = [(PAIRS[1][0].upper() + "!", PAIRS[1][1] + " 7")]
 
-    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS + bad + near))
+    report = prepare(tmp_path, write_tsv(tmp_path / "a.tsv", PAIRS + unusable))
 
-    assert entry(report, "a", "pairs") | {"file": ""} == {
-        "corpus": "a", "language": "de", "kind": "pairs", "file": "", "read": 149, "kept": 144,
+    assert [file for file in report["files"] if file["kind"] == "pairs"] == [{
+        "corpus": "a", "language": "de", "kind": "pairs", "file": "a.tsv", "read": 149, "kept": 144,
         "dropped": {"duplicate": 1, "empty": 1, "length_ratio": 1, "near_duplicate": 1, "untranslated": 1},
-    }  # fmt: skip
-    assert all(f["read"] == f["kept"] + sum(f["dropped"].values()) for f in report["files"])
+    }]  # fmt: skip
+    assert all(file["read"] == file["kept"] + sum(file["dropped"].values()) for file in report["files"])
 
 
 @pytest.mark.item("B02")
-def test_the_length_of_a_pair_is_judged_by_the_median_of_its_languages(tmp_path):
+def test_length_ratio_of_a_pair_is_relative_to_the_median_of_its_languages(tmp_path):
     digits = ["ศูนย์", "หนึ่ง", "สอง", "สาม", "สี่", "ห้า", "หก", "เจ็ด", "แปด", "เก้า"]
     thai = [(f"Open window {NUMBERS[a]} of {NUMBERS[b]}", f"เปิดหน้าต่างหมายเลข{digits[a]}จาก{digits[b]}")
             for a in range(10) for b in range(10)]  # fmt: skip
     long = ("Do not close it", "ห้ามปิดหน้าต่างนี้โดยเด็ดขาด")  # 5.6 times the bytes, 1.7 times the median
-    cut = ("Please open the window that was closed yesterday evening", "กรุณาเปิด")  # 0.5 times, 0.16
-    corpora = [
-        {"name": "a", "format": "tsv", "path": str(tmp_path / "a.tsv"), "languages": ["en", "th"]},
-        tsv(tmp_path / "b.tsv", PAIRS),
-    ]
-    tsv(tmp_path / "a.tsv", [*thai, long, cut])
+    truncated = ("Please open the window that was closed yesterday evening", "กรุณาเปิด")  # 0.5 times, 0.16
+    corpora = (write_tsv(tmp_path / "a.tsv", [*thai, long, truncated], "th"), write_tsv(tmp_path / "b.tsv", PAIRS))
 
-    report = preparation.prepare(
-        PreparationConfig(languages=("en", "de", "th"), corpora=corpora),
-        tmp_path / "out",
-        Folder(str(tmp_path / "work")),
-    )
+    report = prepare(tmp_path, *corpora, languages=("en", "de", "th"))
 
-    assert rows(tmp_path, "pairs/en-th/a") == [*thai, long]
-    assert entry(report, "a", "pairs", "th")["dropped"] == {"length_ratio": 1}
-    assert entry(report, "b", "pairs")["dropped"] == {}
+    assert read_rows(tmp_path, "pairs/en-th/a") == [*thai, long]
+    assert find_dropped(report, "a", "pairs") == {"length_ratio": 1}
+    assert find_dropped(report, "b", "pairs") == {}
 
 
-@pytest.mark.parametrize(("untranslated", "share"), [(30, None), (60, "5.7%")])
-def test_a_filter_that_drops_much_of_a_language_is_named_in_the_log_and_in_the_report(
-    tmp_path, caplog, untranslated, share
-):
+@pytest.mark.parametrize(("untranslated_rows", "share"), [(30, None), (60, "5.7%")])
+def test_filter_that_drops_much_of_a_language_is_logged_and_reported(tmp_path, caplog, untranslated_rows, share):
     pairs = [(f"{source} {word}", f"{target} {wort}") for source, target in PAIRS
              for word, wort in zip(NUMBERS, ZAHLEN, strict=True)]  # fmt: skip
-    same = [(source, source) for source, _ in pairs[:untranslated]]
+    untranslated = [(source, source) for source, _ in pairs[:untranslated_rows]]
 
-    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", [*pairs[:1000], *same]))
+    report = prepare(tmp_path, write_tsv(tmp_path / "a.tsv", [*pairs[:1000], *untranslated]))
 
     warning = (
         f"pairs: the filter untranslated drops {share} of de, more than 5%: check its setting and the files of these "
@@ -141,90 +142,95 @@ def test_a_filter_that_drops_much_of_a_language_is_named_in_the_log_and_in_the_r
 
 
 @pytest.mark.item("B06")
-def test_of_duplicates_in_several_corpora_the_first_stays(tmp_path):
-    report = prepare(tmp_path, tsv(tmp_path / "b.tsv", PAIRS), tsv(tmp_path / "a.tsv", [*PAIRS[:5], ("A b", "C d")]))
+def test_first_of_duplicates_in_several_corpora_is_kept(tmp_path):
+    first = write_tsv(tmp_path / "b.tsv", PAIRS)
+    second = write_tsv(tmp_path / "a.tsv", [*PAIRS[:5], ("A b", "C d")])
 
-    assert len(rows(tmp_path, "pairs/en-de/b")) == 144
-    assert rows(tmp_path, "pairs/en-de/a") == [("A b", "C d")]
-    assert entry(report, "a", "pairs")["dropped"] == {"duplicate": 5}
+    report = prepare(tmp_path, first, second)
+
+    assert read_rows(tmp_path, "pairs/en-de/b") == PAIRS
+    assert read_rows(tmp_path, "pairs/en-de/a") == [("A b", "C d")]
+    assert find_dropped(report, "a", "pairs") == {"duplicate": 5}
 
 
 @pytest.mark.item("B05")
-def test_no_form_of_a_held_out_sentence_stays_in_the_training_text(tmp_path):
-    held, rest = PAIRS[:40], PAIRS[40:]
-    planted = [
-        held[0],
-        (held[1][0].upper(), "Etwas ganz anderes"),
-        ("Something else entirely", unicodedata.normalize("NFD", held[2][1])),
-        (f"  {held[3][0].replace(' ', chr(0xA0))}\u200e", "Noch etwas anderes"),
+def test_held_out_sentences_are_removed_from_the_training_text_in_every_spelling(tmp_path):
+    long = (f"{' '.join(NUMBERS)} thirteen fourteen", f"{' '.join(ZAHLEN)} dreizehn vierzehn")
+    held_out = [*PAIRS[:40], long]
+    training = PAIRS[40:]
+    leaks = [
+        held_out[0],
+        (held_out[1][0].upper(), "Etwas ganz anderes"),
+        ("Something else entirely", unicodedata.normalize("NFD", held_out[2][1])),
+        (f"  {held_out[3][0].replace(' ', chr(0xA0))}\u200e", "Noch etwas anderes"),
     ]
-    mono = [held[4][1], held[5][1].casefold(), "Dieser Satz bleibt", "Dieser Satz bleibt nicht"]
+    thirteen_words = (
+        f"Now {' '.join(NUMBERS)} thirteen",
+        "Jetzt eins und zwei und drei und vier und fünf und so weiter bis zwölf",
+    )
+    monolingual = [held_out[4][1], held_out[5][1].casefold(), "Dieser Satz bleibt", "Dieser Satz bleibt nicht"]
 
     report = prepare(
         tmp_path,
-        tsv(tmp_path / "train.tsv", rest + planted),
-        text(tmp_path / "mono.txt", mono),
-        tsv(tmp_path / "test.tsv", held + held[:1]),
-        text(tmp_path / "heldmono.txt", ["Dieser Satz bleibt nicht"]),
+        write_tsv(tmp_path / "train.tsv", [*training, *leaks, thirteen_words]),
+        write_text(tmp_path / "mono.txt", monolingual),
+        write_tsv(tmp_path / "test.tsv", [*held_out, held_out[0]]),
+        write_text(tmp_path / "heldmono.txt", ["Dieser Satz bleibt nicht"]),
         held_out=("test", "heldmono"),
     )
 
-    assert rows(tmp_path, "pairs/en-de/train") == rest
-    assert rows(tmp_path, "mono/de/mono") == [("Dieser Satz bleibt",)]
-    assert rows(tmp_path, "held_out/en-de/test") == held
-    assert entry(report, "train", "pairs")["dropped"] == {"held_out": 4}
-    assert entry(report, "mono", "mono")["dropped"] == {"held_out": 3}
-    assert entry(report, "test", "held_out")["dropped"] == {"duplicate": 1}
-    assert rows(tmp_path, "held_out_mono/de/heldmono") == [("Dieser Satz bleibt nicht",)]
+    assert read_rows(tmp_path, "pairs/en-de/train") == training
+    assert read_rows(tmp_path, "mono/de/mono") == [("Dieser Satz bleibt",)]
+    assert read_rows(tmp_path, "held_out/en-de/test") == held_out
+    assert read_rows(tmp_path, "held_out_mono/de/heldmono") == [("Dieser Satz bleibt nicht",)]
+    assert find_dropped(report, "train", "pairs") == {"held_out": 4, "overlap": 1}
+    assert find_dropped(report, "mono", "mono") == {"held_out": 3}
+    assert find_dropped(report, "test", "held_out") == {"duplicate": 1}
     assert not (tmp_path / "out/mono/de/test.parquet").exists()
 
 
 @pytest.mark.item("B05")
-def test_nothing_of_a_test_set_stays_in_the_training_text_and_the_corpus_says_of_which(tmp_path):
+@pytest.mark.parametrize("overlap", [13, 0])
+def test_text_of_test_sets_is_removed_from_the_training_text(tmp_path, overlap):
     rng = random.Random(1)
-    tests = [" ".join(rng.choices(ZAHLEN, k=16)) + "." for _ in range(60)]
-    (tmp_path / "sets").mkdir()
-    (tmp_path / "sets/test.deu").write_text("\n".join(tests[:40]), encoding="utf-8")
-    paragraphs = [{"context": " ".join(tests[40:]), "qas": []}]
-    (tmp_path / "sets/test.de.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    planted = [
-        *tests[:10],
-        *(text.upper() for text in tests[10:15]),
-        *(unicodedata.normalize("NFD", text.replace(" ", "  ")) for text in tests[15:20]),
-        *(f"Er sagte {text.removesuffix('.')} und ging" for text in tests[20:40]),  # 16 words of it
-        *(f"Also {' '.join(text.split()[1:14])} oder nicht" for text in tests[40:]),  # 13 words
+    test_texts = [" ".join(rng.choices(ZAHLEN, k=16)) + "." for _ in range(60)]
+    test_folder = tmp_path / "sets"
+    test_folder.mkdir()
+    (test_folder / "test.deu").write_text("\n".join(test_texts[:40]), encoding="utf-8")
+    paragraphs = [{"context": " ".join(test_texts[40:]), "qas": []}]
+    (test_folder / "test.de.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    copies = [
+        *test_texts[:10],
+        *(text.upper() for text in test_texts[10:15]),
+        *(unicodedata.normalize("NFD", text.replace(" ", "  ")) for text in test_texts[15:20]),
     ]
-    free = [" ".join(rng.choices(ZAHLEN, k=16)) for _ in range(200)]
-    free += [" ".join(text.split()[:12]) for text in tests[:20]]  # 12 words: a phrase, no copy
-    sets = {"evaluation_sets": (str(tmp_path / "sets"),), "cleaning": {"min_identified_characters": 1000}}
+    quotations = [f"Er sagte {text.removesuffix('.')} und ging" for text in test_texts[20:40]]  # of 16 words
+    quotations += [f"Also {' '.join(text.split()[1:14])} oder nicht" for text in test_texts[40:]]  # of 13 words
+    other_text = [" ".join(rng.choices(ZAHLEN, k=16)) for _ in range(200)]
+    other_text += [" ".join(text.split()[:12]) for text in test_texts[:20]]  # 12 words are a phrase and no copy
 
-    report = prepare(tmp_path, text(tmp_path / "m.txt", planted + free), **sets)
+    report = prepare(
+        tmp_path,
+        write_text(tmp_path / "m.txt", [*copies, *quotations, *other_text]),
+        evaluation_sets=(str(test_folder),),
+        cleaning={"min_identified_characters": 1000},
+        overlap=overlap,
+    )
 
-    assert [row[0] for row in rows(tmp_path, "mono/de/m")] == free
-    assert entry(report, "m", "mono")["dropped"] == {"evaluation_set": 20, "overlap": 40}
-    files = {name: evaluation_sets.digest(tmp_path / "sets" / name) for name in ("test.de.json", "test.deu")}
-    assert {one["file"]: one["sha256"] for one in report["evaluation_sets"]} == files
-    assert preparation.facts(report)["reserved"] == sorted(files.values())
-    assert "reserved" not in preparation.facts(prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS)))
-    kept = prepare(tmp_path, text(tmp_path / "m.txt", planted + free), **sets, overlap=0)
-    assert entry(kept, "m", "mono")["dropped"] == {"evaluation_set": 20}
-
-
-@pytest.mark.item("B05")
-def test_training_text_that_shares_words_in_a_row_with_a_held_out_sentence_is_left_out(tmp_path):
-    long = " ".join(ZAHLEN), " ".join(NUMBERS)
-    held = tsv(tmp_path / "test.tsv", [(f"{long[1]} thirteen fourteen", f"{long[0]} dreizehn vierzehn")])
-    near = (f"Now {long[1]} thirteen", "Jetzt eins und zwei und drei und vier und fünf und so weiter bis zwölf")
-
-    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", [*PAIRS, near]), held, held_out=("test",))
-
-    assert rows(tmp_path, "pairs/en-de/a") == PAIRS
-    assert entry(report, "a", "pairs")["dropped"] == {"overlap": 1}
+    rows = [text for (text,) in read_rows(tmp_path, "mono/de/m")]
+    if overlap:
+        assert rows == other_text
+        assert find_dropped(report, "m", "mono") == {"evaluation_set": 20, "overlap": 40}
+    else:
+        assert rows == [*quotations, *other_text]
+    digests = {name: evaluation_sets.digest(test_folder / name) for name in ("test.de.json", "test.deu")}
+    assert {file["file"]: file["sha256"] for file in report["evaluation_sets"]} == digests
+    assert preparation.facts(report)["reserved"] == sorted(digests.values())
 
 
 @pytest.mark.item("B05")
-def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch):
-    corpora = tsv(tmp_path / "train.tsv", PAIRS), tsv(tmp_path / "test.tsv", PAIRS[7:8])
+def test_held_out_sentence_that_remains_in_the_training_text_stops_the_stage(tmp_path, monkeypatch):
+    corpora = (write_tsv(tmp_path / "train.tsv", PAIRS), write_tsv(tmp_path / "test.tsv", PAIRS[7:8]))
 
     def find_no_reasons(job, part, rows):
         return np.zeros(len(rows), np.uint8)
@@ -235,65 +241,54 @@ def test_a_held_out_sentence_that_survives_stops_the_stage(tmp_path, monkeypatch
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_share_of_one_corpus_is_held_out_in_all_languages_with_its_near_duplicates(tmp_path):
-    corpus, table = messages_in_three_languages(tmp_path / "a.parquet")
-    near = [(f"PLEASE open the {a} window of {b}!", f"Öffne {a}. von {b}") for a in NUMBERS for b in NUMBERS]
-    near += [(f"Another window, number {n}", german) for n, german in enumerate(table["de"].to_pylist())]
+def test_share_of_the_messages_is_held_out_in_all_languages_with_near_duplicates(tmp_path):
+    corpus, messages = write_messages(tmp_path / "a.parquet")
+    near_duplicates = [(f"PLEASE open the {a} window of {b}!", f"Öffne {a}. von {b}") for a in NUMBERS for b in NUMBERS]
+    other_pairs = [(f"Another window, number {n}", message["de"]) for n, message in enumerate(messages)]
 
     report = prepare(
         tmp_path,
         corpus,
-        tsv(tmp_path / "b.tsv", near),
-        text(tmp_path / "m.txt", [french.upper() for french in table["fr"].to_pylist()], "fr"),
+        write_tsv(tmp_path / "b.tsv", near_duplicates + other_pairs),
+        write_text(tmp_path / "m.txt", [message["fr"].upper() for message in messages], "fr"),
         held_out_share=0.2,
     )
 
-    chosen = {source for source, _ in rows(tmp_path, "held_out/en-de/a")}
-    assert 15 <= len(chosen) <= 45  # about 0.2 of 144
+    sources = {source for source, _ in read_rows(tmp_path, "held_out/en-de/a")}
+    held_out = [message for message in messages if message["en"] in sources]
+    assert 15 <= len(held_out) <= 45  # about 0.2 of 144
     for language in ("de", "fr"):
-        pairs = [(row["en"], row[language]) for row in table.to_pylist() if row["en"] in chosen]
-        assert rows(tmp_path, f"held_out/en-{language}/a") == pairs
-    assert {source for source, _ in rows(tmp_path, "held_out/en-de/b")} == {f"PLEASE{s[6:]}!" for s in chosen}
-    counts = entry(report, "b", "pairs")["dropped"]
-    assert counts == {"held_out_share": len(chosen), "held_out": len(chosen)}  # the other half has their German texts
-    held_out_messages = [row for row in table.to_pylist() if row["en"] in chosen]
-    held_out = {text.casefold().rstrip("!") for row in held_out_messages for text in row.values()}
-    for path in [*(tmp_path / "out/mono").rglob("*.parquet"), *(tmp_path / "out/pairs").rglob("*.parquet")]:
-        for column in pq.read_table(path).to_pydict().values():
-            assert held_out.isdisjoint(text.casefold().rstrip("!") for text in column)
+        pairs = [(message["en"], message[language]) for message in held_out]
+        assert read_rows(tmp_path, f"held_out/en-{language}/a") == pairs
+    near_sources = {source for source, _ in read_rows(tmp_path, "held_out/en-de/b")}
+    assert near_sources == {f"PLEASE{source[6:]}!" for source in sources}
+    # The other pairs with the same German sides cannot be held out, and are dropped.
+    assert find_dropped(report, "b", "pairs") == {"held_out_share": len(held_out), "held_out": len(held_out)}
+    training_text = {text.casefold().rstrip("!") for text in read_training_text(tmp_path)}
+    assert training_text.isdisjoint(text.casefold() for message in held_out for text in message.values())
 
 
-def test_a_share_that_holds_out_nothing_is_refused(tmp_path):
-    with pytest.raises(CorpusTooSmall, match=r"held_out_share \(1e-06\) holds out none of 144 pairs"):
-        prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), held_out_share=1e-6)
+def test_labelled_test_messages_are_the_same_in_all_languages_and_in_no_training_text(tmp_path):
+    corpus, messages = write_messages(tmp_path / "a.parquet")
+    shared_pairs = [(message["en"], message["de"]) for message in messages[:72]]  # of two corpora, so without label
 
+    prepare(tmp_path, corpus, write_tsv(tmp_path / "b.tsv", shared_pairs), labelled_share=0.3)
 
-def test_labelled_messages_are_the_same_in_all_languages_and_in_no_training_text(tmp_path):
-    corpus, table = messages_in_three_languages(tmp_path / "a.parquet")
-    both = [(row["en"], row["de"]) for row in table.slice(0, 72).to_pylist()]  # in two corpora: of neither
-
-    prepare(tmp_path, corpus, tsv(tmp_path / "b.tsv", both), labelled_share=0.3)
-
-    labelled = rows(tmp_path, "labelled")
-    test = {
-        language: {t for t, _, found, split in labelled if (found, split) == (language, "test")}
-        for language in ("en", "de", "fr")
-    }
-    chosen = [row for row in table.to_pylist() if row["en"] in test["en"]]
-    assert 10 <= len(chosen) <= 35  # about 0.3 of 72
-    assert test == {language: {row[language] for row in chosen} for language in ("en", "de", "fr")}
+    labelled = read_rows(tmp_path, "labelled")
+    test_texts = {text for text, _, _, split in labelled if split == "test"}
+    training_texts = {text for text, _, _, split in labelled if split == "train"}
+    test_messages = [message for message in messages if message["en"] in test_texts]
+    assert 10 <= len(test_messages) <= 35  # about 0.3 of 72
+    assert test_texts == {text for message in test_messages for text in message.values()}
     assert {label for _, label, _, _ in labelled} == {"a"}
-    assert not {source for source, _ in both} & {t for t, *_ in labelled}
-    train = {t for t, _, _, split in labelled if split == "train"}
-    assert train and not train & set.union(*test.values())
-    for path in [*(tmp_path / "out/mono").rglob("*.parquet"), *(tmp_path / "out/pairs").rglob("*.parquet")]:
-        for column in pq.read_table(path).to_pydict().values():
-            assert not set(column) & set.union(*test.values())
+    assert {source for source, _ in shared_pairs}.isdisjoint(test_texts | training_texts)
+    assert training_texts
+    assert test_texts.isdisjoint(training_texts | read_training_text(tmp_path))
 
 
-@pytest.mark.parametrize(("other", "corpora"), [([("Open", "Auf"), ("Close", "Zu")], "a"), (PAIRS, "none")])
-def test_labelled_text_of_fewer_than_two_corpora_is_refused(tmp_path, other, corpora):
-    sources = (tsv(tmp_path / "a.tsv", PAIRS), tsv(tmp_path / "b.tsv", other))
+@pytest.mark.parametrize(("pairs", "corpora"), [([("Open", "Auf"), ("Close", "Zu")], "a"), (PAIRS, "none")])
+def test_labelled_text_with_fewer_than_two_labels_is_refused(tmp_path, pairs, corpora):
+    sources = (write_tsv(tmp_path / "a.tsv", PAIRS), write_tsv(tmp_path / "b.tsv", pairs))
     config = PreparationConfig(languages=("en", "de"), corpora=sources, labelled_share=0.2)
     preparation.prepare(config, tmp_path / "out", Folder(str(tmp_path / "work")))
 
@@ -302,8 +297,8 @@ def test_labelled_text_of_fewer_than_two_corpora_is_refused(tmp_path, other, cor
 
 
 @pytest.mark.item("F14")
-def test_preparing_again_gives_the_same_bytes_and_leaves_nothing_old(tmp_path):
-    corpora = tsv(tmp_path / "a.tsv", PAIRS), tsv(tmp_path / "b.tsv", PAIRS[:9])
+def test_preparing_again_writes_the_same_bytes_and_removes_old_files(tmp_path):
+    corpora = (write_tsv(tmp_path / "a.tsv", PAIRS), write_tsv(tmp_path / "b.tsv", PAIRS[:9]))
     digests = []
     for _ in range(2):
         prepare(tmp_path, *corpora, labelled_share=0.2, held_out=("b",))
@@ -315,84 +310,82 @@ def test_preparing_again_gives_the_same_bytes_and_leaves_nothing_old(tmp_path):
 
 
 @pytest.mark.item("B01")
-def test_few_invalid_lines_are_counted_and_many_refuse_the_file_with_nothing_left(tmp_path):
-    words = [f"Satz {a} {b} {c} {d}" for a in ZAHLEN for b in ZAHLEN for c in ZAHLEN for d in ZAHLEN][:9993]
-    corpus = text(tmp_path / "m.txt", words)
-    pair = tsv(tmp_path / "p.tsv", PAIRS)
+def test_few_invalid_lines_are_counted_and_many_refuse_the_file(tmp_path):
+    lines = [f"Satz {a} {b} {c} {d}" for a in ZAHLEN for b in ZAHLEN for c in ZAHLEN for d in ZAHLEN][:9993]
+    corpora = (write_tsv(tmp_path / "p.tsv", PAIRS), write_text(tmp_path / "m.txt", lines))
     with (tmp_path / "m.txt").open("ab") as file:
         file.write(b"kaputt \xff\n" * 7)
 
-    assert entry(prepare(tmp_path, corpus, pair), "m", "mono")["dropped"] == {"invalid_utf8": 7}
+    assert find_dropped(prepare(tmp_path, *corpora), "m", "mono") == {"invalid_utf8": 7}
 
     with (tmp_path / "m.txt").open("ab") as file:
         file.write(b"kaputt \xff\n" * 4)
     with pytest.raises(EncodingError, match=r"m\.txt:9994:8: .* 11 of 10004"):
-        prepare(tmp_path, pair, corpus)
+        prepare(tmp_path, *corpora)
     assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.item("B07")
-def test_a_file_in_another_language_than_promised_is_refused(tmp_path):
-    lines = [f"Предложение номер {n} на русском языке" for n in range(500)] + [f"Satz {n} hier" for n in range(900)]
+def test_file_in_another_language_than_the_config_says_is_refused(tmp_path):
+    russian = [f"Предложение номер {number} на русском языке" for number in range(500)]
+    german = [f"Satz {number} hier" for number in range(900)]
 
     with pytest.raises(InputError, match=r"m\.txt .*500 of 1400 rows are not in the language expected \(de\)"):
-        prepare(tmp_path, text(tmp_path / "m.txt", lines))
+        prepare(tmp_path, write_text(tmp_path / "m.txt", russian + german))
 
 
 @pytest.mark.item("B13")
-@pytest.mark.parametrize("pairs", [[], [("Same text", "Same text")]])
-def test_too_little_text_is_refused(tmp_path, pairs):
-    with pytest.raises(CorpusTooSmall, match="have=0 need=1"):
-        prepare(tmp_path, tsv(tmp_path / "a.tsv", pairs))
+@pytest.mark.parametrize(
+    ("content", "fields", "message"),
+    [
+        ("", {}, r"have=0 need=1"),
+        ("Same text\tSame text\n", {}, r"have=0 need=1"),
+        ("one column only\n" * 9, {}, r"corpus b: none of its 9 rows .* \(have=0 need=1; missing_column 9"),
+        ("Open it\tÖffne es\n", {"held_out_share": 1e-6}, r"held_out_share \(1e-06\) holds out none of 145 pairs"),
+    ],
+)
+def test_corpus_with_too_little_text_is_refused(tmp_path, content, fields, message):
+    usable = write_tsv(tmp_path / "a.tsv", PAIRS)
+    small = write_tsv(tmp_path / "b.tsv", [])
+    (tmp_path / "b.tsv").write_text(content)
+
+    with pytest.raises(CorpusTooSmall, match=message):
+        prepare(tmp_path, usable, small, **fields)
 
 
-@pytest.mark.item("B13")
-def test_a_corpus_that_gives_nothing_beside_others_is_refused_by_name_and_reason(tmp_path):
-    text(tmp_path / "b.tsv", ["one column only"] * 9)
-    nothing = {"name": "b", "format": "tsv", "path": str(tmp_path / "b.tsv"), "languages": ["en", "de"]}
-
-    with pytest.raises(
-        CorpusTooSmall, match=r"corpus b: none of its 9 rows can be used \(have=0 need=1; missing_column 9"
-    ):
-        prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), nothing)
-
-
-def test_a_corpus_in_none_of_the_runs_languages_is_only_told_unless_it_is_asked_for_some(tmp_path, caplog):
+def test_corpus_without_the_languages_of_the_run_is_refused_only_if_it_names_them(tmp_path, caplog):
     (tmp_path / "b/sv/LC_MESSAGES").mkdir(parents=True)
-    text(tmp_path / "b/sv/LC_MESSAGES/b.po", ['msgid "Open the file"', 'msgstr "Öppna filen"'])
-    other = {"name": "b", "format": "gettext", "path": str(tmp_path / "b")}
+    write_text(tmp_path / "b/sv/LC_MESSAGES/b.po", ['msgid "Open the file"', 'msgstr "Öppna filen"'])
+    swedish = {"name": "b", "format": "gettext", "path": str(tmp_path / "b")}
+    usable = write_tsv(tmp_path / "a.tsv", PAIRS)
 
-    report = prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), other)
+    report = prepare(tmp_path, usable, swedish)
 
     assert preparation.facts(report)["pairs"] == {"en-de": 144}
     assert "read b: it has no rows in the languages of this run" in caplog.messages
     with pytest.raises(CorpusTooSmall, match="corpus b: none of its 0 rows can be used"):
-        prepare(tmp_path, tsv(tmp_path / "a.tsv", PAIRS), other | {"languages": ["en", "de"]})
+        prepare(tmp_path, usable, swedish | {"languages": ["en", "de"]})
 
 
-def test_a_corpus_that_is_not_there_or_is_another_is_refused_and_never_removed(tmp_path):
-    corpus = tsv(tmp_path / "a.tsv", PAIRS)
+def test_missing_or_changed_corpus_is_refused_and_not_removed(tmp_path):
+    corpus = write_tsv(tmp_path / "a.tsv", PAIRS)
     digest = manifests.file_sha256(tmp_path / "a.tsv")
 
     prepare(tmp_path, corpus | {"sha256": digest})
     with pytest.raises(InputError, match=f"has sha256 {digest}, expected 000.*: check the config"):
         prepare(tmp_path, corpus | {"sha256": "0" * 64})
-    assert (tmp_path / "a.tsv").exists()
-    (tmp_path / "a.tsv").unlink()
+    (tmp_path / "a.tsv").unlink()  # fails if it was removed
     with pytest.raises(InputError, match="no such file or folder: check the path of the corpus"):
         prepare(tmp_path, corpus)
 
 
 @pytest.mark.item("B08")
-def test_rows_are_collected_in_order_and_in_chunks_of_bounded_size(tmp_path, monkeypatch):
+def test_rows_are_read_in_order_into_parts_of_bounded_size(tmp_path, monkeypatch):
     monkeypatch.setattr(clean, "PART_ROWS", 3)
     monkeypatch.setattr(clean, "PART_CHARACTERS", 60)
-    lines = [
-        *(f"Zeile {number} der Datei" for number in range(4)),
-        f"Eine lange Zeile {'mit vielen Worten ' * 4}",
-        "Ende",
-    ]
-    config = PreparationConfig(languages=("de",), pivot="de", corpora=(text(tmp_path / "a.txt", lines),))
+    long_line = f"Eine lange Zeile {'mit vielen Worten ' * 4}"
+    lines = [*(f"Zeile {number} der Datei" for number in range(4)), long_line, "Ende"]
+    config = PreparationConfig(languages=("de",), pivot="de", corpora=(write_text(tmp_path / "a.txt", lines),))
 
     preparation.prepare(config, tmp_path / "out", Folder(str(tmp_path / "work")))
 
@@ -401,25 +394,13 @@ def test_rows_are_collected_in_order_and_in_chunks_of_bounded_size(tmp_path, mon
     assert [row[0] for part in parts for row in part] == lines
 
 
-def test_a_worker_that_does_not_share_the_files_of_the_driver_is_refused_with_one_line(tmp_path):
-    config = PreparationConfig(languages=("en", "de"), corpora=(tsv(tmp_path / "a.tsv", PAIRS),))
+def test_worker_without_the_files_of_the_driver_is_refused(tmp_path):
+    config = PreparationConfig(languages=("en", "de"), corpora=(write_tsv(tmp_path / "a.tsv", PAIRS),))
 
-    def run_on_another_node(work, numbers):
+    def run_on_another_node(work: functools.partial, numbers: Iterable[int]) -> Iterator[dict]:
         task, job = work.args
         local_job = dataclasses.replace(job, files=Folder(str(tmp_path / "another disk")))
         return map(functools.partial(work.func, task, local_job), numbers)
 
     with pytest.raises(InputError, match=r"another disk.* is missing on .*: give a store that all nodes share"):
         preparation.prepare(config, tmp_path / "out", Folder(str(tmp_path / "work")), run_on_another_node)
-
-
-def test_tasks_map_the_digests_of_reserved_text_instead_of_reading_them(tmp_path):
-    files = Folder(str(tmp_path))
-    for number, name in enumerate(reserve.SETS):
-        files.put(f"united/{name}", np.arange(number, dtype=np.uint64).tobytes())
-    config = PreparationConfig(languages=("en", "de"), corpora=(tsv(tmp_path / "a.tsv", PAIRS),))
-    files.read = None
-
-    reserved = reserve.read_reserved(Job(config, files, None, reserved_digest=str(tmp_path)))
-
-    assert [digests.tolist() for digests in reserved.digests.values()] == [list(range(n)) for n in range(6)]
