@@ -1,13 +1,14 @@
-"""Attention within each of many packed sequences.
+"""Attention over packed sequences, in which each token attends only to tokens of its own sequence.
 
-CPU                    one sequence after another; changing this would change the order in which dropout is drawn
-CPU, compiled          all rows at once with a mask, since a graph must not depend on lengths
-GPU, bf16, no dropout  FlashAttention over packed rows
-GPU, otherwise         memory-efficient attention over packed rows: FlashAttention does not support fp32, and rounds
-                       the dropout probability to 1/256
+The kernel depends on device, precision and dropout:
+
+    CPU                    one sequence after another; another order would change which values dropout drops
+    CPU, compiled          all rows at once with a mask, because a graph must not depend on sequence lengths
+    GPU, bf16, no dropout  FlashAttention, the fastest kernel
+    GPU, otherwise         memory-efficient attention: FlashAttention does not support fp32, and rounds the dropout
+                           probability to 1/256
 """
 
-import importlib.util
 import logging
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -18,58 +19,53 @@ import torch.nn.attention
 import torch.nn.functional as F
 from torch import Tensor
 
+from infoxlm_core.errors import one_line
 from infoxlm_core.model import devices
 
 logger = logging.getLogger(__name__)
-MIN_MAX_SEQLEN = 512  # smallest value of `Packing.max_seqlen`
 
 
 class Packing(NamedTuple):
-    """Where N packed sequences start. Layers do not see the lengths themselves, so that one graph fits all batches."""
+    """The boundaries of N packed sequences, in the form that attention kernels expect."""
 
     cu_seqlens: Tensor  # (N + 1,) int32: first row of each sequence, then the total number of rows
     max_seqlen: int  # upper bound on the rows of a sequence: 512, or a higher power of 2
 
 
 def pack(lengths: Sequence[int], device: torch.device) -> Packing:
-    """Return the packing of sequences with these numbers of rows."""
-    lengths = tuple(lengths)
-    max_seqlen = MIN_MAX_SEQLEN
+    """Return the boundaries of packed sequences with these numbers of rows."""
+    max_seqlen = 512  # not the longest length: almost all batches then share one compiled graph
     while max_seqlen < max(lengths, default=1):
         max_seqlen *= 2
-    return Packing(cumulative_lengths(lengths, device), max_seqlen)
+    return Packing(cumulative_lengths(tuple(lengths), device), max_seqlen)
 
 
 @lru_cache(maxsize=16)  # several modules of a network call it with the same lengths
 def cumulative_lengths(lengths: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return each sequence's first row, then the number of rows: (N + 1,) int32, without waiting for the device."""
-    with torch.inference_mode(False):  # inference tensors in the cache could not be saved for the backward pass
+    """Return the first row of each sequence and the total number of rows, (N + 1,) int32, without a device sync."""
+    with torch.inference_mode(False):  # autograd cannot save inference tensors, and the cache outlives a prediction
         cu_seqlens = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return devices.send(cu_seqlens, device)
 
 
 @cache
 def choose_flash(device: torch.device) -> str:
-    """Activate FlashAttention 3 if GPU and package allow it, else PyTorch's version 2. Log and return the version.
+    """Activate FlashAttention 3 if possible, else use PyTorch's version 2, and return the version ("" on CPUs).
 
-    Version 3 hangs in the backward pass of a sequence without a query: see `add_missing_rows`. Returns "" on CPUs.
+    Version 3 hangs in the backward pass of a sequence without a query: see `add_missing_rows`.
     """
     if device.type != "cuda":
         return ""
-    version = "2"
-    reason = ""
     if torch.cuda.get_device_capability(device)[0] != 9:
-        reason = ": version 3 is for GPUs of compute capability 9.x (H100, H200)"
-    elif importlib.util.find_spec("flash_attn_interface") is None:
-        reason = ": version 3 (package flash_attn_3) is not installed"
-    else:
-        try:
-            torch.nn.attention.activate_flash_attention_impl("FA3")
-            version = "3"
-        except Exception as error:  # such as a build for another version of PyTorch or CUDA
-            reason = f": version 3 cannot be used: {' '.join(str(error).split())[:300]}"
-    logger.info("attention by FlashAttention %s%s", version, reason)
-    return version
+        logger.info("attention by FlashAttention 2: version 3 is for GPUs of compute capability 9.x (H100, H200)")
+        return "2"
+    try:
+        torch.nn.attention.activate_flash_attention_impl("FA3")
+    except Exception as error:  # the package flash_attn_3 is missing, or built for another version of PyTorch or CUDA
+        logger.info("attention by FlashAttention 2: version 3 (flash_attn_3) cannot be used: %s", one_line(error))
+        return "2"
+    logger.info("attention by FlashAttention 3")
+    return "3"
 
 
 def attend(
@@ -82,19 +78,19 @@ def attend(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """Return the attention (Q, d) of queries to the keys of their own sequence.
+    """Compute multi-head attention, (Q, d), in which each query attends to the keys of its own sequence.
 
     Args:
         query: (Q, d).
         key: (T, d).
         value: (T, d).
-        query_packing: packing of the query rows.
-        key_packing: packing of the key rows, with the same number of sequences.
+        query_packing: boundaries of the query rows.
+        key_packing: boundaries of the key rows, for the same number of sequences.
         heads: number of attention heads.
         dropout: probability with which attention weights are dropped.
         causal: whether rows attend only to themselves and earlier rows.
     """
-    if not len(query):
+    if not len(query):  # for example a micro-batch without targets
         return query
     head_size = query.shape[1] // heads
     query = query.unflatten(1, (heads, head_size))  # (Q, heads, head size)
@@ -118,10 +114,10 @@ def _attend_by_sequence(
     query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float,
     causal: bool,
 ) -> Tensor:  # fmt: skip
-    """Compute one sequence after another. Sequences without queries are skipped."""
+    """Compute the attention of one sequence after another, and skip sequences without queries."""
     query_lengths = query_packing.cu_seqlens.diff().tolist()
     key_lengths = key_packing.cu_seqlens.diff().tolist()
-    # Transpose before the split: views of hundreds of short sequences cost more than their attention.
+    # Transpose before the split: hundreds of transposed views would cost more time than the attention itself.
     queries = _batch_of_one(query).split(query_lengths, dim=2)
     keys = _batch_of_one(key).split(key_lengths, dim=2)
     values = _batch_of_one(value).split(key_lengths, dim=2)
@@ -137,7 +133,7 @@ def attend_masked(
     query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Compute all rows at once with a (Q, T) mask, which fits into memory for a few thousand tokens."""
+    """Compute the attention of all rows at once with a (Q, T) mask, which takes too much memory for large batches."""
     query_sequence, query_position = _locate_rows(query, query_packing)
     key_sequence, key_position = _locate_rows(key, key_packing)
     mask = query_sequence[:, None] == key_sequence  # (Q, T)
@@ -150,7 +146,7 @@ def attend_masked(
 
 
 def _batch_of_one(rows: Tensor) -> Tensor:
-    """Return a view (1, heads, rows, head size), the layout in which the CPU kernel is fastest."""
+    """Return rows (R, heads, head size) as a view (1, heads, R, head size), the layout of the fastest CPU kernel."""
     return rows.transpose(0, 1)[None]
 
 
@@ -164,7 +160,7 @@ def _locate_rows(rows: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
 def _attend_flash(
     query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, causal: bool
 ) -> Tensor:
-    """Call PyTorch's FlashAttention, the fastest kernel on GPUs, which has no dropout and needs half precision."""
+    """Call PyTorch's FlashAttention over packed rows, which supports half precision without dropout."""
     from torch.nn.attention.varlen import varlen_attn
 
     output: Any = varlen_attn(
@@ -184,7 +180,7 @@ def _attend_memory_efficient(
     query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float,
     causal: bool,
 ) -> Tensor:  # fmt: skip
-    """Call the kernel as PyTorch calls it for nested tensors, since it has no public function for packed rows."""
+    """Call PyTorch's memory-efficient kernel as nested tensors do, because no public function accepts packed rows."""
     outputs = torch.ops.aten._efficient_attention_forward(
         query[None],
         key[None],
@@ -195,7 +191,7 @@ def _attend_memory_efficient(
         max_seqlen_q=query_packing.max_seqlen,
         max_seqlen_k=key_packing.max_seqlen,
         dropout_p=dropout,
-        custom_mask_type=int(causal),
+        custom_mask_type=int(causal),  # 0: no mask, 1: causal
         compute_log_sumexp=True,  # the backward pass reads it
     )
     return outputs[0][0]

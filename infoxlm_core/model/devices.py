@@ -1,6 +1,6 @@
-"""The device of this process, copies to it, and why torch cannot use the machine's GPU.
+"""Choose the device of this process, copy tensors to it, and explain why torch cannot use a GPU.
 
-With a driver that is too old torch silently finds no GPU, and a training would take months on the CPU.
+With a driver that is too old, torch silently finds no GPU. A training would then take months on the CPU.
 """
 
 import os
@@ -9,18 +9,18 @@ from pathlib import Path
 
 import torch
 
-from infoxlm_core.errors import InputError
+from infoxlm_core.errors import InputError, one_line
 
 
 def choose() -> torch.device:
-    """Return the current GPU, or the CPU if there is none. Raise InputError if torch cannot use the machine's GPUs."""
+    """Return the current GPU, or the CPU if the machine has no GPU. See `count_gpus` for errors."""
     if count_gpus():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs. Raise InputError if the machine has GPUs and a CUDA build of torch cannot use them."""
+    """Return the number of GPUs. Raise InputError if the machine has GPUs that a CUDA build of torch cannot use."""
     if torch.cuda.is_available():
         return torch.cuda.device_count()
     if torch.backends.cuda.is_built() and _machine_has_gpus():
@@ -34,30 +34,28 @@ def cpu_multiplies_bf16() -> bool:
 
 
 def memory(device: torch.device) -> float:
-    """Return the memory of a device in bytes. For the CPU, return the memory of the machine."""
+    """Return the total memory of a GPU, or of the machine for the CPU, in bytes."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
-    page_size = os.sysconf("SC_PAGE_SIZE")
-    page_count = os.sysconf("SC_PHYS_PAGES")
-    return float(page_size * page_count)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor to a device without waiting for the copy."""
     if device.type == "cuda" and not values.is_cuda:
-        values = values.pin_memory()  # copies from pageable memory would wait
+        values = values.pin_memory()  # copies from pageable memory block
     return values.to(device, non_blocking=True)
 
 
 def why_no_gpu() -> str:
-    """Return why torch cannot use a GPU, with the remedy, or an empty string if it can."""
+    """Return the reason why torch cannot use a GPU, with the remedy, or "" if it can."""
     if torch.cuda.is_available():
         return ""
     try:
         torch.cuda.init()
         reason = "it finds none"
     except (RuntimeError, AssertionError) as error:  # a driver that is too old, or a build without CUDA
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
     return (
         f"torch {torch.__version__} (CUDA {torch.version.cuda}) cannot use the GPU of {os.uname().nodename}: {reason}: "
         "update the node's NVIDIA driver (580 or newer for CUDA 13), or build the image with VARIANT=cuda"
@@ -65,7 +63,7 @@ def why_no_gpu() -> str:
 
 
 def _machine_has_gpus() -> bool:
-    """Return whether there are GPUs that CUDA_VISIBLE_DEVICES does not hide from this process."""
+    """Return whether the machine has GPUs that CUDA_VISIBLE_DEVICES does not hide from this process."""
     visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_devices is not None and not re.match(r"\d|GPU-|MIG-", visible_devices):
         return False

@@ -1,11 +1,11 @@
-"""The XLM-R encoder over packed sequences: many sequences end to end, no padding.
+"""The XLM-R encoder over packed sequences, which are concatenated without padding.
 
     two sequences        <s> Hello </s>   <s> Bon jour </s>
     ids        (T = 7)     0   35     2     0  84   95    2
     positions  (T = 7)     0    1     2     0   1    2    3      restart with each sequence
     lengths                3                4
 
-Layers work on (T, d); only attention uses the lengths. The result equals that of padded sequences.
+Layers work on all T rows at once, (T, d). Only attention uses the lengths. The result equals that of padded sequences.
 """
 
 import logging
@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.vocabulary import FIRST_POSITION
+from infoxlm_core.errors import one_line
 from infoxlm_core.model import mixed
 from infoxlm_core.model.attention import Packing, attend, cumulative_lengths, pack
 from infoxlm_core.model.mixed import AddNorm, Linear
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EncoderSize:
-    """Sizes of an encoder, named as in the config."""
+    """The sizes of an encoder, which determine the shapes of all its parameters."""
 
     vocabulary: int  # rows of the word embeddings
     layers: int
@@ -40,18 +41,18 @@ class EncoderSize:
     ffn: int  # inner width of the feed-forward half of a layer
     heads: int  # attention heads of a layer
     positions: int = 514  # rows of the position table
-    epsilon: float = 1e-5  # of LayerNorm
+    epsilon: float = 1e-5  # added to the variance by LayerNorm
     types: int = 0  # rows of the type table: XLM's languages or BERT's segments; 0: there is no such table
     first_position: int = FIRST_POSITION  # row of a sequence's first token: 2 in XLM-R, 0 in XLM and BERT
 
     @property
     def max_tokens(self) -> int:
-        """The number of tokens of the longest sequence."""
+        """The largest number of tokens of a sequence."""
         return self.positions - self.first_position
 
     @classmethod
     def of(cls, config: ModelConfig, vocabulary: int, **changes: Any) -> "EncoderSize":
-        """Return the sizes of a config, with XLM-R's number of positions unless `changes` has another."""
+        """Return the sizes that a config describes. `changes` replace defaults, such as XLM-R's number of positions."""
         changes = {"positions": config.max_tokens + FIRST_POSITION} | changes
         return cls(vocabulary, config.layers, config.hidden, config.ffn, config.heads, **changes)
 
@@ -86,17 +87,17 @@ class Layer(nn.Module):
         query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Return the layer's output (T, d), or (R, d) at `query_rows`.
+        """Return the layer's output, (T, d), or (R, d) for `query_rows` alone.
 
         Args:
             hidden: (T, d) output of the layer below.
-            packing: where the sequences of `hidden` start.
+            packing: boundaries of the sequences in `hidden`.
             query_rows: (R,) rows to compute; None: all.
-            query_packing: where the sequences of these rows start.
+            query_packing: boundaries of the sequences in `query_rows`.
             causal: whether tokens attend only to themselves and earlier tokens.
         """
-        attended = self.attend(hidden, packing, query_rows, query_packing, causal)
-        return self.feed_forward(attended)
+        hidden = self.attend(hidden, packing, query_rows, query_packing, causal)
+        return self.feed_forward(hidden)
 
     def attend(
         self,
@@ -106,58 +107,58 @@ class Layer(nn.Module):
         query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Compute the first half of the layer: attention within each sequence. See `forward`."""
+        """Apply self-attention, the residual connection and LayerNorm. See `forward` for the arguments."""
         key = self.key(hidden)  # (T, d)
         value = self.value(hidden)  # (T, d)
         if query_rows is not None:
             hidden = hidden[query_rows]  # (R, d)
         query = self.query(hidden)  # (T, d) or (R, d)
         context = attend(query, key, value, query_packing or packing, packing, self.heads, self.active_dropout, causal)
-        change = F.dropout(self.attention_output(context), self.active_dropout)
-        return self.attention_norm(hidden, change)
+        sublayer_output = F.dropout(self.attention_output(context), self.active_dropout)
+        return self.attention_norm(hidden, sublayer_output)
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        """Compute the second half of the layer, which maps each row by itself."""
-        activations = F.gelu(self.up(hidden))  # (T, ffn); the exact (erf) GELU
-        change = F.dropout(self.down(activations), self.active_dropout)  # (T, d)
-        return self.output_norm(hidden, change)
+        """Apply the feed-forward network, the residual connection and LayerNorm to each row (T, d)."""
+        activations = F.gelu(self.up(hidden))  # (T, ffn); the exact (erf) GELU, as in XLM-R
+        sublayer_output = F.dropout(self.down(activations), self.active_dropout)  # (T, d)
+        return self.output_norm(hidden, sublayer_output)
 
 
 @cache
 def compiled(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Tensor]:
-    """Compile a layer's forward and backward pass into one graph for all layers and batches."""
-    torch._dynamo.config.recompile_limit = 64  # graphs differ by gradient, dropout, and rows
+    """Compile the forward and backward pass of a layer into one graph, which all layers and batches share."""
+    torch._dynamo.config.recompile_limit = 64  # graphs differ by gradient, dropout and query rows
     return torch.compile(forward, dynamic=True, fullgraph=True, backend=compiler)
 
 
 @cache
 def compiler_for(device: torch.device, dropout: float) -> str:
-    """Return the compiler of layers on a device, or "" on CPUs and on GPUs where compiling fails."""
+    """Return `inductor` for a GPU on which layers can be compiled, else ""."""
     return "inductor" if device.type == "cuda" and can_compile("inductor", device, dropout) else ""
 
 
 def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
-    """Return whether a small layer in bf16 can be compiled and trained on a device. Log the reason if not."""
+    """Return whether a small bf16 layer can be compiled and trained on a device, and log the reason if it cannot."""
     size = EncoderSize(vocabulary=8, layers=1, hidden=64, ffn=128, heads=1)
     try:
         with torch.random.fork_rng():
             layer = Layer(size, dropout).to(device)
-            mixed.refresh([layer], torch.bfloat16)
+            mixed.refresh_copies([layer], torch.bfloat16)
             hidden = torch.ones(32, size.hidden, dtype=torch.bfloat16, device=device, requires_grad=True)
             output = compiled(Layer.forward, compiler)(layer, hidden, pack((20, 12), device))
             output.sum().backward()
-    except Exception as error:  # for example without a C compiler; training is then slower, and its results are right
-        logger.warning("layers are not compiled, and steps take longer: %s", " ".join(str(error).split())[:300])
+    except Exception as error:  # such as a missing C compiler; training is then slower, and its results are the same
+        logger.warning("layers are not compiled, and steps take longer: %s", one_line(error))
         return False
     return True
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers. `Encoder(size, layers=8)` has only the first 8 layers, as a key encoder."""
+    """Embeddings and layers of a Transformer encoder. With `layers=8`, it ends at layer 8, like a key encoder."""
 
     layer: type[Layer] = Layer  # the class of the layers
-    compiler = ""  # of layers (`inductor` on GPUs); "": layers are not compiled
-    recompute = False  # layers store only their input and compute the rest again in the backward pass
+    compiler = ""  # backend of torch.compile for the layers, such as `inductor`; "": layers are not compiled
+    recompute = False  # activation checkpointing: layers store only their input for the backward pass
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0, layers: int | None = None) -> None:
         super().__init__()
@@ -172,7 +173,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(self.layer(size, dropout) for _ in range(layer_count))
 
     def compile_in_place(self) -> None:
-        """Compile the layers as modules, so that hooks of sharding around them run uncompiled."""
+        """Compile the forward function of each layer, but not the hooks that sharding adds to it."""
         if self.compiler:
             for layer in self.layers:
                 layer.forward = partial(compiled(self.layer.forward, self.compiler), layer)
@@ -184,22 +185,21 @@ class Encoder(nn.Module):
         Args:
             ids: (T,) token ids.
             positions: (T,) positions in the sequences, counted from 0.
-            types: (T,) rows of the type table, by default the first; ignored if the encoder has no such table.
+            types: (T,) token types; None: all have type 0. They are ignored if the encoder has no type table.
         """
         hidden = self.token_embedding(ids) + self.position_embedding(positions + self.size.first_position)
         if self.size.types:
-            type_rows = self.type_embedding.weight[0] if types is None else self.type_embedding(types)
-            hidden = hidden + type_rows
+            hidden = hidden + (self.type_embedding.weight[0] if types is None else self.type_embedding(types))
         return F.dropout(self.embedding_norm(hidden), self.dropout if self.training else 0.0)
 
     def apply_autocast(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
-        """Convert rows to the precision of autocast, if it is on, and refresh the layers' weight copies.
+        """Convert rows and copies of the layers' weights to the precision of autocast, if it is enabled.
 
-        Callers then run the layers without autocast.
+        Callers then run the layers without autocast, which would convert the weights again in every forward pass.
         """
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-            mixed.refresh(layers, hidden.dtype)
+            mixed.refresh_copies(layers, hidden.dtype)
         return hidden
 
     def run(
@@ -212,15 +212,15 @@ class Encoder(nn.Module):
         row_counts: Sequence[int] | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Return the output (T, d) of layer `last`, or only (R, d) at `rows`, from the output of layer `first`.
+        """Run the layers above layer `first` up to layer `last`, and return the output, (T, d), or (R, d) at `rows`.
 
         Args:
             hidden: (T, d) output of layer `first`; layer 0 is the embeddings.
             lengths: number of tokens of each sequence.
-            first: number of a layer.
-            last: number of a layer, not below `first`.
-            rows: (R,) rows to return, in ascending order.
-            row_counts: how many of these rows each sequence has; without it, all rows are computed before the choice.
+            first: number of the layer that produced `hidden`.
+            last: number of the layer whose output is returned, not below `first`.
+            rows: (R,) rows to return, in ascending order; None: all.
+            row_counts: number of these rows in each sequence, with which the last layer computes these rows alone.
             causal: whether tokens attend only to themselves and earlier tokens.
         """
         if first == last:
@@ -228,7 +228,7 @@ class Encoder(nn.Module):
         packing = pack(lengths, hidden.device)
         layers = list(self.layers[first:last])
         hidden = self.apply_autocast(hidden, layers)
-        call_layer = self._choose_call()
+        call_layer = self._choose_layer_call()
         with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
             for layer in layers[:-1]:
                 hidden = call_layer(layer, hidden, packing, causal=causal)
@@ -238,8 +238,8 @@ class Encoder(nn.Module):
                 return call_layer(layers[-1], hidden, packing, causal=causal)[rows]
             return call_layer(layers[-1], hidden, packing, rows, pack(row_counts, hidden.device))
 
-    def _choose_call(self) -> Callable[..., Tensor]:
-        """Return the function that calls a layer: plain or compiled, with or without recomputation."""
+    def _choose_layer_call(self) -> Callable[..., Tensor]:
+        """Return the function that calls a layer, compiled and with activation checkpointing if these are enabled."""
         call_layer: Callable[..., Tensor] = self.layer.__call__
         if self.compiler:
             call_layer = compiled(self.layer.forward, self.compiler)
@@ -255,9 +255,9 @@ class Encoder(nn.Module):
 
 
 def initialise(module: nn.Module, seed: int) -> None:
-    """Initialise the parameters as BERT does: weights from N(0, 0.02²), biases with 0, LayerNorm weights with 1.
+    """Initialise parameters as in BERT: weights from N(0, 0.02²), biases with 0, and LayerNorm weights with 1.
 
-    The values depend on the seed and the names of the parameters alone.
+    The values depend only on the seed, and on the names and shapes of the parameters.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -270,20 +270,20 @@ def initialise(module: nn.Module, seed: int) -> None:
 
 
 def pool(hidden: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
-    """Return one vector per sequence, (T, d) -> (N, d): its first row (`cls`) or the mean of its rows (`mean`)."""
+    """Return one vector per sequence, (N, d), from rows (T, d): the first row (`cls`) or the mean of all (`mean`)."""
     cu_seqlens = cumulative_lengths(tuple(lengths), hidden.device).long()
     if pooling == "cls":
         return hidden[cu_seqlens[:-1]]
-    # unsafe: on a GPU the check of lengths would wait for the device
+    # unsafe=True skips a check of the lengths, which would wait for the GPU.
     return torch.segment_reduce(full_precision(hidden), "mean", lengths=cu_seqlens.diff(), unsafe=True)
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode, and back to the previous mode."""
-    training = module.training
+    """Switch a module to evaluation mode, and restore its mode at the end."""
+    was_training = module.training
     module.eval()
     try:
         yield
     finally:
-        module.train(training)
+        module.train(was_training)

@@ -1,4 +1,4 @@
-"""The necessary FLOPs of a step and the peak FLOP/s of GPUs: the one definition of model FLOPs utilisation."""
+"""Model FLOPs of a training step and peak FLOP/s of GPUs, which together define model FLOPs utilisation (MFU)."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ PEAKS = {
     "H200-NVL": 835e12,
     "V100": 125e12,
 }
-"""Dense half-precision FLOP/s of a GPU, by NVIDIA's data sheets."""
+"""GPU -> its dense half-precision FLOP/s, from NVIDIA's data sheets."""
 _DEVICES = {
     "NVIDIA A100 80GB PCIe": "A100",
     "NVIDIA A100-PCIE-40GB": "A100",
@@ -32,7 +32,7 @@ _DEVICES = {
     "Tesla V100-SXM2-16GB": "V100",
     "Tesla V100-SXM2-32GB": "V100",
 }
-"""Names of drivers. They are compared in full, since an H100 PCIe has three quarters of an H100's speed."""
+"""Name of a GPU in its driver -> key of `PEAKS`. No prefixes: an H100 PCIe has three quarters of an H100's speed."""
 
 
 def count_step_flops(
@@ -44,33 +44,34 @@ def count_step_flops(
     contrast_layer: int = 0,
     queue: int = 0,
 ) -> float:
-    """Return the necessary FLOPs of an optimizer step. A multiply-add counts 2, backward twice the forward.
+    """Return the FLOPs that an optimizer step needs. A multiply-add is 2 FLOPs, and backward costs twice the forward.
 
-    Padding, unmasked rows in the head, contrast views above their layer, recomputation, embeddings, optimizer, key
-    encoder's updates and queue prefill do not count, so that waste does not look like speed.
+    Work that a better implementation could avoid, such as padding, recomputation and logits of unmasked tokens, is not
+    counted, so that waste does not look like speed. Embeddings, optimizer, momentum updates and the first filling of
+    the queue are not counted either, because they are small.
 
     Args:
         size: sizes of the encoder.
-        lm: tokens of each MLM or TLM sequence.
+        lm: number of tokens of each MLM or TLM sequence.
         targets: number of masked positions.
-        query: tokens of each query view.
-        key: tokens of each key view.
+        query: number of tokens of each query view.
+        key: number of tokens of each key view.
         contrast_layer: number of the universal layer.
         queue: number of rows of the queue.
     """
     forward_and_backward = 3
     d = size.hidden
-    encoder = _encoder_flops(size, lm, size.layers)
+    encoder = _count_encoder_flops(size, lm, size.layers)
     head = targets * (2.0 * d * size.vocabulary + 2 * d * d)
-    query_encoder = _encoder_flops(size, query, contrast_layer)
-    key_encoder = _encoder_flops(size, key, contrast_layer)  # has no backward pass
-    similarities = 4.0 * len(query) * queue * d  # the queue needs no gradient: forward, and backward for queries
+    query_encoder = _count_encoder_flops(size, query, contrast_layer)
+    key_encoder = _count_encoder_flops(size, key, contrast_layer)  # has no backward pass
+    similarities = 4.0 * len(query) * queue * d  # one product forward and one backward: the queue needs no gradient
     contrast = forward_and_backward * query_encoder + key_encoder + similarities
     return forward_and_backward * (encoder + head) + contrast
 
 
-def _encoder_flops(size: EncoderSize, lengths: Sequence[int], layers: int) -> float:
-    """Return the FLOPs of a forward pass through the first layers, for sequences of these numbers of tokens."""
+def _count_encoder_flops(size: EncoderSize, lengths: Sequence[int], layers: int) -> float:
+    """Return the FLOPs of a forward pass of sequences with these lengths through the given number of layers."""
     d = size.hidden
     tokens = float(sum(lengths))
     attended_pairs = float(sum(length * length for length in lengths))
@@ -79,11 +80,6 @@ def _encoder_flops(size: EncoderSize, lengths: Sequence[int], layers: int) -> fl
     return layers * ((projections + feed_forward) * tokens + 4 * d * attended_pairs)
 
 
-def kind(gpu: str) -> str:
-    """Return our name of a GPU for its driver's name. An unknown name is returned unchanged."""
-    return _DEVICES.get(gpu, gpu)
-
-
 def peak(gpu: str) -> float | None:
-    """Return the peak FLOP/s of a GPU by our name or its driver's name, or None if unknown."""
-    return PEAKS.get(kind(gpu))
+    """Return the peak FLOP/s of a GPU, given its name in `PEAKS` or in its driver, or None if it is unknown."""
+    return PEAKS.get(_DEVICES.get(gpu, gpu))

@@ -1,4 +1,4 @@
-"""The masked-LM head, the contrast projection, and the whole network of InfoXLM."""
+"""The masked-LM head, the contrast projection, and the network of InfoXLM that has both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from infoxlm_core.model.objectives import full_precision
 
 
 class MaskedLMHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the product with the word embeddings (tied) plus a free bias."""
+    """A dense layer, GELU, LayerNorm, and an output layer that shares its weights with the word embeddings."""
 
-    compiler = ""  # as in `Encoder`
+    compiler = ""  # see `Encoder`
 
     def __init__(self, size: EncoderSize) -> None:
         super().__init__()
@@ -27,15 +27,15 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """Return the states (N, d) that the word embeddings are multiplied with, from (N, d) at masked positions."""
+        """Return the inputs of the output layer, (N, d), from the hidden states at masked positions, (N, d)."""
         return self.norm(F.gelu(self.dense(hidden)))
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
-        """Return (N, V) logits from (N, d) at masked positions and the (V, d) word embeddings."""
+        """Return the logits (N, V) from hidden states at masked positions, (N, d), and word embeddings, (V, d)."""
         return F.linear(self.transform(hidden), embedding, self.bias)
 
     def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scaled loss to differentiate and the losses (N,). See `linear_cross_entropy`."""
+        """Return the scaled sum of the losses, to differentiate, and the losses (N,). See `linear_cross_entropy`."""
         states = self.transform(hidden)
         return linear_cross_entropy(states, embedding, self.bias, targets, scale, compiler=self.compiler)
 
@@ -44,16 +44,16 @@ class MaskedLMHead(nn.Module):
 class Outputs:
     """The outputs of InfoXLM's forward pass."""
 
-    loss: Tensor | None  # scaled sum of the MLM and TLM losses, to differentiate
+    loss: Tensor | None  # scaled sum of the MLM and TLM losses, to differentiate; None without such sequences
     losses: Tensor | None  # (N,) losses of the MLM and TLM targets in order, in nats, without gradient
-    queries: Tensor | None  # (B, d) in fp32
+    queries: Tensor | None  # (B, d) in fp32; None without contrast views
 
 
 class InfoXLM(nn.Module):
     """The query encoder with its heads: the network that is trained.
 
-    All sequences of a micro-batch run together up to the universal layer. Contrast views end there; MLM and TLM
-    sequences run on, and the top layer computes only their rows with a target.
+    All sequences of a micro-batch run together up to the universal layer, where contrast views end. MLM and TLM
+    sequences continue, and the top layer computes only their masked positions.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class InfoXLM(nn.Module):
 
     @classmethod
     def of(cls, config: PretrainingConfig, size: EncoderSize) -> Self:
-        """Return the network of a run, with uninitialised weights. It has a masked-LM head if MLM or TLM is on."""
+        """Return the network that a config describes, with uninitialised weights. Only MLM and TLM need a head."""
         contrast = config.contrast
         model = cls(
             size,
@@ -88,8 +88,7 @@ class InfoXLM(nn.Module):
             has_projection=contrast.projection == "linear",
         )
         if config.model.frozen != "none":
-            lowest_layers = 0 if config.model.frozen == "embeddings" else config.model.frozen
-            model.freeze(lowest_layers)
+            model.freeze(0 if config.model.frozen == "embeddings" else config.model.frozen)
         return model
 
     def freeze(self, lowest_layers: int) -> None:
@@ -104,33 +103,33 @@ class InfoXLM(nn.Module):
 
         Args:
             batch: MLM and TLM sequences, then contrast views.
-            scale: (N,) factor of each target in the loss; None: 1.
+            scale: (N,) factor of the loss of each target; None: 1.
         """
         lm_lengths = batch.lengths[: batch.lm_sequences]
         view_lengths = batch.lengths[batch.lm_sequences :]
         hidden = self.encoder.embed(batch.ids, batch.positions)  # (T, d)
         queries = None
-        finished_layers = 0
+        first_layer = 0
         if view_lengths:
             hidden = self.encoder.run(hidden, batch.lengths, 0, self.contrast_layer)
             hidden, view_hidden = hidden.split([sum(lm_lengths), sum(view_lengths)])
-            queries = self._query_vectors(batch, view_hidden, view_lengths)
-            finished_layers = self.contrast_layer
+            queries = self._compute_queries(batch, view_hidden, view_lengths)
+            first_layer = self.contrast_layer
         if not lm_lengths or self.head is None:
             return Outputs(None, None, queries)
-        top_layer = self.encoder.size.layers
+        last_layer = self.encoder.size.layers
         hidden = self.encoder.run(
-            hidden, lm_lengths, finished_layers, top_layer, batch.target_rows, batch.target_counts
+            hidden, lm_lengths, first_layer, last_layer, batch.target_rows, batch.target_counts
         )  # (N, d)
-        if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
+        if batch.answered is not None:  # on GPUs, sequences without a target have a row too, which has no loss
             hidden = hidden[batch.answered]
         if scale is None:
             scale = torch.ones(len(batch.target_ids), device=hidden.device)
         loss, losses = self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, scale)
         return Outputs(loss, losses, queries)
 
-    def _query_vectors(self, batch: PackedBatch, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the queries (B, d) of the contrast views from their output of the universal layer."""
+    def _compute_queries(self, batch: PackedBatch, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the queries (B, d) of the contrast views, given the output of the universal layer."""
         pooled = pool(hidden, lengths, self.pooling)
         if len(lengths) > len(batch.view_groups):  # the last sequence is padding
             pooled = pooled[:-1]
@@ -138,9 +137,9 @@ class InfoXLM(nn.Module):
 
 
 def project(pooled: Tensor, projection: Tensor | None, normalise: bool) -> Tensor:
-    """Return queries or keys (B, d) from pooled vectors (B, d), in fp32 even under autocast."""
+    """Project pooled vectors (B, d) to queries or keys (B, d), in fp32 even under autocast."""
     with torch.autocast(pooled.device.type, enabled=False):
         vectors = full_precision(pooled)
         if projection is not None:
-            vectors = vectors @ projection.to(vectors.dtype)  # z = h @ projection
+            vectors = vectors @ projection.to(vectors.dtype)
     return F.normalize(vectors, dim=1) if normalise else vectors

@@ -1,16 +1,16 @@
-"""Cross-entropy against a large vocabulary with one buffer for the logits instead of four.
+"""The output layer and cross-entropy of a large vocabulary, fused to save memory.
 
-The logits of 250,002 words are the largest tensor of a step. This module computes them in fp32, one chunk of rows at a
-time, and turns each chunk into the gradients: in place, or in a half-precision copy of the chunk. Loss and gradients
-equal those of `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
+The logits of 250,002 words are the largest tensor of a training step. This module computes them in fp32, one chunk of
+rows at a time, and turns each chunk into gradients before it computes the next one. Loss and gradients equal those of
+`F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
 
 In half precision, `split_logsumexp` and `logit_gradients` are compiled if the layers are. They read the logits twice
 and write them once, in bf16. Gradients differ by 0.06 % from fp64. Two packages were considered in November 2026:
 
     cut-cross-entropy 25.1.1   has no bias; computes the logits again in the backward pass, or rounds them to bf16
                                (gradients differ by 0.45 % from fp64)
-    Liger 0.8.5                rounds logits to bf16 before the softmax; splits the base model's 4,915 rows into 308
-                               chunks, each of which adds to the whole gradient of the weights
+    Liger 0.8.5                rounds logits to bf16 before the softmax; splits the 4,915 rows of the base model into
+                               308 chunks, each of which adds to the complete gradient of the weights
 """
 
 import math
@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 4096
-"""Rows of a chunk of logits. Small chunks cost time, since each adds to the weights' gradient; large ones memory."""
-_BLOCK_ROWS = 256  # rows that are processed at once between matrix products when nothing is compiled
-_ALIGNMENT = 64  # rows of the logits buffer start at multiples of it, as fast kernels need for a vocabulary of 250,002
+"""Rows in a chunk of logits. Small chunks take time, as each adds to the gradient of the weights; large ones memory."""
+_BLOCK_ROWS = 256  # rows that are processed at once between matrix products if nothing is compiled
+_ALIGNMENT = 64  # rows of logits start at multiples of 64 values, since kernels are slow for rows of 250,002
 
 
 def linear_cross_entropy(
@@ -39,7 +39,7 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return the scaled sum of cross-entropies, to differentiate, and the cross-entropies (N,) in nats.
 
-    The forward pass already computes the gradients, since the scale is known. Results are fp32, or fp64 for fp64
+    The forward pass computes the gradients too, because the scale is known. Results are in fp32, or in fp64 for fp64
     inputs. Autocast only rounds the factors of matrix products: `hidden`, `weight` and the gradients of the logits.
 
     Args:
@@ -49,7 +49,7 @@ def linear_cross_entropy(
         targets: (N,) target ids.
         scale: (N,) factor of each row in the sum.
         rows: number of rows in a chunk of logits.
-        compiler: compiler of the functions between matrix products, as in `Encoder`.
+        compiler: backend of torch.compile for the functions between matrix products; "": they are not compiled.
     """
     device_type = hidden.device.type
     matmul_dtype = hidden.dtype
@@ -61,7 +61,7 @@ def linear_cross_entropy(
 
 @dataclass
 class _Chunk:
-    """R rows of the inputs, with their logits."""
+    """R rows of the inputs and their logits."""
 
     logits: Tensor  # (R, V) without bias, in fp32 or fp64; may be overwritten
     states: Tensor  # (R, d) in the precision of matrix products
@@ -71,12 +71,12 @@ class _Chunk:
 
 @dataclass
 class _Gradients:
-    """The gradients of the scaled sum, which the chunks fill."""
+    """The gradients of the scaled sum, to which each chunk contributes."""
 
     hidden: Tensor  # (N, d)
     weight: Tensor  # (V, d)
     bias: Tensor  # (V,)
-    has_one_chunk: bool  # `weight` is uninitialised: the only chunk overwrites it instead of adding to it
+    has_one_chunk: bool  # the only chunk overwrites `weight`, which is uninitialised
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -96,14 +96,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         vocab_size = len(weight)
         accumulation_dtype = torch.promote_types(matmul_dtype, torch.float32)
         is_half_precision = matmul_dtype != accumulation_dtype
-        if is_half_precision and row_count:  # equal chunks, since a small last chunk takes as long as a full one
+        if is_half_precision and row_count:
+            # Make equal chunks, because a small last chunk takes almost as long as a full one.
             chunk_count = math.ceil(row_count / chunk_rows)
             chunk_rows = math.ceil(row_count / chunk_count)
 
         states = hidden.to(matmul_dtype)
         matmul_weight = weight.to(matmul_dtype)
         losses = hidden.new_empty(row_count, dtype=accumulation_dtype)
-        buffer = hidden.new_empty(min(chunk_rows, row_count), _aligned(vocab_size), dtype=accumulation_dtype)
+        buffer = hidden.new_empty(min(chunk_rows, row_count), _align(vocab_size), dtype=accumulation_dtype)
         gradients = None
         if any(ctx.needs_input_grad):
             gradients = _allocate_gradients(hidden, weight, bias, chunk_rows, accumulation_dtype)
@@ -126,8 +127,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
         gradients = ctx.gradients
-        ctx.gradients = None  # so that autograd can free each gradient after its use
-        if gradient.is_cuda or gradient != 1:  # comparing would wait for the GPU
+        ctx.gradients = None  # autograd can then free each gradient after its use
+        if gradient.is_cuda or gradient != 1:  # on a GPU always, because a comparison would wait for it
             gradients = [value.mul_(gradient) for value in gradients]
         return *gradients, None, None, None, None, None
 
@@ -145,7 +146,7 @@ def _allocate_gradients(
 def _process_half_precision(
     chunk: _Chunk, rows: slice, weight: Tensor, bias: Tensor, gradients: _Gradients | None, compiler: str
 ) -> Tensor:
-    """Return the losses (R,) of a chunk, and add to the gradients if they are needed."""
+    """Return the losses (R,) of a chunk, and add its contribution to the gradients if there are any."""
     if compiler:
         split = _compile(split_logsumexp, compiler)
         differentiate = _compile(logit_gradients, compiler)
@@ -169,7 +170,7 @@ def _process_half_precision(
 def _process_full_precision(
     chunk: _Chunk, rows: slice, weight: Tensor, bias: Tensor, gradients: _Gradients | None
 ) -> Tensor:
-    """Return the losses (R,) of a chunk, and add to the gradients if they are needed. Overwrite the logits."""
+    """Do the same as `_process_half_precision` in the precision of the logits, which are overwritten."""
     states = chunk.states
     targets = chunk.targets
     logits = chunk.logits.add_(bias)  # (R, V)
@@ -178,8 +179,8 @@ def _process_full_precision(
     exponentials = logits.sub_(largest_logits[:, None]).exp_()  # (R, V), in the memory of the logits
     normalizer = exponentials.sum(dim=1)  # (R,)
     if gradients:
-        # d loss / d logits = scale * (exponentials / normalizer - onehot). The factor of each row is multiplied with
-        # (R, d) tensors, since (R, V) tensors are larger.
+        # d loss / d logits = scale * (exponentials / normalizer - onehot). The factors of the rows are applied to
+        # tensors (R, d), which are smaller than (R, V).
         target_scale = chunk.scale.to(logits.dtype)  # (R,)
         softmax_scale = (chunk.scale / normalizer).to(logits.dtype)  # (R,)
         softmax_part = (exponentials @ weight) * softmax_scale[:, None]  # (R, d)
@@ -195,7 +196,10 @@ def _process_full_precision(
 def split_logsumexp(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log-sum-exp over all words except the target, and the logit of the target, (R,) each.
 
-    `logits` (R, V) do not contain the bias.
+    Args:
+        logits: (R, V) without the bias.
+        bias: (V,).
+        targets: (R,).
     """
     words = torch.arange(logits.shape[1], device=logits.device)
     other_logits = torch.where(words == targets[:, None], -torch.inf, logits + bias)  # (R, V)
@@ -214,10 +218,10 @@ def logit_gradients(
     scale: Tensor,
     states: Tensor,
 ) -> Tensor:
-    """Return scale * (softmax - onehot), (R, V) with aligned rows, rounded once to the precision of `states`.
+    """Return the gradient of the loss, scale * (softmax - onehot), (R, V), in the precision of `states`.
 
-    At the target, softmax - 1 is computed as minus the probability of all other words, which is exact even if the
-    softmax is almost 1.
+    At the target, softmax - 1 is computed as minus the probability of all other words, which is precise even if the
+    softmax is almost 1. The rows of the result are aligned.
     """
     vocab_size = logits.shape[1]
     words = torch.arange(vocab_size, device=logits.device)
@@ -225,8 +229,8 @@ def logit_gradients(
     others_probability = (others_logsumexp - logsumexp).exp()  # (R,)
     is_target = words == targets[:, None]  # (R, V)
     gradient = torch.where(is_target, -others_probability[:, None], probabilities) * scale[:, None]
-    padding = _aligned(vocab_size) - vocab_size
-    return F.pad(gradient.to(states.dtype), (0, padding))[:, :vocab_size]  # a view whose rows are aligned
+    padding = _align(vocab_size) - vocab_size
+    return F.pad(gradient.to(states.dtype), (0, padding))[:, :vocab_size]
 
 
 @cache
@@ -235,7 +239,7 @@ def _compile(function: Any, compiler: str) -> Any:
 
 
 def _split_logsumexp_by_block(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Call `split_logsumexp` for some rows at a time, which limits the memory of intermediate tensors."""
+    """Call `split_logsumexp` for a block of rows at a time, to limit the memory of intermediate tensors."""
     blocks = zip(logits.split(_BLOCK_ROWS), targets.split(_BLOCK_ROWS), strict=True)
     others_logsumexps = []
     target_logits = []
@@ -247,10 +251,10 @@ def _split_logsumexp_by_block(logits: Tensor, bias: Tensor, targets: Tensor) -> 
 
 
 def _logit_gradients_by_block(logits: Tensor, bias: Tensor, *inputs_by_row: Tensor) -> Tensor:
-    """Call `logit_gradients` for some rows at a time. The rows of the result are aligned, as torch.cat's are not."""
+    """Call `logit_gradients` for a block of rows at a time, and return a result with aligned rows."""
     row_count, vocab_size = logits.shape
     states = inputs_by_row[-1]
-    gradients = states.new_empty(row_count, _aligned(vocab_size))[:, :vocab_size]
+    gradients = states.new_empty(row_count, _align(vocab_size))[:, :vocab_size]  # rows of torch.cat are not aligned
     for start in range(0, row_count, _BLOCK_ROWS):
         rows = slice(start, start + _BLOCK_ROWS)
         block_inputs = [values[rows] for values in inputs_by_row]
@@ -258,8 +262,8 @@ def _logit_gradients_by_block(logits: Tensor, bias: Tensor, *inputs_by_row: Tens
     return gradients
 
 
-def _aligned(width: int) -> int:
-    """Round a row width up to a multiple of the alignment."""
+def _align(width: int) -> int:
+    """Round the width of a row up to a multiple of the alignment."""
     return math.ceil(width / _ALIGNMENT) * _ALIGNMENT
 
 

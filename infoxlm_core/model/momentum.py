@@ -1,4 +1,4 @@
-"""Momentum contrast (He et al. 2020) as in InfoXLM: a slow fp32 key encoder and a queue of its keys."""
+"""Momentum contrast (He et al. 2020) as in InfoXLM: a slowly changing fp32 key encoder and a queue of its keys."""
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,9 @@ from infoxlm_core.model.heads import InfoXLM, project
 
 
 class KeyEncoder(nn.Module):
-    """A slowly moving copy of the query encoder up to the universal layer, with its projection, without gradient.
+    """A copy of the query encoder up to the universal layer, with its projection, that follows it without gradients.
 
-    Weights stay in fp32 whatever the training precision: in bf16 the small updates would round to nothing.
+    The weights are always in fp32, because the small updates would be rounded away in bf16.
     """
 
     def __init__(self, model: InfoXLM) -> None:
@@ -26,7 +26,7 @@ class KeyEncoder(nn.Module):
         self.update(0.0)
 
     def pair_with(self, model: InfoXLM) -> None:
-        """Pair each parameter with the model's parameter of the same name. Repeat it after sharding replaces them."""
+        """Find the parameters of the query encoder that each update reads. Call it again if sharding replaces them."""
         query_parameters = dict(model.named_parameters())
         self._key_parameters: list[Tensor] = []
         self._query_parameters: list[Tensor] = []
@@ -36,13 +36,13 @@ class KeyEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, ids: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
-        """Return the keys (B, d) in fp32 of B packed views, given as ids and positions (T,)."""
+        """Return the keys (B, d) of B packed views in fp32, given their token ids and positions (T,)."""
         hidden = self.encoder(ids, positions, lengths)  # (T, d)
         return project(pool(hidden, lengths, self.pooling), self.projection, self.normalise)
 
     @torch.no_grad()
     def update(self, momentum: float) -> None:
-        """Set key <- momentum * key + (1 - momentum) * query once per optimizer step. Momentum 0 copies the query."""
+        """Set key = momentum * key + (1 - momentum) * query for all parameters. Momentum 0 copies the query encoder."""
         if momentum == 0.0:
             for key, query in zip(self._key_parameters, self._query_parameters, strict=True):
                 key.copy_(query)  # sharded tensors have no _foreach_copy_
@@ -51,21 +51,18 @@ class KeyEncoder(nn.Module):
 
 
 class Queue:
-    """A ring buffer of the K newest keys, with the ids of their sentences and the step that added them."""
+    """A ring buffer of the K newest keys, the negatives of the contrast, with the ids of their sentences."""
 
     def __init__(self, size: int, hidden: int, device: torch.device | str = "cpu") -> None:
         self.rows = torch.zeros(size, hidden, device=device)  # (K, d) fp32
-        # (K, 2) ids of the two translation pairs of a row's mixup; twice the same id without mixup
+        # (K, 2) ids of the two translation pairs of a mixup pair; without mixup, both are the same
         self.sentence_ids = torch.zeros(size, 2, dtype=torch.long, device=device)
-        # These two stay on the CPU, where reading them does not wait for the GPU.
+        # These two are on the CPU, because reading them from a GPU would wait for it.
         self.added_at_step = torch.zeros(size, dtype=torch.long, device="cpu")  # (K,) optimizer step that added the row
         self.pointer = torch.zeros((), dtype=torch.long, device="cpu")  # the row that the next key replaces
 
     def push(self, keys: Tensor, sentence_ids: Tensor, step: int) -> None:
-        """Replace the oldest rows by keys (B, d) with sentence ids (B, 2).
-
-        If there are more keys than rows in the queue (K), only the last K keys are stored.
-        """
+        """Replace the oldest rows by keys (B, d) with sentence ids (B, 2). Of more than K keys, keep the last K."""
         size = len(self.rows)
         skipped_count = max(0, len(keys) - size)
         keys = keys[skipped_count:]
@@ -79,18 +76,18 @@ class Queue:
         self.pointer.fill_((start + len(keys)) % size)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors of the queue, not copies, by their names in checkpoints."""
+        """Return the tensors of the queue themselves, not copies, by their names in checkpoints."""
         # Sentence ids are called "meanings", as in the checkpoints of earlier versions.
         return {"rows": self.rows, "meanings": self.sentence_ids, "born": self.added_at_step, "pointer": self.pointer}
 
     @property
     def mean_age(self) -> float:
-        """The mean age of the keys, in optimizer steps before the newest."""
+        """The mean age of the keys, in optimizer steps since the newest key."""
         return float(self.added_at_step.max() - self.added_at_step.double().mean())
 
 
 def momentum_at(config: ContrastConfig, step: int, total_steps: int) -> float:
-    """Return the momentum of the key encoder after a step, counted from 0."""
+    """Return the momentum of the key encoder's update after a step, which is counted from 0."""
     if config.momentum_schedule == "linear":
         progress = step / max(1, total_steps - 1)
         return config.momentum + (1 - config.momentum) * progress

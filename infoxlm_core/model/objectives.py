@@ -1,6 +1,6 @@
-"""The losses of InfoXLM as pure functions, in nats and fp32, and which keys of the queue are no negatives.
+"""The losses of InfoXLM as pure functions, in nats and fp32, and the detection of false negatives in the queue.
 
-Losses are sums or per item, not means: a step divides once by the targets of all micro-batches on all workers.
+Losses are sums or one per item, not means, because a step divides once by the targets of all its micro-batches.
 """
 
 import torch
@@ -9,25 +9,25 @@ from torch import Tensor
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Return bf16 and fp16 values as fp32. Values in fp32 and fp64 stay unchanged."""
+    """Convert bf16 and fp16 values to fp32. Return values in fp32 and fp64 unchanged."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the summed cross-entropy of (N, C) logits and (N,) targets, or 0 if N is 0.
 
-    It is the loss of MLM and TLM at the masked positions (InfoXLM, equations 3 and 4), of CLM at all positions but the
-    last (Lample and Conneau 2019, section 3.2), and of NSP (Devlin et al. 2019, section 3.1).
+    This is the loss of MLM and TLM at the masked positions (InfoXLM, equations 3 and 4), of CLM at all positions except
+    the last (Lample and Conneau 2019, section 3.2), and of NSP (Devlin et al. 2019, section 3.1).
     """
     return F.cross_entropy(full_precision(logits), targets, reduction="sum")
 
 
 def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each answer, (N,): the mean of the cross-entropies of its start and its end.
+    """Return the loss of each extracted answer, (N,): the mean of the cross-entropies of its start and its end.
 
     Args:
-        logits: (N, L, 2) of start and end at each token; -inf after a sequence's last token.
-        targets: (N, 2) tokens at which the answers start and end.
+        logits: (N, L, 2) logits of start and end at each token; -inf after the last token of a sequence.
+        targets: (N, 2) positions of the tokens at which the answers start and end.
 
     Source: Devlin et al. 2019, section 4.2.
     """
@@ -37,18 +37,18 @@ def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
 def xlco_logits(
     query: Tensor, key: Tensor, queue: Tensor, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:
-    """Return the similarity of each query to its key, first, and to all rows of the queue: (B, 1 + K).
+    """Return the scaled similarities (B, 1 + K) of each query to its translation, in column 0, and to the queue.
 
     Args:
         query: (B, D).
-        key: (B, D) without gradient; row i translates query i.
-        queue: (K, D) without gradient.
-        temperature: divides the similarities.
-        excluded: (B, K) true where a row is no negative of a query; None: nowhere. This is our addition.
+        key: (B, D) without gradient; row i is the translation of query i.
+        queue: (K, D) keys of earlier steps, without gradient.
+        temperature: divides the similarities; lower is sharper.
+        excluded: (B, K) true for false negatives, which are ignored. The paper does not have them.
 
     Source: InfoXLM, equation 6.
     """
-    query = query / temperature  # (B, D): cheaper than to divide (B, 1 + K)
+    query = query / temperature  # (B, D); dividing the similarities (B, 1 + K) would take longer
     positive = (query * key).sum(dim=1, keepdim=True)  # (B, 1)
     negative = query @ queue.T  # (B, K)
     if excluded is not None:
@@ -57,14 +57,13 @@ def xlco_logits(
 
 
 def xlco_losses(logits: Tensor, margin: float = 0.0) -> Tensor:
-    """Return the contrastive loss (InfoNCE) of each item, (B,).
+    """Return the contrastive loss (InfoNCE) of each query, (B,).
 
     Args:
-        logits: (B, 1 + K) similarities divided by the temperature, with the translation's in the first column.
-        margin: is subtracted from the translations' logits.
+        logits: (B, 1 + K) from `xlco_logits`, with the translations in column 0.
+        margin: subtracted from the logits of the translations. For LaBSE's margin m, give m / temperature.
 
-    Sources: InfoXLM, equation 6, and for the margin LaBSE (Feng et al. 2022), equation 2. LaBSE's margin m is on
-    similarities, so that `margin` is m / temperature.
+    Sources: InfoXLM, equation 6; LaBSE (Feng et al. 2022), equation 2, for the margin.
     """
     if margin:
         logits = torch.cat([logits[:, :1] - margin, logits[:, 1:]], dim=1)
@@ -73,13 +72,13 @@ def xlco_losses(logits: Tensor, margin: float = 0.0) -> Tensor:
 
 
 def xlco_hits(logits: Tensor) -> Tensor:
-    """Return how many queries are nearest to their translation among 1 + K candidates. Chance is B / (1 + K)."""
+    """Count the queries that are nearer to their translation than to all K negatives. Chance is B / (1 + K)."""
     best_negative = logits[:, 1:].amax(dim=1)  # (B,)
     return (logits[:, 0] > best_negative).sum()
 
 
 def share_a_sentence(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """Return whether query and key have a sentence in common, (B, K) bool.
+    """Return for each query and key whether they have a sentence in common, (B, K) bool.
 
     Args:
         query_ids: (B, 2) ids of the two sentences of each query.
@@ -95,7 +94,7 @@ def share_a_sentence(query_ids: Tensor, key_ids: Tensor) -> Tensor:
 
 
 def have_equal_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """Return whether query and key have the same set of sentences, (B, K) bool. Arguments: see `share_a_sentence`."""
+    """Return for each query and key whether they have the same two sentences, (B, K). See `share_a_sentence`."""
     query_ids = query_ids.sort(dim=1).values[:, None]  # (B, 1, 2)
     key_ids = key_ids.sort(dim=1).values[None]  # (1, K, 2)
     has_equal_first = query_ids[..., 0] == key_ids[..., 0]  # (B, K)

@@ -1,6 +1,7 @@
-"""Task models for other encoders (XLM, DistilBERT, DeBERTa, …): Hugging Face's own classes, which pad their input.
+"""Task models for encoders that cannot run packed, such as XLM, DistilBERT and DeBERTa.
 
-They have the same signature as our packed models, so that training and prediction need not distinguish them.
+They wrap Hugging Face's classes, pad their input, and have the signature of our packed models, so that training and
+prediction treat all models alike.
 """
 
 import inspect
@@ -25,15 +26,15 @@ from infoxlm_core.model.task_head import Head
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_DROPOUT = ("dropout", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
-_HEAD_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "summary_first_dropout",
+_ENCODER_DROPOUT_FIELDS = ("dropout", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
+_HEAD_DROPOUT_FIELDS = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "summary_first_dropout",
                  "cls_dropout", "pooler_dropout")  # fmt: skip
 
 
 class Padded(nn.Module):
-    """A task model of Hugging Face that is called with packed sequences and draws its own dropout."""
+    """A task model of Hugging Face that is called with packed sequences."""
 
-    external_dropouts = 0
+    external_dropouts = 0  # see `task_models.Packed`
 
     def __init__(self, model: "PreTrainedModel", head: Head) -> None:
         super().__init__()
@@ -57,22 +58,28 @@ class Padded(nn.Module):
         ids: Tensor,
         types: Tensor,
         lengths: Sequence[int],
-        dropout_masks: Tensor | None = None,  # noqa: ARG002 - the signature of all task models
+        dropout_masks: Tensor | None = None,  # noqa: ARG002 - all task models have the same signature
     ) -> Tensor:
-        """Return (N, outputs) logits of N packed sequences, or (T, outputs) for token heads. Ids and types are (T,).
+        """Return the logits of N packed sequences, (N, outputs), or (T, outputs) for heads on every token.
 
-        For a model with language embeddings, types are numbers of languages; see `set_languages`.
+        Args:
+            ids: (T,) token ids.
+            types: (T,) token types, or numbers of languages if the model has language embeddings (`set_languages`).
+            lengths: number of tokens of each sequence.
+            dropout_masks: ignored, because Hugging Face's classes draw their own dropout.
         """
-        sequence_lengths = list(lengths)
+
+        def pad(values: Tensor, padding_value: int = 0) -> Tensor:
+            """Return values (T,) as a batch of padded sequences (N, longest)."""
+            return pad_sequence(list(values.split(list(lengths))), batch_first=True, padding_value=padding_value)
+
+        attention_mask = pad(torch.ones_like(ids))
         padding_id = getattr(self.config, "pad_token_id", None) or 0
-        input_ids = pad_sequence(list(ids.split(sequence_lengths)), batch_first=True, padding_value=padding_id)
-        ones = torch.ones_like(ids)
-        attention_mask = pad_sequence(list(ones.split(sequence_lengths)), batch_first=True)  # (N, longest)
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        inputs = {"input_ids": pad(ids, padding_id), "attention_mask": attention_mask}
         if self.has_languages:
-            inputs["langs"] = pad_sequence(list(types.split(sequence_lengths)), batch_first=True)
-        elif self.type_count > 1:  # XLM, for example, has no types and would look them up in the word embeddings
-            inputs["token_type_ids"] = pad_sequence(list(types.split(sequence_lengths)), batch_first=True)
+            inputs["langs"] = pad(types)
+        elif self.type_count > 1:  # XLM has no type table: it would look types up in the word embeddings
+            inputs["token_type_ids"] = pad(types)
         outputs = self.model(**inputs)
         columns = [outputs[field] for field in self.head.output_fields]
         logits = columns[0] if len(columns) == 1 else torch.stack(columns, dim=-1)
@@ -82,7 +89,7 @@ class Padded(nn.Module):
 
 
 def languages_of(config: PretrainedConfig) -> dict[str, int]:
-    """Return the number of each language's embedding. Only models of type XLM have any."""
+    """Return the numbers of the language embeddings by language. Only models of type XLM have such embeddings."""
     if getattr(config, "n_langs", 1) < 2 or not getattr(config, "use_lang_emb", False):
         return {}
     return dict(getattr(config, "lang2id", None) or {})
@@ -92,38 +99,37 @@ def number_language(config: PretrainedConfig, language: str) -> int | None:
     """Return the number of a language's embedding, or None if the model has no language embeddings.
 
     Raises:
-        InputError: the model has language embeddings, but not of this language.
+        InputError: the model has language embeddings, but none of this language.
     """
-    language_numbers = languages_of(config)
-    if not language_numbers:
+    number_by_language = languages_of(config)
+    if not number_by_language:
         return None
-    code = language if language in language_numbers else two_letters(language)
-    if code not in language_numbers:
-        available = ", ".join(language_numbers)
-        raise InputError(f"the model has no embedding of language {language}: give text in {available}")
-    return language_numbers[code]
+    code = language if language in number_by_language else two_letters(language)
+    if code not in number_by_language:
+        available_languages = ", ".join(number_by_language)
+        raise InputError(f"the model has no embedding of language {language}: give text in {available_languages}")
+    return number_by_language[code]
 
 
 def set_languages(examples: Examples, config: PretrainedConfig, languages: Sequence[str]) -> Examples:
     """Return N examples whose types are the numbers of their N languages, if the model has language embeddings.
 
-    Both sides of a pair have one number, as in XLM. Examples of other models are returned unchanged.
+    Both sides of a pair have the same number, as in XLM. Examples for other models are returned unchanged.
     """
     if not languages_of(config):
         return examples
-    language_numbers = {language: number_language(config, language) for language in set(languages)}
-    number_by_example = np.array([language_numbers[language] for language in languages], np.int16)  # (N,)
-    return replace(examples, types=np.repeat(number_by_example, examples.lengths))  # types are (T,)
+    numbers = [number_language(config, language) for language in languages]
+    return replace(examples, types=np.repeat(np.array(numbers, np.int16), examples.lengths))  # types are (T,)
 
 
 def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
-    """Return the names of a classifier's labels, in the order of their numbers."""
-    name_by_number: Any = config.id2label
-    return tuple(name_by_number[number] for number in sorted(name_by_number))
+    """Return the labels of a classifier in the order of their numbers."""
+    label_by_number: Any = config.id2label
+    return tuple(label_by_number[number] for number in sorted(label_by_number))
 
 
 def read_config(directory: Path) -> PretrainedConfig:
-    """Return the config of any model. Raise InputError if it is missing, damaged, or of an unknown type."""
+    """Return the config of a model of any type. Raise InputError if it is missing, damaged, or of an unknown type."""
     pretrained.read_config(directory)  # raises InputError for impossible sizes
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -133,16 +139,15 @@ def read_config(directory: Path) -> PretrainedConfig:
         ) from None
 
 
-def load(directory: Path, head: Head, config: PretrainedConfig, fresh: bool) -> Padded:
-    """Load a task model, or with `fresh` an encoder with a random head. See `load_model` for errors."""
+def load(directory: Path, head: Head, config: PretrainedConfig, new_head: bool) -> Padded:
+    """Load a task model, or with `new_head` an encoder to which a random head is added. See `load_model` for errors."""
     auto_class = getattr(transformers, f"AutoModelFor{head.architecture}")
-    model = stored_weights.load_model(auto_class, directory, config, new_head=fresh)
-    return Padded(model, head)
+    return Padded(stored_weights.load_model(auto_class, directory, config, new_head), head)
 
 
 def set_dropout(config: PretrainedConfig, dropout: float, head_dropout: float) -> None:
-    """Set the dropout of encoder and head in every field that a config has for them."""
-    for field_names, probability in ((_DROPOUT, dropout), (_HEAD_DROPOUT, head_dropout)):
+    """Set the dropout of encoder and head in a config, whose field names depend on the type of the model."""
+    for field_names, probability in ((_ENCODER_DROPOUT_FIELDS, dropout), (_HEAD_DROPOUT_FIELDS, head_dropout)):
         for field_name in field_names:
             if hasattr(config, field_name):
                 setattr(config, field_name, probability)

@@ -1,8 +1,8 @@
 """Models for a task: an encoder with the head that the task declares.
 
-All are called with packed sequences: `module(ids, types, lengths)`. XLM-R, RoBERTa and BERT run packed; other models
-are padded inside (`padded.py`). Directories are in Hugging Face's format; exported models load in its `AutoModelFor…`
-classes and give equal logits.
+All models are called with packed sequences: `module(ids, types, lengths)`. XLM-R, RoBERTa and BERT compute them
+packed, and other models pad them inside (`padded.py`). Models are stored in Hugging Face's format: its `AutoModelFor…`
+classes load them and compute the same logits.
 """
 
 import copy
@@ -26,9 +26,9 @@ from infoxlm_core.model.task_head import Head, NameRules
 
 
 class Packed(nn.Module):
-    """The base of task models: an encoder over packed sequences."""
+    """The base class of task models that compute packed sequences."""
 
-    external_dropouts = 0  # dropout layers whose masks the caller draws for each example, as `dropout_masks`
+    external_dropouts = 0  # number of dropout layers whose masks the caller draws and passes as `dropout_masks`
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Packed(nn.Module):
 
     @property
     def name_rules(self) -> NameRules:
-        """Names of the head's parameters -> Hugging Face's names."""
+        """The rules that map the names of the head's parameters to Hugging Face's names."""
         return self.head.bert_name_rules if self.is_bert else self.head.name_rules
 
     def run_encoder(self, ids: Tensor, types: Tensor, lengths: Sequence[int], only_first_tokens: bool) -> Tensor:
@@ -57,7 +57,7 @@ class Packed(nn.Module):
             ids: (T,) token ids.
             types: (T,) token types; types that the encoder lacks are replaced by its last one.
             lengths: number of tokens of each sequence.
-            only_first_tokens: compute only the first token of each sequence in the top layer.
+            only_first_tokens: whether the top layer computes only the first token of each sequence.
 
         Returns:
             (T, d), or (N, d) with `only_first_tokens`.
@@ -71,16 +71,14 @@ class Packed(nn.Module):
         hidden = self.encoder.embed(ids, positions, types)  # (T, d)
         if only_first_tokens:
             row_counts = (1,) * len(lengths)
-            hidden = self.encoder.run(hidden, lengths, 0, size.layers, first_rows, row_counts)  # (N, d)
-        else:
-            hidden = self.encoder.run(hidden, lengths, 0, size.layers)
-        return full_precision(hidden)
+            return full_precision(self.encoder.run(hidden, lengths, 0, size.layers, first_rows, row_counts))
+        return full_precision(self.encoder.run(hidden, lengths, 0, size.layers))
 
 
 class SequenceModel(Packed):
-    """A head on the first token, as in Hugging Face: dropout, dense, tanh, dropout, linear.
+    """A model with a head on the first token, as in Hugging Face: dropout, dense, tanh, dropout, linear.
 
-    In BERT, `dense` is the pooler, with no dropout before it.
+    In BERT, `dense` is the pooler, which has no dropout before it.
     """
 
     external_dropouts = 2
@@ -93,15 +91,14 @@ class SequenceModel(Packed):
     def forward(
         self, ids: Tensor, types: Tensor, lengths: Sequence[int], dropout_masks: Tensor | None = None
     ) -> Tensor:
-        """Return the logits (N, labels) of N packed sequences.
+        """Return the logits of N packed sequences, (N, labels).
 
         Args:
             ids: (T,) token ids.
             types: (T,) token types.
             lengths: number of tokens of each sequence.
-            dropout_masks: (N, 2, d) bool of the two dropout layers, false where a value is dropped; None: no dropout.
-                The caller draws them for each example, so that they do not depend on which examples are computed
-                together.
+            dropout_masks: (N, 2, d) false where one of the two dropout layers drops a value; None: no dropout. The
+                caller draws them for each example, so that they do not depend on the other examples of a batch.
         """
         hidden = self.run_encoder(ids, types, lengths, only_first_tokens=True)  # (N, d)
         if dropout_masks is None:
@@ -114,7 +111,7 @@ class SequenceModel(Packed):
 
 
 class TokenModel(Packed):
-    """A head on every token: dropout and a linear map. Dropout is drawn for all tokens of a forward pass."""
+    """A model with a head on every token: dropout and a linear layer."""
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__(encoder, config, head, dropout)
@@ -125,9 +122,9 @@ class TokenModel(Packed):
         ids: Tensor,
         types: Tensor,
         lengths: Sequence[int],
-        dropout_masks: Tensor | None = None,  # noqa: ARG002 - the signature of all task models
+        dropout_masks: Tensor | None = None,  # noqa: ARG002 - all task models have the same signature
     ) -> Tensor:
-        """Return the logits (T, outputs) of packed sequences. Ids and types are (T,)."""
+        """Return the logits of all tokens, (T, outputs), given ids and types (T,)."""
         hidden = self.run_encoder(ids, types, lengths, only_first_tokens=False)  # (T, d)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)
@@ -145,66 +142,66 @@ def create(
     head_dropout: float = 0.0,
     seed: int = 1,
 ) -> TaskModel:
-    """Load a pre-trained encoder on the CPU and add a new head with random weights.
+    """Load a pre-trained encoder on the CPU, and add a new head with random weights.
 
     Args:
-        directory: holds the encoder.
-        head: the task's head.
+        directory: Hugging Face directory of the encoder.
+        head: the head of the task.
         labels: the labels in the order of their numbers, if the task has labels.
         dropout: probability of dropout in the encoder.
         head_dropout: probability of dropout in the head.
-        seed: seed of the head's weights.
+        seed: seed of the weights of the head.
 
     Raises:
-        InputError: the directory has no complete encoder.
+        InputError: the directory does not contain a complete encoder.
     """
     config = padded.read_config(directory)
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}
     if getattr(config, "causal", False):
-        config.causal = False  # as XLM: in one direction, the first token would read no other token
+        config.causal = False  # in a causal XLM, the first token could not attend to any other token
     if not pretrained.runs_packed(pretrained.read_config(directory)):
         padded.set_dropout(config, dropout, head_dropout)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return padded.load(directory, head, config, fresh=True)
+            return padded.load(directory, head, config, new_head=True)
 
     module = _build(directory, head, config, dropout, head_dropout)
     for name, child in module.named_children():
         if name != "encoder":
             initialise(child, seed)
-    stored_modules = nn.Module()  # the encoder and BERT's pooler, but not the head of another task
-    stored_modules.encoder = module.encoder
+    pretrained_part = nn.Module()  # the encoder and BERT's pooler, but not a stored head of another task
+    pretrained_part.encoder = module.encoder
     if isinstance(module, SequenceModel) and module.is_bert:
-        stored_modules.dense = module.dense
-    pretrained.load_into(stored_modules, directory, optional=("dense.",), names=module.name_rules)
+        pretrained_part.dense = module.dense
+    pretrained.load_into(pretrained_part, directory, optional=("dense.",), names=module.name_rules)
     return module
 
 
 def load(directory: Path, head: Head) -> TaskModel:
-    """Load a fine-tuned model for evaluation, on a GPU if available. Raise InputError if it lacks this head."""
+    """Load a fine-tuned model for evaluation, on a GPU if possible. Raise InputError if it does not have this head."""
     config = padded.read_config(directory)
     module: TaskModel
     if pretrained.runs_packed(pretrained.read_config(directory)):
         module = _build(directory, head, config, 0.0, 0.0)
         pretrained.load_into(module, directory, names=module.name_rules)
     else:
-        module = padded.load(directory, head, config, fresh=False)
+        module = padded.load(directory, head, config, new_head=False)
     return module.eval().to(devices.choose())
 
 
 def _build(
     directory: Path, head: Head, config: PretrainedConfig, dropout: float, head_dropout: float
 ) -> SequenceModel | TokenModel:
-    """Return a model of the right size, with uninitialised weights."""
+    """Return a model of the size that the directory describes, with uninitialised weights."""
     encoder = Encoder(pretrained.size_of(directory), dropout)
     model_class = TokenModel if head.is_per_token else SequenceModel
     return model_class(encoder, config, head, head_dropout)
 
 
 def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
-    """Write the model for the head's `AutoModelFor…` class, with the tokenizer, into a directory."""
+    """Write a model and its tokenizer in the format of the `AutoModelFor…` class of its head."""
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(module, padded.Padded):
         module.model.save_pretrained(directory)
@@ -220,15 +217,15 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
 
 @torch.inference_mode()
 def compute_logits(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> list[Tensor] | Tensor:
-    """Return the logits of examples in their order, in fp32 on the CPU.
+    """Compute the logits of all examples, in fp32 on the CPU.
 
     Args:
         module: the model.
-        examples: encoded texts or pairs of texts.
-        tokens_per_batch: examples of similar length are computed together, with at most so many tokens.
+        examples: N encoded texts or pairs of texts.
+        tokens_per_batch: maximum number of tokens that are computed together, padding included.
 
     Returns:
-        (N, outputs), or for a token head a list with a tensor (length, outputs) for each example.
+        (N, outputs), or for a head on every token a list with (length, outputs) for each example.
     """
     device = next(module.parameters()).device
     logits_of_examples: list[Tensor] = [torch.empty(0)] * len(examples)
@@ -240,23 +237,23 @@ def compute_logits(module: TaskModel, examples: Examples, tokens_per_batch: int 
             types = devices.send(torch.from_numpy(batch.types), device)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = module(ids, types, lengths)  # (N, outputs) or (T, outputs)
-            split_sizes = lengths if module.head.is_per_token else 1
-            for row, logits_of_example in zip(rows, logits.float().cpu().split(split_sizes), strict=True):
+            rows_per_example = lengths if module.head.is_per_token else 1
+            for row, logits_of_example in zip(rows, logits.float().cpu().split(rows_per_example), strict=True):
                 logits_of_examples[row] = logits_of_example
     return logits_of_examples if module.head.is_per_token else torch.cat(logits_of_examples)
 
 
 def split_by_length(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Split rows into batches, the longest first.
+    """Split rows into batches of similar length, the longest first.
 
-    A padded batch has at most `tokens` tokens. A row that is longer is a batch of its own.
+    A padded batch has at most `tokens` tokens. A longer row has a batch of its own.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     row_batches = []
     start = 0
     while start < len(longest_first):
-        longest = int(lengths[longest_first[start]])
-        end = start + max(1, tokens // longest)
+        batch_length = int(lengths[longest_first[start]])
+        end = start + max(1, tokens // batch_length)
         row_batches.append(longest_first[start:end])
         start = end
     return row_batches

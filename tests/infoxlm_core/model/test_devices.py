@@ -1,4 +1,4 @@
-"""A GPU that torch cannot use is named; nothing computes on the CPU beside it unless somebody says so."""
+"""If torch cannot use a GPU of the machine, nothing falls back to the CPU unless the user asks for it."""
 
 import pytest
 import torch
@@ -6,58 +6,44 @@ import torch
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import devices
 
-TOO_OLD = "The NVIDIA driver on your system is too old (found version 12040)."
-
 
 @pytest.fixture
-def driver(monkeypatch):
-    """Make torch one that was built for CUDA, on a machine with a GPU whose driver says no in these words."""
+def old_driver(monkeypatch):
+    """Simulate a machine whose GPU driver is too old for this build of torch."""
 
-    def refuse(words: str) -> None:
-        def init() -> None:
-            raise RuntimeError(words)
+    def refuse() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040).")
 
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        monkeypatch.setattr(torch.cuda, "init", init)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # of NVML, which any driver answers
-        monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    return refuse
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # from NVML, which works with every driver
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-@pytest.mark.parametrize("words", [TOO_OLD, "Found no NVIDIA driver."])
-def test_a_driver_that_torch_cannot_use_is_named_with_what_it_takes(driver, words):
-    driver(words)
-
-    said = devices.why_no_gpu()
-
-    assert words in said and "update the node's NVIDIA driver (580 or newer for CUDA 13)" in said
-
-
-def test_a_gpu_that_torch_sees_is_left_alone(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-    assert devices.why_no_gpu() == ""
-
-
-def test_beside_a_gpu_whose_driver_is_too_old_nothing_computes_on_the_cpu_unasked(driver):
-    driver(TOO_OLD)
-
-    with pytest.raises(InputError, match=r"too old.*CUDA_VISIBLE_DEVICES"):
+@pytest.mark.usefixtures("old_driver")
+def test_gpu_with_an_old_driver_is_reported_with_reason_and_remedies():
+    message = r"driver on your system is too old.*update the node's NVIDIA driver.*set CUDA_VISIBLE_DEVICES to nothing"
+    with pytest.raises(InputError, match=message):
         devices.choose()
 
 
-@pytest.mark.parametrize("shown", ["", "-1", "NoDevFiles"])
-def test_who_hides_the_gpus_computes_on_the_cpu(driver, monkeypatch, shown):
-    driver(TOO_OLD)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+@pytest.mark.usefixtures("old_driver")
+@pytest.mark.parametrize("visible_devices", ["", "-1", "NoDevFiles"])
+def test_hidden_gpus_are_ignored(monkeypatch, visible_devices):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible_devices)
 
     assert devices.choose() == torch.device("cpu")
 
 
-def test_a_torch_that_was_built_without_cuda_computes_on_the_cpu(driver, monkeypatch):
-    driver(TOO_OLD)
+@pytest.mark.usefixtures("old_driver")
+def test_build_of_torch_without_cuda_uses_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
 
     assert devices.choose() == torch.device("cpu")
+
+
+def test_usable_gpu_needs_no_explanation(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    assert devices.why_no_gpu() == ""

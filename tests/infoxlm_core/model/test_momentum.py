@@ -10,6 +10,7 @@ from infoxlm_core.model.momentum import KeyEncoder, Queue, momentum_at
 from infoxlm_core.model.objectives import xlco_logits, xlco_losses
 
 SIZE = EncoderSize(vocabulary=32, layers=3, hidden=8, ffn=16, heads=2, positions=16)
+INPUTS = torch.tensor([0, 7, 2, 0, 9, 2]), torch.tensor([0, 1, 2, 0, 1, 2]), (3, 3)  # ids, positions and lengths
 
 
 @pytest.fixture
@@ -19,41 +20,36 @@ def model() -> InfoXLM:
     return model
 
 
-@pytest.mark.item("A7")
-def test_the_key_encoder_begins_as_the_query_encoder_up_to_the_universal_layer(model):
+def compute_queries(model: InfoXLM) -> torch.Tensor:
+    return model.encoder(*INPUTS, last=2)[[0, 3]] @ model.projection
+
+
+@pytest.mark.item("A6", "A7")
+def test_key_encoder_begins_as_the_query_encoder_up_to_the_universal_layer(model):
     key_encoder = KeyEncoder(model)
 
     assert len(key_encoder.encoder.layers) == 2
-    queries = dict(model.named_parameters())
-    assert all(torch.equal(key, queries[name]) for name, key in key_encoder.named_parameters())
-
-
-@pytest.mark.item("A7")
-def test_the_same_input_gives_equal_query_and_key(model):
-    ids, where, lengths = torch.tensor([0, 7, 2, 0, 9, 2]), torch.tensor([2, 3, 4, 2, 3, 4]), (3, 3)
-
-    key = KeyEncoder(model)(ids, where, lengths)
-
-    query = model.encoder(ids, where, lengths, last=2)[[0, 3]] @ model.projection
-    assert torch.equal(key, query)
+    query_parameters = dict(model.named_parameters())
+    assert all(torch.equal(key, query_parameters[name]) for name, key in key_encoder.named_parameters())
+    assert torch.equal(key_encoder(*INPUTS), compute_queries(model))
 
 
 @pytest.mark.item("A2")
-def test_contrast_moves_only_the_query_encoder(model):
+def test_contrast_has_gradients_only_in_the_query_encoder(model):
     key_encoder, queue = KeyEncoder(model), Queue(4, 8)
-    ids, where, lengths = torch.tensor([0, 7, 2]), torch.tensor([2, 3, 4]), (3,)
-    query = model.encoder(ids, where, lengths, last=2)[:1] @ model.projection
 
-    xlco_losses(xlco_logits(query, key_encoder(ids, where, lengths), queue.rows, 0.1)).sum().backward()
+    xlco_losses(xlco_logits(compute_queries(model), key_encoder(*INPUTS), queue.rows, 0.1)).sum().backward()
 
-    assert model.projection.grad is not None and model.encoder.layers[1].up.weight.grad is not None
-    assert all(p.grad is None for p in key_encoder.parameters()) and queue.rows.grad is None
-    assert model.encoder.layers[2].up.weight.grad is None  # nothing above the universal layer
+    assert model.projection.grad is not None
+    assert model.encoder.layers[1].up.weight.grad is not None
+    assert model.encoder.layers[2].up.weight.grad is None  # above the universal layer
+    assert queue.rows.grad is None
+    assert all(parameter.grad is None for parameter in key_encoder.parameters())
 
 
 @pytest.mark.item("A8")
 @pytest.mark.parametrize(("momentum", "steps", "tolerance"), [(0.999, 1000, 1e-5), (0.9999, 20_000, 1e-4)])
-def test_momentum_covers_the_distance_it_should(model, momentum, steps, tolerance, record_property):
+def test_n_updates_with_momentum_m_leave_m_to_the_n_of_the_distance(model, momentum, steps, tolerance, record_property):
     key_encoder = KeyEncoder(model)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -64,39 +60,38 @@ def test_momentum_covers_the_distance_it_should(model, momentum, steps, toleranc
     for _ in range(steps):
         key_encoder.update(momentum)
 
-    # an update rounds a number below 1/4 by 2**-27 at most, later ones shrink that: 2**-27 / (1 - momentum) in all
-    assert start.abs().max() < 0.25 and goal.abs().max() < 0.25
-    distance = key_encoder.projection - goal - momentum**steps * (start - goal)
-    record_property("figure", f"{steps} updates at {momentum}: off by {distance.abs().max():.1e}")
-    assert distance.abs().max() <= tolerance
+    # An update rounds values below 1/4 by at most 2**-27, and later updates shrink this error: 2**-27 / (1 - momentum).
+    assert start.abs().max() < 0.25
+    assert goal.abs().max() < 0.25
+    error = key_encoder.projection - goal - momentum**steps * (start - goal)
+    record_property("figure", f"{steps} updates at {momentum}: off by {error.abs().max():.1e}")
+    assert error.abs().max() <= tolerance
     assert (key_encoder.projection == start).float().mean() < 0.01
 
 
 @pytest.mark.item("A8")
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-def test_in_half_precision_training_the_key_encoder_still_moves_in_fp32(model, kind):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_key_encoder_moves_in_fp32_in_half_precision_training(model, dtype):
     key_encoder = KeyEncoder(model)
     with torch.no_grad():
         model.projection.add_(0.01)
     start = key_encoder.projection.clone()
-    ids, where, lengths = torch.tensor([0, 7, 2]), torch.tensor([2, 3, 4]), (3,)
 
-    with torch.autocast("cpu", kind):
+    with torch.autocast("cpu", dtype):
         for _ in range(1000):
             key_encoder.update(0.999)
-        keys = key_encoder(ids, where, lengths)
+        keys = key_encoder(*INPUTS)
 
     assert keys.dtype == key_encoder.projection.dtype == torch.float32
-    covered = (key_encoder.projection - start) / 0.01
-    torch.testing.assert_close(covered, torch.full_like(covered, 1 - 0.999**1000), atol=1e-3, rtol=0)
+    covered_share = (key_encoder.projection - start) / 0.01
+    torch.testing.assert_close(covered_share, torch.full_like(covered_share, 1 - 0.999**1000), atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-def test_in_half_precision_training_queries_and_keys_are_projected_in_fp32(kind):
-    drawn = torch.Generator().manual_seed(1)
-    pooled, projection = torch.randn(4, 16, generator=drawn), torch.randn(16, 16, generator=drawn)
+def test_projection_is_computed_in_fp32_under_autocast():
+    generator = torch.Generator().manual_seed(1)
+    pooled, projection = torch.randn(4, 16, generator=generator), torch.randn(16, 16, generator=generator)
 
-    with torch.autocast("cpu", kind):
+    with torch.autocast("cpu", torch.bfloat16):
         projected = project(pooled, projection, normalise=False)
 
     assert torch.equal(projected, pooled @ projection)
@@ -116,26 +111,31 @@ def test_momentum_zero_copies_and_one_freezes(model):
 
 
 @pytest.mark.item("A10")
-@pytest.mark.parametrize("batch", [1, 2, 3, 5, 7, 12])
-def test_the_queue_holds_the_last_keys_whatever_the_batch_size(batch):
-    queue, pushed = Queue(5, 1), []
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 7, 12])
+def test_queue_of_five_holds_the_last_keys_for_every_batch_size(batch_size):
+    queue = Queue(5, 1)
     for step in range(6):
-        keys = torch.arange(step * batch, (step + 1) * batch, dtype=torch.float)[:, None]
+        keys = torch.arange(step * batch_size, (step + 1) * batch_size, dtype=torch.float)[:, None]
         queue.push(keys, keys.long().expand(-1, 2), step)
-        pushed += keys[:, 0].tolist()
 
     oldest_first = queue.rows[:, 0].roll(-int(queue.pointer)).tolist()
-    assert oldest_first == ([0.0] * 5 + pushed)[-5:] if len(pushed) < 5 else oldest_first == pushed[-5:]
+    assert oldest_first == [float(key) for key in range(6 * batch_size)][-5:]
     assert torch.equal(queue.sentence_ids[:, 0].float(), queue.rows[:, 0])
 
 
-def test_momentum_may_rise_to_one_follow_a_power_of_the_step_or_be_dropped_now_and_then():
-    def course(schedule: str, **more) -> list[float]:
-        config = ContrastConfig(momentum=0.9, momentum_schedule=schedule, **more)
-        return [momentum_at(config, step, 11) for step in range(11)]
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"momentum_schedule": "constant"}, [0.9] * 11),
+        ({"momentum_schedule": "linear"}, [0.9 + 0.01 * step for step in range(11)]),
+        ({"momentum_schedule": "exponential", "momentum_alpha": 0.5}, [0.0, 1 - 2**-0.5, 1 - 3**-0.5, 0.5]),
+        ({"momentum_schedule": "exponential", "momentum_alpha": 2.0}, [0.0, 0.75, 8 / 9] + [0.9] * 8),
+        ({"momentum_schedule": "refresh", "refresh_every": 5}, [0.9] * 4 + [0.0] + [0.9] * 4 + [0.0] + [0.9]),
+    ],
+)
+def test_momentum_follows_its_schedule(settings, expected):
+    config = ContrastConfig(momentum=0.9, **settings)
 
-    assert course("constant") == [0.9] * 11
-    assert course("linear") == pytest.approx([0.9 + 0.01 * step for step in range(11)])
-    assert course("exponential", momentum_alpha=0.5)[:4] == pytest.approx([0.0, 1 - 2**-0.5, 1 - 3**-0.5, 0.5])
-    assert course("exponential", momentum_alpha=2.0)[9] == 0.9
-    assert course("refresh", refresh_every=5) == [0.9] * 4 + [0.0] + [0.9] * 4 + [0.0] + [0.9]
+    momenta = [momentum_at(config, step, 11) for step in range(len(expected))]
+
+    assert momenta == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""The losses against their formulas (acceptance items A1, A2, A4, A12)."""
+"""Losses and similarities, compared with their formulas (acceptance items A1, A2, A4, A12)."""
 
 import math
 
@@ -18,17 +18,17 @@ pytestmark = pytest.mark.usefixtures("in_fp64")
 
 
 @pytest.mark.item("A1")
-def test_xlco_loss_of_a_model_that_knows_nothing_is_log_of_the_choices(record_property):
-    nothing = torch.zeros(4, 8)
+def test_xlco_loss_without_knowledge_is_the_log_of_the_number_of_choices(record_property):
+    zeros = torch.zeros(4, 8)
 
-    loss = xlco_losses(xlco_logits(nothing, nothing, torch.randn(131_072, 8), temperature=0.25)).sum()
+    loss = xlco_losses(xlco_logits(zeros, zeros, torch.randn(131_072, 8), temperature=0.25)).sum()
 
     record_property("figure", f"{loss.item() / 4:.5f} nats")
     assert loss.item() / 4 == pytest.approx(math.log(1 + 131_072), rel=1e-9)
 
 
 @pytest.mark.item("A1")
-def test_xlco_loss_is_the_formula():
+def test_xlco_loss_equals_its_formula():
     query, key, queue = torch.randn(3, 8), torch.randn(3, 8), torch.randn(15, 8)
 
     loss = xlco_losses(xlco_logits(query, key, queue, temperature=0.25)).sum()
@@ -38,7 +38,7 @@ def test_xlco_loss_is_the_formula():
     assert loss.item() == pytest.approx(expected.sum().item(), rel=1e-9)
 
 
-def test_a_margin_is_subtracted_from_the_similarity_of_the_translation_alone():
+def test_margin_is_subtracted_from_the_similarity_of_the_translation():
     query, key, queue = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.6, 0.8]]), torch.tensor([[0.0, 1.0]])
 
     loss = xlco_losses(xlco_logits(query, key, queue, temperature=0.5), margin=0.2 / 0.5)
@@ -49,7 +49,7 @@ def test_a_margin_is_subtracted_from_the_similarity_of_the_translation_alone():
 
 
 @pytest.mark.item("A2")
-def test_xlco_gradient_is_the_weighted_mean_of_keys_minus_the_key():
+def test_xlco_gradient_is_the_weighted_mean_of_all_keys_minus_the_own_key():
     query = torch.randn(3, 8, requires_grad=True)
     key, queue = torch.randn(3, 8), torch.randn(15, 8)
 
@@ -62,7 +62,7 @@ def test_xlco_gradient_is_the_weighted_mean_of_keys_minus_the_key():
 
 
 @pytest.mark.item("A12")
-def test_an_excluded_row_is_no_negative():
+def test_excluded_rows_of_the_queue_are_ignored():
     query = torch.randn(2, 8)
     queue = torch.cat([query, torch.randn(5, 8)])  # rows 0 and 1 are the queries themselves
     excluded = torch.zeros(2, 7, dtype=torch.bool)
@@ -74,7 +74,7 @@ def test_an_excluded_row_is_no_negative():
     assert loss.item() == pytest.approx(without.item(), rel=1e-9)
 
 
-def test_hits_count_the_queries_whose_translation_is_on_top():
+def test_hits_count_queries_that_are_nearest_to_their_translation():
     query = torch.eye(3)
     key = torch.eye(3)
     key[2] = 0.0  # the third query is nearer to the queue
@@ -83,7 +83,7 @@ def test_hits_count_the_queries_whose_translation_is_on_top():
 
 
 @pytest.mark.item("A4")
-def test_mlm_loss_of_equal_logits_is_log_of_the_vocabulary_and_of_no_targets_is_zero():
+def test_mlm_loss_of_equal_logits_is_the_log_of_the_vocabulary_size():
     logits = torch.zeros(5, 250_002)
 
     assert cross_entropy(logits, torch.arange(5)).item() / 5 == pytest.approx(math.log(250_002), rel=1e-9)
@@ -91,11 +91,12 @@ def test_mlm_loss_of_equal_logits_is_log_of_the_vocabulary_and_of_no_targets_is_
 
 
 @pytest.mark.item("A12")
-def test_overlap_finds_every_shared_meaning_and_equality_only_the_same_two():
-    mine = torch.tensor([[2, 9], [9, 3], [8, 9], [2, 1]])
-    theirs = torch.tensor([[1, 2], [3, 4], [5, 5]])
+def test_shared_and_equal_sentences_are_found():
+    query_ids = torch.tensor([[2, 9], [9, 3], [8, 9], [2, 1]])
+    key_ids = torch.tensor([[1, 2], [3, 4], [5, 5]])
 
-    overlaps, equal = share_a_sentence(mine, theirs), have_equal_sentences(mine, theirs)
+    shared = share_a_sentence(query_ids, key_ids)
+    equal = have_equal_sentences(query_ids, key_ids)
 
-    assert overlaps.tolist() == [[True, False, False], [False, True, False], [False] * 3, [True, False, False]]
+    assert shared.tolist() == [[True, False, False], [False, True, False], [False] * 3, [True, False, False]]
     assert equal.tolist() == [[False] * 3, [False] * 3, [False] * 3, [True, False, False]]
