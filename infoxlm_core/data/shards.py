@@ -13,7 +13,6 @@ on, and `sentence_id`, a 64-bit hash of each pair's English side. The manifest l
 part, so that opening shards reads no part.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +30,6 @@ TOKENS = np.dtype("<u4")
 TEXT = "text"
 PAIR_COLUMNS = ("source", "target")
 SENTENCE_ID = "sentence_id"
-_MAX_SEGMENTS = 4096
 
 
 def name_part(table: str, number: int) -> str:
@@ -81,60 +79,27 @@ class Blocks:
         return len(self.starts)
 
 
-def make_blocks(table: Table, max_tokens: int, rows_per_segment: int = 8192) -> Blocks:
+def make_blocks(table: Table, max_tokens: int) -> Blocks:
     """Join consecutive sentences greedily to blocks of at most `max_tokens` tokens.
 
     A longer sentence is a block of its own; it is truncated and loses its `</s>`.
 
-    Each block starts where the one before it ends, which is slow in a Python loop over all blocks. Therefore the table
-    is cut into segments, and the blocks of all segments are computed together, as if a block started at the first row
-    of each segment. Blocks that start at different rows soon start at the same row: the true blocks follow those of a
-    segment from the first start that they have in common.
-
     Args:
         table: sentences, each with `</s>`.
         max_tokens: the largest length of a block.
-        rows_per_segment: affects only the speed.
     """
-    if not len(table):
-        return Blocks(table, np.empty(0, np.int64), np.empty(0, np.int64))
     offsets = table.offsets
-
-    def next_block_starts(rows: np.ndarray) -> np.ndarray:
-        """Return the rows after the blocks that start at `rows`. A sentence that is too long is a block."""
-        return np.maximum(np.searchsorted(offsets, offsets[rows] + max_tokens, side="right") - 1, rows + 1)
-
-    segment_count = min(_MAX_SEGMENTS, math.ceil(len(table) / rows_per_segment))
-    segment_borders = np.linspace(0, len(table), segment_count + 1).astype(np.int64)
-    segment_ends = segment_borders[1:]
-    starts_by_step = []
-    current_rows = segment_borders[:-1].copy()  # (segments,) where the next block of each segment starts
-    is_inside = current_rows < segment_ends
-    while is_inside.any():
-        starts_by_step.append(np.where(is_inside, current_rows, -1))
-        current_rows[is_inside] = next_block_starts(current_rows[is_inside])
-        is_inside = current_rows < segment_ends
-    # (segments, steps): the rows at which blocks start in each segment, then -1
-    starts_by_segment = np.ascontiguousarray(np.array(starts_by_step, np.int64).reshape(-1, segment_count).T)
-
-    row = np.zeros(1, np.int64)
+    ends_within_limit = np.searchsorted(offsets, offsets[:-1] + max_tokens, side="right") - 1
+    # The row after the block that would start at each row: all of them at once, since one NumPy call per block is slow.
+    rows_after = np.maximum(ends_within_limit, np.arange(1, len(offsets))).tolist()
     first_rows = []
-    for padded_starts, segment_end, row_after_segment in zip(
-        starts_by_segment, segment_ends, current_rows, strict=True
-    ):
-        segment_starts = padded_starts[padded_starts >= 0]
-        while row[0] < segment_end:
-            index = np.searchsorted(segment_starts, row[0])
-            if index < len(segment_starts) and segment_starts[index] == row[0]:
-                first_rows.append(segment_starts[index:])
-                row = row_after_segment[None]
-            else:
-                first_rows.append(row)
-                row = next_block_starts(row)
-    block_rows = np.concatenate(first_rows)  # the first row of each block
-    start_offsets = offsets[block_rows]
-    end_offsets = offsets[np.append(block_rows[1:], len(table))]
-    return Blocks(table, start_offsets, np.minimum(end_offsets - start_offsets, max_tokens))
+    row = 0
+    while row < len(table):
+        first_rows.append(row)
+        row = rows_after[row]
+    starts = offsets[first_rows].astype(np.int64)
+    lengths = np.diff(starts, append=offsets[-1])
+    return Blocks(table, starts, np.minimum(lengths, max_tokens))
 
 
 @dataclass(frozen=True)
