@@ -100,9 +100,9 @@ def _add_special_tokens(segments_of_sequences: Sequence[Sequence[np.ndarray]], v
 def mix(
     first: tuple[Sequences, Sequences],
     second: tuple[Sequences, Sequences],
-    mode: np.ndarray,
-    cross: np.ndarray,
-    joined: np.ndarray,
+    modes: np.ndarray,
+    is_crossed: np.ndarray,
+    is_joined: np.ndarray,
     vocabulary: Vocabulary,
 ) -> tuple[Sequences, Sequences]:
     """Return the query and key views of translation pairs after mixup (InfoXLM, section 3.3).
@@ -110,25 +110,25 @@ def mix(
     Args:
         first: both sides of N pairs, c1 and c2 in the paper.
         second: both sides of the N pairs to join with them, d1 and d2 in the paper.
-        mode: (N,) in 0…7, the sum of the changes to apply: `REVERSE_SOURCE`, `REVERSE_TARGET`, `EXCHANGE_SIDES`.
-        cross: (N,) whether d1 and d2 are exchanged first, so that each view mixes languages.
-        joined: (N,) whether the second pair is used; without it only `EXCHANGE_SIDES` has an effect.
+        modes: (N,) in 0…7, the sum of the changes to apply: `REVERSE_SOURCE`, `REVERSE_TARGET`, `EXCHANGE_SIDES`.
+        is_crossed: (N,) whether d1 and d2 are exchanged first, so that each view mixes languages.
+        is_joined: (N,) whether the second pair is used; without it only `EXCHANGE_SIDES` has an effect.
         vocabulary: ids of the special tokens.
     """
     query_segments = []
     key_segments = []
     pairs = zip(first[0].rows, first[1].rows, second[0].rows, second[1].rows, strict=True)
-    decisions = zip(mode.tolist(), cross.tolist(), joined.tolist(), strict=True)
-    for (c1, c2, d1, d2), (mode_bits, is_crossed, is_joined) in zip(pairs, decisions, strict=True):
-        if is_crossed:
+    decisions = zip(modes.tolist(), is_crossed.tolist(), is_joined.tolist(), strict=True)
+    for (c1, c2, d1, d2), (mode, crosses, joins) in zip(pairs, decisions, strict=True):
+        if crosses:
             d1, d2 = d2, d1
-        source = [c1, d1] if is_joined else [c1]
-        target = [c2, d2] if is_joined else [c2]
-        if mode_bits & REVERSE_SOURCE:
+        source = [c1, d1] if joins else [c1]
+        target = [c2, d2] if joins else [c2]
+        if mode & REVERSE_SOURCE:
             source.reverse()
-        if mode_bits & REVERSE_TARGET:
+        if mode & REVERSE_TARGET:
             target.reverse()
-        if mode_bits & EXCHANGE_SIDES:
+        if mode & EXCHANGE_SIDES:
             source, target = target, source
         query_segments.append(source)
         key_segments.append(target)

@@ -62,7 +62,7 @@ def mask(
         vocabulary: V ids, the special ones among them.
         config: the variant and its shares.
         rng: draws the tokens and their replacements.
-        starts_word: (V,) result of `word_starts`, required by whole-word masking.
+        starts_word: (V,) result of `find_word_starts`, required by whole-word masking.
 
     Returns:
         The masked ids (T,), and the indices (N_targets,) of the tokens to predict, which are flat[indices].
@@ -139,7 +139,7 @@ def _choose_words(
     return np.flatnonzero(is_chosen[word_of_token])
 
 
-def word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
+def find_word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
     """Return for each id whether its piece begins a word, (V,).
 
     Such a piece starts with U+2581 in a unigram model, and does not start with `##` in WordPiece.

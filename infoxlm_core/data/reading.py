@@ -65,8 +65,8 @@ class PartReader:
         self._directory = directory
         self._files = files
 
-    def size(self, name: str) -> int:
-        """Return the bytes of a part."""
+    def byte_count(self, name: str) -> int:
+        """Return the size of a part."""
         return self._files[name]["size"]
 
     def read(self, name: str) -> dict[str, np.ndarray]:

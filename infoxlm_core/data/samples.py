@@ -82,9 +82,9 @@ class StepSampler:
         self.config = config
         self.vocabulary = shards.vocabulary
         self.starts_word: np.ndarray | None = None  # (V,)
-        self.per_shard = config.batches.global_batch_size // config.batches.virtual_shards
+        self.samples_per_shard = config.batches.global_batch_size // config.batches.virtual_shards
         if config.objectives.whole_words:
-            self.starts_word = masking.word_starts(shards.directory / "tokenizer", shards.vocabulary_size)
+            self.starts_word = masking.find_word_starts(shards.directory / "tokenizer", shards.vocabulary_size)
 
     def mask(
         self, sequences: Sequences, rng: np.random.Generator, config: ObjectivesConfig | None = None
@@ -100,48 +100,46 @@ class Sampler(StepSampler):
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         """Count samples. Raise CorpusTooSmall if an objective has no text."""
         super().__init__(shards, config)
-        languages = sorted(shards.mono)
-        language_pairs = sorted(shards.pairs)
         self.has_index = shards.manifest["facts"]["block_tokens"] == config.batches.block_tokens
         self._warn_if_block_sizes_differ(shards)
         self.texts: list[StoredTable] = []  # one item for each corpus of each language
-        text_names: list[str] = []
-        text_counts: list[np.ndarray] = []  # (parts,) blocks of each text
-        block_counts: list[list[int]] = []  # of each language, of each corpus
-        for language in languages:
-            counts = [self._count_blocks(table) for table in shards.mono[language]]
-            self.texts += shards.mono[language]
-            text_names += [f"{language}/{table.corpus}" for table in shards.mono[language]]
-            text_counts += counts
-            block_counts.append([int(part_counts.sum()) for part_counts in counts])
+        blocks_in_parts: list[np.ndarray] = []  # of each text, (parts,)
+        blocks_by_language: list[list[int]] = []  # of each language, of each corpus
+        for language in sorted(shards.mono):
+            tables = shards.mono[language]
+            counts = [self._count_blocks(table) for table in tables]
+            self.texts += tables
+            blocks_in_parts += counts
+            blocks_by_language.append([int(part_counts.sum()) for part_counts in counts])
         self.pairs: list[StoredTable] = []  # one item for each corpus of each language pair
-        self.pair_names: list[str] = []
-        pair_counts: list[list[int]] = []  # of each language pair, of each corpus
-        for name in language_pairs:
-            self.pairs += shards.pairs[name]
-            self.pair_names += [f"{name}/{table.corpus}" for table in shards.pairs[name]]
-            pair_counts.append([len(table) for table in shards.pairs[name]])
+        pairs_by_language_pair: list[list[int]] = []  # of each language pair, of each corpus
+        for language_pair in sorted(shards.pairs):
+            tables = shards.pairs[language_pair]
+            self.pairs += tables
+            pairs_by_language_pair.append([len(table) for table in tables])
         self.corpora = [table.corpus for table in self.pairs]
         self._check_amount_of_text()
-        self.block_sampler = TableSampler(block_counts, config.batches.alpha)
-        self.pair_sampler = TableSampler(pair_counts, config.batches.alpha)
-        window_bytes = config.batches.window
-        block_draws = self.block_sampler.table_probabilities() * config.batches.global_batch_size
+        batches = config.batches
+        self.block_sampler = TableSampler(blocks_by_language, batches.alpha)
+        self.pair_sampler = TableSampler(pairs_by_language_pair, batches.alpha)
+        block_draws = self.block_sampler.table_probabilities() * batches.global_batch_size
         self.block_window = MovingWindow(
-            self.texts, text_counts, block_draws, window_bytes, config.seed, self._open_blocks
+            self.texts, blocks_in_parts, block_draws, batches.window, config.seed, self._open_blocks
         )
         pair_draws = self._count_pair_draws(int(config.objectives.tlm > 0), int(config.objectives.xlco > 0))
-        row_counts = [table.row_counts for table in self.pairs]
-        self.pair_window = MovingWindow(self.pairs, row_counts, pair_draws, window_bytes, config.seed, Pairs.of_part)
-        self.groups = [f"mlm/{name}" for name in text_names]  # such as mlm/de/wiki
-        self.groups += [f"tlm/{name}" for name in self.pair_names]
-        self.groups += [f"xlco/{name}" for name in self.pair_names]
+        pairs_in_parts = [table.row_counts for table in self.pairs]
+        self.pair_window = MovingWindow(
+            self.pairs, pairs_in_parts, pair_draws, batches.window, config.seed, Pairs.of_part
+        )
+        self.groups = [f"mlm/{table.label}" for table in self.texts]  # such as mlm/de/wiki
+        self.groups += [f"tlm/{table.label}" for table in self.pairs]
+        self.groups += [f"xlco/{table.label}" for table in self.pairs]
 
     def _warn_if_block_sizes_differ(self, shards: Shards) -> None:
         """Warn that large text is read before the first step, because the shards were indexed for other blocks."""
         if self.has_index or not self.config.objectives.mlm:
             return
-        text_bytes = sum(table.size for tables in shards.mono.values() for table in tables)
+        text_bytes = sum(table.byte_count for tables in shards.mono.values() for table in tables)
         if text_bytes > self.config.batches.window:
             logger.warning(
                 "all monolingual text (%.1f GB) is read before the first step: to start at once, set "
@@ -183,28 +181,25 @@ class Sampler(StepSampler):
             only: "lm" draws no contrast items, and "xlco" draws nothing else.
         """
         objectives = self.config.objectives
+        needs_mlm = objectives.mlm > 0 and only != "xlco"
+        needs_tlm = objectives.tlm > 0 and only != "xlco"
+        needs_xlco = objectives.xlco > 0 and only != "lm"
+        # The queue is filled at the step at which contrast starts.
+        window_step = self.config.contrast.start_step if isinstance(step, str) else step
+        # Each objective has random numbers of its own, so that its samples do not depend on the other objectives.
+        keys = [(self.config.seed, step, shard) for shard in virtual_shards]
         mlm: list[Masked] = []
         tlm: list[Masked] = []
         xlco: list[Views] = []
-        # The queue is filled at the step at which contrast starts.
-        window_step = self.config.contrast.start_step if isinstance(step, str) else step
-        text = self.block_window.at(window_step) if objectives.mlm and only != "xlco" else None
-        has_pairs = (objectives.tlm and only != "xlco") or (objectives.xlco and only != "lm")
-        pairs = self.pair_window.at(window_step) if has_pairs else None
-        for shard in virtual_shards:
-            # Each objective has random numbers of its own, so that its samples do not depend on the other objectives.
-            key = (self.config.seed, step, shard)
-            if text is not None:
-                sequences, groups = self._draw_mlm(text, generator(*key, "mlm"))
-                mlm.append(self._mask_samples(sequences, groups, generator(*key, "mlm mask")))
-            if pairs is not None and objectives.tlm and only != "xlco":
-                sequences, groups = self._draw_tlm(pairs, generator(*key, "tlm"))
-                tlm.append(self._mask_samples(sequences, groups, generator(*key, "tlm mask")))
-            if pairs is not None and objectives.xlco and only != "lm":
-                views = self._draw_xlco(pairs, generator(*key, "xlco"))
-                if self.config.contrast.corruption:
-                    views = self._corrupt(views, generator(*key, "corruption"))
-                xlco.append(views)
+        if needs_mlm:
+            text = self.block_window.at(window_step)
+            mlm = [self._draw_mlm(text, key) for key in keys]
+        if needs_tlm or needs_xlco:
+            pairs = self.pair_window.at(window_step)
+            if needs_tlm:
+                tlm = [self._draw_tlm(pairs, key) for key in keys]
+            if needs_xlco:
+                xlco = [self._draw_xlco(pairs, key) for key in keys]
         return Draw(_join_masked(mlm), _join_masked(tlm), _join_views(xlco))
 
     def draws_per_pair(self, steps: int) -> dict[str, float]:
@@ -215,7 +210,7 @@ class Sampler(StepSampler):
         tlm_steps = steps if self.config.objectives.tlm else 0
         xlco_steps = max(0, steps - self.config.contrast.start_step) if self.config.objectives.xlco else 0
         draws = self._count_pair_draws(tlm_steps, xlco_steps) / np.maximum(self.pair_sampler.sizes, 1)
-        return dict(zip(self.pair_names, draws.tolist(), strict=True))
+        return dict(zip([table.label for table in self.pairs], draws.tolist(), strict=True))
 
     def _count_pair_draws(self, tlm_steps: int, xlco_steps: int) -> np.ndarray:
         """Return the expected number of pairs drawn from each table in these numbers of steps, (tables,)."""
@@ -246,10 +241,6 @@ class Sampler(StepSampler):
                 "contrast.mixup, or train for fewer steps", MAX_DRAWS, ", ".join(drawn_too_often[:20]),
             )  # fmt: skip
 
-    def _mask_samples(self, sequences: Sequences, groups: np.ndarray, rng: np.random.Generator) -> Masked:
-        masked_ids, target_indices = self.mask(sequences, rng)
-        return Masked(sequences, masked_ids, target_indices, groups)
-
     def _corrupt(self, views: Views, rng: np.random.Generator) -> Views:
         """Return views whose queries and keys are masked independently. The masked tokens are not predicted."""
         config = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
@@ -261,9 +252,10 @@ class Sampler(StepSampler):
             keys=Sequences(key_ids, views.keys.lengths),
         )
 
-    def _draw_mlm(self, window: Window[Blocks], rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
-        """Draw the MLM samples of a virtual shard. Return them and their groups."""
-        tables, rows = self.block_sampler.draw(self.per_shard, rng, window.row_counts)
+    def _draw_mlm(self, window: Window[Blocks], key: tuple[object, ...]) -> Masked:
+        """Draw the MLM samples of a virtual shard."""
+        rng = generator(*key, "mlm")
+        tables, rows = self.block_sampler.draw(self.samples_per_shard, rng, window.row_counts)
         parts, rows = window.locate(tables, rows)
         begin = np.array([self.vocabulary.begin], np.uint32)
         token_ids: list[np.ndarray] = []
@@ -273,45 +265,50 @@ class Sampler(StepSampler):
             length = blocks.lengths.item(row)
             token_ids += [begin, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
             lengths.append(length + 1)
-        return Sequences(end_to_end(token_ids), np.array(lengths, np.int64)), tables
+        sequences = Sequences(end_to_end(token_ids), np.array(lengths, np.int64))
+        return Masked(sequences, *self.mask(sequences, generator(*key, "mlm mask")), tables)
 
     def _read_sides(self, window: Window[Pairs], tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
         """Return the source and target sides of pairs, truncated to the configured length."""
         max_tokens = self.config.batches.side_tokens
         parts, rows = window.locate(tables, rows)
-        part_of_row = np.arange(len(rows))
-        source = gather([pairs.source for pairs in parts], part_of_row, rows, max_tokens)
-        target = gather([pairs.target for pairs in parts], part_of_row, rows, max_tokens)
+        part_indices = np.arange(len(parts))
+        source = gather([pairs.source for pairs in parts], part_indices, rows, max_tokens)
+        target = gather([pairs.target for pairs in parts], part_indices, rows, max_tokens)
         return source, target
 
-    def _draw_tlm(self, window: Window[Pairs], rng: np.random.Generator) -> tuple[Sequences, np.ndarray]:
-        """Draw the TLM samples of a virtual shard, in random order of the sides. Return them and their groups."""
-        tables, rows = self.pair_sampler.draw(self.per_shard, rng, window.row_counts)
+    def _draw_tlm(self, window: Window[Pairs], key: tuple[object, ...]) -> Masked:
+        """Draw the TLM samples of a virtual shard, with the sides of each pair in random order."""
+        rng = generator(*key, "tlm")
+        tables, rows = self.pair_sampler.draw(self.samples_per_shard, rng, window.row_counts)
         source, target = self._read_sides(window, tables, rows)
-        is_swapped = rng.random(self.per_shard) < 0.5
+        is_swapped = rng.random(self.samples_per_shard) < 0.5
         first_side = choose(is_swapped, target, source)
         second_side = choose(is_swapped, source, target)
-        return lay_out([first_side, second_side], self.vocabulary), tables + len(self.texts)
+        sequences = lay_out([first_side, second_side], self.vocabulary)
+        groups = tables + len(self.texts)  # the groups of TLM follow those of MLM
+        return Masked(sequences, *self.mask(sequences, generator(*key, "tlm mask")), groups)
 
-    def _draw_xlco(self, window: Window[Pairs], rng: np.random.Generator) -> Views:
+    def _draw_xlco(self, window: Window[Pairs], key: tuple[object, ...]) -> Views:
         """Draw the contrast items of a virtual shard: pairs, and the pairs that mixup joins with them."""
         contrast = self.config.contrast
-        count = self.per_shard
+        count = self.samples_per_shard
+        rng = generator(*key, "xlco")
         # The random numbers are drawn in this order, whether they are used or not; another order changes all samples.
         tables, rows = self.pair_sampler.draw(count, rng, window.row_counts)
         sentence_ids = _read_sentence_ids(window, tables, rows)
         partner_tables, partner_rows, partner_ids = self._draw_partners(window, tables, rows, sentence_ids, rng)
-        mode = rng.integers(0, 8, count)
-        joined_uniform, cross_uniform = rng.random((2, count))
-        joined = joined_uniform < contrast.mixup
-        cross = cross_uniform < contrast.cross
+        modes = rng.integers(0, 8, count)
+        is_joined = rng.random(count) < contrast.mixup
+        is_crossed = rng.random(count) < contrast.cross
         pairs = self._read_sides(window, tables, rows)
         partners = self._read_sides(window, partner_tables, partner_rows)
-        queries, keys = mix(pairs, partners, mode, cross, joined, self.vocabulary)
+        queries, keys = mix(pairs, partners, modes, is_crossed, is_joined, self.vocabulary)
         # A view of a single sentence repeats its id, which the comparison of sentence ids allows for.
-        joined_ids = np.stack([sentence_ids, np.where(joined, partner_ids, sentence_ids)], axis=1)  # (count, 2)
+        joined_ids = np.stack([sentence_ids, np.where(is_joined, partner_ids, sentence_ids)], axis=1)  # (count, 2)
         groups = tables + len(self.texts) + len(self.pairs)  # the groups of XLCO follow those of TLM
-        return Views(queries, keys, joined_ids, groups)
+        views = Views(queries, keys, joined_ids, groups)
+        return self._corrupt(views, generator(*key, "corruption")) if contrast.corruption else views
 
     def _draw_partners(
         self,

@@ -130,7 +130,7 @@ class Pairs:
 class StoredTable:
     """One corpus of one language or language pair, whose parts are read when they are needed."""
 
-    name: str
+    name: str  # such as `mono/de/weblate`
     row_counts: np.ndarray  # (parts,)
     block_counts: np.ndarray  # (parts,) MLM samples
     reader: PartReader
@@ -147,13 +147,18 @@ class StoredTable:
         return self.name.rpartition("/")[2]
 
     @property
-    def part_names(self) -> list[str]:
-        return [name_part(self.name, number) for number in range(len(self.row_counts))]
+    def label(self) -> str:
+        """Return the language (pair) and the corpus, such as `de/weblate`."""
+        return self.name.partition("/")[2]
 
     @property
-    def size(self) -> int:
-        """The bytes of all parts."""
-        return sum(self.reader.size(name) for name in self.part_names)
+    def part_names(self) -> list[str]:
+        return [name_part(self.name, number) for number in range(self.part_count)]
+
+    @property
+    def byte_count(self) -> int:
+        """Return the size of all parts."""
+        return sum(self.reader.byte_count(name) for name in self.part_names)
 
     def expect(self, current_parts: Sequence[int], next_parts: Sequence[int]) -> None:
         """Tell the reader the numbers of the parts that the current step and the next steps read."""

@@ -69,7 +69,7 @@ class MovingWindow(Generic[T]):
         self._open_part = open_part
         part_counts = np.array([len(counts) for counts in sample_counts], np.int64)  # (tables,)
         samples = np.array([counts.sum() for counts in sample_counts], np.int64)
-        table_bytes = np.array([table.size for table in tables], np.int64)
+        table_bytes = np.array([table.byte_count for table in tables], np.int64)
         shares = draws / max(draws.sum(), np.finfo(float).tiny)
         parts_per_byte = part_counts / np.maximum(table_bytes, 1)
         widths = np.maximum(MIN_PARTS, (window_bytes * shares * parts_per_byte).astype(np.int64))

@@ -101,7 +101,7 @@ class BERTSampler(TextSampler):
         first_parts = []
         second_parts = []
         labels = []
-        tables, rows = self.sampler.draw(self.per_shard, rng)
+        tables, rows = self.sampler.draw(self.samples_per_shard, rng)
         for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
             pair = self._draw_pair(table, row, rng)
             first_parts.append(pair.first)

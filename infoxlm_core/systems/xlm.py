@@ -202,19 +202,19 @@ class XLMSampler(TextSampler):
         tables = self.mono[language]
         window_tokens = self.config.batches.block_tokens
         window_counts = [count_windows(table, window_tokens) for table in tables]
-        drawn_tables, drawn_windows = TableSampler([window_counts], alpha=1.0).draw(self.per_shard, rng)
-        tokens = np.empty((self.per_shard, window_tokens), np.int64)
+        drawn_tables, drawn_windows = TableSampler([window_counts], alpha=1.0).draw(self.samples_per_shard, rng)
+        tokens = np.empty((self.samples_per_shard, window_tokens), np.int64)
         for table in np.unique(drawn_tables):
             is_drawn = drawn_tables == table
             tokens[is_drawn] = read_windows(tables[table], drawn_windows[is_drawn], window_tokens)
-        return Sequences(tokens.ravel(), np.full(self.per_shard, window_tokens))
+        return Sequences(tokens.ravel(), np.full(self.samples_per_shard, window_tokens))
 
     def _draw_pairs(self, name: str, is_reversed: bool, rng: np.random.Generator) -> XLMInputs:
         """Draw pairs of a language pair, in the direction of its name or reversed, and lay them out."""
         corpora = self.pairs[name]
         max_side_tokens = self.config.batches.side_tokens
         pair_counts = [len(pairs.rows) for pairs in corpora]
-        drawn_corpora, drawn_indices = TableSampler([pair_counts], alpha=1.0).draw(self.per_shard, rng)
+        drawn_corpora, drawn_indices = TableSampler([pair_counts], alpha=1.0).draw(self.samples_per_shard, rng)
         drawn_rows = []
         for corpus, index in zip(drawn_corpora, drawn_indices, strict=True):
             drawn_rows.append(corpora[corpus].rows[index])

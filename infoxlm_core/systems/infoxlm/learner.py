@@ -98,7 +98,7 @@ class InfoXLMLearner(Learner):
         """
         if not self.config.model.sharded:
             return batches
-        samples_per_shard = self.sampler.per_shard
+        samples_per_shard = self.sampler.samples_per_shard
         size = self.config.batches.micro_batch_size
         if by_shard:
             batch_counts = [len(share) * math.ceil(samples_per_shard / size) for share in self.shares]
