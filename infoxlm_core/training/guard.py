@@ -25,6 +25,7 @@ All workers share the state of the guard, and every checkpoint contains it: an i
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 WINDOW = 128  # steps with which a step is compared
@@ -47,16 +48,16 @@ class Guard:
     rewinds: int = 0
     furthest: int = 0  # the last step before a rewind: steps up to it are repeated
 
-    def judge(self, kind: str, loss: float, norm: float, finite: bool) -> str:
+    def judge(self, kind: str, loss: float, norm: float, is_finite: bool) -> str:
         """Record a step. Return the reason why it is bad, or "" if it is good.
 
         Args:
             kind: see `Learner.kind_of`; only steps of one kind are compared.
             loss: weighted sum of the mean losses.
             norm: of the gradient before clipping.
-            finite: whether all losses and gradients are finite.
+            is_finite: whether all losses and gradients are finite.
         """
-        if not finite:
+        if not is_finite:
             self.bad_in_a_row += 1
             return f"not all numbers are finite (loss {loss:.4g}, gradient norm {norm:.4g})"
         if not self.deviations:
@@ -104,11 +105,9 @@ class Guard:
 
     def metrics(self, step: int) -> dict[str, float]:
         """Return the number of rewinds if it is not 0, and whether a rewind made the training repeat this step."""
-        metrics = {}
-        if self.rewinds:
-            metrics["rewinds"] = float(self.rewinds)
-            if step <= self.furthest:
-                metrics["repeated"] = 1.0
+        metrics = {"rewinds": float(self.rewinds)} if self.rewinds else {}
+        if step <= self.furthest:
+            metrics["repeated"] = 1.0
         return metrics
 
     def state(self) -> dict[str, Any]:
@@ -128,16 +127,16 @@ class Guard:
     def from_state(cls, deviations: float, state: Mapping[str, Any]) -> "Guard":
         """Return the guard with the state that a checkpoint stores."""
         recent = {}
-        for kind, window in state.get("recent", {}).items():  # earlier versions saved a window of good steps only
+        for kind, window in state.get("recent", {}).items():  # older checkpoints do not have it
             recent[kind] = [(loss, norm) for loss, norm in window]
         skips = [(step, count) for step, count in state["skips"]]
         return cls(deviations, recent, 0, skips, state["rewinds"], state["furthest"])
 
 
 def upper_limit(values: Sequence[float], deviations: float) -> float:
-    """Return the mean plus `deviations` standard deviations. `fsum` is exact, so the order does not matter."""
-    mean = math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / len(values)
+    """Return the mean plus `deviations` standard deviations. `fmean` adds exactly, so the order does not matter."""
+    mean = fmean(values)
+    variance = fmean([(value - mean) ** 2 for value in values])
     return mean + deviations * math.sqrt(variance)
 
 

@@ -20,15 +20,21 @@ class Progress:
     step: int = 0
     updates: int = 0
     tokens: float = 0  # of all steps so far
-    targets: dict[str, float] = field(
-        default_factory=dict
-    )  # of all steps so far, by `targets/OBJECTIVE/LANGUAGE/CORPUS`
+    targets: dict[str, float] = field(default_factory=dict)
+    """Targets of all steps so far, by metric name: `targets/OBJECTIVE/LANGUAGE/CORPUS`."""
     guard: Guard = field(default_factory=Guard)
 
     def add_targets(self, metrics: Mapping[str, float]) -> None:
         """Add the numbers of targets of a step."""
         for name, count in _select_targets(metrics).items():
             self.targets[name] = self.targets.get(name, 0.0) + count
+
+    def metrics(self) -> dict[str, float]:
+        """Return the totals of all steps so far."""
+        metrics = {"tokens_seen": self.tokens, **self.targets}
+        if self.updates < self.step:  # a total, since the curves may not have a point of each skipped step
+            metrics["skipped_steps"] = float(self.step - self.updates)
+        return metrics
 
 
 def _select_targets(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -59,9 +59,9 @@ def train_step(
     # come to the same decision.
     totals, norm = _read_sums_and_norm(sums, norm_tensor)
     is_finite = math.isfinite(norm) and all(bool(np.isfinite(total).all()) for total in totals.values())
-    names_with_targets = [name for name in weights if counts[name]]
-    step_loss = sum(weights[name] * (totals[name] / divisors[name]) for name in names_with_targets)
-    is_good = _is_good(learner, progress, step_loss, norm, is_finite)
+    objectives = [name for name in weights if counts[name]]
+    loss = sum(weights[name] * (totals[name] / divisors[name]) for name in objectives)
+    is_good = _is_good(learner, progress, loss, norm, is_finite)
     rate = learning_rate(config, progress.updates)
     if is_good:
         if norm > config.clip_norm:
@@ -72,20 +72,16 @@ def train_step(
         progress.updates += 1
     optimizer.zero_grad()
     progress.step += 1
+    progress.tokens += counts["tokens"]
     learner.after_step(progress.step, is_good)
 
+    metrics = {"learning_rate": rate, "gradient_norm": norm, "skipped": float(not is_good)}
     # The curves show the mean over each objective's own targets, even if `weighting: count` trains with another.
-    metrics = {f"loss/{name}": totals[name] / counts[name] for name in names_with_targets}
+    metrics |= {f"loss/{name}": totals[name] / counts[name] for name in objectives}
+    metrics |= {name: counts[name] for name in ("tokens", "flops") if name in counts}
     metrics |= learner.statistics(totals, counts)
-    metrics |= {"learning_rate": rate, "gradient_norm": norm, "tokens": counts["tokens"], "skipped": float(not is_good)}
-    progress.tokens += counts["tokens"]
-    metrics["tokens_seen"] = progress.tokens
     progress.add_targets(metrics)
-    metrics |= progress.targets
-    if progress.updates < progress.step:  # a total, since the curves may not have a point of each skipped step
-        metrics["skipped_steps"] = float(progress.step - progress.updates)
-    if "flops" in counts:
-        metrics["flops"] = counts["flops"]
+    metrics |= progress.metrics()
     # The totals of a resumed run come from its checkpoint in another order, but its curves must have the same bytes.
     return dict(sorted(metrics.items())), counts["stop"] > 0
 
@@ -126,22 +122,20 @@ def _complete_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     A parameter has no gradient if its objective had no target. AdamW would skip it, so weight decay would depend on the
     number of workers.
     """
-    gradients_of_parameters = []
+    complete_gradients = []
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        gradients_of_parameters.append(parameter.grad)
-    return gradients_of_parameters
+        complete_gradients.append(parameter.grad)
+    return complete_gradients
 
 
 def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, is_finite: bool) -> bool:
-    """Let the guard judge a step. The first worker logs why a step is bad."""
-    step = progress.step
-    guard = progress.guard
-    kind = learner.kind_of(step, guard.skipped_positions(step))
-    reason = guard.judge(kind, loss, norm, is_finite)
+    """Return whether the guard accepts a step. The first worker logs why a step is bad."""
+    kind = learner.kind_of(progress.step, progress.guard.skipped_positions(progress.step))
+    reason = progress.guard.judge(kind, loss, norm, is_finite)
     if reason and distributed.rank() == 0:
-        logger.warning("step %d is skipped: %s", step + 1, reason)
+        logger.warning("step %d is skipped: %s", progress.step + 1, reason)
     return not reason
 
 

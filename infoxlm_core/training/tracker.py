@@ -61,11 +61,7 @@ class FileTracker:
 
     def _open_until(self, step: int) -> None:
         """Delete the points after `step` and open the file for appending."""
-        lines = []
-        for point_step, metrics in read(self.path):
-            if point_step <= step:
-                lines.append(_line(point_step, metrics))
-        text = "".join(lines)
+        text = "".join(_line(point_step, values) for point_step, values in read(self.path) if point_step <= step)
         if text.encode() != self.path.read_bytes():
             manifests.write_atomically(self.path, text)
         self._file = self.path.open("a", encoding="utf-8")
@@ -89,13 +85,13 @@ def read(path: Path | str) -> list[Point]:
     return points
 
 
-def parse(line: bytes, where: str) -> Point:
-    """Parse one line. `where` is the file and the line for the error message."""
+def parse(line: bytes, location: str) -> Point:
+    """Parse one line. `location` names the file and the line in the error message."""
     try:
-        values = outside.parse_json(line, dict[str, _Int64 | float], where, "")
+        values = outside.parse_json(line, dict[str, _Int64 | float], location, "")
         step = values.pop("step", None)
         if not isinstance(step, int):
             raise InputError("no step")
         return step, values
     except InputError:
-        raise DataCorrupt(f"{where}: {line[:80]!r} is not a point of a curve: remove this line") from None
+        raise DataCorrupt(f"{location}: {line[:80]!r} is not a point of a curve: remove this line") from None
