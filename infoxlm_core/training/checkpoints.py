@@ -41,22 +41,27 @@ COMPANIONS = (METRICS, "kept")  # curves, and the weights of a fine-tuning's bes
 MAX_FAILED_UPLOADS = 3  # consecutive failed uploads after which a run stops
 
 
-def directory_name(step: int) -> str:
-    """Return the name of a checkpoint's directory."""
+def name_checkpoint(step: int) -> str:
+    """Return the name of the directory of a step's checkpoint."""
     return f"step={step:010d}"
 
 
-def step_of(name: str) -> int | None:
-    """Return the step of a checkpoint's directory, or None for another name."""
+def parse_step(name: str) -> int | None:
+    """Return the step in the name of a checkpoint's directory, or None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def list_checkpoints(run: Path) -> list[tuple[int, Path]]:
     """Return steps and directories of a run's checkpoints, valid or not, newest first."""
+    return _find_checkpoints(run.iterdir())
+
+
+def _find_checkpoints(paths: Iterable[Path]) -> list[tuple[int, Path]]:
+    """Return the step and path of each path with the name of a checkpoint, newest first."""
     checkpoints = []
-    for path in run.iterdir():
-        step = step_of(path.name)
+    for path in paths:
+        step = parse_step(path.name)
         if step is not None:
             checkpoints.append((step, path))
     return sorted(checkpoints, reverse=True)
@@ -78,17 +83,12 @@ def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spaci
     valid_names = [name for name in newest_first if name not in bad]
     names_to_keep = set(valid_names[:keep])
     if spacing and valid_names:
-        newest_step = step_of(valid_names[0]) or 0
-        distant_targets = []
-        for name in valid_names:
-            step = step_of(name) or 0
-            if step % spacing == 0 and step > newest_step - guard.DISTANCE:
-                names_to_keep.add(name)
-            elif step % spacing == 0:
-                distant_targets.append(name)
-        names_to_keep.update(distant_targets[:2])
-    outdated_names = [name for name in valid_names if name not in names_to_keep]
-    return bad_names + outdated_names
+        steps = {name: parse_step(name) or 0 for name in valid_names}
+        targets = [name for name in valid_names if steps[name] % spacing == 0]
+        last_distant_step = steps[valid_names[0]] - guard.DISTANCE
+        recent_targets = [name for name in targets if steps[name] > last_distant_step]
+        names_to_keep.update(targets[: len(recent_targets) + 2])
+    return bad_names + [name for name in valid_names if name not in names_to_keep]
 
 
 @contextlib.contextmanager
@@ -242,8 +242,8 @@ class Checkpoints:
             StorageUnavailable: the last upload failed, or several consecutive uploads.
             StorageFull: older checkpoints are untouched.
         """
-        name = directory_name(checkpoint.step)
-        partial = self.directory / f".{name}"  # not a name of `step_of`, so no reader sees it
+        name = name_checkpoint(checkpoint.step)
+        partial = self.directory / f".{name}"  # not a name of `parse_step`, so no reader sees it
         final = self.directory / name
         shutil.rmtree(partial, ignore_errors=True)
         with deleted_on_failure(partial):
@@ -316,24 +316,24 @@ class Checkpoints:
         """
         candidates = self._list_candidates()
         checkpoint, problems = self._load_first_valid(candidates)
-        if checkpoint is not None:
-            # A checkpoint after the loaded one is damaged, or was never uploaded. `save` deletes it after the next
-            # valid checkpoint exists.
-            all_checkpoints = candidates + list_checkpoints(self.directory)
-            self._bad = {path.name for step, path in all_checkpoints if step > checkpoint.step}
-            if self.remote:
-                for companion in COMPANIONS:
-                    source = self.directory / directory_name(checkpoint.step) / companion
-                    _replace_with_copy(source, self.directory / companion)
-            return checkpoint
-        has_saved = self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()
-        if problems or has_saved:
-            reasons = "; ".join(problems) if problems else "none is left"
-            raise NoValidCheckpoint(
-                f"{self.directory}: this run has saved before, but no checkpoint is valid ({reasons}): "
-                "restore a checkpoint, or delete the directory to start over"
-            )
-        return None
+        if checkpoint is None:
+            has_saved = self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()
+            if problems or has_saved:
+                raise NoValidCheckpoint(
+                    f"{self.directory}: this run has saved before, but no checkpoint is valid "
+                    f"({'; '.join(problems) or 'none is left'}): "
+                    "restore a checkpoint, or delete the directory to start over"
+                )
+            return None
+        # A checkpoint after the loaded one is damaged, or was never uploaded. `save` deletes it after the next valid
+        # checkpoint exists.
+        all_checkpoints = candidates + list_checkpoints(self.directory)
+        self._bad = {path.name for step, path in all_checkpoints if step > checkpoint.step}
+        if self.remote:
+            for companion in COMPANIONS:
+                source = self.directory / name_checkpoint(checkpoint.step) / companion
+                _replace_with_copy(source, self.directory / companion)
+        return checkpoint
 
     def rewind(self, step: int) -> Checkpoint | None:
         """Return the newest valid rewind target before a step, or None. Delete all checkpoints after the target.
@@ -343,10 +343,8 @@ class Checkpoints:
         if not self.spacing:
             return None
         candidates = self._list_candidates()
-        targets = []
-        for saved_step, path in candidates:
-            if saved_step % self.spacing == 0 and saved_step <= step - guard.DISTANCE:
-                targets.append((saved_step, path))
+        last_target = step - guard.DISTANCE
+        targets = [(saved, path) for saved, path in candidates if saved % self.spacing == 0 and saved <= last_target]
         checkpoint, _ = self._load_first_valid(targets)
         if checkpoint is None:
             return None
@@ -385,12 +383,7 @@ class Checkpoints:
         """Return steps and local directories of all checkpoints, newest first. Some may not be downloaded yet."""
         if self.remote is None:
             return list_checkpoints(self.directory)
-        candidates = []
-        for name in self.remote.names():
-            step = step_of(name)
-            if step is not None:
-                candidates.append((step, self.directory / name))
-        return sorted(candidates, reverse=True)
+        return _find_checkpoints(self.directory / name for name in self.remote.names())
 
     def _verify(self, path: Path) -> None:
         """Hash a checkpoint. Download it first if there is remote storage and the local copy is missing or damaged."""

@@ -1,6 +1,7 @@
 """Collective operations of the workers of one training; without a process group, there is one worker."""
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -20,10 +21,12 @@ CHECKSUM_CHUNK = 2**22  # values that a checksum converts to 64 bits at a time
 
 
 def rank() -> int:
+    """Return the number of this worker, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
+    """Return the number of workers."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -43,16 +46,12 @@ def shares(virtual_shards: int) -> list[range]:
     Raises:
         ConfigError: there are fewer shards than workers.
     """
-    if virtual_shards < world_size():
-        raise ConfigError(f"{world_size()} workers must not exceed batches.virtual_shards ({virtual_shards})")
-    size, remainder = divmod(virtual_shards, world_size())
-    ranges = []
-    start = 0
-    for worker in range(world_size()):
-        end = start + size + int(worker < remainder)  # the first `remainder` workers have one more
-        ranges.append(range(start, end))
-        start = end
-    return ranges
+    workers = world_size()
+    if virtual_shards < workers:
+        raise ConfigError(f"{workers} workers must not exceed batches.virtual_shards ({virtual_shards})")
+    shards_per_worker, remainder = divmod(virtual_shards, workers)
+    starts = [worker * shards_per_worker + min(worker, remainder) for worker in range(workers + 1)]
+    return [range(start, end) for start, end in itertools.pairwise(starts)]
 
 
 def my_share(virtual_shards: int) -> range:
@@ -118,11 +117,11 @@ def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
     names = sorted(name for name, tensor in tensors.items() if not mixed.is_shard(tensor))
     if world_size() == 1 or not names:
         return
-    my_checksums = torch.stack([checksum(tensors[name].to(device())) for name in names])  # (tensors,)
-    checksums = gather_rows(my_checksums[None]).cpu()  # (world size, tensors)
-    different = (checksums != checksums[0]).nonzero()
-    if len(different):
-        worker, number = different[0].tolist()
+    local_checksums = torch.stack([checksum(tensors[name].to(device())) for name in names])  # (tensors,)
+    checksums = gather_rows(local_checksums[None]).cpu()  # (world size, tensors)
+    differences = (checksums != checksums[0]).nonzero()
+    if len(differences):
+        worker, number = differences[0].tolist()
         raise RankDesync(f"step {step}: {names[number]} differs on worker {worker}: run again from the last checkpoint")
 
 
@@ -146,31 +145,23 @@ def checksum(tensor: Tensor, chunk: int = CHECKSUM_CHUNK) -> Tensor:
 def on_first(action: Callable[[], T]) -> T | None:
     """Run an action on the first worker while the others wait. Return its result on that worker, None on the others.
 
-    An InfoXLMError of the action is raised on all workers.
+    An InfoXLMError of the action, or an error of the operating system as one, is raised on all workers.
     """
     if world_size() > 1:
         _make_patient_group(dist.group.WORLD)  # all workers must create it together
     result: T | None = None
     failure: InfoXLMError | None = None
     if rank() == 0:
-        result, failure = _try_action(action)
+        try:
+            result = action()
+        except Exception as error:
+            failure = error if isinstance(error, InfoXLMError) else outside.translate_error(error)
+            if failure is None:
+                raise
     failure = from_first(failure)
     if failure is not None:
         raise failure
     return result
-
-
-def _try_action(action: Callable[[], T]) -> tuple[T | None, InfoXLMError | None]:
-    """Return an action's result, or its InfoXLMError for the other workers."""
-    try:
-        return action(), None
-    except InfoXLMError as error:
-        return None, error
-    except Exception as error:
-        known_error = outside.translate_error(error)
-        if known_error is None:
-            raise
-        return None, known_error
 
 
 @torch.no_grad()
@@ -188,10 +179,10 @@ def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
             from torch.distributed.tensor import distribute_tensor
 
             # Every worker has the complete tensor, so it takes its own shard without communication.
-            shard = distribute_tensor(complete_tensor, target.device_mesh, target.placements, src_data_rank=None)
-            target.copy_(shard)
-        else:
-            target.copy_(complete_tensor)
+            complete_tensor = distribute_tensor(
+                complete_tensor, target.device_mesh, target.placements, src_data_rank=None
+            )
+        target.copy_(complete_tensor)
 
 
 def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[str, Tensor]:

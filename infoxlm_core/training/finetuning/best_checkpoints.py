@@ -18,7 +18,7 @@ from infoxlm_core.errors import DataCorrupt
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.training import tracker
 from infoxlm_core.training.checkpoints import deleted_on_failure, list_checkpoints
-from infoxlm_core.training.finetuning.selection import DevScores, check_alike, choose
+from infoxlm_core.training.finetuning.selection import DevScores, choose
 
 PREFIX = "dev/"
 MEAN = "dev/mean"
@@ -39,16 +39,21 @@ class BestCheckpoints:
         self.source = source
 
     def evaluations(self) -> list[DevScores]:
-        """Return the development scores of all evaluations so far, read from the curves."""
+        """Return the development scores of all evaluations so far, read from the curves.
+
+        Raises:
+            DataCorrupt: the evaluations differ in their languages, because the curves belong to several runs.
+        """
+        curves = self.run / tracker.METRICS
         evaluations = []
-        for step, values in tracker.read(self.run / tracker.METRICS):
+        for step, values in tracker.read(curves):
             if MEAN in values:
-                languages = {}
-                for name, score in values.items():
-                    if name.startswith(PREFIX) and name != MEAN:
-                        languages[name.removeprefix(PREFIX)] = score
-                evaluations.append(DevScores(step, languages))
-        check_alike(evaluations, self.run / tracker.METRICS)
+                names = [name for name in values if name.startswith(PREFIX) and name != MEAN]
+                scores = {name.removeprefix(PREFIX): values[name] for name in names}
+                evaluations.append(DevScores(step, scores))
+        language_sets = {frozenset(scores.languages) for scores in evaluations}
+        if len(language_sets) > 1 or frozenset() in language_sets:
+            raise DataCorrupt(f"{curves}: the evaluations cover different languages. Restore the file, or train again.")
         return evaluations
 
     def choose(self, evaluations: list[DevScores], last: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from infoxlm_core import manifests, outside
-from infoxlm_core.errors import DataCorrupt, InputError
+from infoxlm_core.errors import InputError
 
 FILE = "selection.json"
 ALL = "*"  # every language that has no step of its own
@@ -65,13 +65,6 @@ def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) 
         for language in evaluations[0].languages:
             chosen[language] = max(evaluations, key=lambda scores: scores.languages[language]).step
     return chosen
-
-
-def check_alike(evaluations: Sequence[DevScores], where: object) -> None:
-    """Raise DataCorrupt if evaluations differ in their languages, because the curves then belong to several runs."""
-    language_sets = {frozenset(scores.languages) for scores in evaluations}
-    if len(language_sets) > 1 or frozenset() in language_sets:
-        raise DataCorrupt(f"{where}: the evaluations cover different languages. Restore the file, or train again.")
 
 
 def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
