@@ -18,8 +18,6 @@ from infoxlm_core.model.encoder import Encoder
 from infoxlm_core.model.task_models import Packed, TaskModel
 from infoxlm_core.training.finetuning.task_learner import Training
 
-CHUNK = 1 << 18  # tokens that NumPy looks up at a time: it needs 8 bytes for each
-
 
 def limit(
     module: TaskModel, task: Training, weight_decay: float
@@ -52,21 +50,15 @@ class ActiveVocabulary:
     def __init__(self, encoder: Encoder, examples: Examples) -> None:
         self.encoder = encoder
         self.all_embeddings = encoder.token_embedding.weight.detach()  # (V, d)
-        occurs = np.zeros(len(self.all_embeddings), np.bool_)  # (V,)
-        for chunk in _split_into_chunks(len(examples.ids)):
-            occurs[examples.ids[chunk]] = True
-        self.ids = np.flatnonzero(occurs)  # (U,) int64
+        self.ids = np.flatnonzero(np.bincount(examples.ids))  # (U,) int64
         active_embeddings = self.all_embeddings[torch.from_numpy(self.ids)]  # (U, d)
         encoder.token_embedding = nn.Embedding.from_pretrained(active_embeddings, freeze=False)
 
     def renumber(self, examples: Examples) -> Examples:
         """Return the same examples with rows of the smaller table as token ids, of the same type."""
-        rows = np.zeros(len(self.all_embeddings), examples.ids.dtype)
+        rows = np.zeros(len(self.all_embeddings), examples.ids.dtype)  # (V,)
         rows[self.ids] = np.arange(len(self.ids))
-        ids = np.empty_like(examples.ids)
-        for chunk in _split_into_chunks(len(ids)):
-            ids[chunk] = rows[examples.ids[chunk]]
-        return replace(examples, ids=ids)
+        return replace(examples, ids=rows[examples.ids])
 
     @contextmanager
     def all_words(self) -> Iterator[None]:
@@ -78,7 +70,3 @@ class ActiveVocabulary:
             yield
         finally:
             self.encoder.token_embedding = trained
-
-
-def _split_into_chunks(length: int) -> Iterator[slice]:
-    return (slice(start, start + CHUNK) for start in range(0, length, CHUNK))
