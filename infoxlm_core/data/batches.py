@@ -39,7 +39,7 @@ class PackedBatch:
     flops: float = 0.0  # of a forward and backward pass of the network
     answered: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
     padding: int = 0  # padding tokens, which are not counted
-    idle: bool = False  # computed only because other workers have another batch; its losses and tokens do not count
+    idle: bool = False  # computed only because other workers have another batch; losses and counts are ignored
 
     @property
     def tokens(self) -> int:
@@ -48,8 +48,6 @@ class PackedBatch:
     @property
     def counts(self) -> dict[str, float]:
         """Return the numbers of targets of each objective, of tokens and of FLOPs."""
-        if self.idle:
-            return {}
         return {
             "mlm": self.mlm_targets,
             "tlm": len(self.target_ids) - self.mlm_targets,

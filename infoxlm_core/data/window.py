@@ -1,9 +1,9 @@
 """The moving window: the parts of each table that a step draws samples from, a function of seed and step.
 
-A step draws from w consecutive positions of each table, from position a = step x rate on. Position q is part
-permutation(q div M)[q mod M] of a table of M parts. The rate is the number of parts that a step uses up, so that a
-sample is drawn once on average while its part passes through the window as often as its table is drawn. A table of at
-most w parts is always in its window as a whole, in the order of its parts.
+A step draws from w consecutive positions of each table, starting at position a = step x rate. Position q is part
+permutation(q div M)[q mod M] of a table of M parts, so that each pass over the table has its own random order. The rate
+is the number of samples that a step draws from the table, divided by the samples of a part. Each sample is therefore
+drawn once per pass on average. A table of at most w parts does not move: all its parts are in the window, in order.
 """
 
 import bisect

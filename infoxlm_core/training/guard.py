@@ -43,7 +43,8 @@ class Guard:
     deviations: float = 0.0  # limit of a spike, in standard deviations; 0: only non-finite steps are bad
     recent: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Loss and gradient norm of the last finite steps by the kind of step; spikes are reduced to their limit."""
-    bad_in_a_row: int = 0  # how many of the last steps were not finite or had the loss of a diverged training
+    diverged_in_a_row: int = 0
+    """Number of last steps that were not finite or had more than twice the loss limit. A lower spike resets it."""
     skips: Skips = field(default_factory=list)  # (step, number of positions skipped before it)
     rewinds: int = 0
     furthest: int = 0  # the last step before a rewind: steps up to it are repeated
@@ -58,10 +59,10 @@ class Guard:
             is_finite: whether all losses and gradients are finite.
         """
         if not is_finite:
-            self.bad_in_a_row += 1
+            self.diverged_in_a_row += 1
             return f"not all numbers are finite (loss {loss:.4g}, gradient norm {norm:.4g})"
         if not self.deviations:
-            self.bad_in_a_row = 0
+            self.diverged_in_a_row = 0
             return ""
         window = self.recent.setdefault(kind, [])
         loss_limit = math.inf
@@ -72,9 +73,9 @@ class Guard:
         window.append((min(loss, loss_limit), min(norm, norm_limit)))
         del window[:-WINDOW]
         if loss > DIVERGED * loss_limit:
-            self.bad_in_a_row += 1
+            self.diverged_in_a_row += 1
         else:
-            self.bad_in_a_row = 0
+            self.diverged_in_a_row = 0
         if loss > loss_limit:
             return f"loss {loss:.4g} is above {loss_limit:.4g}"
         if norm > norm_limit:
@@ -99,7 +100,7 @@ class Guard:
         end_position = step + self.skipped_positions(step)
         self.skips = [*earlier_skips, (target, end_position - first_position)]
         self.recent = past.recent
-        self.bad_in_a_row = 0
+        self.diverged_in_a_row = 0
         self.rewinds += 1
         self.furthest = max(self.furthest, step)
 
@@ -113,8 +114,8 @@ class Guard:
     def state(self) -> dict[str, Any]:
         """Return the state of the guard that a checkpoint stores as JSON.
 
-        JSON stores floats exactly, so the restored state is identical. `bad_in_a_row` is not stored, because
-        no checkpoint is saved after a bad step.
+        JSON stores floats exactly, so the restored state is identical. `diverged_in_a_row` is not stored, because
+        it is 0 at every checkpoint from which a training continues.
         """
         return {
             "recent": {kind: list(window) for kind, window in self.recent.items()},

@@ -80,8 +80,8 @@ def train(
                 if progress.step % log_every == 0 or evaluations or is_last_step:
                     tracker.log(progress.step, metrics | speed)
 
-            # A single bad step was skipped. After several, the training does not recover by itself.
-            if progress.guard.bad_in_a_row >= config.max_bad_steps:
+            # After several diverged steps in a row, the training does not recover by itself.
+            if progress.guard.diverged_in_a_row >= config.max_bad_steps:
                 run.rewind(guard.rewinds)
                 preparer.prepare(progress.step)
             else:
@@ -150,7 +150,7 @@ class _Run:
         """
         step = self.progress.step
         guard = self.progress.guard  # `restore` replaces it by that of the checkpoint
-        bad_steps = f"{guard.bad_in_a_row} steps in a row up to step {step}"
+        bad_steps = f"{guard.diverged_in_a_row} steps in a row up to step {step}"
         distributed.on_first(self.checkpoints.finish_save)
         checkpoint = None
         if guard.rewinds < max_rewinds:
@@ -183,9 +183,9 @@ class _Run:
         # Compare the workers more often than checkpoints are saved: it is cheap, one pass over all weights.
         if step % max(MIN_COMPARISON_INTERVAL, self.checkpoints.every // 10) == 0:
             self.compare_workers()
-        # Do not save among bad steps: that would replace checkpoints from before them.
+        # Do not save among diverged steps: that would replace checkpoints from before them.
         self.is_save_due = self.is_save_due or step % self.checkpoints.every == 0 or is_stopping
-        if is_last_step or (self.is_save_due and self.progress.guard.bad_in_a_row == 0):
+        if is_last_step or (self.is_save_due and self.progress.guard.diverged_in_a_row == 0):
             self.save(metrics, is_last_save=is_stopping or is_last_step)
             self.is_save_due = False
         if is_stopping and not self.is_save_due:
