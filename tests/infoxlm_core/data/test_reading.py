@@ -46,34 +46,32 @@ def upload(shards: Path, cache: Path) -> None:
 
 
 @pytest.mark.item("F15")
-@pytest.mark.parametrize("damage", ["flip", "cut", "longer", "empty", "swapped", "missing", "id"])
-def test_damaged_shards_are_refused_before_a_step_is_taken(tmp_path, damage):
+@pytest.mark.parametrize("fault", ["flipped bit", "truncated", "longer", "empty", "swapped sides", "missing", "id"])
+def test_damaged_shards_are_refused_before_the_first_step(tmp_path, fault):
     write_shards(tmp_path, {"one": 5}, ("de",))
-    path = tmp_path / "pairs/en-de/one/000000.safetensors"
-    content = bytearray(path.read_bytes())
-    if damage == "flip":
-        content[-5] ^= 1
-    if damage == "cut":
-        content = content[:-3]
-    if damage == "longer":
-        content += b"0000"
-    if damage == "empty":
-        content = bytearray()
-    if damage == "swapped":
-        content = content.replace(b"source.tokens", b"source.TOKENS").replace(b"target.tokens", b"source.tokens")
-        content = content.replace(b"source.TOKENS", b"target.tokens")  # as many bytes, and all valid ids
-    if damage == "id":
+    part = tmp_path / "pairs/en-de/one/000000.safetensors"
+    content = part.read_bytes()
+    sides_swapped = content.replace(b"source.tokens", b"source.TOKENS").replace(b"target.tokens", b"source.tokens")
+    sides_swapped = sides_swapped.replace(b"source.TOKENS", b"target.tokens")  # as many bytes, and all ids are valid
+    damaged_content = {
+        "flipped bit": content[:-5] + bytes([content[-5] ^ 1]) + content[-4:],
+        "truncated": content[:-3],
+        "longer": content + b"0000",
+        "empty": b"",
+        "swapped sides": sides_swapped,
+    }
+    part.write_bytes(damaged_content.get(fault, content))
+    if fault == "missing":
+        part.unlink()
+    if fault == "id":
         manifest = tmp_path / "manifest.json"
         manifest.write_text(manifest.read_text().replace(f'"vocabulary_size": {VOCABULARY}', '"vocabulary_size": 9'))
-    path.write_bytes(bytes(content))
-    if damage == "missing":
-        path.unlink()
 
     with pytest.raises(DataCorrupt, match="remove the directory and run tokenize_corpus again"):
         Sampler(open_shards(tmp_path), tiny_config()).draw(0, range(4))
 
 
-def test_steps_read_only_the_parts_of_their_windows_from_s3_and_draw_what_a_directory_gives(
+def test_steps_download_only_the_parts_of_their_windows_and_draw_the_same_samples(
     faults, shards_of_many_parts, tmp_path
 ):
     upload(shards_of_many_parts, tmp_path / "cache")
@@ -108,7 +106,7 @@ def test_a_part_that_is_damaged_on_s3_is_refused_before_it_is_used(bucket, shard
     assert not list((tmp_path / "cache/pairs").rglob("*.safetensors"))
 
 
-def test_s3_that_stays_away_ends_the_training_with_75(faults, shards_of_many_parts, tmp_path, monkeypatch):
+def test_s3_that_does_not_answer_ends_a_training_with_75(faults, shards_of_many_parts, tmp_path, monkeypatch):
     upload(shards_of_many_parts, tmp_path / "cache")
     monkeypatch.setattr(reading, "RETRY_SECONDS", 0.1)
     faults.inject("GET", "safetensors", "503")
@@ -119,7 +117,7 @@ def test_s3_that_stays_away_ends_the_training_with_75(faults, shards_of_many_par
     assert failure.value.exit_code == 75
 
 
-def test_a_training_waits_for_an_s3_that_breaks_every_connection_and_its_losses_stay(
+def test_a_training_waits_while_s3_breaks_all_connections_and_has_the_same_losses(
     faults, shards_of_many_parts, tmp_path, monkeypatch
 ):
     config = moving_config(optimization={"steps": 20}, checkpoints={"every": 20})

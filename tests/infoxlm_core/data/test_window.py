@@ -14,7 +14,7 @@ def ids_of(draw: Draw) -> list[int]:
     return [*draw.mlm.masked_ids.tolist(), *draw.tlm.masked_ids.tolist(), *draw.xlco.keys.flat.tolist()]
 
 
-def test_text_that_fits_into_the_window_is_drawn_as_if_it_were_one_part(tmp_path):
+def test_text_that_fits_into_the_window_is_drawn_as_a_single_part_would_be(tmp_path):
     config = tiny_config(model={"max_tokens": 512}, batches={"block_tokens": 512})
     corpora = {"one": 400, "two": 130}
     single = Sampler(open_shards(write_shards(tmp_path / "single", corpora)), config)
@@ -24,14 +24,15 @@ def test_text_that_fits_into_the_window_is_drawn_as_if_it_were_one_part(tmp_path
         assert ids_of(split.draw(step, range(4))) == ids_of(single.draw(step, range(4)))
 
 
-def test_a_window_that_moves_depends_on_the_step_alone_and_reads_only_its_parts(tmp_path):
+def test_a_moving_window_depends_only_on_the_step_and_has_few_parts(tmp_path):
     shards = open_shards(write_shards(tmp_path, {"one": 400}, ("de",), part_tokens=200))
     config = tiny_config(batches={"window": 1})
     sampler = Sampler(shards, config)
     draws = [ids_of(sampler.draw(step, range(4))) for step in range(40)]
 
     table = shards.pairs["en-de"][0]
-    assert len(table.part_names) > 10 and len(sampler.pair_window.at(39).parts[0]) == MIN_PARTS
+    assert table.part_count > 10
+    assert len(sampler.pair_window.at(39).parts[0]) == MIN_PARTS
     for step in (39, 3, 20):
         assert ids_of(Sampler(shards, config).draw(step, range(4))) == draws[step]
     assert ids_of(Sampler(shards, tiny_config()).draw(39, range(4))) != draws[39]
@@ -62,7 +63,8 @@ def test_each_sample_is_drawn_once_in_a_pass_on_average(tmp_path):
             counts[int(pairs.sentence_ids[row])] += 1
 
     observed = np.array(list(counts.values()))
-    assert len(table.part_names) > 20 and observed.mean() == pytest.approx(passes)
+    assert table.part_count > 20
+    assert observed.mean() == pytest.approx(passes)
     # At the start, the first parts are already leaving the window, so that some samples are drawn a little less often.
     assert observed.var() == pytest.approx(passes, rel=0.2)
     assert (observed == 0).mean() == pytest.approx(np.exp(-passes), abs=0.02)

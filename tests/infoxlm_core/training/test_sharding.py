@@ -1,4 +1,4 @@
-"""Sharding: each worker holds a part of the model, and nothing that can be observed changes (items A3, A18).
+"""Sharding: each worker holds a part of the model, and no result changes (items A3 and A18).
 
 All of it in fp64: see `tests.helpers.workers.fp64`.
 """
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch._dynamo.utils import counters
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
@@ -22,22 +21,32 @@ from infoxlm_core.systems.infoxlm import learner as infoxlm
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import learner as learners
-from infoxlm_core.training import optimizer, tracker
+from infoxlm_core.training import tracker
+from infoxlm_core.training.checkpoints import list_checkpoints
+from infoxlm_core.training.optimizer import make_adamw
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
-from tests.helpers.curves import losses, numbers, state_of
+from tests.helpers.curves import numbers
 from tests.helpers.workers import fp64, join, start
 from tests.toys.pretraining import make_pairs, tiny_config, write_shards
 
 
-def config(sharded: bool, **more: bool | int | str) -> PretrainingConfig:
-    """Uneven micro-batches; the key encoder is moved twice, then copied; the probe looks at steps 3 and 6."""
+def make_config(sharded: bool, **model: bool | int | str) -> PretrainingConfig:
+    """Return a config with uneven micro-batches; the key encoder is updated twice, then copied; two probes."""
     return tiny_config(
-        model={"sharded": sharded, "layers": 3, **more},
+        model={"sharded": sharded, "layers": 3, **model},
         contrast={"momentum_schedule": "refresh", "refresh_every": 3, "layer": 2, "temperature": 0.5},
         batches={"micro_batch_size": 3},
         probe={"every": 3, "pairs": 10},
     )
+
+
+def make_learner(shards_path: Path, config: PretrainingConfig) -> InfoXLMLearner:
+    """Return a learner before its first step, with a filled queue."""
+    shards = open_shards(shards_path)
+    learner = InfoXLMLearner(config, build(config, shards), shards)
+    learner.after_step(0)
+    return learner
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,158 +57,148 @@ def exact():
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory) -> Path:
-    """Tiny shards and ten held-out pairs."""
+    """Return tiny shards with ten held-out pairs."""
     directory = write_shards(tmp_path_factory.mktemp("held out") / "shards", {"one": 40, "two": 25})
-    facts, rows = manifests.load(directory)["facts"], np.arange(4, 34)
-    pairs = make_pairs(rows, np.roll(rows, 6), np.full(10, 3), np.arange(10))
+    facts = manifests.load(directory)["facts"]
+    tokens = np.arange(4, 34)
+    pairs = make_pairs(tokens, np.roll(tokens, 6), np.full(10, 3), np.arange(10))
     facts["tables"]["held_out/en-de/kept"] = write_table(directory, "held_out/en-de/kept", [pairs])
     manifests.write(directory, "shards", facts)
     return directory
 
 
 @pytest.fixture(scope="module")
-def alone(shards, tmp_path_factory) -> Path:
-    """`out` and `run` of one worker, nothing sharded."""
-    base = tmp_path_factory.mktemp("alone")
-    pretrain(config(sharded=False), shards, base / "out", base / "run")
+def single(shards, tmp_path_factory) -> Path:
+    """Return `out` and `run` of one worker without sharding."""
+    base = tmp_path_factory.mktemp("single")
+    pretrain(make_config(sharded=False), shards, base / "out", base / "run")
     return base
 
 
 @pytest.fixture(scope="module")
-def two(shards, alone, tmp_path_factory) -> Path:
-    """What two workers left: `out` and `run`, sharded from the start; `other`, gone on from one worker's step 2."""
-    base = tmp_path_factory.mktemp("two")
-    shutil.copytree(alone / "run", base / "other")
-    forget_after(2, base / "other")
-    shutil.copytree(alone / "out/encoder", base / "begun")
-    start(_both, 2, shards, base)
+def sharded(shards, single, tmp_path_factory) -> Path:
+    """Return the results of two workers with a sharded model: see `run_two_workers`."""
+    base = tmp_path_factory.mktemp("sharded")
+    shutil.copytree(single / "run", base / "resumed")
+    delete_checkpoints_after(2, base / "resumed")
+    shutil.copytree(single / "out/encoder", base / "encoder")
+    start(run_two_workers, 2, shards, base)
     return base
 
 
-def _both(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+def run_two_workers(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    """Train from the start, from a checkpoint that was not sharded, and with a frozen layer; save what steps do."""
     join(rank, size, port)
     with fp64():
-        pretrain(config(sharded=True), shards, base / "out", base / "run")
-        pretrain(config(sharded=True), shards, base / "other out", base / "other")
-        frozen = config(sharded=True, start=str(base / "begun"), frozen=1)
+        pretrain(make_config(sharded=True), shards, base / "out", base / "run")
+        pretrain(make_config(sharded=True), shards, base / "resumed out", base / "resumed")
+        frozen = make_config(sharded=True, start=str(base / "encoder"), frozen=1)
         pretrain(frozen, shards, base / "frozen out", base / "frozen")
-        torch.save(_good_step_then_bad(rank, shards), base / f"{rank}.pt")
-    torch.save(_gradient_in_half_precision(shards, sharded=True), base / f"half {rank}.pt")
-    counters.clear()
-    compiled = _gradient_in_half_precision(shards, sharded=True, compiler="aot_eager")
-    found = {"graphs": counters["stats"]["unique_graphs"], "breaks": counters["graph_break"], "gradient": compiled}
-    torch.save(found, base / f"compiled {rank}.pt")
+        torch.save(take_good_and_bad_step(rank, shards), base / f"steps {rank}.pt")
+    torch.save(compute_gradient(shards, sharded=True), base / f"gradient {rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def _good_step_then_bad(rank: int, path: Path) -> dict:
-    """How much a worker holds after a step, in bytes, and what a step changes that is bad on one worker alone."""
-    wanted, shards = config(sharded=True), open_shards(path)
-    learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
-    learner.after_step(0)
-    adam, progress = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), Progress()
-    parameters, keys, held = list(learner.module.parameters()), list(learner.xlco.key_encoder.parameters()), []
-    summed, scatter = [], torch.distributed.reduce_scatter_single
+def take_good_and_bad_step(rank: int, shards: Path) -> dict:
+    """Take a step, and a second one that is bad on one worker.
 
-    def weigh(*_) -> None:
+    Returns:
+        `bytes` that this worker holds during the first step, `reductions` in the first step, and whether the second
+        step was `skipped` and left all weights `unchanged`.
+    """
+    config = make_config(sharded=True)
+    learner = make_learner(shards, config)
+    adam = make_adamw(learner.module.parameters(), config.optimization)
+    progress = Progress()
+    query_parameters = list(learner.module.parameters())
+    key_parameters = list(learner.xlco.key_encoder.parameters())
+    held_bytes: list[int] = []
+    reductions = 0
+    reduce_scatter = torch.distributed.reduce_scatter_single
+
+    def record_bytes(*_) -> None:
         moments = [value for state in adam.state.values() for value in state.values() if value.dim()]
-        now = [*learner.module.parameters(), *learner.xlco.key_encoder.parameters()]  # to_local: none is still whole
-        kept = [*now, *(p.grad for p in parameters), *moments]
-        held.append(sum(tensor.to_local().nbytes for tensor in kept))
+        gradients = [parameter.grad for parameter in query_parameters]
+        tensors = [*learner.module.parameters(), *learner.xlco.key_encoder.parameters(), *gradients, *moments]
+        held_bytes.append(sum(tensor.to_local().nbytes for tensor in tensors))  # fails if a tensor is not a shard
 
-    def take() -> float:
-        batches = learner.batches(progress.step)
-        return train_step(learner, adam, wanted.optimization, progress, batches)[0]["skipped"]
+    def count_reductions(*args, **kwargs):
+        nonlocal reductions
+        reductions += 1
+        return reduce_scatter(*args, **kwargs)
 
-    def count(*given, **more):
-        summed.append(1)
-        return scatter(*given, **more)
+    adam.register_step_post_hook(record_bytes)
+    batches = learner.batches(0)
+    assert len(batches) == 2
+    torch.distributed.reduce_scatter_single = count_reductions
+    train_step(learner, adam, config.optimization, progress, batches)
+    torch.distributed.reduce_scatter_single = reduce_scatter
+    before = [parameter.to_local().clone() for parameter in (*query_parameters, *key_parameters)]
+    losses_of = learner.losses
 
-    adam.register_step_post_hook(weigh)
-    assert len(learner.batches(0)) == 2
-    torch.distributed.reduce_scatter_single = count
-    take()
-    torch.distributed.reduce_scatter_single = scatter
-    sums_in_a_step = len(summed)
-    before = [tensor.to_local().clone() for tensor in (*parameters, *keys)]
-    plain = learner.losses
-
-    def spoiled(batch, scales):
-        loss, sums = plain(batch, scales)
+    def make_loss_nan_on_one_worker(batch, scales):
+        loss, sums = losses_of(batch, scales)
         return loss * float("nan") if rank == 1 else loss, sums
 
-    learner.losses = spoiled
-    skipped = take()
-    unchanged = all(torch.equal(a, b.to_local()) for a, b in zip(before, (*parameters, *keys), strict=True))
-    return {"held": held, "skipped": skipped, "unchanged": unchanged, "summed": sums_in_a_step}
+    learner.losses = make_loss_nan_on_one_worker
+    metrics, _ = train_step(learner, adam, config.optimization, progress, learner.batches(1))
+    after = [parameter.to_local() for parameter in (*query_parameters, *key_parameters)]
+    unchanged = all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    return {"bytes": held_bytes, "reductions": reductions, "skipped": metrics["skipped"], "unchanged": unchanged}
 
 
-def _gradient_in_half_precision(
-    path: Path, sharded: bool, kind: torch.dtype | None = torch.bfloat16, compiler: str = ""
-) -> torch.Tensor:
-    """The gradient of a first step on a device that computes in `kind`, as a GPU does; masters stay in fp32."""
+def compute_gradient(shards: Path, sharded: bool, dtype: torch.dtype | None = torch.bfloat16) -> torch.Tensor:
+    """Return the gradient of the first step if layers are computed in `dtype` as on a GPU; weights are in fp32."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learners, "compiler_for", lambda *_: compiler)
+        patch.setattr(learners, "compiler_for", lambda *_: "")
         for module in (learners, infoxlm):
-            patch.setattr(module, "half_precision", lambda *_: kind)
-        wanted, shards = config(sharded), open_shards(path)
-        learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
-        learner.after_step(0)
-        adam, found = optimizer.make_adamw(learner.module.parameters(), wanted.optimization), []
-        parameters = [*learner.module.parameters(), *learner.xlco.key_encoder.parameters()]
-        assert {p.dtype for p in parameters} == {torch.float32}
-        adam.register_step_pre_hook(lambda *_: found.extend(p.grad for p in learner.module.parameters()))
-        optimization = wanted.optimization.model_copy(update={"clip_norm": 1e9})
+            patch.setattr(module, "half_precision", lambda *_: dtype)
+        config = make_config(sharded)
+        learner = make_learner(shards, config)
+        parameters = list(learner.module.parameters())
+        assert {p.dtype for p in (*parameters, *learner.xlco.key_encoder.parameters())} == {torch.float32}
+        adam = make_adamw(parameters, config.optimization)
+        gradients: list[torch.Tensor] = []
+        adam.register_step_pre_hook(lambda *_: gradients.extend(parameter.grad for parameter in parameters))
+        optimization = config.optimization.model_copy(update={"clip_norm": 1e9})
         train_step(learner, adam, optimization, Progress(), learner.batches(0))
-        assert {gradient.dtype for gradient in found} == {torch.float32}
-        return torch.cat([(g.full_tensor() if sharded else g).flatten().double() for g in found])
+        assert {gradient.dtype for gradient in gradients} == {torch.float32}
+        if sharded:
+            gradients = [gradient.full_tensor() for gradient in gradients]
+        return torch.cat([gradient.flatten().double() for gradient in gradients])
 
 
-def _go_on(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+def continue_with_three_workers(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
     join(rank, size, port)
     with fp64():
-        pretrain(config(sharded=True, recompute=True), shards, base / "out", base / "run")
-        torch.save(_filled_queue(shards), base / f"queue {rank}.pt")
+        pretrain(make_config(sharded=True, recompute=True), shards, base / "out", base / "run")
+        torch.save(make_learner(shards, make_config(sharded=True)).xlco.queue.rows, base / f"queue {rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def _filled_queue(path: Path) -> torch.Tensor:
-    """The keys that a run begins with."""
-    wanted, shards = config(sharded=True), open_shards(path)
-    learner = InfoXLMLearner(wanted, build(wanted, shards), shards)
-    learner.after_step(0)
-    return learner.xlco.queue.rows
-
-
-def forget_after(step: int, run: Path) -> None:
-    for path in run.glob("step=*"):
-        if int(path.name[5:]) > step:
+def delete_checkpoints_after(last_step: int, run: Path) -> None:
+    for step, path in list_checkpoints(run):
+        if step > last_step:
             shutil.rmtree(path)
 
 
-def probed(run: Path) -> list[float]:
-    return [
-        figures["probe/retrieval"] for _, figures in tracker.read(run / tracker.METRICS) if "probe/retrieval" in figures
-    ]
-
-
-def test_alone_the_switch_does_nothing(shards, alone, tmp_path):
-    pretrain(config(sharded=True), shards, tmp_path / "out", tmp_path / "run")
-
-    assert losses(tmp_path / "run") == losses(alone / "run")
-    assert state_of(tmp_path / "run", 6) == state_of(alone / "run", 6)
+def read_probes(run: Path) -> list[float]:
+    points = tracker.read(run / tracker.METRICS)
+    return [metrics["probe/retrieval"] for _, metrics in points if "probe/retrieval" in metrics]
 
 
 @pytest.mark.item("A3")
 @pytest.mark.slow
-def test_two_workers_with_half_a_model_each_give_the_losses_of_one_with_all_of_it(two, alone, record_property):
-    expected = numbers(alone / "run")
-    off = max(abs(a - b) / abs(b) for a, b in zip(numbers(two / "run"), expected, strict=True))
+def test_two_workers_with_a_sharded_model_have_the_losses_of_one(sharded, single, record_property):
+    expected = np.array(numbers(single / "run"))
+    largest_error = np.abs(np.array(numbers(sharded / "run")) / expected - 1).max()
 
-    record_property("figure", f"sharded: losses within {off:.1e}")
-    assert off <= 1e-9
-    assert numbers(two / "other") == pytest.approx(expected, rel=1e-9)  # begun unsharded
-    assert probed(two / "run") == probed(alone / "run") and len(probed(two / "run")) == 2
+    record_property("figure", f"sharded: losses within {largest_error:.1e}")
+    assert largest_error <= 1e-9
+    assert numbers(sharded / "resumed") == pytest.approx(expected, rel=1e-9)
+    probes = read_probes(sharded / "run")
+    assert len(probes) == 2
+    assert probes == read_probes(single / "run")
 
 
 @pytest.mark.item("A3")
@@ -209,95 +208,82 @@ def test_two_workers_with_half_a_model_each_give_the_losses_of_one_with_all_of_i
     ["run/step=0000000006/state.safetensors", "out/encoder/model.safetensors", "out/encoder/projection.safetensors",
      "out/start/model.safetensors"],
 )  # fmt: skip
-def test_checkpoints_and_exports_hold_whole_tensors_under_the_same_names(two, alone, file):
-    expected, found = load_file(alone / file), load_file(two / file)
+def test_checkpoints_and_exported_models_contain_complete_tensors(sharded, single, file):
+    expected = load_file(single / file)
+    tensors = load_file(sharded / file)
 
-    assert found.keys() == expected.keys()
+    assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
-        exact = 1e-9 if tensor.dtype == torch.float64 else torch.finfo(torch.float32).eps  # models are written in fp32
-        torch.testing.assert_close(found[name], tensor, rtol=exact, atol=1e-9, msg=lambda said, n=name: f"{n}: {said}")
+        rtol = 1e-9 if tensor.dtype == torch.float64 else torch.finfo(torch.float32).eps  # models are written in fp32
+        torch.testing.assert_close(tensors[name], tensor, rtol=rtol, atol=1e-9, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.slow
-def test_frozen_layers_of_a_sharded_model_stay_and_the_others_train_as_on_one_worker(two, shards, tmp_path):
-    frozen = config(sharded=False, start=str(two / "begun"), frozen=1)
+def test_frozen_layers_of_a_sharded_model_do_not_change(sharded, shards, tmp_path):
+    frozen = make_config(sharded=False, start=str(sharded / "encoder"), frozen=1)
     pretrain(frozen, shards, tmp_path / "out", tmp_path / "run")
 
-    assert numbers(two / "frozen") == pytest.approx(numbers(tmp_path / "run"), rel=1e-9)
-    before = load_file(two / "begun/model.safetensors")
-    after = load_file(two / "frozen out/encoder/model.safetensors")
+    assert numbers(sharded / "frozen") == pytest.approx(numbers(tmp_path / "run"), rel=1e-9)
+    before = load_file(sharded / "encoder/model.safetensors")
+    after = load_file(sharded / "frozen out/encoder/model.safetensors")
     unchanged = {name for name in before if torch.equal(before[name], after[name])}
     assert unchanged == {name for name in before if ".embeddings." in name or ".layer.0." in name}
 
 
 @pytest.mark.item("A3", "A18", "F17")
 @pytest.mark.slow
-def test_a_sharded_run_goes_on_with_three_workers_and_then_unsharded_with_one(two, shards, alone, tmp_path):
-    shutil.copytree(two / "run", tmp_path / "run")
-    forget_after(2, tmp_path / "run")
+def test_a_sharded_run_continues_with_three_workers_and_then_without_sharding(sharded, shards, single, tmp_path):
+    run = shutil.copytree(sharded / "run", tmp_path / "run")
+    delete_checkpoints_after(2, run)
+    expected = pytest.approx(numbers(single / "run"), rel=1e-9)
 
-    start(_go_on, 3, shards, tmp_path)  # layers compute again; two of them have one micro-batch where the first has two
+    # Layers are recomputed. Two of the workers have one micro-batch where the first has two.
+    start(continue_with_three_workers, 3, shards, tmp_path)
 
-    assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
-    expected = _filled_queue(shards)
+    assert numbers(run) == expected
+    expected_queue = make_learner(shards, make_config(sharded=False)).xlco.queue.rows
     for rank in range(3):
-        torch.testing.assert_close(torch.load(tmp_path / f"queue {rank}.pt", weights_only=True), expected)
-    forget_after(4, tmp_path / "run")
-    pretrain(config(sharded=False), shards, tmp_path / "out", tmp_path / "run")
-    assert numbers(tmp_path / "run") == pytest.approx(numbers(alone / "run"), rel=1e-9)
+        torch.testing.assert_close(torch.load(tmp_path / f"queue {rank}.pt", weights_only=True), expected_queue)
+    delete_checkpoints_after(4, run)
+    pretrain(make_config(sharded=False), shards, tmp_path / "out", run)
+    assert numbers(run) == expected
 
 
 @pytest.mark.item("A8", "F22")
 @pytest.mark.slow
-def test_a_step_that_is_bad_on_one_worker_is_skipped_on_both(two):
-    for rank in range(2):
-        found = torch.load(two / f"{rank}.pt", weights_only=True)
-        assert found["skipped"] == 1.0 and found["unchanged"]
-
-
-@pytest.mark.slow
-def test_of_two_workers_each_holds_half_of_what_one_held(two):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_of_two_workers_holds_half_of_the_state_and_skips_a_step_that_is_bad_on_one(sharded, rank):
     d, ffn, vocabulary, positions = 16, 32, 64, 34
     layer = 4 * (d * d + d) + (d * ffn + ffn) + (ffn * d + d) + 4 * d
     embeddings = (vocabulary + positions + 2) * d
     head = d * d + d + 2 * d + vocabulary
-    query, key = embeddings + 3 * layer + head + d * d, embeddings + 2 * layer + d * d
+    query = embeddings + 3 * layer + head + d * d
+    key = embeddings + 2 * layer + d * d
 
-    for rank in range(2):  # weight, gradient, two moments of the one; weight of the other; 8 bytes each
-        assert torch.load(two / f"{rank}.pt", weights_only=True)["held"] == [8 * (4 * query + key) / 2]
-
-
-@pytest.mark.slow
-def test_gradients_of_shards_are_summed_once_a_step(two):
-    groups = 3 + 1  # the layers, and all parameters outside of layers
-    for rank in range(2):
-        assert torch.load(two / f"{rank}.pt", weights_only=True)["summed"] == groups
+    steps = torch.load(sharded / f"steps {rank}.pt", weights_only=True)
+    # 8 bytes each: weight, gradient and two moments of the query encoder, weight of the key encoder
+    assert steps["bytes"] == [8 * (4 * query + key) / 2]
+    assert steps["reductions"] == 3 + 1  # once for each layer, and for all parameters outside of layers
+    assert steps["skipped"] == 1.0
+    assert steps["unchanged"]
 
 
 @pytest.mark.slow
-def test_in_half_precision_gradients_of_shards_are_as_exact_as_those_of_one_worker(two, shards):
+def test_gradients_of_shards_in_half_precision_are_as_exact_as_those_of_one_worker(sharded, shards):
     torch.set_default_dtype(torch.float32)
-    exact, alone = (_gradient_in_half_precision(shards, False, kind) for kind in (None, torch.bfloat16))
+    exact = compute_gradient(shards, sharded=False, dtype=None)
+    single = compute_gradient(shards, sharded=False)
     torch.set_default_dtype(torch.float64)
-    first, second = (torch.load(two / f"half {rank}.pt", weights_only=True) for rank in range(2))
+    first, second = [torch.load(sharded / f"gradient {rank}.pt", weights_only=True) for rank in range(2)]
 
-    def error(found: torch.Tensor) -> float:
-        return ((found - exact).norm() / exact.norm()).item()
+    def error(gradient: torch.Tensor) -> float:
+        return ((gradient - exact).norm() / exact.norm()).item()
 
-    assert torch.equal(first, second) and 0 < error(first) < 2 * error(alone) < 0.05
-
-
-@pytest.mark.slow
-def test_compiled_layers_of_shards_share_their_graphs_and_give_the_gradients_of_plain_ones(two):
-    for rank in range(2):
-        plain = torch.load(two / f"half {rank}.pt", weights_only=True)
-        found = torch.load(two / f"compiled {rank}.pt", weights_only=True)
-        layers, head = 3, 2 * 2  # all rows, some rows, and keys; two functions, of one number of rows and of any
-        assert found["graphs"] == layers + head and not found["breaks"]
-        assert (found["gradient"] - plain).norm() < 0.01 * plain.norm()
+    assert torch.equal(first, second)
+    assert 0 < error(first) < 2 * error(single) < 0.05
 
 
-def test_a_run_may_go_on_with_the_switch_turned_and_other_systems_refuse_it():
-    assert config(sharded=True).result_fields() == config(sharded=False).result_fields()
+def test_sharding_does_not_change_the_fingerprint_and_other_systems_refuse_it():
+    assert make_config(sharded=True).result_fields() == make_config(sharded=False).result_fields()
     with pytest.raises(ConfigError, match=r"system bert cannot be sharded: set model.sharded to false"):
         tiny_config(system="bert", model={"sharded": True}, objectives={"tlm": 0.0, "xlco": 0.0, "nsp": 1.0})
