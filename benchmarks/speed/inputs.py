@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.batches import PackedBatch, micro_batches
-from infoxlm_core.data.layouts import NOTHING, Sequences
+from infoxlm_core.data.layouts import EMPTY, Sequences
 from infoxlm_core.data.samples import Draw, Masked, Views
 from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_PIECE, PAD, Vocabulary
 
@@ -64,7 +64,7 @@ def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generato
     """Return a micro-batch of random pieces. `counts` has the lengths of `mlm`, `tlm`, `query` and `key` sequences."""
 
     def draw_sequences(name: str) -> Sequences:
-        return sequences(counts[name], vocabulary, rng) if name in counts else NOTHING
+        return sequences(counts[name], vocabulary, rng) if name in counts else EMPTY
 
     def masked(name: str, group: int) -> Masked:
         original = draw_sequences(name)

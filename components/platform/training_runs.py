@@ -83,7 +83,7 @@ def choose_run(
         pipeline_run=runtime.pipeline_run(),
         run=run,
         artifact=name,
-        fingerprint=fingerprint.decisive(config, manifests.VERSIONS[kind], inputs),
+        fingerprint=fingerprint.collect_decisive_values(config, manifests.VERSIONS[kind], inputs),
     )
     path = f"begun/{_name_pipeline(trial)}.json"
     previous = None
@@ -101,10 +101,10 @@ def choose_run(
 
 def _report_unfinished(store: str, previous: StartedTraining, current: StartedTraining) -> None:
     """Log that the previous training is not continued. Raise ConfigMismatch if this pipeline run started it."""
-    changes = fingerprint.differences(previous["fingerprint"], current["fingerprint"])
+    changes = fingerprint.list_differences(previous["fingerprint"], current["fingerprint"])
     unfinished_run = f"{store}/runs/{previous['run']}"
     if previous["pipeline_run"] == current["pipeline_run"]:
-        raise fingerprint.mismatch(unfinished_run, changes)
+        raise fingerprint.make_mismatch(unfinished_run, changes)
     logger.warning(
         "%s is not continued, because this training differs: %s. To continue it anyway, set checkpoints.resume: %s",
         unfinished_run,

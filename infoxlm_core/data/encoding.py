@@ -53,7 +53,7 @@ def serialize(tokenizer: Tokenizer, special_ids: Collection[int]) -> bytes:
 
 
 @functools.lru_cache(maxsize=1)  # a worker encodes many chunks with one tokenizer
-def encoder_of(model: bytes) -> Encode:
+def load_encoder(model: bytes) -> Encode:
     """Return the function that encodes text with a serialized SentencePiece model or the result of `serialize`."""
     if model.startswith(b"{"):
         return functools.partial(_encode_fast, Tokenizer.from_str(model.decode()))
@@ -86,7 +86,7 @@ def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
     Returns:
         The same columns with token ids, and for pairs the column `sentence_id`. Monolingual rows end with `</s>`.
     """
-    encode_texts = encoder_of(tokenizer.model)
+    encode_texts = load_encoder(tokenizer.model)
     ids: dict[str, list[np.ndarray]] = {}
     for side in chunk.column_names:
         ids[side] = encode_texts([tokenizer.prefix + text for text in chunk[side].to_pylist()])

@@ -53,7 +53,7 @@ def gather(tables: list[Table], table_indices: np.ndarray, rows: np.ndarray, max
 REVERSE_SOURCE = 1  # bits of a mode of mixup
 REVERSE_TARGET = 2
 EXCHANGE_SIDES = 4
-NOTHING = Sequences(np.empty(0, np.int64), np.empty(0, np.int64))
+EMPTY = Sequences(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def join(batches: list[Sequences]) -> Sequences:

@@ -7,7 +7,7 @@ import numpy as np
 
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
-from infoxlm_core.data.layouts import NOTHING, Sequences, choose, gather, join, lay_out, mix
+from infoxlm_core.data.layouts import EMPTY, Sequences, choose, gather, join, lay_out, mix
 from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Blocks, Pairs, Shards, StoredTable, Table, end_to_end, make_blocks
 from infoxlm_core.data.window import MovingWindow, Window
@@ -192,10 +192,10 @@ class Sampler(StepSampler):
         tlm: list[Masked] = []
         xlco: list[Views] = []
         if needs_mlm:
-            text = self.block_window.at(window_step)
+            text = self.block_window.move_to(window_step)
             mlm = [self._draw_mlm(text, key) for key in keys]
         if needs_tlm or needs_xlco:
-            pairs = self.pair_window.at(window_step)
+            pairs = self.pair_window.move_to(window_step)
             if needs_tlm:
                 tlm = [self._draw_tlm(pairs, key) for key in keys]
             if needs_xlco:
@@ -351,7 +351,7 @@ def _read_sentence_ids(window: Window[Pairs], tables: np.ndarray, rows: np.ndarr
 def _join_masked(batches: list[Masked]) -> Masked:
     """Concatenate masked sequences, and shift their target indices so that they index the concatenated tokens."""
     if not batches:
-        return Masked(NOTHING, NOTHING.flat, NOTHING.flat, NOTHING.flat)
+        return Masked(EMPTY, EMPTY.flat, EMPTY.flat, EMPTY.flat)
     target_indices = []
     first_token = 0
     for batch in batches:
@@ -368,7 +368,7 @@ def _join_masked(batches: list[Masked]) -> Masked:
 def _join_views(batches: list[Views]) -> Views:
     """Concatenate views."""
     if not batches:
-        return Views(NOTHING, NOTHING, np.empty((0, 2), np.int64), NOTHING.flat)
+        return Views(EMPTY, EMPTY, np.empty((0, 2), np.int64), EMPTY.flat)
     return Views(
         join([views.queries for views in batches]),
         join([views.keys for views in batches]),

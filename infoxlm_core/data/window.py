@@ -84,7 +84,7 @@ class MovingWindow(Generic[T]):
         self._open_parts: list[dict[int, T]] = [{} for _ in tables]  # of each table, by number
         self._lock = threading.Lock()  # one thread prepares batches, another fills the queue
 
-    def at(self, step: int) -> Window[T]:
+    def move_to(self, step: int) -> Window[T]:
         """Return the window of a step. Raise DataCorrupt if a part that enters it is damaged."""
         with self._lock:
             positions = step * self._rates // _RATE_UNIT  # (tables,)

@@ -23,7 +23,7 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_processes
 from infoxlm_core.corpora.tables import count_rows, reading
-from infoxlm_core.data.encoding import SerializedTokenizer, encode_chunk, encoder_of, serialize
+from infoxlm_core.data.encoding import SerializedTokenizer, encode_chunk, load_encoder, serialize
 from infoxlm_core.data.sampling import generator, probabilities
 from infoxlm_core.data.shards import PAIR_COLUMNS, TEXT
 from infoxlm_core.data.vocabulary import SPECIAL_TOKENS, Vocabulary
@@ -216,7 +216,7 @@ def _explain_failure(message: str, config: TokenizationConfig, subject: str) -> 
 def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_share: float) -> None:
     """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on more than a share of sentences."""
     fast_tokenizer = tokenizers.load_fast(folder).backend_tokenizer
-    encode = encoder_of(model)
+    encode = load_encoder(model)
     compared_count = 0
     differences = []
     for language_folder in sorted(corpus.glob("mono/*")):

@@ -53,7 +53,7 @@ class Scores:
                 scores_of_metric = {language: scores[metric] for language, scores in languages.items()}
                 gap_by_metric[metric] = transfer_gap(scores_of_metric, source)
         if tuned:
-            other_fields["dev"] = selection.development(tuned)
+            other_fields["dev"] = selection.read_development_scores(tuned)
             other_fields["selection"] = selection.read(tuned)
         return cls(task=task, languages=languages, mean=mean, transfer_gap=gap_by_metric, **other_fields)
 

@@ -38,7 +38,8 @@ class Fingerprint:
         """
         from infoxlm_core.training import distributed  # a local import: comparing fingerprints needs no torch
 
-        return cls(decisive(config, version, inputs), manifests.describe_software() | distributed.describe())
+        compared = collect_decisive_values(config, version, inputs)
+        return cls(compared, recorded=manifests.describe_software() | distributed.describe())
 
     def meta(self) -> dict[str, Any]:
         """Return the fields of this fingerprint in a checkpoint."""
@@ -50,15 +51,16 @@ class Fingerprint:
         Raises:
             ConfigMismatch: data or settings differ, and changes are not accepted.
         """
-        decisive_changes = differences(meta["fingerprint"], self.compared)
+        decisive_changes = list_differences(meta["fingerprint"], self.compared)
         if decisive_changes and not accept_changes:
-            raise mismatch(run, decisive_changes)
-        changes = decisive_changes + differences(meta.get("made_by", {}), self.recorded)  # older checkpoints lack it
+            raise make_mismatch(run, decisive_changes)
+        recorded = meta.get("made_by", {})  # older checkpoints lack it
+        changes = decisive_changes + list_differences(recorded, self.recorded)
         if changes:
             logger.warning("%s resumes with changes: %s", run, "; ".join(changes))
 
 
-def decisive(config: StageConfig, version: int, inputs: Mapping[str, str]) -> dict[str, object]:
+def collect_decisive_values(config: StageConfig, version: int, inputs: Mapping[str, str]) -> dict[str, object]:
     """Return the values that determine a stage's result: its version, settings and inputs, by name.
 
     Settings of saving, logging and probing are omitted. The digest of an input replaces its path in the settings.
@@ -66,7 +68,7 @@ def decisive(config: StageConfig, version: int, inputs: Mapping[str, str]) -> di
     return {"version": version, **flatten(config.result_fields()), **inputs}
 
 
-def differences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+def list_differences(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
     """Return a phrase such as "seed was 1, is 2" for each name whose values differ."""
     phrases = []
     for name in sorted(before.keys() | after.keys()):
@@ -77,8 +79,8 @@ def differences(before: Mapping[str, object], after: Mapping[str, object]) -> li
     return phrases
 
 
-def mismatch(run: str, changes: list[str]) -> ConfigMismatch:
-    """Return the error for a run whose data or settings have changed since it started."""
+def make_mismatch(run: str, changes: list[str]) -> ConfigMismatch:
+    """Return the error for a run whose data or settings have changed since its start."""
     name = run.rstrip("/").rpartition("/")[2]
     return ConfigMismatch(
         f"{run} was started with other data or settings: {'; '.join(changes)}. Change them back, accept the changes "

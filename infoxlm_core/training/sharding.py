@@ -42,10 +42,10 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
         submodule.set_force_sum_reduction_for_comms(True)  # gloo has no other reduction
 
 
-def sum_gradients_in(module: nn.Module, last: bool) -> None:
+def sum_gradients_in_pass(module: nn.Module, is_last: bool) -> None:
     """Let a sharded module sum gradients over workers only in the last backward pass of a step. Call it before each."""
     if is_sharded(module):
-        module.set_requires_gradient_sync(last)
+        module.set_requires_gradient_sync(is_last)
 
 
 def is_sharded(module: nn.Module) -> TypeGuard[Any]:
@@ -66,7 +66,7 @@ def gathered(module: nn.Module) -> Iterator[None]:
         module.reshard()
 
 
-def norm_of(gradients: Sequence[Tensor]) -> Tensor:
+def compute_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the Euclidean norm of all gradients together. The norm of shards is over all workers."""
     if not any(mixed.is_shard(gradient) for gradient in gradients):
         return nn.utils.get_total_norm(gradients)

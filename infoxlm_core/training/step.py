@@ -53,7 +53,7 @@ def train_step(
 
     parameters = [p for p in learner.module.parameters() if p.requires_grad]
     sums = _backward(learner, batches, scales, parameters)
-    norm_tensor = sharding.norm_of(_complete_gradients(parameters))
+    norm_tensor = sharding.compute_norm(_complete_gradients(parameters))
 
     # This is the only place where a step waits for its device. All workers read the same sums and norm, so all of them
     # come to the same decision.
@@ -103,7 +103,7 @@ def _backward(
     sums: dict[str, Tensor] = {}
     for number, batch in enumerate(batches, start=1):
         is_last_batch = number == len(batches)
-        sharding.sum_gradients_in(learner.module, is_last_batch)
+        sharding.sum_gradients_in_pass(learner.module, is_last_batch)
         loss, batch_sums = learner.losses(batch, scales)
         uncounted = scales.keys() & (batch_sums.keys() - learner.counts(batch).keys())
         if uncounted:

@@ -43,7 +43,7 @@ def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> 
     return {"error": type(failure).__name__, "message": str(failure)}
 
 
-def figures(outcome: dict[str, Any]) -> dict[str, Any]:
+def unwrap_figures(outcome: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an `attempt`, or raise its error."""
     if "error" in outcome:
         raise errors.from_name(outcome["error"], outcome["message"])

@@ -74,7 +74,7 @@ def run(
         if starts_ray:
             ray.shutdown()
         shutil.rmtree(scratch, ignore_errors=True)
-    return workers.figures(result.return_value)
+    return workers.unwrap_figures(result.return_value)
 
 
 def translate_error(error: Exception, subject: str) -> InfoXLMError:

@@ -58,7 +58,7 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
             rank, failure = error.get_first_failure()
             reason = f"worker {rank} ended with exit code {failure.exitcode}"
             raise WorkerLost(f"{run}: {reason}, even after {MAX_RESTARTS} restarts: run again to continue") from error
-    return workers.figures(outcomes[0])
+    return workers.unwrap_figures(outcomes[0])
 
 
 def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def find_directory(tuned: Path, language: str) -> Path:
     return directory_of(tuned, chosen, chosen.get(language, chosen[ALL]))
 
 
-def development(tuned: Path) -> dict[str, Any] | None:
+def read_development_scores(tuned: Path) -> dict[str, Any] | None:
     """Return the development scores at the chosen steps, {"languages", "mean"}, or None if there are none."""
     content = read(tuned)
     if not content or not content["looks"]:

@@ -32,7 +32,7 @@ def test_a_moving_window_depends_only_on_the_step_and_has_few_parts(tmp_path):
 
     table = shards.pairs["en-de"][0]
     assert table.part_count > 10
-    assert len(sampler.pair_window.at(39).parts[0]) == MIN_PARTS
+    assert len(sampler.pair_window.move_to(39).parts[0]) == MIN_PARTS
     for step in (39, 3, 20):
         assert ids_of(Sampler(shards, config).draw(step, range(4))) == draws[step]
     assert ids_of(Sampler(shards, tiny_config()).draw(39, range(4))) != draws[39]
@@ -56,7 +56,7 @@ def test_each_sample_is_drawn_once_in_a_pass_on_average(tmp_path):
     window = MovingWindow([table], [table.row_counts], np.array([draws_per_step]), 1, 1, Pairs.of_part)
     counts = dict.fromkeys(table.read_pairs().sentence_ids.tolist(), 0)
     for step in range(passes * len(table) // draws_per_step):
-        current = window.at(step)
+        current = window.move_to(step)
         rows = (generator("draws", step).random(draws_per_step) * current.row_counts[0]).astype(np.int64)
         parts, rows_in_parts = current.locate(np.zeros(draws_per_step, np.int64), rows)
         for pairs, row in zip(parts, rows_in_parts, strict=True):

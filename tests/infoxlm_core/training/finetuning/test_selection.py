@@ -200,16 +200,16 @@ def test_a_rule_without_its_development_sets_is_refused(rule, development, messa
 def test_the_development_score_of_a_model_is_that_of_its_chosen_steps(tmp_path, rule, expected):
     selection.write(tmp_path, rule, EVALUATIONS, CHOSEN[rule])
 
-    assert selection.development(tmp_path) == {"languages": expected, "mean": sum(expected.values()) / 2}
+    assert selection.read_development_scores(tmp_path) == {"languages": expected, "mean": sum(expected.values()) / 2}
 
 
 def test_a_model_without_evaluations_has_no_development_score(tmp_path):
     selection.write(tmp_path, "last", [], {"*": 30})
 
-    assert selection.development(tmp_path) is None
+    assert selection.read_development_scores(tmp_path) is None
 
 
 def test_a_model_of_another_program_is_used_for_every_language(tmp_path):
     assert selection.read(tmp_path) is None
-    assert selection.development(tmp_path) is None
+    assert selection.read_development_scores(tmp_path) is None
     assert selection.find_directory(tmp_path, "de") == tmp_path
