@@ -22,41 +22,43 @@ class Pace:
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self.steps_taken = 0  # by this process, repeated steps included
-        self.started = time.monotonic()
-        self.last_line = self.started  # when the last line was logged
-        self.tokens = 0.0  # since the last line
-        self.seconds_waited = 0.0  # for data, since the last line
+        self.start_time = time.monotonic()
+        self.last_line_time = self.start_time
+        self.tokens_since_line = 0.0
+        self.seconds_waited_since_line = 0.0  # for data
         self.last_probe: dict[str, float] = {}
 
-    def record(self, step: int, metrics: Mapping[str, float], waited: float) -> dict[str, float]:
+    def record(self, step: int, metrics: Mapping[str, float], seconds_waited: float) -> dict[str, float]:
         """Count a step, log a line if one is due, and return the speed since the last line.
 
         Args:
             step: number of steps including this one.
             metrics: metrics of the step.
-            waited: seconds for which the step waited for its data.
+            seconds_waited: time for which the step waited for its data.
         """
         self.steps_taken += 1
-        self.tokens += metrics["tokens"]
-        self.seconds_waited += waited
+        self.tokens_since_line += metrics["tokens"]
+        self.seconds_waited_since_line += seconds_waited
         self.last_probe |= {name: value for name, value in metrics.items() if name.startswith("probe/")}
         current_time = time.monotonic()
-        seconds = max(current_time - self.last_line, 1e-9)
-        rate = self.tokens / seconds
-        speed = {"tokens_per_second": rate, "data_wait": self.seconds_waited / seconds}  # data_wait: share of the time
+        seconds = max(current_time - self.last_line_time, 1e-9)
+        tokens_per_second = self.tokens_since_line / seconds
+        share_of_waiting = self.seconds_waited_since_line / seconds
+        speed = {"tokens_per_second": tokens_per_second, "data_wait": share_of_waiting}
         if torch.cuda.is_available():
             speed["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
             gpu_peak = peak(torch.cuda.get_device_name())
             if gpu_peak and "flops" in metrics:
-                speed["mfu"] = metrics["flops"] / metrics["tokens"] * rate / (gpu_peak * distributed.world_size())
-        if current_time - self.last_line >= SECONDS_BETWEEN_LINES or step == self.steps:
+                flops_per_second = metrics["flops"] / metrics["tokens"] * tokens_per_second
+                speed["mfu"] = flops_per_second / (gpu_peak * distributed.world_size())
+        if current_time - self.last_line_time >= SECONDS_BETWEEN_LINES or step == self.steps:
             steps_in_total = self.steps_taken + self.steps - step  # steps of this process when the training ends
-            remaining = time_left(current_time - self.started, self.steps_taken, steps_in_total)
+            remaining = time_left(current_time - self.start_time, self.steps_taken, steps_in_total)
             quality = self._describe_quality(metrics)
-            logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, quality, rate, remaining)
-            self.last_line = current_time
-            self.tokens = 0.0
-            self.seconds_waited = 0.0
+            logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, quality, tokens_per_second, remaining)
+            self.last_line_time = current_time
+            self.tokens_since_line = 0.0
+            self.seconds_waited_since_line = 0.0
         return speed
 
     def _describe_quality(self, metrics: Mapping[str, float]) -> str:

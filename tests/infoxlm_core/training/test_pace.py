@@ -23,7 +23,7 @@ def test_a_line_is_logged_every_ten_seconds_and_at_the_end_with_the_speed_since_
         training = pace.Pace(steps=8)
         for step, seconds in enumerate((4.0, 10.0, 12.0, 14.0), start=5):
             clock[0] = seconds
-            speeds.append(training.record(step, metrics, waited=1.0))
+            speeds.append(training.record(step, metrics, seconds_waited=1.0))
 
     assert [speed["tokens_per_second"] for speed in speeds] == [25, 20, 50, 50]
     assert [speed["data_wait"] for speed in speeds] == [0.25, 0.2, 0.5, 0.5]
@@ -38,6 +38,6 @@ def test_the_remaining_time_of_a_run_that_resumes_at_step_6_and_rewinds_to_4_cou
         training = pace.Pace(steps=10)
         for step, seconds in ((7, 1.0), (8, 2.0), (5, 3.0), (6, 20.0)):
             clock[0] = seconds
-            training.record(step, {"tokens": 1.0}, waited=0.0)
+            training.record(step, {"tokens": 1.0}, seconds_waited=0.0)
 
     assert caplog.messages == ["step 6/10 , 0 tokens/s, 0:20 left"]
