@@ -61,7 +61,7 @@ def compare(start: Outcomes, encoder: Outcomes, trained: Collection[str]) -> dic
     before = start.select_rows("retrieval/served")
     after = encoder.select_rows("retrieval/served")
     codes = list(dict.fromkeys(after["language"]))
-    rows = _compare_groups(before, after, {"mean": codes, **{code: [code] for code in codes}})
+    rows = _compare_groups(before, after, {"mean": codes} | {code: [code] for code in codes})
     if after["unshared"].any():
         unshared_change = _compare_answers(before[before["unshared"]], after[after["unshared"]])
         rows.insert(1, {"name": "no shared token", **unshared_change})
@@ -191,7 +191,14 @@ def _draw_examples(questions: "Questions", answers: pd.DataFrame, limit: int) ->
 
 
 def lay_out(model: str, comparison: Mapping[str, Any], examples: Examples, hours: Mapping[str, float]) -> list[Section]:
-    """Return the sections about the training: gains by language, examples, and the hours of the run."""
+    """Return the sections about the training: gains by language, examples, and the hours of the run.
+
+    Args:
+        model: name of the trained model.
+        comparison: the result of `compare`.
+        examples: questions to show.
+        hours: costs of the run up to its evaluation, such as {"cost/cpu_hours/all": 0.5}.
+    """
     total = comparison["held_out"][0]
     text = (
         f"“start” is the encoder before this training. There are {total['answers']:,} answers, one for each held-out "
@@ -205,7 +212,11 @@ def lay_out(model: str, comparison: Mapping[str, Any], examples: Examples, hours
         guard = comparison["guard"][0]
         if guard["upper"] < 0:
             problems.append(f"The encoder is worse on general text: the guard lost {-100 * guard['gain']:.2f} points.")
-    facts = [Fact(name, value) for name, value in _describe_hours(hours).items()]
+    facts = []
+    for name, value in hours.items():  # such as cost/cpu_hours/all
+        device = name.split("/")[1].removesuffix("_hours").upper()
+        description = f"{value:.2f}, up to this evaluation, without steps that an earlier run made"
+        facts.append(Fact(f"{device} hours", description))
     sections = [Section("Before and after", text, problems=problems, tables=tables, facts=facts)]
     example_tables = []
     if examples.broken:
@@ -220,10 +231,9 @@ def lay_out(model: str, comparison: Mapping[str, Any], examples: Examples, hours
         f"The nearest sentence of the other language, for {len(examples.neighbours)} random questions. "
         "✓ is the right translation."
     )
-    titles = {"nearest before": "before", "nearest after": "after"}
-    table = _tabulate_examples("neighbours", "", titles, examples.neighbours)
-    sections.append(Section("Nearest sentences", text, tables=[table]))
-    return sections
+    columns = {"nearest before": "before", "nearest after": "after"}
+    neighbours = _tabulate_examples("neighbours", "", columns, examples.neighbours)
+    return [*sections, Section("Nearest sentences", text, tables=[neighbours])]
 
 
 def lay_out_merge(merge: Mapping[str, Any]) -> Section:
@@ -252,15 +262,6 @@ def lay_out_merge(merge: Mapping[str, Any]) -> Section:
     table = PageTable("merge", title, columns, tuple(lines), head="weight")
     drawings = {"merge": partial(figures.draw_merge, merge["curve"], merge["weight"])}
     return Section("Merge with the start", text, problems=problems, tables=[table], drawings=drawings)
-
-
-def _describe_hours(hours: Mapping[str, float]) -> dict[str, str]:
-    """Describe the costs of the run up to its evaluation, such as {"cost/cpu_hours/all": 0.5}."""
-    described = {}
-    for name, value in hours.items():
-        device = name.split("/")[1].removesuffix("_hours").upper()
-        described[f"{device} hours"] = f"{value:.2f}, up to this evaluation, without steps that an earlier run made"
-    return described
 
 
 def _tabulate_changes(name: str, title: str, model: str, rows: Iterable[Mapping[str, Any]]) -> PageTable:

@@ -35,7 +35,7 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary, first_secti
     if "merge" in model:
         first_sections = [*first_sections, before_after.lay_out_merge(model["merge"])]
     headlines, *task_sections = page.lay_out(summary)
-    sections = [headlines, *first_sections, *task_sections, _show_map(_select_maps(scores["models"]))]
+    sections = [headlines, *first_sections, *task_sections, _show_map(scores["models"])]
     sections.append(Section("Questions", tables=[_tabulate_pairs(scores["pairs"])]))
     if any(name.startswith("loss/") for name in model["curves"]):
         drawings = {"training": partial(figures.draw_training, model["curves"])}
@@ -44,10 +44,9 @@ def write(output: Path, scores: Mapping[str, Any], summary: Summary, first_secti
         sections.append(_show_corpus(corpus, scores["corpus"].get("warnings", ())))
     sections.append(Section("Settings", facts=[Fact(name, str(value)) for name, value in scores["settings"].items()]))
     page.write_page(output, "report", summary, sections, _write_lead(scores))
-    changes = []
-    for section in first_sections:
-        # The card is published with the model, so it has no sentences of the test.
-        changes += [table for table in section.tables if not table.has_sentences]
+    tables_of_changes = [table for section in first_sections for table in section.tables]
+    # The card is published with the model, so it has no sentences of the test.
+    changes = [table for table in tables_of_changes if not table.has_sentences]
     card = page.render("model_card.md", scores=scores, corpus=corpus, changes=changes)
     page.write_files(output, {"model_card.md": card, "scores.json": page.to_json(scores)})
 
@@ -88,18 +87,12 @@ def _write_lead(scores: Mapping[str, Any]) -> str:
     return text
 
 
-def _select_maps(models: Mapping[str, Any]) -> dict[str, SentenceMap]:
-    """Return the map of each model whose encoder was measured, the model under test last."""
-    maps = {}
+def _show_map(models: Mapping[str, Any]) -> Section:
+    """Return the section with the map of each model whose encoder was measured, the model under test last."""
+    maps: dict[str, SentenceMap] = {}
     for name, result in reversed(list(models.items())):
-        retrieval = result["tasks"].get("retrieval")
-        if retrieval:
-            maps[name] = retrieval["map"]
-    return maps
-
-
-def _show_map(maps: Mapping[str, SentenceMap]) -> Section:
-    """Return the section with the maps of all models."""
+        if "retrieval" in result["tasks"]:
+            maps[name] = result["tasks"]["retrieval"]["map"]
     pivot, language, *_ = next(iter(maps.values()))
     text = (
         "Each dot is the vector of a held-out sentence, shown in the plane in which the vectors of the model differ "
@@ -111,20 +104,14 @@ def _show_map(maps: Mapping[str, SentenceMap]) -> Section:
 
 def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> PageTable:
     """Tabulate the number of held-out pairs by language, and note which languages have too few for a score."""
-    table = tabulate_counts(
-        "pairs",
-        list(pairs),
-        {
-            "held out": {language: counts["held_out"] for language, counts in pairs.items()},
-            "drawn": {language: counts["drawn"] for language, counts in pairs.items()},
-            "that share no token": {language: counts["no_overlap"] for language, counts in pairs.items()},
-        },
-    )
+    rows = {}
+    for label, field in (("held out", "held_out"), ("drawn", "drawn"), ("that share no token", "no_overlap")):
+        rows[label] = {language: counts[field] for language, counts in pairs.items()}
     note = "“share no token”: no token with a letter or digit is on both sides"
     too_few = [language for language, counts in pairs.items() if counts["no_overlap"] < FEWEST_UNSHARED]
     if too_few:
         note += f". There is no score of such pairs for {', '.join(too_few)}: fewer than {FEWEST_UNSHARED} pairs"
-    return replace(table, notes=(note,))
+    return replace(tabulate_counts("pairs", list(pairs), rows), notes=(note,))
 
 
 def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:

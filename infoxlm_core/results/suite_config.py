@@ -57,10 +57,9 @@ class SuiteConfig(StageConfig):
         values = dict(values)
         if isinstance(values.get("models"), list):
             models = _index_by_name("models", values["models"])
-            values["models"] = {name: item.get("source") for name, item in models.items()}
+            values["models"] = {name: model.get("source") for name, model in models.items()}
         if isinstance(values.get("tasks"), list):
-            tasks = _index_by_name("tasks", values["tasks"])
-            values["tasks"] = {name: _without_name(item) for name, item in tasks.items()}
+            values["tasks"] = _index_by_name("tasks", values["tasks"])
         if isinstance(values.get("tasks"), dict):
             values["tasks"] = _resolve_likes(values["tasks"])
         return values
@@ -101,14 +100,11 @@ def _resolve_likes(tasks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _index_by_name(key: str, items: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """Return name -> item of a list. Raise ValueError if an item has no name, or that of another item."""
-    names = []
-    for item in items:
-        names.append(item.get("name") if isinstance(item, dict) else None)
+    """Return name -> the other fields of each item of a list. Raise ValueError if names are missing or repeated."""
+    names = [item.get("name") if isinstance(item, dict) else None for item in items]
     if None in names or len(set(names)) < len(names):
         raise ValueError(f"{key}: every item of the list needs a unique name, not {names}")
-    return {item["name"]: item for item in items}
-
-
-def _without_name(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in item.items() if key != "name"}
+    fields_by_name = {}
+    for item in items:
+        fields_by_name[item["name"]] = {field: value for field, value in item.items() if field != "name"}
+    return fields_by_name

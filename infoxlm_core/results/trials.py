@@ -77,18 +77,8 @@ class Planned(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values without None, which KFP does not have."""
-        trial = self.trial
-        return {
-            "point": {
-                "model": trial.model,
-                "task": trial.task,
-                "seed": trial.seed,
-                "grid": trial.grid,
-                "name": trial.name,
-            },
-            "source": self.source,
-            "settings": dump_settings(self.settings),
-        }
+        point = {name: getattr(self.trial, name) for name in ("model", "task", "seed", "grid", "name")}
+        return {"point": point, "source": self.source, "settings": dump_settings(self.settings)}
 
 
 def plan(config: SuiteConfig) -> list[Planned]:
@@ -112,11 +102,8 @@ def plan(config: SuiteConfig) -> list[Planned]:
 def _list_grid_points(suite_task: SuiteTaskConfig) -> list[dict[str, Any]]:
     """Return every combination of the grid's values, {field: value}; one empty combination if there is no grid."""
     names = sorted(suite_task.grid)
-    value_lists = [suite_task.grid[name] for name in names]
-    grid_points = []
-    for values in itertools.product(*value_lists):
-        grid_points.append({name: _to_int(value) for name, value in zip(names, values, strict=True)})
-    return grid_points
+    value_lists = [map(_to_int, suite_task.grid[name]) for name in names]
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*value_lists)]
 
 
 def _to_int(value: Any) -> Any:
