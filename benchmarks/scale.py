@@ -206,14 +206,14 @@ def clean_document(document: Any) -> bool:
 
     document.text = cleaning.normalise(document.text)
     language = document.metadata["language"]
-    return cleaning.reason_to_drop_row([document.text], [language], LANGUAGES, CleaningConfig()) is None
+    return cleaning.find_reason_to_drop_row([document.text], [language], LANGUAGES, CleaningConfig()) is None
 
 
 def near_key_of(document: Any) -> bytes:
     """Return the text that equal documents share, as in our preparation."""
     from infoxlm_core.corpora import cleaning
 
-    return f"{document.metadata['language']} {cleaning.near_key(document.text)}".encode()
+    return f"{document.metadata['language']} {cleaning.make_near_key(document.text)}".encode()
 
 
 def run_peer(text: Path) -> dict[str, Any]:

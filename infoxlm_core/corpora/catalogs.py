@@ -10,7 +10,7 @@ import struct
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from gettext import c2py
 from pathlib import Path, PurePosixPath
@@ -30,7 +30,8 @@ NEVER = 9  # rank of locales that are not read
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
 IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # a symbolic id, such as label_foo
 
-Members = dict[str, Callable[[], bytes]]  # name of a file in a folder or archive -> function that reads it
+Readers = dict[str, Callable[[], list[polib.POEntry]]]
+"""Name of a file in a folder or archive -> function that reads its messages."""
 
 
 class _Catalog(NamedTuple):
@@ -49,15 +50,15 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
     Raises:
         InputError: there is no catalog, or a catalog cannot be read.
     """
-    members = _list_catalogs(path)
-    domains = _group_by_domain(members, {*languages, pivot})
+    readers = _list_catalogs(path)
+    domains = _group_by_domain(readers, {*languages, pivot})
     for domain in sorted(domains):
         locales_of_language = domains[domain]
-        english = _read_english(locales_of_language.get(pivot, {}), pivot, members, path)
+        english = _read_english(locales_of_language.get(pivot, {}), pivot, readers)
         for language in languages:
             if language == pivot:
                 continue
-            catalog = _choose_catalog(locales_of_language.get(language, {}), language, members, path)
+            catalog = _choose_catalog(locales_of_language.get(language, {}), language, readers)
             for number, message in enumerate(catalog.messages, start=1):
                 english_text = english.get((message.msgctxt, message.msgid))
                 source = _find_default_text(message.comment) or english_text or message.msgid
@@ -67,10 +68,10 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
                 yield Row((pivot, language), (source, message.msgstr), catalog.name, number, reason)
 
 
-def _group_by_domain(members: Members, languages: set[str]) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
+def _group_by_domain(names: Iterable[str], languages: set[str]) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
     """Return the files to read: (folder, domain) -> language -> locale -> name."""
     domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for name in sorted(members):  # a .po replaces a .mo: it also has fuzzy flags and default texts
+    for name in sorted(names):  # a .po replaces a .mo: it also has fuzzy flags and default texts
         folder, locale, domain = _split_name(name)
         language = re.split("[-_.@]", locale.lower())[0]
         if language in languages and _rank_locale(locale, language) < NEVER:
@@ -78,9 +79,9 @@ def _group_by_domain(members: Members, languages: set[str]) -> dict[tuple[str, s
     return domains
 
 
-def _read_english(names: dict[str, str], pivot: str, members: Members, path: Path) -> dict[tuple[str | None, str], str]:
+def _read_english(names: dict[str, str], pivot: str, readers: Readers) -> dict[tuple[str | None, str], str]:
     """Return the English text of messages with symbolic ids, by context and id. Regional variants are not used."""
-    catalog = _choose_catalog(names, pivot, members, path)
+    catalog = _choose_catalog(names, pivot, readers)
     if catalog.rank > 1:
         return {}
     texts = {}
@@ -90,14 +91,13 @@ def _read_english(names: dict[str, str], pivot: str, members: Members, path: Pat
     return texts
 
 
-def _choose_catalog(names: dict[str, str], language: str, members: Members, path: Path) -> _Catalog:
+def _choose_catalog(names: dict[str, str], language: str, readers: Readers) -> _Catalog:
     """Return the catalog of a language's best locale. Prefer the one with most translations if several are the best.
 
     Args:
         names: locale -> name of its catalog.
         language: the language of these locales.
-        members: the catalogs of the corpus.
-        path: the corpus, for error messages.
+        readers: the catalogs of the corpus.
     """
     best_rank = min((_rank_locale(locale, language) for locale in names), default=NEVER)
     best_catalog = _Catalog("", best_rank, [])
@@ -105,7 +105,7 @@ def _choose_catalog(names: dict[str, str], language: str, members: Members, path
     for locale, name in names.items():
         if _rank_locale(locale, language) != best_rank:
             continue
-        messages = _read_messages(name, members, path)
+        messages = readers[name]()
         translations = sum(_find_reason_to_skip(message) is None for message in messages)
         if translations > most_translations:
             most_translations = translations
@@ -113,35 +113,35 @@ def _choose_catalog(names: dict[str, str], language: str, members: Members, path
     return best_catalog
 
 
-def _list_catalogs(path: Path) -> Members:
-    """Return the name and the reader of each catalog in a folder, wheel or zip."""
-    members = _list_folder(path) if path.is_dir() else _list_archive(path)
-    if not members:
+def _list_catalogs(path: Path) -> Readers:
+    """Return the name and the reader of each catalog in a folder, wheel or zip. Raise InputError if there is none."""
+    files = _list_folder(path) if path.is_dir() else _list_archive(path)
+    readers: Readers = {}
+    for name, read_content in files:
+        readers[name] = partial(_read_messages, path, name, read_content)
+    if not readers:
         raise InputError(f"{path} contains no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
-    return members
+    return readers
 
 
-def _list_folder(path: Path) -> Members:
-    members: Members = {}
+def _list_folder(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yield the name of each catalog in a folder and a function that reads its content."""
     for file in outside.list_tree(path):
         if file.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{file}"):
-            members[str(file.relative_to(path))] = partial(outside.read_bytes, file, MAX_CATALOG)
-    return members
+            yield str(file.relative_to(path)), partial(outside.read_bytes, file, MAX_CATALOG)
 
 
-def _list_archive(path: Path) -> Members:
-    """Return the name and the reader of each catalog in a wheel or zip. Raise InputError for damaged or huge files."""
+def _list_archive(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
+    """Yield the same for a wheel or zip. Raise InputError for damaged or huge files."""
     archive = lines.open_zip(path, "a folder, wheel or zip file of gettext catalogs")
     if len(archive.infolist()) > MAX_ENTRIES:
         raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
-    members: Members = {}
     for info in archive.infolist():
         if not _IS_CATALOG.search(f"/{info.filename}"):
             continue
         if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
             raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
-        members[info.filename] = partial(archive.read, info)
-    return members
+        yield info.filename, partial(archive.read, info)
 
 
 def _split_name(name: str) -> tuple[str, str, str]:
@@ -161,9 +161,12 @@ def _rank_locale(locale: str, language: str) -> int:
     return {"": 0, language: 1, "us": 1}.get(variant, 2)  # de, then de_DE, en_US, then de_Formal, de_AT …
 
 
-def _read_messages(name: str, members: Members, path: Path) -> list[polib.POEntry]:
-    """Return the messages of a catalog. `msgstr` of a plural message is its form for n = 1."""
-    content = _read_member(name, members, path)
+def _read_messages(path: Path, name: str, read_content: Callable[[], bytes]) -> list[polib.POEntry]:
+    """Return the messages of the catalog `name` in `path`. `msgstr` of a plural message is its form for n = 1."""
+    try:
+        content = read_content()
+    except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError, EOFError) as error:
+        raise InputError(f"{path}: {name} cannot be unpacked ({one_line(error)}): fetch the archive again") from None
     try:
         binary = content + b"\0"  # polib opens the file if the content is a path; no path has a zero byte
         if name.endswith(".mo"):
@@ -194,13 +197,6 @@ def _check_strings(content: bytes) -> None:
         for length, offset in struct.iter_unpack(f"{byte_order}2I", content[start : start + 8 * count]):
             if offset + length > len(content):
                 raise ValueError(f"its string at byte {offset} ends after the end of the file")
-
-
-def _read_member(name: str, members: Members, path: Path) -> bytes:
-    try:
-        return members[name]()
-    except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError, EOFError) as error:
-        raise InputError(f"{path}: {name} cannot be unpacked ({one_line(error)}): fetch the archive again") from None
 
 
 def _find_reason_to_skip(message: polib.POEntry) -> str | None:

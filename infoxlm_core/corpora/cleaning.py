@@ -1,7 +1,7 @@
 """Clean single texts: normalise a text, and find the reason to drop it, if there is any.
 
-normalise("Datei\\u00a0\\u202aöffnen…\\n")                          ->  "Datei öffnen…"
-reason_to_drop("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "wrong_script"
+normalise("Datei\\u00a0\\u202aöffnen…\\n")                              ->  "Datei öffnen…"
+find_reason_to_drop("Datei öffnen…", "ru", ("en", "ru"), CleaningConfig())  ->  "wrong_script"
 """
 
 import hashlib
@@ -48,7 +48,7 @@ def normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).split())
 
 
-def comparable(text: str) -> str:
+def make_comparable(text: str) -> str:
     """Return the form for comparison with reserved text: NFKC, casefolded, visible characters only."""
     if text.isascii() and text.isprintable():
         return " ".join(text.casefold().split())
@@ -61,13 +61,13 @@ def digest(*texts: str) -> int:
     return int.from_bytes(hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest(), "little")
 
 
-def near_key(text: str) -> str:
+def make_near_key(text: str) -> str:
     """Return a text without case, digits, punctuation and spaces: equal for near duplicates (CCNet, section 3.1)."""
     return _INSIGNIFICANT.sub("", text.casefold()) or text
 
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message occurs in every language
-def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
+def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
     """Return the reason to drop a normalised text, or None. Only the run's `languages` are distinguished."""
     if not text:
         return "empty"
@@ -86,7 +86,7 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
         return "no_letters"
     own_script_count = len(_make_letter_pattern(language).findall(words))
     # Latin letters, as in names and abbreviations, are foreign in no language.
-    latin_count = len(_LATIN.findall(words)) if "Latin" not in scripts_of(language) else 0
+    latin_count = len(_LATIN.findall(words)) if "Latin" not in find_scripts(language) else 0
     foreign_count = letter_count - own_script_count - latin_count
     if own_script_count < _MIN_OWN_SCRIPT * letter_count or foreign_count > _MAX_FOREIGN_SCRIPT * letter_count:
         return "wrong_script"
@@ -98,12 +98,12 @@ def reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: 
     return None
 
 
-def reason_to_drop_row(
+def find_reason_to_drop_row(
     texts: Sequence[str], languages: Sequence[str], all_languages: tuple[str, ...], rules: CleaningConfig
 ) -> str | None:
     """Return the reason to drop a sentence or pair of normalised texts, or None. Both sides of a pair are checked."""
     for text, language in zip(texts, languages, strict=True):
-        reason = reason_to_drop(text, language, all_languages, rules)
+        reason = find_reason_to_drop(text, language, all_languages, rules)
         if reason:
             return reason
     if len(texts) == 1:
@@ -145,7 +145,7 @@ def _load_identifier(languages: tuple[str, ...]) -> LanguageIdentifier:
 
 
 @lru_cache
-def scripts_of(language: str) -> tuple[str, ...]:
+def find_scripts(language: str) -> tuple[str, ...]:
     """Return the Unicode names of the scripts in which a language is written."""
     scripts = tuple(script for script, languages in _SCRIPTS.items() if language in languages.split())
     return scripts or ("Latin",)
@@ -154,5 +154,5 @@ def scripts_of(language: str) -> tuple[str, ...]:
 @lru_cache
 def _make_letter_pattern(language: str) -> regex.Pattern:
     """Return a pattern that matches a letter of a language's scripts, a mark, or the long vowel sign."""
-    script_classes = "".join(rf"\p{{{script}}}" for script in scripts_of(language))
+    script_classes = "".join(rf"\p{{{script}}}" for script in find_scripts(language))
     return regex.compile(f"[{script_classes}" + r"\p{Inherited}ー]")

@@ -1,7 +1,7 @@
 """The corpora of a prepared text, as a tracker lists the inputs of a run: by name and digest."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,10 +56,8 @@ def list_datasets(files: Mapping[str, Mapping[str, Any]], report: Iterable[Mappi
 
 def _sum_lines(report: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Return `Dataset.lines` of each corpus."""
-    lines: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    lines: defaultdict[str, dict[str, int]] = defaultdict(Counter)
     for file_counts in report:
-        corpus_lines = lines[file_counts["corpus"]]
         for outcome in ("read", "kept"):
-            name = f"{file_counts['kind']} {outcome}"
-            corpus_lines[name] = corpus_lines.get(name, 0) + file_counts[outcome]
+            lines[file_counts["corpus"]][f"{file_counts['kind']} {outcome}"] += file_counts[outcome]
     return dict(lines)

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from infoxlm_core import manifests, outside
 from infoxlm_core.corpora import lines, tables
-from infoxlm_core.errors import EncodingError, InputError, one_line
+from infoxlm_core.errors import InputError, one_line
 
 DIGITS = 16  # of the SHA-256 that identifies a file
 MIN_SENTENCE_LENGTH = 20  # characters; shorter sentences of a paragraph, such as "Yes.", may occur anywhere
@@ -84,7 +84,7 @@ def _read_texts(file: Path) -> Iterator[str]:
                 raise InputError(f"{file} has more than {outside.MAX_JSON:,} bytes: give several files")
             yield from _find_strings(outside.parse_json(content.removeprefix(codecs.BOM_UTF8), Any, file, _REMEDY))
         case ".jsonl" | ".ndjson":
-            for number, text in _read_lines(file):
+            for number, text in enumerate(lines.read_complete(file), start=1):
                 value = outside.parse_json(text, Any, f"{file}:{number}", _REMEDY) if text.strip() else ""
                 yield from _find_strings(value)
         case ".parquet":
@@ -118,19 +118,10 @@ def _read_columns(file: Path) -> Iterator[str]:
                 yield from _find_strings(batch.to_pylist())
 
 
-def _read_lines(file: Path) -> Iterator[tuple[int, str]]:
-    for number, text, reason in lines.read(file):
-        if reason == "invalid_utf8":  # then the text is file:line:byte
-            raise EncodingError(f"{text}: not UTF-8 from this byte on: convert the file")
-        if reason:
-            raise InputError(f"{file}:{number} is {reason.replace('_', ' ')}: {_REMEDY}")
-        yield number, text
-
-
 def _read_cells(file: Path) -> Iterator[str]:
     """Yield the cells between tabs, with and without markup. Join lines of a tagged word each to a sentence."""
     words: list[str] = []
-    for _, text in _read_lines(file):
+    for text in lines.read_complete(file):
         tagged = _TAGGED.fullmatch(text)
         if tagged:
             words.append(tagged["word"])

@@ -36,10 +36,10 @@ class Keys(NamedTuple):
     bands: Sequence[int] = ()  # of the row's MinHash signature; similar rows have some in common
 
 
-def keys(texts: Sequence[str], overlap: int = 0) -> Keys:
+def compute_keys(texts: Sequence[str], overlap: int = 0) -> Keys:
     """Return the keys of a row without bands. Runs have `overlap` words. If `overlap` is 0, there are no runs."""
     equal, near, exact = zip(*map(_digest_text, texts), strict=True)
-    run_digests = [digest for text in texts for digest in runs(text, overlap)]
+    run_digests = [digest for text in texts for digest in compute_runs(text, overlap)]
     return Keys(equal, near, exact, run_digests)
 
 
@@ -47,8 +47,8 @@ def keys(texts: Sequence[str], overlap: int = 0) -> Keys:
 def _digest_text(text: str) -> tuple[int, int, int]:
     """Return the digests `equal`, `near` and `exact` of `Keys` for one text."""
     return (
-        cleaning.digest("equal", cleaning.comparable(text)),
-        cleaning.digest(cleaning.near_key(text)),
+        cleaning.digest("equal", cleaning.make_comparable(text)),
+        cleaning.digest(cleaning.make_near_key(text)),
         cleaning.digest(text),
     )
 
@@ -66,11 +66,11 @@ def check_minhash() -> None:
         )
 
 
-def bands(texts: Sequence[str]) -> list[int]:
+def compute_bands(texts: Sequence[str]) -> list[int]:
     """Return the digests of the bands of a row's MinHash signature. A row of few letters has no bands."""
     import rensa  # an optional dependency, see `check_minhash`
 
-    letters = "".join(cleaning.near_key(text) for text in texts)
+    letters = "".join(cleaning.make_near_key(text) for text in texts)
     if len(letters) < MINHASH_LETTERS:
         return []
     starts = range(len(letters) - _SHINGLE_LETTERS + 1)
@@ -80,7 +80,7 @@ def bands(texts: Sequence[str]) -> list[int]:
     return [cleaning.digest("band", str(number), band.tobytes().hex()) for number, band in enumerate(signature)]
 
 
-def runs(text: str, length: int) -> list[int]:
+def compute_runs(text: str, length: int) -> list[int]:
     """Return the digests of every run of `length` words. There are none if `length` is 0.
 
     Case, punctuation and spaces are ignored. Texts that share a long run quote the same source. In scripts without
@@ -90,7 +90,7 @@ def runs(text: str, length: int) -> list[int]:
         return []
     units = []  # words, Han characters and single signs of other scripts
     sizes = []  # of each unit, in signs
-    for match in _UNIT.finditer(cleaning.comparable(text)):
+    for match in _UNIT.finditer(cleaning.make_comparable(text)):
         units.append(match[0])
         sizes.append(1 if match["sign"] else _SIGNS_PER_WORD)
     positions = list(accumulate(sizes, initial=0))  # number of signs before each unit; at the end, of all signs

@@ -105,7 +105,7 @@ def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Se
             raise InputError(f"{path}: {problem} (corpus {source.name}): check its path")
         if path.is_file() and not path.stat().st_size:
             raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty (have=0 need=1 bytes): replace it")
-    selected = [language for language in (source.languages or languages) if language in {*languages, pivot}]
+    selected = [language for language in source.languages or languages if language in {*languages, pivot}]
     unknown = set(source.languages) - set(selected)
     if unknown:
         raise InputError(f"corpus {source.name}: {', '.join(sorted(unknown))} is not among the run's languages")
@@ -357,12 +357,9 @@ def _log_lengths(pairs: list[Lengths]) -> np.ndarray:
 
 def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
     """Return the correlation of (N,) and (N,), or None if the lengths hardly vary, which proves nothing."""
-    source_deviation = source.std()
-    target_deviation = target.std()
-    if min(source_deviation, target_deviation) < MIN_DEVIATION:
+    if min(source.std(), target.std()) < MIN_DEVIATION:
         return None
-    covariance = ((source - source.mean()) * (target - target.mean())).mean()
-    return float(covariance / (source_deviation * target_deviation))
+    return float(np.corrcoef(source, target)[0, 1])
 
 
 # ---------------------------------------------------------------- texts by language

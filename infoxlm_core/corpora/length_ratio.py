@@ -14,18 +14,18 @@ import numpy as np
 _BIN = 0.01  # width of a bin: the ratios in it differ by 1 %
 
 
-def log_ratio(texts: Sequence[str]) -> float:
+def compute_log_ratio(texts: Sequence[str]) -> float:
     """Return the natural logarithm of the target's UTF-8 bytes divided by the source's. Neither side may be empty."""
     source, target = texts
     return math.log(len(target.encode()) / len(source.encode()))
 
 
-def bin_of(texts: Sequence[str]) -> int:
+def find_bin(texts: Sequence[str]) -> int:
     """Return the number of the histogram bin of a pair."""
-    return round(log_ratio(texts) / _BIN)
+    return round(compute_log_ratio(texts) / _BIN)
 
 
-def median_of(histogram: Counter[int]) -> float:
+def find_median(histogram: Counter[int]) -> float:
     """Return the median log ratio of a histogram that counts the pairs in each bin."""
     counted_pairs = 0
     for bin_number in sorted(histogram):
@@ -35,6 +35,6 @@ def median_of(histogram: Counter[int]) -> float:
     raise ValueError("the histogram is empty")
 
 
-def exceeds(max_ratio: float, log_ratios: np.ndarray, median: float) -> np.ndarray:
+def is_unusual(max_ratio: float, log_ratios: np.ndarray, median: float) -> np.ndarray:
     """Return whether a side of each pair is over `max_ratio` times as long as the median log ratio predicts, (N,)."""
     return np.abs(log_ratios - median) > math.log(max_ratio)

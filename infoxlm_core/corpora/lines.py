@@ -51,8 +51,13 @@ class _Unpacked(io.RawIOBase):
             self.count_packed_bytes: Callable[[], int] = lambda: packed_size
         else:
             packed = pa.OSFile(str(outside.check_readable(path)))
-            self.stream = lzma.open(packed) if path.suffix == ".xz" else _decompress(packed, path)  # noqa: SIM115
             self.count_packed_bytes = packed.tell
+            if path.suffix == ".xz":
+                self.stream = lzma.open(packed)  # noqa: SIM115
+            elif path.suffix in _CODECS:
+                self.stream = pa.CompressedInputStream(packed, _CODECS[path.suffix])
+            else:
+                self.stream = packed
 
     def readable(self) -> bool:
         return True
@@ -67,11 +72,6 @@ class _Unpacked(io.RawIOBase):
         if self.unpacked_bytes > MAX_RATIO * self.count_packed_bytes() + MAX_LINE:  # relative to what was read so far
             raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
         return len(chunk)
-
-
-def _decompress(packed: Any, path: Path) -> Any:
-    codec = _CODECS.get(path.suffix)
-    return pa.CompressedInputStream(packed, codec) if codec else packed
 
 
 def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
@@ -106,7 +106,8 @@ def read(path: AnyPath) -> Iterator[tuple[int, str, str | None]]:
             if not line:
                 return
             if len(line) == MAX_LINE and not line.endswith(b"\n"):
-                _skip_to_end_of_line(file)
+                while line and not line.endswith(b"\n"):
+                    line = file.readline(MAX_LINE)
                 yield number, "", "too_long"
                 continue
             line = line.removesuffix(b"\n").removesuffix(b"\r")
@@ -129,12 +130,5 @@ def read_complete(path: Path) -> Iterator[str]:
         if problem == "invalid_utf8":  # then `text` is the position of the first invalid byte
             raise EncodingError(f"{text}: not UTF-8 from this byte on. Convert the file.")
         if problem:
-            raise InputError(f"{path}:{number} is too long. Give one sentence a line.")
+            raise InputError(f"{path}:{number} is too long, over {MAX_LINE:,} bytes. Split the line.")
         yield text
-
-
-def _skip_to_end_of_line(file: IO[bytes]) -> None:
-    while True:
-        chunk = file.readline(MAX_LINE)
-        if not chunk or chunk.endswith(b"\n"):
-            return

@@ -33,7 +33,7 @@ def in_process(work: Work, items: Iterable[Any]) -> Iterator[Any]:
     return map(work, items)
 
 
-def in_order(submit: Callable[[Any], Future[Any]], items: Iterable[Any], max_pending: int) -> Iterator[Any]:
+def yield_in_order(submit: Callable[[Any], Future[Any]], items: Iterable[Any], max_pending: int) -> Iterator[Any]:
     """Yield the results of submitted items in order. Submit a few items ahead, so that memory stays small."""
     pending: deque[Future[Any]] = deque()
     try:
@@ -65,7 +65,8 @@ def in_processes(count: int) -> ParallelMap:
         for _ in range(_ATTEMPTS):
             try:
                 with ProcessPoolExecutor(count, spawn, initializer=_initialise_worker, initargs=(work,)) as pool:
-                    for result in in_order(functools.partial(_submit, pool), unfinished_then_new(), AHEAD * count):
+                    submit = functools.partial(_submit, pool)
+                    for result in yield_in_order(submit, unfinished_then_new(), AHEAD * count):
                         unfinished.popleft()
                         yield result
                 return

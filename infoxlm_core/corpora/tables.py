@@ -108,7 +108,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
             slice_of_row = np.cumsum(np.sum(sizes_of_columns, axis=0)) // MAX_BATCH  # (rows,)
             _, first_rows = np.unique(slice_of_row, return_index=True)
             for first, end in itertools.pairwise([*first_rows, len(batch)]):
-                yield from rows_of(batch.select(list(columns)).slice(first, end - first))
+                yield from iterate_rows(batch.select(list(columns)).slice(first, end - first))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -140,18 +140,18 @@ def _measure_cells(column: pa.Array) -> np.ndarray:
     return pc.fill_null(sizes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def rows_of(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+def iterate_rows(table: pa.Table | pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a table as Python values."""
     columns = [column.to_pylist() for column in table.columns]
     return zip(*columns, strict=True)
 
 
-def of_text(*columns: str) -> pa.Schema:
+def make_text_schema(*columns: str) -> pa.Schema:
     """Return the schema of a table of text columns."""
     return pa.schema([(column, pa.string()) for column in columns])
 
 
-def of_rows(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
+def make_table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
     """Return a table of at least one row."""
     values_of_columns = zip(*rows, strict=True)
     columns = []

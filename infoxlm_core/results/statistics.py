@@ -70,11 +70,6 @@ def compare_seeds(values: Statistic, reference: Statistic, comparisons: int) -> 
     return summarise_seeds(differences, comparisons)
 
 
-def is_lower_better(metric: str) -> bool:
-    """Return whether a lower value of a metric is better."""
-    return "perplexity/" in metric or "loss/" in metric or "transfer_gap" in metric
-
-
 def is_share(metric: str) -> bool:
     """Return whether a metric is a share from 0 to 1, which is shown in percent."""
     if metric == "probe/retrieval" or metric.endswith("/accuracy"):  # curves of training
@@ -87,5 +82,6 @@ def is_share(metric: str) -> bool:
 def name_column(metric: str, share: bool) -> str:
     """Return a metric's name with its unit and an arrow towards better values."""
     words = [metric, "%"] if share else [metric]
-    words.append("↓" if is_lower_better(metric) else "↑")
+    is_lower_better = any(part in metric for part in ("perplexity/", "loss/", "transfer_gap"))
+    words.append("↓" if is_lower_better else "↑")
     return "\N{NO-BREAK SPACE}".join(words)

@@ -142,7 +142,7 @@ def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSetting
         prefix = encoder.settings.prefix
         needed_ids = vocabulary.pieces_of_text(tokenizer_json, (prefix + line for line in _read_lines(settings.texts)))
     elif settings.languages:
-        scripts = {script for code in settings.languages for script in cleaning.scripts_of(two_letters(code))}
+        scripts = {script for code in settings.languages for script in cleaning.find_scripts(two_letters(code))}
         needed_ids = vocabulary.pieces_of_scripts(tokenizer_json, sorted(scripts))
     else:
         return None

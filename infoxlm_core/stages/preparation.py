@@ -214,7 +214,7 @@ def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record])
         check_files(counts_of_files, first_invalid, job.config.cleaning.max_invalid_utf8)
         for number, source_counts in sorted(counts_of_sources.items()):
             check_source(job.config.corpora[number], source_counts)
-    medians = {pair: length_ratio.median_of(ratios) for pair, ratios in length_ratios.items() if ratios}
+    medians = {pair: length_ratio.find_median(ratios) for pair, ratios in length_ratios.items() if ratios}
     return replace(job, parts=clean_parts, medians=medians)
 
 

@@ -61,7 +61,7 @@ def _map(count: int, work: Work, items: Iterable[Any]) -> Iterator[Any]:
         return task.remote(shared_work, item).future()
 
     try:
-        yield from parallel.in_order(submit, items, parallel.AHEAD * count)
+        yield from parallel.yield_in_order(submit, items, parallel.AHEAD * count)
     except RayTaskError as error:
         if isinstance(error.cause, InfoXLMError):
             raise error.cause from None

@@ -60,7 +60,7 @@ def read(job: Job, number: int) -> Record:
             rows_of_languages["-".join(row.languages)].append((row.texts, row.file, document, row.dropped))
         for language_pair in sorted(rows_of_languages):
             name = f"{number:04}-{len(parts):06}"
-            job.put_table(f"raw/{name}", tables.of_rows(_RAW, rows_of_languages[language_pair]))
+            job.put_table(f"raw/{name}", tables.make_table(_RAW, rows_of_languages[language_pair]))
             parts.append((name, language_pair))
     return {"parts": parts}
 
@@ -124,12 +124,12 @@ def clean(job: Job, number: int) -> Record:
     staged = [_STAGED.empty_table()]
     for batch in job.read_table(f"raw/{part.name}").to_batches(CHUNK):
         staged_rows = []
-        for texts, file, document, reason in tables.rows_of(batch):
+        for texts, file, document, reason in tables.iterate_rows(batch):
             file_counts = counts[FileKey(part.corpus, part.languages[-1], part.kind, file)]
             file_counts["read"] += 1
             if not reason:
                 texts = [cleaning.normalise(text) for text in texts]
-                reason = cleaning.reason_to_drop_row(texts, part.languages, config.languages, config.cleaning)
+                reason = cleaning.find_reason_to_drop_row(texts, part.languages, config.languages, config.cleaning)
             if reason:
                 file_counts[reason] += 1
                 if reason == "invalid_utf8":
@@ -137,16 +137,16 @@ def clean(job: Job, number: int) -> Record:
                 continue
             log_ratio = None
             if len(texts) == 2:
-                log_ratio = length_ratio.log_ratio(texts)
-                length_ratios[length_ratio.bin_of(texts)] += 1
-            keys = fingerprints.keys(texts, overlap)
+                log_ratio = length_ratio.compute_log_ratio(texts)
+                length_ratios[length_ratio.find_bin(texts)] += 1
+            keys = fingerprints.compute_keys(texts, overlap)
             if has_bands:
-                keys = keys._replace(bands=fingerprints.bands(texts))
+                keys = keys._replace(bands=fingerprints.compute_bands(texts))
             is_long = len(texts[0]) >= LABELLED_CHARACTERS
             drawn = _draw_message(keys, is_long, part, config)
             staged_rows.append((texts, file, document, *keys, log_ratio, drawn, is_long))
         if staged_rows:
-            staged.append(tables.of_rows(_STAGED, staged_rows))
+            staged.append(tables.make_table(_STAGED, staged_rows))
     rows = pa.concat_tables(staged).combine_chunks()
     job.put_table(f"staged/{part.name}", rows)
     _put_reserved(job, part, rows)
@@ -184,23 +184,23 @@ def _put_reserved(job: Job, part: Part, rows: pa.Table) -> None:
     drawn = rows["drawn"].to_numpy()
     is_held_out = (drawn == DRAWN_HELD_OUT) | (part.corpus in job.config.held_out)
     held_out = rows.filter(pa.array(is_held_out))
-    equal_or_near = np.concatenate([values_of(held_out["equal"]), values_of(held_out["near"])])
+    equal_or_near = np.concatenate([flatten_lists(held_out["equal"]), flatten_lists(held_out["near"])])
     job.files.put(f"reserved/held_out/{part.name}", np.unique(equal_or_near).tobytes())
-    job.files.put(f"reserved/overlap/{part.name}", np.unique(values_of(held_out["runs"])).tobytes())
+    job.files.put(f"reserved/overlap/{part.name}", np.unique(flatten_lists(held_out["runs"])).tobytes())
     if job.config.labelled_share:
         count = job.partition_count
-        keys = np.unique(values_of(rows.filter(pa.array(~is_held_out))["near"]))
-        job.put_slices(f"owners/{part.name}", keys, partition_of(keys, count), count)
-        candidates = np.unique(values_of(rows.filter(pa.array(drawn == DRAWN_LABELLED))["near"]).view(CANDIDATE))
-        job.put_slices(f"candidates/{part.name}", candidates, partition_of(candidates["source"], count), count)
+        keys = np.unique(flatten_lists(rows.filter(pa.array(~is_held_out))["near"]))
+        job.put_slices(f"owners/{part.name}", keys, find_partitions(keys, count), count)
+        candidates = np.unique(flatten_lists(rows.filter(pa.array(drawn == DRAWN_LABELLED))["near"]).view(CANDIDATE))
+        job.put_slices(f"candidates/{part.name}", candidates, find_partitions(candidates["source"], count), count)
 
 
-def values_of(column: pa.ChunkedArray) -> np.ndarray:
+def flatten_lists(column: pa.ChunkedArray) -> np.ndarray:
     """Return the values of all lists of a column as a flat array."""
     return pc.list_flatten(column).to_numpy()
 
 
-def partition_of(keys: np.ndarray, count: int) -> np.ndarray:
+def find_partitions(keys: np.ndarray, count: int) -> np.ndarray:
     """Return the partition, from 0 to `count` - 1, of each 64-bit key."""
     high_bits = keys >> np.uint64(32)
     return ((high_bits * np.uint64(count)) >> np.uint64(32)).astype(np.int64)

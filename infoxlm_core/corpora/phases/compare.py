@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infoxlm_core.corpora import cleaning, length_ratio
-from infoxlm_core.corpora.phases.clean import DRAWN_HELD_OUT, partition_of, values_of
+from infoxlm_core.corpora.phases.clean import DRAWN_HELD_OUT, find_partitions, flatten_lists
 from infoxlm_core.corpora.phases.job import Job, Part, Record
 from infoxlm_core.corpora.phases.reserve import REASONS, Reserved, read_reserved
 from infoxlm_core.corpora.tables import HELD_OUT
@@ -80,7 +80,7 @@ def _find_labels(pairs: pa.Table, reasons: np.ndarray, is_training: np.ndarray, 
     duplicate, and its sides, which were offered before that, hide equal sides of later pairs. A further phase would
     avoid this.
     """
-    near = values_of(pairs["near"]).reshape(-1, 2)
+    near = flatten_lists(pairs["near"]).reshape(-1, 2)
     is_long_training = is_training & pairs["is_long"].to_numpy()
     is_test = (reasons == _LABELLED) & reserved.contains("messages", near[:, 0])
     is_shared = reserved.contains("shared", near.ravel()).reshape(-1, 2)
@@ -115,7 +115,7 @@ def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
     if len(part.languages) == 2:
         median = job.medians["-".join(part.languages)]
         max_ratio = job.config.cleaning.max_length_ratio
-        is_unusual = length_ratio.exceeds(max_ratio, rows["log_ratio"].to_numpy(), median)
+        is_unusual = length_ratio.is_unusual(max_ratio, rows["log_ratio"].to_numpy(), median)
         reasons[is_unusual] = REASONS.index("length_ratio")
     if part.kind in HELD_OUT:
         return reasons
@@ -127,8 +127,8 @@ def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
 def _make_keys(part: Part, rows: pa.Table, offered: Offer) -> np.ndarray:
     """Return the keys of the items of an offer."""
     offered_rows = np.flatnonzero(offered.is_offered)
-    near = values_of(rows["near"]).reshape(-1, len(part.languages))
-    exact = values_of(rows["exact"]).reshape(-1, len(part.languages))
+    near = flatten_lists(rows["near"]).reshape(-1, len(part.languages))
+    exact = flatten_lists(rows["exact"]).reshape(-1, len(part.languages))
     keys = np.empty(len(offered_rows), _KEY)
     keys["key"] = _mix(cleaning.digest(offered.kind, *offered.languages), near[offered_rows, offered.sides])
     keys["item"] = offered_rows * ITEMS + offered.item
@@ -140,7 +140,7 @@ def _make_keys_of_bands(part: Part, rows: pa.Table, is_offered: np.ndarray) -> n
     """Return the keys of the bands of the offered rows. Their tags are equal, so that a part sends each band once."""
     offered_rows = np.flatnonzero(is_offered)
     bands = rows["bands"].filter(pa.array(is_offered))
-    digests = values_of(bands)
+    digests = flatten_lists(bands)
     keys = np.zeros(len(digests), _KEY)
     keys["key"] = _mix(cleaning.digest("bands", part.kind, *part.languages), digests[:, None])
     keys["item"] = np.repeat(offered_rows, pc.list_value_length(bands).to_numpy()) * ITEMS + BANDS
@@ -152,8 +152,8 @@ def _make_keys_of_documents(part: Part, rows: pa.Table) -> np.ndarray:
     document_of_row = find_documents(rows)
     first_rows = np.unique(document_of_row)
     positions = (np.arange(len(rows)) - document_of_row).astype(np.uint64)
-    near = np.stack([values_of(rows["near"]), positions], axis=1)
-    exact = np.stack([values_of(rows["exact"]), positions], axis=1)
+    near = np.stack([flatten_lists(rows["near"]), positions], axis=1)
+    exact = np.stack([flatten_lists(rows["exact"]), positions], axis=1)
     seed = cleaning.digest("documents", part.kind, *part.languages)
     keys = np.empty(len(first_rows), _KEY)
     keys["key"] = np.add.reduceat(_mix(seed, near), first_rows)
@@ -187,7 +187,7 @@ def _put_keys(job: Job, part: str, keys: np.ndarray) -> None:
     job.files.put(f"repeats/{part}", repeated_items.tobytes())
     first_keys = keys[is_first]
     first_keys = first_keys[np.argsort(first_keys["item"])]
-    partitions = partition_of(first_keys["key"], job.partition_count)
+    partitions = find_partitions(first_keys["key"], job.partition_count)
     job.put_slices(f"keys/{part}", first_keys, partitions, job.partition_count)
 
 

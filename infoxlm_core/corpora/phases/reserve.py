@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infoxlm_core.corpora import cleaning, evaluation_sets, fingerprints
-from infoxlm_core.corpora.phases.clean import CANDIDATE, values_of
+from infoxlm_core.corpora.phases.clean import CANDIDATE, flatten_lists
 from infoxlm_core.corpora.phases.job import Files, Job, Record
 
 REASONS = ("", "length_ratio", "held_out_share", "held_out", "evaluation_set", "labelled", "overlap", "not_similar")
@@ -46,7 +46,7 @@ def reserve(job: Job, number: int) -> Record:  # noqa: ARG001 - a task has a num
                 text_count += 1
                 clean_text = cleaning.normalise(text)
                 if clean_text:
-                    keys = fingerprints.keys([clean_text], job.config.overlap)
+                    keys = fingerprints.compute_keys([clean_text], job.config.overlap)
                     texts.update(keys.equal, keys.near)
                     runs.update(keys.runs)
             test_files.append({"file": file.name, "sha256": evaluation_sets.digest(file), "texts": text_count})
@@ -151,5 +151,5 @@ def _contains_any(digests: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
     """Return for each list of a column whether any of its values is among sorted digests."""
     rows = np.repeat(np.arange(len(column)), pc.list_value_length(column).to_numpy())
     is_reserved = np.zeros(len(column), bool)
-    is_reserved[rows[_contains(digests, values_of(column))]] = True
+    is_reserved[rows[_contains(digests, flatten_lists(column))]] = True
     return is_reserved

@@ -74,14 +74,14 @@ def _make_labelled_table(part: Part, pairs: pa.Table, reasons: np.ndarray, is_la
     languages = np.array(part.languages)[sides]
     splits = np.where(reasons[row_numbers] == 0, "train", "test")
     columns = [texts, pa.array([part.corpus] * len(texts)), pa.array(languages), pa.array(splits)]
-    return pa.table(columns, schema=tables.of_text(*LABELLED))
+    return pa.table(columns, schema=tables.make_text_schema(*LABELLED))
 
 
 def check_leaks(table: pa.Table, path: str, reserved: Reserved) -> None:
     """Raise EvaluationLeak if a table of training text contains reserved text."""
     columns = [table["text"]] if "text" in table.column_names else [table["source"], table["target"]]
     rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
-    keys = tables.of_rows(pa.schema(KEYS), [fingerprints.keys(texts, reserved.overlap) for texts in rows])
+    keys = tables.make_table(pa.schema(KEYS), [fingerprints.compute_keys(texts, reserved.overlap) for texts in rows])
     reasons = reserved.find_reasons(keys, np.zeros(len(rows), bool))
     is_leak = reasons > 0
     if "split" in table.column_names:  # a labelled test set is reserved itself

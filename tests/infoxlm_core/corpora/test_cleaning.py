@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infoxlm_core.config import CleaningConfig
-from infoxlm_core.corpora.cleaning import comparable, digest, near_key, normalise, reason_to_drop, reason_to_drop_row
+from infoxlm_core.corpora.cleaning import (
+    digest,
+    find_reason_to_drop,
+    find_reason_to_drop_row,
+    make_comparable,
+    make_near_key,
+    normalise,
+)
 
 LANGUAGES = ("en", "de", "es", "fr", "ar", "ru", "tr", "zh", "ja", "vi")
 RULES = CleaningConfig(min_characters=4, max_characters=200, min_words=2)
@@ -41,9 +48,9 @@ def test_normalising_twice_changes_nothing_more(text):
 
 @given(st.text())
 def test_texts_that_differ_in_form_only_are_comparable(text):
-    assert comparable(unicodedata.normalize("NFD", text)) == comparable(text)
-    assert comparable(f" {text}\u200e\t") == comparable(text)
-    assert comparable(normalise(text)) == comparable(text)
+    assert make_comparable(unicodedata.normalize("NFD", text)) == make_comparable(text)
+    assert make_comparable(f" {text}\u200e\t") == make_comparable(text)
+    assert make_comparable(normalise(text)) == make_comparable(text)
 
 
 @pytest.mark.item("B02")
@@ -75,13 +82,13 @@ def test_texts_that_differ_in_form_only_are_comparable(text):
     ],
 )
 def test_a_text_is_dropped_for_the_first_reason_that_applies(text, language, reason):
-    assert reason_to_drop(text, language, LANGUAGES, RULES) == reason
+    assert find_reason_to_drop(text, language, LANGUAGES, RULES) == reason
 
 
 def test_a_language_that_the_identifier_does_not_know_is_judged_by_script_only():
     text = "Bitte geben Sie eine gültige Adresse für Ihren Server ein."
 
-    assert reason_to_drop(text, "xx", (*LANGUAGES, "xx"), RULES) is None
+    assert find_reason_to_drop(text, "xx", (*LANGUAGES, "xx"), RULES) is None
 
 
 @pytest.mark.item("B02")
@@ -95,14 +102,14 @@ def test_a_language_that_the_identifier_does_not_know_is_judged_by_script_only()
     ],
 )
 def test_a_pair_is_dropped_with_either_side(source, target, reason):
-    assert reason_to_drop_row((source, target), ("en", "de"), LANGUAGES, RULES) == reason
+    assert find_reason_to_drop_row((source, target), ("en", "de"), LANGUAGES, RULES) == reason
 
 
 @pytest.mark.item("B06")
 def test_near_duplicates_differ_in_case_digits_and_punctuation_only():
-    assert near_key("Delete 3 files?") == near_key("delete 17 files!")
-    assert near_key("Delete files") != near_key("Delete file")
-    assert near_key("12:30") == "12:30"  # nothing else would be left
+    assert make_near_key("Delete 3 files?") == make_near_key("delete 17 files!")
+    assert make_near_key("Delete files") != make_near_key("Delete file")
+    assert make_near_key("12:30") == "12:30"  # nothing else would be left
 
 
 def test_a_digest_keeps_texts_apart_and_is_the_same_in_every_process():
@@ -124,8 +131,8 @@ def test_a_digest_keeps_texts_apart_and_is_the_same_in_every_process():
 def test_a_pair_with_other_numbers_is_dropped_if_the_config_says_so(source, target, language, reason):
     rules = CleaningConfig(same_numbers=True)
 
-    assert reason_to_drop_row((source, target), ("en", language), LANGUAGES, rules) == reason
-    assert reason_to_drop_row((source, target), ("en", language), LANGUAGES, CleaningConfig()) is None
+    assert find_reason_to_drop_row((source, target), ("en", language), LANGUAGES, rules) == reason
+    assert find_reason_to_drop_row((source, target), ("en", language), LANGUAGES, CleaningConfig()) is None
 
 
 @pytest.mark.item("B02")
@@ -144,5 +151,5 @@ def test_a_pair_with_other_numbers_is_dropped_if_the_config_says_so(source, targ
 def test_a_pair_with_other_placeholders_is_dropped_if_the_config_says_so(source, target, language, reason):
     rules = CleaningConfig(same_placeholders=True)
 
-    assert reason_to_drop_row((source, target), ("en", language), LANGUAGES, rules) == reason
-    assert reason_to_drop_row((source, target), ("en", language), LANGUAGES, CleaningConfig()) is None
+    assert find_reason_to_drop_row((source, target), ("en", language), LANGUAGES, rules) == reason
+    assert find_reason_to_drop_row((source, target), ("en", language), LANGUAGES, CleaningConfig()) is None

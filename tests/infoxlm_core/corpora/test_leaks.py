@@ -14,14 +14,14 @@ PAIR = ("Open the file of the archive", "Öffne die Datei der Ablage")
 
 
 def reserved(*texts: str) -> Reserved:
-    keys = fingerprints.keys(texts)
+    keys = fingerprints.compute_keys(texts)
     held_out = np.unique(np.array([*keys.equal, *keys.near], np.uint64))
     return Reserved(dict.fromkeys(SETS, np.empty(0, np.uint64)) | {"held_out": held_out}, 13)
 
 
 def test_a_held_out_sentence_is_recognised_in_any_case_and_on_either_side():
     texts = (PAIR[0].upper(), PAIR[1], "Something else altogether")
-    keys = tables.of_rows(pa.schema(KEYS), [fingerprints.keys([text]) for text in texts])
+    keys = tables.make_table(pa.schema(KEYS), [fingerprints.compute_keys([text]) for text in texts])
 
     reasons = reserved(*PAIR).find_reasons(keys, np.zeros(len(texts), bool))
 

@@ -13,18 +13,18 @@ from infoxlm_core.corpora import length_ratio
 def test_the_median_of_a_histogram_is_within_one_percent_and_does_not_depend_on_how_the_corpus_was_split():
     rng = random.Random(1)
     pairs = [("a" * rng.randint(5, 90), "ก" * rng.randint(5, 90)) for _ in range(501)]
-    bins = [length_ratio.bin_of(pair) for pair in pairs]
+    bins = [length_ratio.find_bin(pair) for pair in pairs]
 
-    median = length_ratio.median_of(Counter(bins))
+    median = length_ratio.find_median(Counter(bins))
 
-    assert median == pytest.approx(statistics.median(map(length_ratio.log_ratio, pairs)), abs=0.01)
-    assert median == length_ratio.median_of(Counter(bins[300:]) + Counter(bins[:300]))
+    assert median == pytest.approx(statistics.median(map(length_ratio.compute_log_ratio, pairs)), abs=0.01)
+    assert median == length_ratio.find_median(Counter(bins[300:]) + Counter(bins[:300]))
 
 
 def test_a_pair_is_compared_in_both_directions_with_the_median_of_its_languages():
-    median = length_ratio.log_ratio(("ten signs.", "สิบตัวอักษร"))  # 33 bytes
+    median = length_ratio.compute_log_ratio(("ten signs.", "สิบตัวอักษร"))  # 33 bytes
 
-    ratios = np.array([length_ratio.log_ratio(("ten signs.", "ก" * number)) for number in range(1, 60)])
-    lengths = 1 + np.flatnonzero(~length_ratio.exceeds(4.0, ratios, median))
+    ratios = np.array([length_ratio.compute_log_ratio(("ten signs.", "ก" * number)) for number in range(1, 60)])
+    lengths = 1 + np.flatnonzero(~length_ratio.is_unusual(4.0, ratios, median))
 
     assert (lengths[0], lengths[-1]) == (3, 44)  # 33 bytes / 4 = 8.25, and 33 * 4 = 132
