@@ -1,4 +1,4 @@
-"""The paired bootstrap, against what is known without it."""
+"""Outcomes of questions, and the paired bootstrap compared with results that are known without it."""
 
 import numpy as np
 import pandas as pd
@@ -8,95 +8,110 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.results.evidence import COLUMNS, Outcomes, paired_bootstrap
 
 
-def answers(values: dict[str, list[float]]) -> pd.Series:
-    """Language -> scores of questions 0, 1, 2, ..."""
-    rows = {(language, number): value for language, row in values.items() for number, value in enumerate(row)}
-    return pd.Series(rows).rename_axis(["language", "question"])
+def make_scores(scores_of_language: dict[str, list[float]]) -> pd.Series:
+    """Return (language, question) -> score for questions 0, 1, 2, ..."""
+    scores = {}
+    for language, values in scores_of_language.items():
+        scores |= {(language, number): value for number, value in enumerate(values)}
+    return pd.Series(scores).rename_axis(["language", "question"])
 
 
-def coins(languages: int, questions: int, right: float, seed: int) -> pd.Series:
+def draw_answers(languages: int, questions: int, accuracy: float, seed: int) -> pd.Series:
+    """Return random right and wrong answers in several languages."""
     rng = np.random.default_rng(seed)
-    return answers({f"l{n}": (rng.random(questions) < right).astype(float).tolist() for n in range(languages)})
+    answers = (rng.random((languages, questions)) < accuracy).astype(float)
+    return make_scores({f"language {number}": row.tolist() for number, row in enumerate(answers)})
 
 
-def test_a_metric_counts_the_rows_that_it_names_whatever_the_task_is_called():
+DE, FR = ("de", "q"), ("fr", "q")
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    """Return the answers of a model to a question of two tasks."""
     rows = [
-        ("mining", place, language, direction, "q", language == "de", right)
-        for language, place, direction, right in [
-            ("de", "served", "to_pivot", True),
-            ("de", "served", "from_pivot", False),
-            ("fr", "served", "to_pivot", True),
-            ("fr", "served", "from_pivot", True),
-            ("fr", "best", "to_pivot", False),
-        ]
+        ("mining", "served", "de", "to_pivot", "q", True, True),
+        ("mining", "served", "de", "from_pivot", "q", True, False),
+        ("mining", "served", "fr", "to_pivot", "q", False, True),
+        ("mining", "served", "fr", "from_pivot", "q", False, True),
+        ("mining", "best", "fr", "to_pivot", "q", False, False),
+        ("tagging", "", "de", "", "q", False, True),
     ]
-    rows += [("tagging", "", "de", "", "q", False, True)]
-    outcomes = Outcomes(pd.DataFrame(rows, columns=list(COLUMNS[1:])), "en")
-
-    metrics = ("mining/served", "mining/fr", "mining/xx_en", "mining/no_overlap", "mining/best", "tagging/mean",
-               "tagging/de")  # fmt: skip
-    found = {metric: outcomes.score_questions(metric).to_dict() for metric in metrics}
-
-    de, fr = ("de", "q"), ("fr", "q")
-    assert found == {
-        "mining/served": {de: 0.5, fr: 1.0}, "mining/fr": {fr: 1.0}, "mining/xx_en": {de: 1.0, fr: 1.0},
-        "mining/no_overlap": {de: 0.5}, "mining/best": {fr: 0.0}, "tagging/mean": {de: 1.0},
-        "tagging/de": {de: 1.0},
-    }  # fmt: skip
-    for metric in ("mining/mean", "tagging/served", "tagging/xx_en", "tagging/no_overlap"):
-        with pytest.raises(InputError, match=f"no outcomes of {metric}"):
-            outcomes.score_questions(metric)
+    return Outcomes(pd.DataFrame(rows, columns=list(COLUMNS[1:])), "en")
 
 
-def test_equal_answers_gain_nothing_for_sure():
-    found = paired_bootstrap(coins(3, 50, 0.6, 1), coins(3, 50, 0.6, 1))
+@pytest.mark.parametrize(
+    ("metric", "scores"),
+    [
+        ("mining/served", {DE: 0.5, FR: 1.0}),
+        ("mining/fr", {FR: 1.0}),
+        ("mining/xx_en", {DE: 1.0, FR: 1.0}),
+        ("mining/no_overlap", {DE: 0.5}),
+        ("mining/best", {FR: 0.0}),
+        ("tagging/mean", {DE: 1.0}),
+        ("tagging/de", {DE: 1.0}),
+    ],
+)
+def test_metric_averages_the_answers_of_its_rows(outcomes, metric, scores):
+    assert outcomes.score_questions(metric).to_dict() == scores
 
-    assert (found.gain, found.lower, found.upper, found.questions) == (0.0, 0.0, 0.0, 50)
+
+@pytest.mark.parametrize("metric", ["mining/mean", "tagging/served", "tagging/xx_en", "tagging/no_overlap"])
+def test_metric_without_answers_is_refused(outcomes, metric):
+    with pytest.raises(InputError, match=f"no outcomes of {metric}"):
+        outcomes.score_questions(metric)
 
 
-def test_the_interval_is_that_of_the_normal_approximation_on_many_questions():
-    candidate, champion = coins(1, 4000, 0.7, 1), coins(1, 4000, 0.6, 2)
+def test_equal_answers_have_a_gain_of_exactly_zero():
+    answers = draw_answers(3, 50, 0.6, seed=1)
 
-    found = paired_bootstrap(candidate, champion)
+    interval = paired_bootstrap(answers, answers)
+
+    assert (interval.gain, interval.lower, interval.upper, interval.questions) == (0.0, 0.0, 0.0, 50)
+
+
+def test_interval_of_many_questions_is_that_of_the_normal_approximation():
+    candidate = draw_answers(1, 4000, 0.7, seed=1)
+    champion = draw_answers(1, 4000, 0.6, seed=2)
+
+    interval = paired_bootstrap(candidate, champion)
 
     gains = candidate - champion
-    half = 1.96 * gains.std() / np.sqrt(len(gains))
-    assert found.gain == pytest.approx(gains.mean())
-    assert (found.lower, found.upper) == pytest.approx((gains.mean() - half, gains.mean() + half), abs=half * 0.05)
+    half_width = 1.96 * gains.std() / np.sqrt(len(gains))
+    assert interval.gain == pytest.approx(gains.mean())
+    assert interval.lower == pytest.approx(gains.mean() - half_width, abs=half_width * 0.05)
+    assert interval.upper == pytest.approx(gains.mean() + half_width, abs=half_width * 0.05)
 
 
-def test_the_same_questions_in_ten_languages_are_not_ten_tests():
-    one = coins(1, 300, 0.7, 1), coins(1, 300, 0.6, 2)
-    ten = tuple(answers({f"l{n}": side.tolist() for n in range(10)}) for side in one)
+def test_same_questions_in_ten_languages_do_not_narrow_the_interval():
+    sides = [draw_answers(1, 300, 0.7, seed=1), draw_answers(1, 300, 0.6, seed=2)]
+    repeated_sides = [make_scores({f"language {n}": side.tolist() for n in range(10)}) for side in sides]
 
-    alone, repeated = paired_bootstrap(*one), paired_bootstrap(*ten)
+    single = paired_bootstrap(*sides)
+    repeated = paired_bootstrap(*repeated_sides)
 
-    assert (repeated.lower, repeated.upper) == pytest.approx((alone.lower, alone.upper))
+    assert (repeated.lower, repeated.upper) == pytest.approx((single.lower, single.upper))
 
 
-def test_every_language_weighs_the_same_however_many_questions_it_has():
-    candidate = answers({"de": [1.0] * 90, "fr": [0.0] * 10})
-    champion = answers({"de": [0.0] * 90, "fr": [0.0] * 10})
+def test_all_languages_have_the_same_weight():
+    candidate = make_scores({"de": [1.0] * 90, "fr": [0.0] * 10})
+    champion = make_scores({"de": [0.0] * 90, "fr": [0.0] * 10})
 
     assert paired_bootstrap(candidate, champion).gain == 0.5
 
 
-def test_the_interval_holds_the_true_gain_about_as_often_as_it_says():
-    inside = 0
+def test_95_percent_interval_contains_the_true_gain_in_about_95_percent_of_tests():
+    hits = 0
     for seed in range(200):
-        found = paired_bootstrap(coins(2, 200, 0.7, seed), coins(2, 200, 0.6, 1000 + seed), resamples=500)
-        inside += found.lower <= 0.1 <= found.upper
+        candidate = draw_answers(2, 200, 0.7, seed)
+        interval = paired_bootstrap(candidate, draw_answers(2, 200, 0.6, 1000 + seed), resamples=500)
+        hits += interval.lower <= 0.1 <= interval.upper
 
-    assert 180 <= inside <= 198  # 190 expected
-
-
-def test_it_repeats_itself_and_another_seed_draws_anew():
-    rng = np.random.default_rng(1)
-    sides = [answers({"de": rng.random(80).tolist(), "fr": rng.random(60).tolist()}) for _ in range(2)]
-
-    assert paired_bootstrap(*sides) == paired_bootstrap(*sides) != paired_bootstrap(*sides, seed=2)
+    assert 180 <= hits <= 198  # 190 expected
 
 
-def test_other_questions_are_refused():
-    with pytest.raises(ValueError, match="different questions"):
-        paired_bootstrap(coins(1, 10, 0.5, 1), coins(1, 11, 0.5, 1))
+def test_interval_depends_only_on_the_seed():
+    sides = [draw_answers(2, 80, accuracy, seed=1) for accuracy in (0.7, 0.5)]
+
+    assert paired_bootstrap(*sides) == paired_bootstrap(*sides)
+    assert paired_bootstrap(*sides) != paired_bootstrap(*sides, seed=2)

@@ -1,4 +1,4 @@
-"""The gate's decision, without any registry: what a candidate must show, and what it is refused for."""
+"""The gate's decision, without a registry."""
 
 import pandas as pd
 import pytest
@@ -9,87 +9,81 @@ from infoxlm_core.results.gate import FEWEST_QUESTIONS, Contender, Verdict, deci
 METRIC = "retrieval/served"
 
 
-def contender(
-    version: str, right: int, questions: int = 400, test: str = "one", asked: str = "q", best: int = 0, place="served"
-) -> Contender:
-    """A version that answers the first `right` of its questions, and with its best vector the first `best`."""
-    rows = [
-        ("m", "retrieval", vector, "de", direction, f"{asked}{number}", False, number < right_answers)
-        for vector, right_answers in ((place, right), ("best", best))
-        for direction in ("from_pivot", "to_pivot")
-        for number in range(questions)
-    ]
+def make_contender(
+    version: str, right: int, *, questions: int = 400, test_set: str = "one", prefix: str = "q", best: int = 0,
+    place: str = "served",
+) -> Contender:  # fmt: skip
+    """Return a version that answers the first `right` of its questions, and the first `best` with its best vector."""
+    rows = []
+    for vector, right_answers in ((place, right), ("best", best)):
+        for direction in ("from_pivot", "to_pivot"):
+            for number in range(questions):
+                is_right = number < right_answers
+                rows.append(("m", "retrieval", vector, "de", direction, f"{prefix}{number}", False, is_right))
     outcomes = Outcomes(pd.DataFrame(rows, columns=list(COLUMNS)), "en")
-    return Contender(f"version {version}", {METRIC: f"{right / questions}", "test_set": test}, lambda: outcomes)
+    return Contender(f"version {version}", {METRIC: f"{right / questions}", "test_set": test_set}, lambda: outcomes)
 
 
-def decided(candidate: Contender, champion: Contender | None, least: float = 0.0) -> Verdict:
-    return decide(candidate, champion, {METRIC: least})
+def make_unmeasured(name: str) -> Contender:
+    return Contender(name, {"test_set": "one"}, lambda: None)
 
 
-def test_the_first_version_is_champion_without_a_question():
-    assert decided(contender("1", 0), None) == Verdict(
+def judge(candidate: Contender, champion: Contender | None, limit: float = 0.0) -> Verdict:
+    return decide(candidate, champion, {METRIC: limit})
+
+
+def test_first_version_becomes_champion_without_a_comparison():
+    assert judge(make_contender("1", 0), None) == Verdict(
         True, "champion with retrieval/served 0.0: there was none before"
     )
 
 
-def test_a_clear_gain_passes_and_an_equal_model_does_not():
-    better = decided(contender("2", 240), contender("1", 200))
-    equal = decided(contender("2", 200), contender("1", 200))
-
-    assert better.passed and better.figures[METRIC]["gain"] == pytest.approx(0.1)
-    assert not equal.passed and "not shown to be better than version 1" in equal.reason
-
-
-def test_a_candidate_that_is_better_only_at_its_best_layer_does_not_pass():
-    worse = decided(contender("2", 160, best=300), contender("1", 200, best=200))
-    better = decided(contender("2", 240, best=200), contender("1", 200, best=300))
-
-    assert not worse.passed and worse.figures[METRIC]["gain"] == pytest.approx(-0.1)
-    assert better.passed and better.figures[METRIC]["gain"] == pytest.approx(0.1)
-
-
-def test_a_champion_of_an_older_release_is_compared_at_its_contrast_layer_or_not_at_all():
-    older = decided(contender("2", 240), contender("1", 200, best=300, place="contrast"))
-    without_contrast = decided(contender("2", 240), contender("1", 200, best=300, place="best"))
-
-    assert older.passed and older.figures[METRIC]["gain"] == pytest.approx(0.1)
-    assert not without_contrast.passed
-    assert "version 1 has no outcomes of retrieval/served by question. Evaluate the model" in without_contrast.reason
-
-
-def test_a_margin_below_zero_tolerates_a_loss():
-    assert not decided(contender("2", 199), contender("1", 200)).passed
-    assert decided(contender("2", 199), contender("1", 200), least=-0.05).passed
-
-
 @pytest.mark.parametrize(
-    ("candidate", "said"),
+    ("candidate", "champion", "gain", "passed"),
     [
-        (contender("2", 300, test="two"), "on another test set, promote by hand"),
-        (contender("2", 300, asked="other"), "on other questions of retrieval/served, promote by hand"),
-        (Contender("version 2", {"test_set": "one"}, lambda: None), "version 2 has no outcomes by question"),
+        ({"right": 240}, {"right": 200}, 0.1, True),
+        ({"right": 200}, {"right": 200}, 0.0, False),
+        ({"right": 160, "best": 300}, {"right": 200, "best": 200}, -0.1, False),  # better only at its best layer
+        ({"right": 240, "best": 200}, {"right": 200, "best": 300}, 0.1, True),
+        ({"right": 240}, {"right": 200, "best": 300, "place": "contrast"}, 0.1, True),  # of an older release
     ],
 )
-def test_what_cannot_be_compared_is_refused_and_says_why(candidate, said):
-    verdict = decided(candidate, contender("1", 200))
+def test_candidate_passes_if_its_served_vector_is_clearly_better(candidate, champion, gain, passed):
+    verdict = judge(make_contender("2", **candidate), make_contender("1", **champion))
 
-    assert not verdict.passed and said in verdict.reason
-
-
-def test_too_few_questions_decide_nothing():
-    few = FEWEST_QUESTIONS - 1
-
-    verdict = decided(contender("2", few, questions=few), contender("1", 0, questions=few))
-
-    assert not verdict.passed and f"{few} questions, fewer than {FEWEST_QUESTIONS}" in verdict.reason
+    assert verdict.passed is passed
+    assert verdict.figures[METRIC]["gain"] == pytest.approx(gain)
+    assert ("not shown to be better than version 1" in verdict.reason) is not passed
 
 
-START = contender("0", 200)
+def test_negative_limit_tolerates_a_loss():
+    candidate = make_contender("2", 199)
+    champion = make_contender("1", 200)
+
+    assert not judge(candidate, champion).passed
+    assert judge(candidate, champion, limit=-0.05).passed
 
 
 @pytest.mark.parametrize(
-    ("right", "champion", "passed", "reason"),
+    ("candidate", "champion", "reason"),
+    [
+        (make_contender("2", 300, test_set="two"), make_contender("1", 200), "on another test set, promote by hand"),
+        (make_contender("2", 300, prefix="x"), make_contender("1", 200), f"on other questions of {METRIC}, promote by"),
+        (make_unmeasured("version 2"), make_contender("1", 200), "version 2 has no outcomes by"),
+        (make_contender("2", 240), make_contender("1", 200, place="best"), f"version 1 has no outcomes of {METRIC} by"),
+        (make_contender("2", FEWEST_QUESTIONS - 1, questions=FEWEST_QUESTIONS - 1),
+         make_contender("1", 0, questions=FEWEST_QUESTIONS - 1), f"fewer than {FEWEST_QUESTIONS}"),
+    ],
+)  # fmt: skip
+def test_candidate_is_refused_if_it_cannot_be_compared(candidate, champion, reason):
+    verdict = judge(candidate, champion)
+
+    assert not verdict.passed
+    assert reason in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("right", "champion_right", "passed", "reason"),
     [
         (240, None, True, "champion, better than version 0: retrieval/served +0.1000"),
         (200, None, False, "candidate, not shown to be better than version 0"),
@@ -98,18 +92,19 @@ START = contender("0", 200)
         (240, 240, False, "candidate, not shown to be better than version 1"),
     ],
 )
-def test_against_its_start_a_candidate_must_be_better_than_start_and_champion(right, champion, passed, reason):
-    current = contender("1", champion) if champion else None
+def test_candidate_must_be_better_than_its_start_and_the_champion(right, champion_right, passed, reason):
+    champion = make_contender("1", champion_right) if champion_right else None
 
-    verdict = decide(contender("2", right), current, {METRIC: 0.0}, START)
+    verdict = decide(make_contender("2", right), champion, {METRIC: 0.0}, make_contender("0", 200))
 
-    assert verdict.passed is passed and verdict.reason.startswith(reason) and "\n" not in verdict.reason
-    assert ("better than version 0" in verdict.reason) and (METRIC in verdict.figures)
+    assert verdict.passed is passed
+    assert verdict.reason.startswith(reason)
+    assert "better than version 0" in verdict.reason  # both comparisons are reported
+    assert METRIC in verdict.figures
 
 
-def test_a_start_without_outcomes_lets_no_version_become_champion():
-    verdict = decide(
-        contender("1", 400), None, {METRIC: 0.0}, Contender("its start", {"test_set": "one"}, lambda: None)
-    )
+def test_start_without_outcomes_refuses_the_first_version():
+    verdict = decide(make_contender("1", 400), None, {METRIC: 0.0}, make_unmeasured("its start"))
 
-    assert not verdict.passed and "its start has no outcomes by question: evaluate and register again" in verdict.reason
+    assert not verdict.passed
+    assert "its start has no outcomes by question: evaluate and register again" in verdict.reason

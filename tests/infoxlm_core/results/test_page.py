@@ -1,4 +1,4 @@
-"""The page of a sweep: it needs no network, escapes names, and says what is missing."""
+"""The page of a sweep: it needs no network, escapes names, and names unfinished trials."""
 
 import json
 import math
@@ -14,130 +14,146 @@ from infoxlm_core.tasks.perplexity import Perplexity
 from infoxlm_core.tasks.scores import Scores
 from tests.toys.scores import CLASSIFICATION, RETRIEVAL, config, summed, trial
 
+METRIC = "retrieval/best"
 
-def ablation(**variants: list[dict[str, float]]) -> Summary:
-    """Summarise variants from the metrics of their seeds."""
+
+def summarise_ablation(shares_of_variant: dict[str, list[float | None]]) -> Summary:
+    """Summarise variants from the retrieval of their seeds. None stands for an unfinished trial."""
     results = []
-    for name, seeds in variants.items():
-        results += [trial(name, seed, **metrics) for seed, metrics in enumerate(seeds, 1)]
+    for name, shares in shares_of_variant.items():
+        for seed, share in enumerate(shares, 1):
+            metrics = {} if share is None else {"retrieval__best": share}
+            results.append(trial(name, seed, **metrics))
     return summarise_metrics("toy", results)
 
 
-def test_a_suite_is_a_page_with_files_beside_it_and_needs_no_network(written):
-    output, _ = written
+def read_cells(markdown: str) -> list[list[str]]:
+    """Return the rows of the tables in Markdown, without headings."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines() if "|" in line]
+    return rows[2:]
 
-    names = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
+
+def test_suite_has_a_self_contained_page_and_files_beside_it(suite):
+    output, _ = suite
+
+    files = {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
     assert {"suite.html", "suite.md", "suite.json", "model_card.md", "tables/xnli.csv", "tables/mlqa-f1.csv",
             "tables/headlines.csv", "figures/tatoeba_by_layer.png", "figures/xnli.svg",
-            "figures/transfer-gap.png"} <= names  # fmt: skip
+            "figures/transfer-gap.png"} <= files  # fmt: skip
     html = (output / "suite.html").read_text()
-    assert "<script" not in html and "<link" not in html
+    assert "<script" not in html
+    assert "<link" not in html
     assert all(source.startswith("data:image/svg+xml;base64,") for source in re.findall(r'src="([^"]*)"', html))
     assert json.loads((output / "suite.json").read_text(), parse_constant=pytest.fail)["model"] == "ours"
-    for text in (html, (output / "suite.md").read_text()):
-        assert "peer xnli seed 1, peer xnli seed 2, peer mlqa seed 1" in text
-        assert "InfoXLM paper: 5,010 rows in each of 15 languages" in text
-        assert "XLM-R (reimplemented)" in text and "2007.07834" in text
 
 
-def test_the_model_card_of_a_suite_has_only_our_numbers(written):
-    output, _ = written
+@pytest.mark.parametrize("suffix", ["html", "md"])
+def test_page_of_a_suite_shows_unfinished_trials_the_papers_protocol_and_sources(suite, suffix):
+    text = (suite[0] / f"suite.{suffix}").read_text()
 
-    card = (output / "model_card.md").read_text()
+    assert "peer xnli seed 1, peer xnli seed 2, peer mlqa seed 1" in text
+    assert "InfoXLM paper: 5,010 rows in each of 15 languages" in text
+    assert "XLM-R (reimplemented)" in text
+    assert "2007.07834" in text
+    assert "All seeds fine-tune the same pre-trained model" in text
 
-    assert card.startswith("## Evaluation") and "68.3 ± 2.4" in card and "75.0 ± 7.1" in card
+
+def test_model_card_of_a_suite_has_only_our_numbers(suite):
+    card = (suite[0] / "model_card.md").read_text()
+
+    assert card.startswith("## Evaluation")
+    assert "68.3 ± 2.4" in card
+    assert "75.0 ± 7.1" in card
     assert "mBERT" not in card
 
 
-def test_a_suite_of_which_nothing_is_finished_has_a_page_that_says_so(tmp_path):
+def test_suite_without_a_finished_trial_has_a_page(tmp_path):
     planned = config(xnli=CLASSIFICATION | {"table": "xnli", "seeds": list(range(1, 21))}, pairs=RETRIEVAL)
+
     page.write(tmp_path, "suite", summed(planned, {}))
 
-    text = (tmp_path / "suite.md").read_text()
-    assert text.count("No trial has finished.") == 3 and "ours xnli seed 12 and 9 more" in text
-    assert "No trial has finished." in (tmp_path / "suite.html").read_text()
+    markdown = (tmp_path / "suite.md").read_text()
+    assert markdown.count("No trial has finished.") == 3  # headlines and two tasks
+    assert "ours xnli seed 12 and 9 more" in markdown
 
 
-def test_an_ablation_has_the_same_page_and_names_unfinished_trials(tmp_path):
-    page.write(tmp_path, "comparison", ablation(full=[{"retrieval__best": 0.4}, {}], other=[{}]))
+def test_ablation_has_a_page_that_names_variants_and_unfinished_trials(tmp_path):
+    page.write(tmp_path, "comparison", summarise_ablation({"full": [0.4, None], "other": [None]}))
 
-    assert (tmp_path / "figures").is_dir() is False  # a single seed has no interval to draw
-    for kind in ("md", "html"):
-        text = (tmp_path / f"comparison.{kind}").read_text()
-        assert "full seed 2, other seed 1" in text and "what full is" in text
+    assert not (tmp_path / "figures").exists()  # a single seed has no interval to draw
+    for suffix in ("md", "html"):
+        text = (tmp_path / f"comparison.{suffix}").read_text()
+        assert "full seed 2, other seed 1" in text
+        assert "what full is" in text
+        assert "All seeds fine-tune the same pre-trained model" not in text
 
 
-def test_an_ablation_shows_the_difference_to_the_first_variant_with_its_interval(tmp_path):
-    shares = {"full": (0.50, 0.56, 0.62), "-XLCO": (0.45, 0.52, 0.57), "unfinished": ()}
-    summary = ablation(**{name: [{"retrieval__best": share} for share in row] or [{}] for name, row in shares.items()})
+def test_ablation_shows_differences_to_the_first_variant_with_intervals(tmp_path):
+    shares = {"full": [0.50, 0.56, 0.62], "-XLCO": [0.45, 0.52, 0.57], "unfinished": [None]}
+    summary = summarise_ablation(shares)
     page.write(tmp_path, "comparison", summary)
 
     section = (tmp_path / "comparison.md").read_text().split("\n## ")[2]
     assert section.startswith("Differences between variants")
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "|" in line]
-    assert rows[2:] == [["-XLCO", "-4.67 ± 0.58 (-6.74 … -2.60)"], ["unfinished", "–"]]
     assert "Bonferroni's correction for 2 comparisons" in section
+    assert read_cells(section) == [["-XLCO", "-4.67 ± 0.58 (-6.74 … -2.60)"], ["unfinished", "–"]]
     assert "-6.74 … -2.60" in (tmp_path / "comparison.html").read_text()
     variants = json.loads((tmp_path / "comparison.json").read_text())["variants"]
-    assert variants["-XLCO"]["differences"]["retrieval/best"]["mean"] == pytest.approx(-0.14 / 3)
+    assert variants["-XLCO"]["differences"][METRIC]["mean"] == pytest.approx(-0.14 / 3)
     assert not variants["full"]["differences"]
-    logged = summary.name_metrics()
-    assert logged["-XLCO/retrieval/best/difference"] == pytest.approx(-0.14 / 3)
-    low, high = (logged[f"-XLCO/retrieval/best/difference/{bound}"] for bound in ("low", "high"))
-    assert (low, high) == pytest.approx((-0.0674, -0.0260), abs=5e-5)
-    assert "full/retrieval/best/difference" not in logged
+    metrics = summary.name_metrics()
+    assert metrics[f"-XLCO/{METRIC}/difference"] == pytest.approx(-0.14 / 3)
+    assert metrics[f"-XLCO/{METRIC}/difference/low"] == pytest.approx(-0.0674, abs=5e-5)
+    assert metrics[f"-XLCO/{METRIC}/difference/high"] == pytest.approx(-0.0260, abs=5e-5)
+    assert f"full/{METRIC}/difference" not in metrics
 
 
-def test_only_a_suite_says_that_its_seeds_share_one_pre_training(tmp_path, written):
-    page.write(tmp_path, "comparison", ablation(full=[{"retrieval__best": 0.4}] * 2))
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_are_left_out_and_are_null_in_json(tmp_path, value):
+    page.write(tmp_path, "comparison", summarise_ablation({"full": [0.4, 0.4, value]}))
 
-    sentence = "All seeds fine-tune the same pre-trained model"
-    assert sentence in (written[0] / "suite.md").read_text()
-    assert sentence not in (tmp_path / "comparison.md").read_text()
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_values_that_are_not_finite_do_not_count_and_leave_valid_json(tmp_path, bad):
-    summary = ablation(full=[{"retrieval__best": 0.4}, {"retrieval__best": 0.4}, {"retrieval__best": bad}])
-    page.write(tmp_path, "comparison", summary)
-
-    plain = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=pytest.fail)
-    assert plain["variants"]["full"]["metrics"]["retrieval/best"]["values"] == {"1": 0.4, "2": 0.4, "3": None}
+    content = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=pytest.fail)
+    assert content["variants"]["full"]["metrics"][METRIC]["values"] == {"1": 0.4, "2": 0.4, "3": None}
     assert "40.00 ± 0.00 (n=2)" in (tmp_path / "comparison.md").read_text()
 
 
-def test_names_are_escaped_in_html_and_pipes_in_markdown(tmp_path):
-    page.write(tmp_path, "comparison", ablation(**{"<b>full|$x$</b>": [{"retrieval__best": 0.4}] * 2}))
+def test_names_are_escaped_in_html_and_markdown(tmp_path):
+    page.write(tmp_path, "comparison", summarise_ablation({"<b>full|$x$</b>": [0.4, 0.4]}))
 
     html = (tmp_path / "comparison.html").read_text()
-    assert "<b>full" not in html and "&lt;b&gt;full|$x$&lt;/b&gt;" in html
+    assert "<b>full" not in html
+    assert "&lt;b&gt;full|$x$&lt;/b&gt;" in html
     assert r"| <b>full\|$x$</b> |" in (tmp_path / "comparison.md").read_text()
 
 
-def test_the_papers_ablations_have_a_table_of_their_own(tmp_path):
-    page.write(tmp_path, "comparison", ablation(**{"-XLCO": [{"retrieval__best": 0.4}], "own": [{}]}))
+def test_ablations_of_the_paper_have_their_own_table(tmp_path):
+    page.write(tmp_path, "comparison", summarise_ablation({"-XLCO": [0.4], "own": [None]}))
 
     ours, paper = (tmp_path / "comparison.md").read_text().split("## What the paper reports")
-    assert "76.24" not in ours and "arXiv 2007.07834" in paper
-    assert [cell.strip() for cell in paper.splitlines()[-1].split("|")[1:-1]] == ["-XLCO", "76.24", "67.43", "49.23"]
+    assert "76.24" not in ours
+    assert "arXiv 2007.07834" in paper
+    assert read_cells(paper) == [["-XLCO", "76.24", "67.43", "49.23"]]
 
 
-def draw_line(title: str = "") -> Figure:
+def draw_line_with_a_formula() -> Figure:
     figure = Figure()
-    figure.subplots().plot([1, 3, 2])
-    figure.axes[0].set_title(title)
+    axes = figure.subplots()
+    axes.plot([1, 3, 2])
+    axes.set_title(r"en-$\frac{$")
     return figure
 
 
-def test_equal_figures_have_equal_bytes_and_a_dollar_sign_is_text():
-    drawings = {"line": lambda: draw_line(r"en-$\frac{$"), "nothing": lambda: None}
+def test_equal_figures_have_equal_bytes_and_dollar_signs_are_text():
+    drawings = {"line": draw_line_with_a_formula, "nothing": lambda: None}
 
-    assert list(figures.render(drawings)) == ["line"]
-    assert figures.render(drawings) == figures.render(drawings)
+    images = figures.render(drawings)
+
+    assert list(images) == ["line"]
+    assert images == figures.render(drawings)
 
 
 @pytest.mark.parametrize("values", [(210.8, 12_356.0), (200.0, 430.0)])
-def test_a_logarithmic_axis_has_plain_numbers(values):
+def test_logarithmic_axis_has_plain_numbers(values):
     languages = {code: {"perplexity": value} for code, value in zip(("en", "de"), values, strict=True)}
     scores = Scores("perplexity", languages, {"perplexity": 1.0}, {"en": 1, "de": 1}, "sha256:1")
     summary = summarise_evaluation("toy", {"ours": ""}, [(Perplexity(), None)], {"ours": {"perplexity": scores}})
@@ -148,4 +164,5 @@ def test_a_logarithmic_axis_has_plain_numbers(values):
         axis = figure.axes[0].yaxis
         labels = [label.get_text() for label in (*axis.get_ticklabels(), *axis.get_ticklabels(minor=True))]
 
-    assert any(labels) and not any("$" in text or "mathdefault" in text for text in labels)
+    assert any(labels)
+    assert not any("$" in label or "mathdefault" in label for label in labels)

@@ -1,4 +1,4 @@
-"""How a task was measured, beside how the paper did it; the settings of the papers by name, to the last cell."""
+"""How a task was measured, beside how the paper did it, and the paper's tasks of configs/suite.yaml on toy files."""
 
 import json
 from pathlib import Path
@@ -30,16 +30,15 @@ MLQA = {
 
 
 def compare(task: dict, counts: dict[str, int], scores: dict) -> dict[str, tuple[str, str]]:
+    """Return aspect of the protocol -> our choice and the paper's."""
     facts = protocol.compare_protocol(config(it=task).tasks["it"], counts, [Scores.from_dict(scores)])
     return {fact.what: (fact.ours, fact.paper) for fact in facts}
 
 
-def test_our_protocol_stands_beside_the_papers():
+def test_protocol_of_a_trained_task_is_shown_beside_the_papers():
     task = CLASSIFICATION | {"grid": RATES, "seeds": [1, 2], "table": "xnli"}
 
-    facts = compare(task, {"en": 10, "de": 12}, labelled(0.8, 0.7))
-
-    assert facts == {
+    assert compare(task, {"en": 10, "de": 12}, labelled(0.8, 0.7)) == {
         "test set": ("10 to 12 rows in each of 2 languages", "5,010 rows in each of 15 languages"),
         "setting": ("zero-shot", "zero-shot, translate-train-all"),
         "training languages": ("en", "en; translate-train-all: its 15 languages"),
@@ -51,14 +50,25 @@ def test_our_protocol_stands_beside_the_papers():
     }  # fmt: skip
 
 
-def test_a_task_that_trains_nothing_has_no_training_and_one_without_a_table_no_paper():
-    assert list(compare(RETRIEVAL | {"table": "tatoeba"}, {"deu": 9}, retrieved(0.5))) == ["test set", "vectors"]
-    assert compare(ANSWERING, {"en": 9}, labelled(0.5, 0.5))["normaliser"] == ("squad", "")
+def test_protocol_of_an_untrained_task_has_no_training():
+    facts = compare(RETRIEVAL | {"table": "tatoeba"}, {"deu": 9}, retrieved(0.5))
+
+    assert list(facts) == ["test set", "vectors"]
+
+
+def test_protocol_without_a_published_table_has_only_our_choices():
+    facts = compare(ANSWERING, {"en": 9}, labelled(0.5, 0.5))
+
+    assert facts["normaliser"] == ("squad", "")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
-    """Measure the XNLI and MLQA of configs/suite.yaml on toy files in the released layouts."""
+def measured_suite(tmp_path_factory):
+    """Measure the XNLI and MLQA of configs/suite.yaml on toy files in the released layouts.
+
+    Returns:
+        The summary, the folder of the scores, and the number of trained models.
+    """
     folder = tmp_path_factory.mktemp("papers")
     write_xnli(folder / "data")
     write_mlqa(folder / "data")
@@ -68,7 +78,8 @@ def measured(tmp_path_factory):
     changes += [f"tasks.mlqa.{name}={json.dumps(value)}" for name, value in MLQA.items()]
     names = [name for name in run_file.load_as(SuiteConfig, PAPER).tasks if name != "tatoeba"]
     suite = run_file.load_as(SuiteConfig, folder / "suite.yaml", changes).choose(names)
-    scores, models_by_training = {}, {}
+    scores = {}
+    models_by_training = {}
     for trial, source, settings in trials.plan(suite):
         trials.check(trial.task, suite.tasks[trial.task], settings)
         training = json.dumps([str(part) for part in task_of(settings).select_training_inputs(settings)])
@@ -82,49 +93,49 @@ def measured(tmp_path_factory):
     return summarise(suite, scores), folder / "scores", len(models_by_training)
 
 
-def test_the_three_settings_of_the_papers_are_lines_of_the_suite_that_the_page_names(measured):
-    summary, _, num_trainings = measured
+def test_settings_of_the_papers_are_named_and_translate_test_trains_no_model(measured_suite):
+    summary, _, training_count = measured_suite
 
     assert {name: task.setting for name, task in summary.tasks.items()} == {
         "xnli": "zero-shot", "translate-train-all": "translate-train-all", "translate-test": "translate-test",
         "mlqa": "zero-shot", "mlqa-translate-train-all": "translate-train-all", "mlqa-translate-test": "translate-test",
     }  # fmt: skip
-    assert num_trainings == 4  # translate-test measures the models of zero-shot
+    assert training_count == 4  # translate-test measures the models of zero-shot
     markdown = page.to_markdown(summary)
     assert "- setting: translate-test (InfoXLM paper: zero-shot, translate-train-all)" in markdown
     assert "| RoBERTa large" in markdown.split("\ntranslate-test: accuracy")[1].split("##")[0]
 
 
 @pytest.mark.parametrize("task", ["xnli", "translate-train-all", "translate-test"])
-def test_every_cell_of_xnli_is_the_share_of_right_predictions(measured, task):
-    summary, folder, _ = measured
+def test_cells_of_xnli_are_shares_of_right_predictions(measured_suite, task):
+    summary, folder, _ = measured_suite
     rows = pd.read_parquet(folder / task / "predictions.parquet")
 
-    (table,) = tabulate_task(task, summary.tasks[task], "toy")
+    [table] = tabulate_task(task, summary.tasks[task], "toy")
 
-    right = (rows["predicted"] == rows["label"]).groupby(rows["language"]).mean()
+    accuracies = (rows["predicted"] == rows["label"]).groupby(rows["language"]).mean()
     languages = list(published.tables()["xnli"].columns)
     assert [column.name for column in table.columns] == ["mean", *languages]
-    assert [cell.mean for cell in table.lines[0].cells] == pytest.approx([right.mean(), *right[languages]])
+    assert [cell.mean for cell in table.lines[0].cells] == pytest.approx([accuracies.mean(), *accuracies[languages]])
     texts = {code: rows["text"][rows["language"] == code].tolist() for code in languages}
     is_translated = task == "translate-test"
     assert all((texts[code] == texts["en"]) == is_translated for code in languages[1:])
 
 
 @pytest.mark.parametrize("task", ["mlqa", "mlqa-translate-train-all", "mlqa-translate-test"])
-def test_every_cell_of_mlqa_is_of_the_answers_in_the_language_of_the_text(measured, task):
-    summary, folder, _ = measured
+def test_cells_of_mlqa_are_scores_of_the_answers_in_their_language(measured_suite, task):
+    summary, folder, _ = measured_suite
     answers = {path.stem: json.loads(path.read_text()) for path in (folder / task / "predictions").iterdir()}
 
-    f1, exact_match = tabulate_task(task, summary.tasks[task], "toy")
+    tables = tabulate_task(task, summary.tasks[task], "toy")
 
     languages = list(published.tables()["mlqa/f1"].columns)
     result = summary.tasks[task].models["toy"]
-    for table, metric in ((f1, "f1"), (exact_match, "exact_match")):
-        cells = [cell.mean for cell in table.lines[0].cells]
-        assert [column.name for column in table.columns] == ["mean", *languages]
-        assert cells == [result.mean[metric].mean, *(result.languages[code][metric].mean for code in languages)]
-        is_equal = [cell == cells[1] for cell in cells[2:]]
-        assert all(is_equal) if task == "mlqa-translate-test" else len(set(cells)) > 1
     is_translated = task == "mlqa-translate-test"
+    for table, metric in zip(tables, ("f1", "exact_match"), strict=True):
+        mean, *scores = [cell.mean for cell in table.lines[0].cells]
+        assert [column.name for column in table.columns] == ["mean", *languages]
+        assert mean == result.mean[metric].mean
+        assert scores == [result.languages[code][metric].mean for code in languages]
+        assert (len(set(scores)) == 1) is is_translated
     assert all((answers[code] == answers["en"]) == is_translated for code in languages[1:])

@@ -1,4 +1,4 @@
-"""What is chosen and averaged of a suite, how variants are compared, and what the metrics are called."""
+"""How grid points are chosen and scores averaged, and what the metrics of a suite are called."""
 
 import math
 from statistics import stdev
@@ -20,123 +20,133 @@ from tests.toys.scores import (
     summed,
 )
 
+RATE = "optimization.learning_rate"
 
-def test_the_place_of_the_grid_is_chosen_by_development_scores_and_never_by_test_scores():
+
+def test_grid_point_is_chosen_by_development_scores_only():
     planned = config(words=CLASSIFICATION | {"grid": RATES, "seeds": [1, 2]})
-    results = {
+    scores = {
         "ours words learning_rate=1e-05 seed 1": labelled(0.9, 0.9, dev=0.60),
         "ours words learning_rate=1e-05 seed 2": labelled(0.9, 0.9, dev=0.62),
         "ours words learning_rate=2e-05 seed 1": labelled(0.7, 0.6, dev=0.64),
         "ours words learning_rate=2e-05 seed 2": labelled(0.8, 0.6, dev=0.63),
     }
 
-    row = summed(planned, results).to_dict()["tasks"]["words"]["models"]["ours"]
+    result = summed(planned, scores).to_dict()["tasks"]["words"]["models"]["ours"]
 
-    assert row["chosen"]["grid"] == {"optimization.learning_rate": 2e-5}
-    assert row["chosen"]["dev"] == pytest.approx(0.635) and row["grid"][0]["dev"] == 0.61
-    assert row["languages"]["en"]["accuracy"]["mean"] == pytest.approx(0.75)
-    assert row["languages"]["en"]["accuracy"]["deviation"] == pytest.approx(stdev([0.7, 0.8]))
-    assert row["transfer_gap"]["accuracy"]["mean"] == pytest.approx((0.7 + 0.8) / 2 - 0.55)
+    assert result["chosen"]["grid"] == {RATE: 2e-5}
+    assert result["chosen"]["dev"] == pytest.approx(0.635)
+    assert result["grid"][0]["dev"] == 0.61
+    assert result["languages"]["en"]["accuracy"]["mean"] == pytest.approx(0.75)
+    assert result["languages"]["en"]["accuracy"]["deviation"] == pytest.approx(stdev([0.7, 0.8]))
+    assert result["transfer_gap"]["accuracy"]["mean"] == pytest.approx((0.7 + 0.8) / 2 - 0.55)
 
 
-@pytest.mark.parametrize(("rule", "rate"), [("source", 1e-5), ("joint", 2e-5), ("last", 2e-5)])
-def test_the_rule_of_the_source_chooses_the_place_too_by_the_source_alone(rule, rate):
+@pytest.mark.parametrize(
+    ("rule", "rate", "dev", "description"),
+    [
+        ("source", 1e-5, 0.65, "1, dev of the source"),
+        ("joint", 2e-5, 0.7, "1, joint dev"),
+        ("last", 2e-5, 0.7, "1, last step; grid by joint dev"),
+    ],
+)
+def test_rule_source_chooses_the_grid_point_by_the_source_language(rule, rate, dev, description):
     planned = config(words=CLASSIFICATION | {"grid": RATES})
-    results = {
-        f"ours words learning_rate={name} seed 1": labelled(0.5, 0.5) | {
+    scores = {}
+    for rate_name, en, de in (("1e-05", 0.8, 0.5), ("2e-05", 0.7, 0.7)):
+        scores[f"ours words learning_rate={rate_name} seed 1"] = labelled(0.5, 0.5) | {
             "dev": {"languages": {"en": en, "de": de}, "mean": (en + de) / 2},
             "selection": {"rule": rule, "looks": [], "chosen": {"*": 1}},
         }
-        for name, en, de in (("1e-05", 0.8, 0.5), ("2e-05", 0.7, 0.7))
-    }  # fmt: skip
 
-    found = summed(planned, results).to_dict()["tasks"]["words"]
+    result = summed(planned, scores).to_dict()["tasks"]["words"]["models"]["ours"]
 
-    row = found["models"]["ours"]
-    assert row["chosen"]["grid"] == {"optimization.learning_rate": rate}
-    assert row["chosen"]["dev"] == pytest.approx(0.65 if rate == 1e-5 else 0.7)  # the metric stays that of points
-    said = {"source": "1, dev of the source", "joint": "1, joint dev", "last": "1, last step; grid by joint dev"}
-    assert row["rule"] == said[rule]
+    assert result["chosen"]["grid"] == {RATE: rate}
+    assert result["chosen"]["dev"] == pytest.approx(dev)  # over all languages, whatever the rule
+    assert result["rule"] == description
 
 
-def test_a_place_with_fewer_finished_seeds_is_not_chosen_and_what_is_missing_is_named():
+def test_grid_point_with_fewer_finished_seeds_is_not_chosen():
     planned = config(("ours", "peer"), words=CLASSIFICATION | {"grid": RATES, "seeds": [1, 2]})
-    results = {
+    scores = {
         "ours words learning_rate=1e-05 seed 1": labelled(0.5, 0.5, dev=0.60),
         "ours words learning_rate=1e-05 seed 2": labelled(0.5, 0.5, dev=0.60),
         "ours words learning_rate=2e-05 seed 2": labelled(0.6, 0.6, dev=0.61),
     }
 
-    found = summed(planned, results).to_dict()
+    summary = summed(planned, scores).to_dict()
 
-    assert list(found["unfinished"]) == [
+    assert list(summary["unfinished"]) == [
         "ours words learning_rate=2e-05 seed 1",
         *(f"peer words learning_rate={rate} seed {seed}" for rate in ("1e-05", "2e-05") for seed in (1, 2)),
     ]
-    row = found["tasks"]["words"]["models"]["ours"]
-    assert row["chosen"]["seeds"] == (1, 2) and row["mean"]["accuracy"]["mean"] == pytest.approx(0.5)
-    (note,) = found["tasks"]["words"]["notes"]
-    assert note == "ours: learning_rate=2e-05 cannot be chosen, because fewer than 2 seeds are finished."
-    assert "peer" not in found["tasks"]["words"]["models"]
+    task = summary["tasks"]["words"]
+    assert list(task["models"]) == ["ours"]
+    assert task["models"]["ours"]["chosen"]["seeds"] == (1, 2)
+    assert task["models"]["ours"]["mean"]["accuracy"]["mean"] == pytest.approx(0.5)
+    assert task["notes"] == ("ours: learning_rate=2e-05 cannot be chosen, because fewer than 2 seeds are finished.",)
 
 
-def test_without_development_scores_nothing_is_chosen_and_that_is_said():
+def test_no_grid_point_is_chosen_without_development_scores():
     planned = config(words=CLASSIFICATION | {"grid": RATES})
-    results = {f"ours words learning_rate={r} seed 1": labelled(0.5, 0.5, dev=None) for r in ("1e-05", "2e-05")}
+    scores = {f"ours words learning_rate={rate} seed 1": labelled(0.5, 0.5, dev=None) for rate in ("1e-05", "2e-05")}
 
-    found = summed(planned, results).to_dict()["tasks"]["words"]
+    task = summed(planned, scores).tasks["words"]
 
-    assert not found["models"]
-    (note,) = found["notes"]
+    assert not task.models
+    [note] = task.notes
     assert note.startswith("ours: no grid point is chosen, because learning_rate=1e-05, learning_rate=2e-05 have no ")
 
 
-def test_a_row_says_where_in_the_store_the_model_of_each_seed_is():
-    training = {"steps": 10, "examples": 40}
-    results = {
-        f"ours words seed {seed}": labelled(0.5, 0.5, training=training | {"tuned": f"tuned/{seed}"}) for seed in (1, 2)
-    }
+def test_result_has_the_location_of_the_model_of_each_seed():
+    scores = {}
+    for seed in (1, 2):
+        training = {"steps": 10, "examples": 40, "tuned": f"tuned/{seed}"}
+        scores[f"ours words seed {seed}"] = labelled(0.5, 0.5, training=training)
 
-    found = summed(config(words=CLASSIFICATION | {"seeds": [1, 2]}), results).to_dict()
+    summary = summed(config(words=CLASSIFICATION | {"seeds": [1, 2]}), scores)
 
-    assert found["tasks"]["words"]["models"]["ours"]["tuned"] == {1: "tuned/1", 2: "tuned/2"}
-
-
-def test_models_that_were_asked_other_questions_are_not_compared_silently():
-    results = {"ours words seed 1": labelled(0.5, 0.5), "peer words seed 1": labelled(0.5, 0.5, test_set="sha256:2")}
-
-    found = summed(config(("ours", "peer"), words=CLASSIFICATION), results).to_dict()
-
-    (note,) = found["tasks"]["words"]["notes"]
-    assert note.startswith("The trials have different test sets.")
+    assert summary.tasks["words"].models["ours"].tuned == {1: "tuned/1", 2: "tuned/2"}
 
 
-def test_languages_stand_in_the_papers_order_and_others_after_them():
-    assert languages.sort(["sw", "am", "en", "de", "fr"], TASKS["classification"].order) == [
-        "en",
-        "fr",
-        "de",
-        "sw",
-        "am",
-    ]
-    assert languages.sort(["zh", "ko", "de", "es", "en"], TASKS["question_answering"].order) == [
-        "en",
-        "es",
-        "de",
-        "zh",
-        "ko",
-    ]
-    assert languages.sort(["gle", "afr", "cmn", "ara"], TASKS["retrieval"].order) == ["ara", "cmn", "afr", "gle"]
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"test_set": "sha256:2"}, "The trials have different test sets."),
+        ({"not_reserved": ["a.en-de.en"]}, "peer may have been trained on this test: 1 of its files were not removed"),
+    ],
+)
+def test_note_warns_of_scores_that_do_not_compare(changes, note):
+    scores = {"ours pairs": retrieved(0.7), "peer pairs": retrieved(0.7) | changes}
+
+    summary = summed(config(("ours", "peer"), pairs=RETRIEVAL), scores)
+
+    [task_note] = summary.tasks["pairs"].notes
+    assert task_note.startswith(note)
 
 
-def test_metrics_have_stable_names_and_other_models_stand_behind_their_own():
+@pytest.mark.parametrize(
+    ("task", "codes", "sorted_codes"),
+    [
+        ("classification", "sw am en de fr", "en fr de sw am"),
+        ("question_answering", "zh ko de es en", "en es de zh ko"),
+        ("retrieval", "gle afr cmn ara", "ara cmn afr gle"),
+    ],
+)
+def test_languages_of_the_paper_come_first_in_its_order(task, codes, sorted_codes):
+    assert languages.sort(codes.split(), TASKS[task].order) == sorted_codes.split()
+
+
+@pytest.fixture(scope="module")
+def suite_metrics() -> dict[str, float]:
     planned = config(("Ours", "XLM_R"), xnli=CLASSIFICATION | {"seeds": [1, 2]}, mlqa=ANSWERING, tatoeba=RETRIEVAL)
     mixed = {"within": 0.6, "across": 0.4, "cells": {}}
-    results = {f"Ours xnli seed {seed}": labelled(0.8, 0.6 + seed / 10, mixed=mixed) for seed in (1, 2)}
-    results |= {"Ours mlqa seed 1": answered(0.5), "Ours tatoeba": retrieved(0.8), "XLM_R tatoeba": retrieved(0.4, 5)}
+    scores = {f"Ours xnli seed {seed}": labelled(0.8, 0.6 + seed / 10, mixed=mixed) for seed in (1, 2)}
+    scores |= {"Ours mlqa seed 1": answered(0.5), "Ours tatoeba": retrieved(0.8), "XLM_R tatoeba": retrieved(0.4, 5)}
+    return summed(planned, scores).name_metrics()
 
-    flat = summed(planned, results).name_metrics()
 
+def test_metrics_have_stable_names_and_those_of_other_models_a_prefix(suite_metrics):
     expected = {
         "xnli/mean": (0.8 + 0.75 + 0.5) / 3, "xnli/de": 0.75, "xnli/deviation": 0.1 / 3 / math.sqrt(2),
         "xnli/transfer_gap": 0.8 - 0.625, "xnli/within": 0.6, "xnli/across": 0.4, "xnli/dev": 0.5, "xnli/seeds": 2,
@@ -145,32 +155,18 @@ def test_metrics_have_stable_names_and_other_models_stand_behind_their_own():
         "tatoeba/best_layer": 7, "tatoeba/deu": 0.6, "tatoeba/cls-last/xx_en": 0.2, "tatoeba/cls-last/layer": 12,
         "xlm-r/tatoeba/xx_en": 0.4, "xlm-r/tatoeba/best_layer": 5,
     }  # fmt: skip
-    assert {name: flat[name] for name in expected} == pytest.approx(expected)
-    assert not [name for name in flat if name.startswith("xlm-r/xnli")]
-    assert "mlqa/deviation" not in flat and "tatoeba/transfer_gap" not in flat
+    assert {name: suite_metrics[name] for name in expected} == pytest.approx(expected)
+    assert not [name for name in suite_metrics if name.startswith("xlm-r/xnli")]
+    assert "mlqa/deviation" not in suite_metrics  # it has a single seed
+    assert "tatoeba/transfer_gap" not in suite_metrics
 
 
-def test_the_metrics_of_a_point_are_those_of_the_suite():
-    planned = config(xnli=CLASSIFICATION, mlqa=ANSWERING, tatoeba=RETRIEVAL)
-    results = {
-        "ours xnli seed 1": labelled(0.8, 0.6),
-        "ours mlqa seed 1": answered(0.5),
-        "ours tatoeba": retrieved(0.8),
-    }
-    flat = summed(planned, results).name_metrics()
+@pytest.mark.parametrize(
+    ("name", "task", "scores"), [("mlqa", ANSWERING, answered(0.5)), ("tatoeba", RETRIEVAL, retrieved(0.8))]
+)
+def test_metrics_of_a_trial_are_those_of_the_suite(suite_metrics, name, task, scores):
+    settings = config(**{name: task}).tasks[name].settings
 
-    for name, scores in results.items():
-        task, read = name.split()[1], Scores.from_dict(scores)
-        of_point = TASKS[read.task].name_metrics(read, planned.tasks[task].settings, task)
-        assert of_point.items() <= flat.items()
+    trial_metrics = TASKS[scores["task"]].name_metrics(Scores.from_dict(scores), settings, name)
 
-
-def test_a_model_that_may_have_been_trained_on_the_test_is_noted():
-    planned = config(models=("ours", "theirs"), pairs=RETRIEVAL)
-
-    summary = summed(
-        planned, {"ours pairs": retrieved(0.7) | {"not_reserved": ["a.en-de.en"]}, "theirs pairs": retrieved(0.7)}
-    )
-
-    (note,) = summary.tasks["pairs"].notes
-    assert note.startswith("ours may have been trained on this test: 1 of its files were not removed")
+    assert trial_metrics.items() <= suite_metrics.items()
