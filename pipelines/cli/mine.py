@@ -94,5 +94,5 @@ def summarise(mined: "Mined") -> str:
     summary = f"{mined.num_pairs:,} of {len(mined.matches.margins):,} matches have margin {mined.margin:.4f} or more"
     if mined.curves is None:
         return summary
-    chosen = mined.curves.at(mined.margin)
+    chosen = mined.curves.look_up(mined.margin)
     return f"{summary}: precision at least {chosen['precision']:.3f}, recall {chosen['recall']:.3f} of planted pairs"

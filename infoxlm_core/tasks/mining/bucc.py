@@ -1,4 +1,4 @@
-"""Sets in the layout of BUCC 2018: two lists of numbered sentences, and which of them translate each other.
+"""Read sets in the layout of BUCC 2018: two lists of numbered sentences, and which of them translate each other.
 
 NAME.de      de-000000001<tab>Ein Satz.
 NAME.en      en-000000001<tab>A sentence.
@@ -24,11 +24,11 @@ class NumberedSentences(NamedTuple):
 
 
 class MiningSet(NamedTuple):
-    """Sentences of two languages, of which some are translations."""
+    """Sentences of two languages, of which some are translations of each other."""
 
     sources: NumberedSentences  # of the language that is not the pivot
     targets: NumberedSentences
-    gold: frozenset[tuple[int, int]]  # row of a source, row of its translation
+    gold: frozenset[tuple[int, int]]  # pairs of the row of a source and the row of its translation
 
 
 class SetFiles(NamedTuple):
@@ -82,32 +82,30 @@ def read_set(files: SetFiles) -> MiningSet:
     row_of_source = {sentence_id: row for row, sentence_id in enumerate(sources.ids)}
     row_of_target = {sentence_id: row for row, sentence_id in enumerate(targets.ids)}
     gold = set()
-    for number, first_id, second_id in _read_columns(files.gold):
+    for line_number, first_id, second_id in _read_columns(files.gold):
         if first_id in row_of_source and second_id in row_of_target:
             gold.add((row_of_source[first_id], row_of_target[second_id]))
         elif second_id in row_of_source and first_id in row_of_target:  # fr-en and en-fr are both in use
             gold.add((row_of_source[second_id], row_of_target[first_id]))
         else:
-            raise InputError(f"{files.gold}:{number}: no sentences {first_id!r:.60} and {second_id!r:.60} in its files")
+            raise InputError(
+                f"{files.gold}:{line_number}: no sentences {first_id!r:.60} and {second_id!r:.60} in its files"
+            )
     return MiningSet(sources, targets, frozenset(gold))
 
 
 def _read_sentences(path: Path) -> NumberedSentences:
-    ids = []
-    texts = []
-    for _, sentence_id, text in _read_columns(path):
-        ids.append(sentence_id)
-        texts.append(text)
-    return NumberedSentences(ids, texts)
+    rows = list(_read_columns(path))
+    return NumberedSentences([sentence_id for _, sentence_id, _ in rows], [text for _, _, text in rows])
 
 
 def _read_columns(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yield the number and the two columns of each line. Raise InputError if a line has other columns."""
-    number = 0
-    for number, line in enumerate(lines.read_complete(path), 1):
+    line_number = 0  # of an empty file
+    for line_number, line in enumerate(lines.read_complete(path), 1):
         first_column, _, second_column = line.partition("\t")
         if not first_column or not second_column:
-            raise InputError(f"{path}:{number} is not two columns divided by a tab: {line!r:.100}")
-        yield number, first_column, second_column
-    if not number:
+            raise InputError(f"{path}:{line_number} is not two columns divided by a tab: {line!r:.100}")
+        yield line_number, first_column, second_column
+    if line_number == 0:
         raise InputError(f"{path} is empty. Give the complete file.")

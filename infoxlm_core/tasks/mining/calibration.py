@@ -1,13 +1,13 @@
-"""Choose a margin by planted pairs: translation pairs that are added to two files before their lines are matched.
+"""Choose the lowest margin of mined pairs with planted pairs: known translations that are added to the two files.
 
 All lines are matched twice:
 
-1. As they are. The share of the planted pairs that are matched is the recall.
-2. While no planted line may be matched with its own translation. Planted lines are then lines without a translation,
-   and every match of a planted line is wrong.
+1. With the planted pairs. The share of them that is matched is the recall.
+2. With the rule that no planted line is matched with its own translation. Planted lines are then lines without a
+   translation, so every match of a planted line is wrong.
 
-The first matching does not tell the precision, because every planted line has a translation and most lines of the files
-have none.
+The first matching alone would overestimate the precision, because every planted line has a translation, while most
+lines of the files have none.
 """
 
 from typing import NamedTuple
@@ -17,22 +17,22 @@ import numpy as np
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
 
-FEWEST_PAIRS = 100  # planted pairs; fewer do not tell 95 % from 90 %
+FEWEST_PAIRS = 100  # planted pairs; with fewer, the precisions 95 % and 90 % cannot be distinguished
 
 # A larger share of false matches tells little about the number of translated lines, and its error is multiplied.
 MOST_FALSE_MATCHES = 0.5
 
 
 class Curves(NamedTuple):
-    """Number and quality of the pairs that have at least each of N margins."""
+    """Number and quality of the pairs from each of N margins up."""
 
     margins: np.ndarray  # (N,) ascending
     num_pairs: np.ndarray  # (N,) pairs of the files
     precision: np.ndarray  # (N,) lower bound of the share of right pairs
     recall: np.ndarray  # (N,) share of the planted pairs
 
-    def at(self, margin: float) -> dict[str, float]:
-        """Return the values at the first margin that is not lower."""
+    def look_up(self, margin: float) -> dict[str, float]:
+        """Return the values of the curves at the first margin that is not below `margin`."""
         row = min(int(np.searchsorted(self.margins, margin)), len(self.margins) - 1)
         return {
             "margin": float(self.margins[row]),
@@ -46,30 +46,29 @@ def estimate(search: Search, matches: Matches) -> Curves:
     """Estimate precision and recall of the matches of the files at each of their margins."""
     margins = np.unique(matches.margins)
     num_pairs = _count_from(matches.margins, margins)
-    # First matching: planted lines may be matched with their translations.
-    first = match_lines(search._replace(num_planted=0))
+    num_planted = search.num_planted
+
+    first = match_lines(search._replace(num_planted=0))  # planted lines may be matched with their translations
     planted_sources = first.sources - search.num_sources  # number of the planted pair; negative for lines of the file
     planted_targets = first.targets - search.num_targets
     is_right = (planted_sources == planted_targets) & (planted_sources >= 0)
-    recall = _count_from(first.margins[is_right], margins) / search.num_planted
-    # Second matching: planted lines are without translation.
-    second = match_lines(_leave_out_translations(search))
+    recall = _count_from(first.margins[is_right], margins) / num_planted
 
-    num_planted = search.num_planted
+    second = match_lines(_forbid_planted_pairs(search))
     false_sources = _estimate_share(second.margins[second.sources >= search.num_sources], margins, num_planted)
     false_targets = _estimate_share(second.margins[second.targets >= search.num_targets], margins, num_planted)
-    wrong_sources = _estimate_share(first.margins[~is_right & (planted_sources >= 0)], margins, num_planted)
-    wrong_targets = _estimate_share(first.margins[~is_right & (planted_targets >= 0)], margins, num_planted)
-    wrong_by_sources = bound_wrong_pairs(num_pairs, search.num_sources, false_sources, wrong_sources, num_planted)
-    wrong_by_targets = bound_wrong_pairs(num_pairs, search.num_targets, false_targets, wrong_targets, num_planted)
-    num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # two estimates of the same number
+    mismatched_sources = _estimate_share(first.margins[~is_right & (planted_sources >= 0)], margins, num_planted)
+    mismatched_targets = _estimate_share(first.margins[~is_right & (planted_targets >= 0)], margins, num_planted)
+    wrong_by_sources = bound_wrong_pairs(num_pairs, search.num_sources, false_sources, mismatched_sources, num_planted)
+    wrong_by_targets = bound_wrong_pairs(num_pairs, search.num_targets, false_targets, mismatched_targets, num_planted)
+    num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # both estimate the same number
     precision = np.clip(1 - num_wrong / num_pairs, 0, 1)
     return Curves(margins, num_pairs, precision, recall)
 
 
 def _estimate_share(planted_margins: np.ndarray, margins: np.ndarray, num_planted: int) -> np.ndarray:
-    """Return the share of planted lines that have a match of at least each margin, (N,)."""
-    # One is added to each count, because a count may be 0 by chance.
+    """Return the share of planted lines that are matched from each margin up, (N,)."""
+    # One match and one line without a match are added, because a count of 0 may be chance.
     return (_count_from(planted_margins, margins) + 1) / (num_planted + 2)
 
 
@@ -109,10 +108,10 @@ def bound_wrong_pairs(
 
 
 def choose_margin(curves: Curves, precision: float) -> float:
-    """Return the lowest margin with at least this precision; InputError if no margin has it."""
+    """Return the lowest margin with at least this precision. Raise InputError if no margin has it."""
     is_precise = curves.precision >= precision
     if not is_precise.any():
-        best = curves.at(float(curves.margins[curves.precision.argmax()]))
+        best = curves.look_up(float(curves.margins[curves.precision.argmax()]))
         raise InputError(
             f"no margin has precision {precision}: the highest is {best['precision']:.3f} at margin "
             f"{best['margin']:.4f}, with {best['pairs']} pairs: lower --precision, or give more pairs to --calibrate"
@@ -120,8 +119,8 @@ def choose_margin(curves: Curves, precision: float) -> float:
     return float(curves.margins[is_precise.argmax()])
 
 
-def _leave_out_translations(search: Search) -> Search:
-    """Return a search that treats planted lines like those of the files, but never matches two of one pair."""
+def _forbid_planted_pairs(search: Search) -> Search:
+    """Return a search that matches planted lines like those of the files, but never with their own translation."""
     planted = np.arange(search.num_planted)
     source_twins = search.source_twins.copy()
     target_twins = search.target_twins.copy()
@@ -131,5 +130,5 @@ def _leave_out_translations(search: Search) -> Search:
 
 
 def _count_from(values: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """Return how many of the values are at least each limit, (N,)."""
+    """Return how many values are equal to or above each limit, (N,)."""
     return len(values) - np.searchsorted(np.sort(values), limits)

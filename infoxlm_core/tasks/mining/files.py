@@ -1,4 +1,4 @@
-"""Files of mining: plain text that is searched, translation pairs for calibration, and the pairs that were mined."""
+"""Read the text files and the calibration pairs of mining, and write the mined pairs."""
 
 import re
 from collections import Counter
@@ -105,7 +105,7 @@ def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
             f"{path}: pairs are not read from message catalogs: give a file such as memory.tmx or pairs.tsv"
         )
     corpus = CorpusSource.parse({"name": "pairs", "format": pair_format, "path": str(path), "languages": codes})
-    pairs: dict[tuple[str, str], None] = {}  # without values, for the order of its keys
+    pairs: dict[tuple[str, str], None] = {}  # an ordered set
     for row in formats.read_pairs(corpus, codes, codes[0], [path]):
         source, target = row.texts
         pairs[source.strip(), target.strip()] = None
@@ -123,6 +123,7 @@ def write_pairs(path: Path, codes: LanguagePair, pairs: Iterable[MinedPair]) -> 
 
 
 def _write_tsv(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:  # noqa: ARG001
+    """Write a line for each pair, with spaces instead of the tabs of its texts."""
     for pair in pairs:
         source = pair.source.replace("\t", " ")
         target = pair.target.replace("\t", " ")
@@ -130,6 +131,7 @@ def _write_tsv(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair])
 
 
 def _write_tmx(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
+    """Write a translation unit for each pair, with spaces instead of characters that XML does not allow."""
     file.write(_TMX_HEADER.format(source=codes[0]).encode())
     for pair in pairs:
         file.write(f'<tu><prop type="x-margin">{pair.margin:.5f}</prop>'.encode())
@@ -154,5 +156,4 @@ WRITERS: dict[str, Callable[[IO[bytes], LanguagePair, Iterable[MinedPair]], None
     ".tsv": _write_tsv,
     ".tmx": _write_tmx,
     ".parquet": _write_parquet,
-}
-"""The writer of files with these suffixes."""
+}  # by suffix of the file

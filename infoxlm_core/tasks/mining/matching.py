@@ -14,22 +14,22 @@ from infoxlm_core.tasks.retrieval.nearest import ratio_margin
 
 
 class Search(NamedTuple):
-    """The neighbours of the lines of two files, followed by those of the planted lines, pair by pair."""
+    """The neighbours of the lines of two files. The last lines are the planted ones, in the order of their pairs."""
 
-    forward: Neighbours  # of the lines of the first file
-    backward: Neighbours
-    source_twins: np.ndarray  # (N,) row of the target that has the same text as a source, or -1
-    target_twins: np.ndarray  # (M,) the same for targets
+    forward: Neighbours  # the nearest targets of each source
+    backward: Neighbours  # the nearest sources of each target
+    source_twins: np.ndarray  # (N,) row of the target with the same text as each source, or -1
+    target_twins: np.ndarray  # (M,) row of the source with the same text as each target, or -1
     num_planted: int
 
     @property
     def num_sources(self) -> int:
-        """The number of lines of the first file, without planted ones."""
+        """The number of lines of the first file."""
         return len(self.source_twins) - self.num_planted
 
     @property
     def num_targets(self) -> int:
-        """The number of lines of the second file, without planted ones."""
+        """The number of lines of the second file."""
         return len(self.target_twins) - self.num_planted
 
 
@@ -42,14 +42,14 @@ class Matches(NamedTuple):
 
 
 def match_lines(search: Search) -> Matches:
-    """Match the lines of the files. Planted lines only count as neighbours, and equal texts are not matched."""
-    forward = leave_out(search.forward, search.source_twins)
-    backward = leave_out(search.backward, search.target_twins)
-    return match(forward, backward, search.num_sources, search.num_targets)
+    """Match the lines of the files. Equal texts are not matched, and planted lines only count as neighbours."""
+    forward = remove_partners(search.forward, search.source_twins)
+    backward = remove_partners(search.backward, search.target_twins)
+    return match_greedily(forward, backward, search.num_sources, search.num_targets)
 
 
-def leave_out(neighbours: Neighbours, partners: np.ndarray) -> Neighbours:
-    """Remove the partner of each vector from its neighbours, or the farthest neighbour if the partner is not there.
+def remove_partners(neighbours: Neighbours, partners: np.ndarray) -> Neighbours:
+    """Remove the partner of each vector from its neighbours, or the farthest one if the partner is not among them.
 
     Args:
         neighbours: the k nearest vectors of each of N vectors.
@@ -66,8 +66,8 @@ def leave_out(neighbours: Neighbours, partners: np.ndarray) -> Neighbours:
     return Neighbours(cosines, rows)
 
 
-def match(forward: Neighbours, backward: Neighbours, num_sources: int, num_targets: int) -> Matches:
-    """Match the first `num_sources` sources with the first `num_targets` targets.
+def match_greedily(forward: Neighbours, backward: Neighbours, num_sources: int, num_targets: int) -> Matches:
+    """Match the first `num_sources` sources with the first `num_targets` targets, the highest margin first.
 
     Args:
         forward: the nearest targets of each source.
@@ -82,7 +82,7 @@ def match(forward: Neighbours, backward: Neighbours, num_sources: int, num_targe
     margins = np.concatenate([forward_margins, backward_margins])
     sources = np.concatenate([np.arange(num_sources), best_sources])
     targets = np.concatenate([best_targets, np.arange(num_targets)])
-    order = np.lexsort((targets, sources, -margins))  # by margin, then by rows
+    order = np.lexsort((targets, sources, -margins))  # the highest margin first; of equals, the lowest rows
     is_source_free = np.ones(num_sources, bool)
     is_target_free = np.ones(num_targets, bool)
     matched_candidates = []

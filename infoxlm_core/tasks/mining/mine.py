@@ -18,7 +18,7 @@ from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
 from infoxlm_core.tasks.mining.neighbours import find_neighbours
 
 MAX_PLANTED = 2_000  # pairs; more would change the neighbours of the lines of a small file
-HISTOGRAM_STEP = 0.01  # of margins
+HISTOGRAM_STEP = 0.01  # width of a bar of the histogram of margins
 
 
 class Corpus(NamedTuple):
@@ -27,17 +27,17 @@ class Corpus(NamedTuple):
     sources: DistinctLines
     targets: DistinctLines
     planted: list[tuple[str, str]]
-    skipped: int  # translation pairs that were not planted
+    num_skipped: int  # translation pairs that were not planted
 
 
 class Mined(NamedTuple):
     """The matches of the lines of two files."""
 
     matches: Matches
-    num_pairs: int  # matches with at least the chosen margin, which are the first ones
+    num_pairs: int  # the first matches, which have at least the chosen margin
     margin: float
     curves: Curves | None
-    in_both_files: int  # texts that both files have
+    num_equal_texts: int  # texts that are in both files
 
 
 def read(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePair) -> Corpus:
@@ -64,7 +64,7 @@ def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) 
     """Draw pairs whose texts are not in the files and in no other drawn pair."""
     used_texts = set(texts_of_files)
     planted = []
-    for pair in sorted(pairs, key=lambda pair: cleaning.digest(*pair)):  # in an order that looks random
+    for pair in sorted(pairs, key=lambda pair: cleaning.digest(*pair)):  # pseudo-random order
         if pair[0] != pair[1] and used_texts.isdisjoint(pair):
             used_texts.update(pair)
             planted.append(pair)
@@ -76,7 +76,7 @@ def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) 
 def mine(
     corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path, precision: float, threshold: float | None
 ) -> Mined:
-    """Match the lines of two files by their vectors, and choose the lowest margin of a translation pair.
+    """Match the lines of two files by their vectors, and choose from which margin up a match is a translation pair.
 
     Args:
         corpus: the lines.
@@ -98,8 +98,8 @@ def mine(
         curves = calibration.estimate(search, matches)
         threshold = calibration.choose_margin(curves, precision)
     num_pairs = int((matches.margins >= threshold).sum())
-    in_both_files = int((search.source_twins >= 0).sum())
-    return Mined(matches, num_pairs, threshold, curves, in_both_files)
+    num_equal_texts = int((search.source_twins >= 0).sum())
+    return Mined(matches, num_pairs, threshold, curves, num_equal_texts)
 
 
 def _find_neighbours(corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path) -> Search:
@@ -155,19 +155,20 @@ def describe(corpus: Corpus, mined: Mined) -> dict[str, Any]:
         "margin": mined.margin,
         "matches": len(margins),
         "lines": [_describe_lines(corpus.sources), _describe_lines(corpus.targets)],
-        "in_both_files": mined.in_both_files,
+        "in_both_files": mined.num_equal_texts,
         "histogram": {"margins": edges, "matches": histogram.tolist()},
     }
     if mined.curves:
         description["calibration"] = {
             "planted_pairs": len(corpus.planted),
-            "skipped_pairs": corpus.skipped,
-            "chosen": mined.curves.at(mined.margin),
-            "curves": [mined.curves.at(edge) for edge in edges[:-1]],
+            "skipped_pairs": corpus.num_skipped,
+            "chosen": mined.curves.look_up(mined.margin),
+            "curves": [mined.curves.look_up(edge) for edge in edges[:-1]],
         }
     return description
 
 
 def _describe_lines(lines: DistinctLines) -> dict[str, Any]:
-    dropped = sum(lines.dropped.values())
-    return {"read": len(lines.texts) + dropped, "distinct": len(lines.texts), "dropped": lines.dropped}
+    """Return how many lines of a file were read, and how many were dropped by reason."""
+    num_dropped = sum(lines.dropped.values())
+    return {"read": len(lines.texts) + num_dropped, "distinct": len(lines.texts), "dropped": lines.dropped}

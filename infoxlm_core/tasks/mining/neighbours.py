@@ -1,6 +1,6 @@
-"""Find the nearest neighbours of many vectors in two sets: those of each vector in the other set.
+"""Find the nearest neighbours of each vector of two large sets in the other set.
 
-Vectors have length 1, so that their product is the cosine, and are read in blocks, so that they may be on disk.
+Vectors have length 1, so that their product is the cosine. They are read in blocks, because they may be on disk.
 """
 
 import importlib.util
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import faiss
 
 VectorArrays = Sequence[np.ndarray]  # arrays (N_i, d) whose rows are numbered as if they were one array
-MAX_EXACT = 300_000  # vectors of a set that are compared one by one; 20 minutes of a core for two sets of 384 numbers
-MAX_NEIGHBOURS = NEIGHBOURS + 1  # one more than the margin needs, because an equal text or a translation is left out
+MAX_EXACT = 300_000  # vectors of a set that are compared without an index; with 384 numbers, 20 minutes on one core
+MAX_NEIGHBOURS = NEIGHBOURS + 1  # the margin needs one less, because an equal text or a translation is removed
 BLOCK = 2048  # vectors of each set that are compared at a time; changes memory and speed, not the result
-TRAINING_VECTORS = 50  # of each cell of an index
-PROBED_CELLS = 128  # cells of an index that a search visits
+TRAINING_VECTORS = 50  # per cell of an index
+PROBED_CELLS = 128  # cells of an index that are searched for each query
 
 
 class Neighbours(NamedTuple):
@@ -54,15 +54,16 @@ def check_size(*num_vectors: int) -> None:
 
 
 def _count(vectors: VectorArrays) -> int:
+    """Return the number of vectors in all arrays together."""
     return sum(len(array) for array in vectors)
 
 
-def _read_blocks(vectors: VectorArrays, size: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield the vectors in blocks of at most `size`, (n, d) float32, with the row of the first one."""
+def _read_blocks(vectors: VectorArrays) -> Iterator[tuple[int, Tensor]]:
+    """Yield the row of the first vector of each block, and the block of up to `BLOCK` vectors, (n, d) float32."""
     first_row = 0
     for array in vectors:
-        for start in range(0, len(array), size):
-            block = array[start : start + size].astype(np.float32)
+        for start in range(0, len(array), BLOCK):
+            block = array[start : start + BLOCK].astype(np.float32)
             yield first_row + start, torch.from_numpy(block)
         first_row += len(array)
 
@@ -72,8 +73,8 @@ def _search_exactly(sources: VectorArrays, targets: VectorArrays) -> tuple[Neigh
     source_neighbours = _Nearest(_count(sources), min(MAX_NEIGHBOURS, _count(targets)))
     target_neighbours = _Nearest(_count(targets), min(MAX_NEIGHBOURS, _count(sources)))
     with progress("comparing", _count(sources), "sentences") as advance:
-        for first_source, source_block in _read_blocks(sources, BLOCK):
-            for first_target, target_block in _read_blocks(targets, BLOCK):
+        for first_source, source_block in _read_blocks(sources):
+            for first_target, target_block in _read_blocks(targets):
                 cosines = source_block @ target_block.T  # (sources, targets)
                 source_neighbours.add(first_source, cosines, first_target)
                 target_neighbours.add(first_target, cosines.T.contiguous(), first_source)
@@ -89,7 +90,7 @@ class _Nearest:
         self.rows = torch.zeros((num_vectors, k), dtype=torch.long)
 
     def add(self, first_row: int, cosines: Tensor, first_candidate: int) -> None:
-        """Add the cosines (n, m) of n vectors, the first of which is `first_row`, to m candidates."""
+        """Add the cosines (n, m) of n vectors, from row `first_row` on, to m candidates."""
         block = slice(first_row, first_row + len(cosines))
         num_candidates = min(self.cosines.shape[1], cosines.shape[1])
         block_cosines, block_rows = cosines.topk(num_candidates, dim=1)
@@ -110,11 +111,11 @@ def _search_index(queries: VectorArrays, candidates: VectorArrays) -> Neighbours
     cosines = []
     rows = []
     with progress("searching", _count(queries), "sentences") as advance:
-        for _, block in _read_blocks(queries, BLOCK):
+        for _, block in _read_blocks(queries):
             vectors = block.numpy()
             index.nprobe = PROBED_CELLS
             block_cosines, block_rows = index.search(vectors, num_neighbours)
-            is_incomplete = (block_rows < 0).any(axis=1)  # the visited cells have fewer vectors than neighbours
+            is_incomplete = (block_rows < 0).any(axis=1)  # the probed cells have fewer vectors than neighbours
             if is_incomplete.any():
                 index.nprobe = index.nlist  # all cells
                 complete = index.search(vectors[is_incomplete], num_neighbours)
@@ -126,7 +127,7 @@ def _search_index(queries: VectorArrays, candidates: VectorArrays) -> Neighbours
 
 
 def _build_index(vectors: VectorArrays) -> "faiss.IndexIVF":
-    """Return an index of clusters (cells) of vectors, whose numbers are stored with 8 bits."""
+    """Return an index that stores vectors in clusters (cells), with 8 bits for each number."""
     import faiss  # an optional dependency, for large files only
 
     num_vectors = _count(vectors)
@@ -136,12 +137,12 @@ def _build_index(vectors: VectorArrays) -> "faiss.IndexIVF":
         faiss.IndexFlatIP(size), size, num_cells, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
     )
     index.train(_draw_rows(vectors, num_cells * TRAINING_VECTORS))
-    for _, block in _read_blocks(vectors, BLOCK):
+    for _, block in _read_blocks(vectors):
         index.add(block.numpy())
     return index
 
 
 def _draw_rows(vectors: VectorArrays, count: int) -> np.ndarray:
-    """Return about `count` vectors at equal distances, (n, d) float32."""
+    """Return about `count` vectors at regular intervals, (n, d) float32."""
     step = max(1, _count(vectors) // count)
     return np.concatenate([array[::step].astype(np.float32) for array in vectors])

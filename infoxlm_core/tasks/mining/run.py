@@ -1,7 +1,7 @@
 """Measure mining on sets in the layout of BUCC 2018.
 
-The sources are divided into two halves by a checksum of their numbers. The threshold has the best F1 on one half, and
-the scores are those of the other half. All sentences are searched together.
+The sources are divided into two halves by a checksum of their ids. The threshold with the best F1 on one half is used
+to score the other half. The sentences of both halves are searched together.
 """
 
 import logging
@@ -34,7 +34,7 @@ class Half(NamedTuple):
 
     margins: np.ndarray  # (N,) float32
     is_gold: np.ndarray  # (N,) bool
-    num_gold: int  # gold pairs of the half, matched or not
+    num_gold: int  # gold pairs of the half, whether they are matched or not
 
 
 def read_sets(config: MiningConfig) -> dict[str, MiningSet]:
@@ -67,7 +67,7 @@ def list_test_files(config: MiningConfig) -> list[Path]:
 def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
     """Match the sentences of every set by the vectors that users get, and score the pairs against the gold pairs.
 
-    Writes LANGUAGE.parquet: every match with its margin, the highest first.
+    Write LANGUAGE.parquet with every match and its margin, the highest first.
 
     Raises:
         InputError: the model or a set is missing or not usable.
@@ -77,7 +77,7 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
     scores = {}
     counts = {}
     thresholds = {}
-    contents = {}  # plain values that identify the test sets
+    contents = {}  # identifies the test sets
     for language, mining_set in sets.items():
         contents[language] = mining_set._asdict() | {"gold": sorted(mining_set.gold)}
         matches = _match(mining_set, embedder, output)
@@ -104,7 +104,7 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
 def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
     """Match all sources of a set with all its targets."""
     output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output) as folder:  # of the vectors, which are read from disk
+    with tempfile.TemporaryDirectory(dir=output) as folder:  # holds the vectors, which need not fit into memory
         source_vectors = vector_files.embed_once(embedder, "", mining_set.sources.texts, Path(folder))
         target_vectors = vector_files.embed_once(embedder, "", mining_set.targets.texts, Path(folder))
         forward, backward = find_neighbours([source_vectors], [target_vectors])
@@ -129,7 +129,7 @@ def divide(mining_set: MiningSet, matches: Matches) -> tuple[Half, Half]:
 
 
 def choose_threshold(half: Half) -> float:
-    """Return the lowest margin of the matches with the best F1."""
+    """Return the margin with the best F1 of the matches that reach it."""
     num_matches = np.arange(1, len(half.margins) + 1)
     f1 = 2 * half.is_gold.cumsum() / (num_matches + half.num_gold)
     return float(half.margins[f1.argmax()])
@@ -138,25 +138,25 @@ def choose_threshold(half: Half) -> float:
 def score(half: Half, threshold: float) -> dict[str, float]:
     """Return F1, precision and recall of the matches whose margin reaches the threshold. Without any, all are 0."""
     is_mined = half.margins >= threshold
-    num_right = int(half.is_gold[is_mined].sum())
+    num_correct = int(half.is_gold[is_mined].sum())
     num_mined = int(is_mined.sum())
     return {
-        "f1": 2 * num_right / (num_mined + half.num_gold),
-        "precision": num_right / max(num_mined, 1),
-        "recall": num_right / half.num_gold,
+        "f1": 2 * num_correct / (num_mined + half.num_gold),
+        "precision": num_correct / max(num_mined, 1),
+        "recall": num_correct / half.num_gold,
     }
 
 
 def _write_matches(path: Path, mining_set: MiningSet, matches: Matches) -> None:
     """Write a row for each match, with ids and texts of its sentences, and whether it is a gold pair."""
     sources, targets, gold = mining_set
-    rows = list(zip(matches.sources.tolist(), matches.targets.tolist(), strict=True))
+    pairs = list(zip(matches.sources.tolist(), matches.targets.tolist(), strict=True))
     columns = {
         "margin": matches.margins,
-        "source_id": [sources.ids[source] for source, _ in rows],
-        "target_id": [targets.ids[target] for _, target in rows],
-        "source": [sources.texts[source] for source, _ in rows],
-        "target": [targets.texts[target] for _, target in rows],
-        "is_gold": [row in gold for row in rows],
+        "source_id": [sources.ids[source] for source, _ in pairs],
+        "target_id": [targets.ids[target] for _, target in pairs],
+        "source": [sources.texts[source] for source, _ in pairs],
+        "target": [targets.texts[target] for _, target in pairs],
+        "is_gold": [pair in gold for pair in pairs],
     }
     pq.write_table(pa.table(columns), path)
