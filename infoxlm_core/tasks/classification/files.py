@@ -1,4 +1,4 @@
-"""Find and read files of labelled text. Folders may have one of these layouts:
+"""Find and read files of labelled text. The names of files in a folder follow one of these public sets:
 
 XTREME     train-en.tsv  dev-ar.tsv  test-ar.tsv           no header: text, text_pair, label
 XNLI       xnli.dev.tsv  xnli.test.tsv                     language, gold_label, …, sentence1, sentence2, …
@@ -27,7 +27,7 @@ from infoxlm_core.tasks.task import SPLITS
 
 logger = logging.getLogger(__name__)
 SUFFIXES = (".csv", ".tsv", ".parquet")
-HEADERS: Sequence[Mapping[str, str]] = (  # our column -> the column of a public set
+HEADERS: Sequence[Mapping[str, str]] = (  # for each public set: our column -> its column
     {"text": "sentence1", "text_pair": "sentence2", "label": "gold_label"},
     {"text": "premise", "text_pair": "hypo", "label": "label"},
     {"text": "premise", "text_pair": "hypothesis", "label": "label"},  # XNLI on the Hub
@@ -75,7 +75,7 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
 
 
 def _parse_name(path: Path) -> LabelledFile:
-    """Return a file with the split and the language in its name. The name of the folder may be the language instead."""
+    """Return a file with the split in its name, and the language in its name or that of its folder."""
     with_language = _WITH_LANGUAGE.fullmatch(path.stem)
     if with_language:
         return LabelledFile(path, SPLITS[with_language["split"]], with_language["language"])
@@ -88,9 +88,9 @@ def _parse_name(path: Path) -> LabelledFile:
 
 
 def read_columns(path: Path, names: Collection[str]) -> pd.DataFrame:
-    """Read a file as strings. The index has line numbers (of Parquet row numbers, from 1).
+    """Read a file as strings, with line numbers as the index (for Parquet, row numbers from 1).
 
-    The first row of text is a header if it has one of `names`, or all columns of a public set; without a header,
+    The first line is a header if it contains one of `names`, or all columns of a public set. Without a header, the
     columns are numbered.
 
     Raises:
@@ -109,7 +109,7 @@ def read_columns(path: Path, names: Collection[str]) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    """Read the columns of text and numbers. Skip lists, and bytes, whose encoding is unknown."""
+    """Read the columns of text and numbers. Skip lists, and also bytes, because their encoding is unknown."""
     schema = pq.read_schema(outside.check_readable(path))
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{path}: two columns have the same name. Rename one.")
@@ -122,7 +122,7 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    """Return whether a column has bytes, perhaps as the values of a dictionary."""
+    """Return whether a column contains bytes, directly or in a dictionary encoding."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 

@@ -1,4 +1,4 @@
-"""Classification of the test set that `finetune` wrote beside a classifier, by language."""
+"""Measure a classifier on the test set that `finetune` wrote beside it, by language."""
 
 from pathlib import Path
 
@@ -17,7 +17,9 @@ REMEDY = "Give the output of finetune."
 
 
 def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
-    """Classify the rows of test.parquet. `details` has the accuracy of a model that knows only the commonest label.
+    """Classify the rows of test.parquet, and return the accuracy of each language.
+
+    `details` contains the accuracy of always predicting the most frequent label.
 
     Args:
         directory: a fine-tuned classifier.
@@ -44,25 +46,25 @@ def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
 
 
 def read_test_set(directory: Path) -> pd.DataFrame:
-    """Read the test set beside a classifier. Raise InputError if it is missing, empty, or does not fit."""
+    """Read the test set beside a classifier. Raise InputError if it is missing or empty, or has unknown labels."""
     path = directory / "test.parquet"
     if not path.is_file():
         raise InputError(f"{path} is missing. {REMEDY}")
     table = tables.read_frame(path, None, "give the output of finetune").astype("string")
-    missing = {"text", "label", "language"} - set(table.columns)
-    if missing:
-        raise InputError(f"{path} has no column {', '.join(sorted(missing))}. {REMEDY}")
+    missing_columns = {"text", "label", "language"} - set(table.columns)
+    if missing_columns:
+        raise InputError(f"{path} has no column {', '.join(sorted(missing_columns))}. {REMEDY}")
     if table.empty:
         raise InputError(f"{path} has no rows. Add rows of the split test to the data of the fine-tuning.")
     labels = padded.labels_of(padded.read_config(directory))
-    unknown = sorted(set(table["label"]) - set(labels))
-    if unknown:
-        raise InputError(f"{path}: label {unknown[0]!r} is not one of the classifier's ({', '.join(labels)}).")
+    unknown_labels = sorted(set(table["label"]) - set(labels))
+    if unknown_labels:
+        raise InputError(f"{path}: label {unknown_labels[0]!r} is not one of the classifier's ({', '.join(labels)}).")
     return table
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per question, which tells whether the prediction was right. See `results/evidence.py`."""
+    """Return a table that tells for each question whether it was answered correctly, for `results/evidence.py`."""
     text_columns = ["text", "text_pair"] if "text_pair" in rows else ["text"]
     texts = rows[text_columns].fillna("").agg("\t".join, axis=1)
     questions = texts + "\t" + rows["label"] + "\t" + rows["language"]

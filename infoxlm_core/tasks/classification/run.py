@@ -53,14 +53,14 @@ def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Exampl
     return padded.set_languages(examples, padded.read_config(directory), table["language"].tolist())
 
 
-def predict(classifier: Any, examples: Examples, tokens: int = TOKENS) -> list[str]:
+def predict(classifier: TaskModel, examples: Examples, tokens: int = TOKENS) -> list[str]:
     """Return the most probable label of each example."""
     logits: Any = task_models.compute_logits(classifier, examples, tokens)  # (N, labels)
-    return [classifier.labels[best] for best in logits.argmax(dim=1).tolist()]
+    return [classifier.labels[label_id] for label_id in logits.argmax(dim=1).tolist()]
 
 
 def predict_rows(tuned: Path, table: pd.DataFrame, max_tokens: int, tokens: int = TOKENS) -> pd.Series:
-    """Return the label that the model chosen for a row's language predicts, for each row.
+    """Return the predicted label of each row, from the model that was selected for the row's language.
 
     Args:
         tuned: directory of the fine-tuned models.
@@ -78,9 +78,9 @@ def predict_rows(tuned: Path, table: pd.DataFrame, max_tokens: int, tokens: int 
 def accuracy_by_language(
     predictions: Sequence[str], labels: Sequence[str], languages: Sequence[str]
 ) -> dict[str, float]:
-    """Return the share of right predictions of each language, from 0 to 1."""
-    right = pd.Series(np.asarray(predictions) == np.asarray(labels))
-    return right.groupby(np.asarray(languages)).mean().to_dict()
+    """Return the share of correct predictions of each language, from 0 to 1."""
+    is_correct = pd.Series(np.asarray(predictions) == np.asarray(labels))
+    return is_correct.groupby(np.asarray(languages)).mean().to_dict()
 
 
 def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | None) -> Training:
@@ -118,36 +118,38 @@ def _score_dev(dev: pd.DataFrame, examples: Examples, classifier: TaskModel) -> 
 
 
 def _write_test_set(test: pd.DataFrame, directory: Path) -> None:
-    """Write the test rows beside a classifier, for its evaluation."""
+    """Write the test rows beside a classifier, so that the stage `evaluate` can measure it."""
     test.drop(columns="split").to_parquet(directory / "test.parquet", index=False)
 
 
 def check_overlap(train: pd.DataFrame, test: pd.DataFrame) -> None:
     """Warn if test rows are also training rows. Raise InputError if more than `MAX_OVERLAP` of them are."""
-    overlap = _comparable_text(test).isin(set(_comparable_text(train)))
-    if not overlap.any():
+    is_overlap = _normalise_text(test).isin(set(_normalise_text(train)))
+    if not is_overlap.any():
         return
-    example = test["text"][overlap].iloc[0]
-    message = f"{overlap.sum()} of {len(test)} test rows are also training rows (such as {example!r:.80})"
-    if overlap.mean() > MAX_OVERLAP:
+    example = test["text"][is_overlap].iloc[0]
+    message = f"{is_overlap.sum()} of {len(test)} test rows are also training rows (such as {example!r:.80})"
+    if is_overlap.mean() > MAX_OVERLAP:
         raise InputError(f"{message}. Test on other rows.")
     logger.warning("%s, so their scores measure memorization", message)
 
 
-def _comparable_text(table: pd.DataFrame) -> pd.Series:
-    """Return the text of each row, without differences of case and spaces."""
+def _normalise_text(table: pd.DataFrame) -> pd.Series:
+    """Return the text of each row in lower case with single spaces, to compare rows."""
     texts = table["text"] + "\t" + table["text_pair"] if "text_pair" in table else table["text"]
     return texts.str.casefold().str.split().str.join(" ")
 
 
 def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
-    """Classify the test rows of every language with the model chosen for it, and write `predictions.parquet`.
+    """Classify the test rows of every language with the model selected for it, and write `predictions.parquet`.
 
     Raises:
         InputError: there is no model, no test row with a label of the classifier, a translation is missing, or, for
             `mixed`, the rows of two languages do not translate each other.
     """
-    labels = normalise_labels(padded.labels_of(padded.read_config(tuned)), str(tuned))  # classifier's -> data's
+    labels = normalise_labels(
+        padded.labels_of(padded.read_config(tuned)), str(tuned)
+    )  # the classifier's label -> the data's
     source = two_letters(config.train_languages[0])
     test = drop_unknown(read_test(config).drop(columns="split"), list(labels.values()), "test")
     rows_by_language = split_by_language(test)
@@ -188,7 +190,7 @@ def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.D
 
 
 def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
-    """Raise InputError if the rows of the languages do not translate each other, as far as labels and counts show."""
+    """Raise InputError if labels or counts show that the rows of the languages do not translate each other."""
     if any("text_pair" not in language_rows for language_rows in rows.values()):
         raise InputError("mixed needs pairs of texts. Set mixed to false.")
     difference = describe_difference(rows)
@@ -207,7 +209,7 @@ def _score_mixed(
 
     Args:
         config: the settings.
-        tuned: directory of the fine-tuned models; that of the premises' language predicts.
+        tuned: directory of the fine-tuned models. The model of the premises' language predicts.
         rows: the test rows by language.
         labels: label of the classifier -> label of the data.
         accuracy: the accuracy of each language's own pairs.

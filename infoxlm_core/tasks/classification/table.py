@@ -1,4 +1,4 @@
-"""Labelled text of any language as one table with columns text, text_pair (if there is one), label, language, split."""
+"""Read labelled text into one table with the columns text, text_pair (for pairs), label, language and split."""
 
 import logging
 import re
@@ -44,14 +44,17 @@ def read_labelled(
             or no split can be drawn.
     """
     files = list_files(config, corpus)
-    selected = [file for file in files if file.split is None or (file.split in splits and not _is_unused(file, config))]
-    if not selected:
+    selected_files = []
+    for file in files:
+        if file.split is None or (file.split in splits and not _is_unused(file, config)):
+            selected_files.append(file)
+    if not selected_files:
         raise InputError(
             f"{files[0].path.parent}: no row has the split {', '.join(splits)} (train_languages "
             f"{', '.join(config.train_languages)}). Name files like test-en.tsv."
         )
-    table = _join_files(selected, config)
-    if len(selected) == len(files) and len(table) and table["split"].isna().all():
+    table = _join_files(selected_files, config)
+    if len(selected_files) == len(files) and len(table) and table["split"].isna().all():
         try:
             table["split"] = draw_split(table)
         except InputError as error:
@@ -65,9 +68,9 @@ def read_labelled(
 
 
 def read_test(config: ClassificationConfig) -> pd.DataFrame:
-    """Read the test rows; with `translated_test`, the translations replace the rows of every language but the source.
+    """Read the test rows. With `translated_test`, translations replace the rows of every language but the source.
 
-    The language of a translated row is that of its original.
+    A translated row has the language of its original.
 
     Raises:
         InputError: as `read_labelled`; or a language has no translations, or not as many as test rows.
@@ -102,7 +105,7 @@ def select_translations(config: ClassificationConfig) -> ClassificationConfig:
 
 
 def draw_split(table: pd.DataFrame) -> np.ndarray:
-    """Return the split of each row, train or test. The test has all translations of a tenth of the rows.
+    """Return the split of each row, train or test. The test split has a tenth of the rows in all languages.
 
     Row i of a language must translate row i of every other language. Otherwise the test could contain translations of
     training rows, and its scores would measure memorization.
@@ -124,9 +127,9 @@ def split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def describe_difference(rows: Mapping[str, pd.DataFrame]) -> str | None:
-    """Return why row i of a language cannot translate row i of the others, or None if nothing shows it.
+    """Return why row i of one language cannot translate row i of another, or None if they may.
 
-    Languages may differ in the number of rows, or in the label of a row.
+    The number of rows or the label of a row may differ.
     """
     (first_language, first_rows), *other_languages = rows.items()
     for language, other_rows in other_languages:
@@ -150,20 +153,21 @@ def list_files(config: ClassificationConfig, corpus: Path | None) -> list[Labell
 
 
 def _is_unused(file: LabelledFile, config: ClassificationConfig) -> bool:
-    """Return whether the name of a file tells that it has training text in a language that is not trained on."""
+    """Return whether a file has training text in a language that is not trained on, according to its name."""
     if file.split != "train" or file.language is None:
         return False
     return two_letters(file.language) not in [two_letters(language) for language in config.train_languages]
 
 
 def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> pd.DataFrame:
-    """Read files into one table, in which each label and each language is always written in the same way."""
+    """Read files into one table, with one spelling of each label and each language."""
     tables = [_read_file(file, config) for file in files]
-    without_pair = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" not in table]
-    with_pair = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" in table]
-    if without_pair and with_pair:
+    files_of_texts = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" not in table]
+    files_of_pairs = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" in table]
+    if files_of_texts and files_of_pairs:
         raise InputError(
-            f"{without_pair[0]} has single texts, but {with_pair[0]} has pairs. Give files of one kind, with labels."
+            f"{files_of_texts[0]} has single texts, but {files_of_pairs[0]} has pairs. Give files of one kind, with "
+            "labels."
         )
     table = pd.concat(tables, ignore_index=True)
     folders = ", ".join(sorted({str(file.path.parent) for file in files}))
@@ -180,7 +184,7 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
 
 
 def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame:
-    """Read one file as a table with our column names, and check its splits and empty cells."""
+    """Read one file into a table with our column names. Raise InputError for unknown splits and empty cells."""
     content = read_columns(file.path, {config.text, config.text_pair or config.text, config.label, config.language})
     columns = _choose_columns(file, list(content.columns), config)
     table = pd.DataFrame({name: content[column] for name, column in columns.items()})
@@ -206,7 +210,7 @@ def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame
 
 
 def _choose_columns(file: LabelledFile, names: Sequence[Any], config: ClassificationConfig) -> dict[str, Any]:
-    """Return the file's column for each of our columns: as configured, else as in a public set, else by position."""
+    """Return our column -> the file's column: as configured, or as in a public set, or by position without a header."""
     columns: dict[str, Any] = {"text": config.text, "label": config.label}
     if config.text_pair:
         columns["text_pair"] = config.text_pair
@@ -217,11 +221,12 @@ def _choose_columns(file: LabelledFile, names: Sequence[Any], config: Classifica
         if len(names) > 2:
             columns["text_pair"] = 1
     else:
-        fitting = [header for header in (columns, *HEADERS) if set(header.values()) <= set(names)]
-        if not fitting:
-            field, column = next(item for item in columns.items() if item[1] not in names)
+        matching_headers = [header for header in (columns, *HEADERS) if set(header.values()) <= set(names)]
+        if not matching_headers:
+            missing_columns = {field: column for field, column in columns.items() if column not in names}
+            field, column = next(iter(missing_columns.items()))
             raise InputError(f"{file.path}: no column {column!r} ({field}). Its columns are {', '.join(names)}.")
-        columns = dict(fitting[0])
+        columns = dict(matching_headers[0])
     for name, column in (("language", config.language), ("split", config.split)):
         if column in names:
             columns[name] = column
@@ -234,18 +239,17 @@ def _choose_columns(file: LabelledFile, names: Sequence[Any], config: Classifica
 
 
 def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
-    """Drop rows with an empty cell. Raise InputError if such rows are not `allowed`, or if no other row remains."""
+    """Drop rows with an empty cell. Raise InputError if they are not `allowed`, or if no other row remains."""
     cells = table.drop(columns="split")  # the split may be missing
-    is_blank = cells.apply(lambda column: column.str.strip()) == ""
-    empty = cells.isna() | is_blank
-    incomplete = empty.any(axis=1)
-    if not incomplete.any():
+    is_empty = cells.fillna("").apply(lambda column: column.str.strip()) == ""
+    is_incomplete = is_empty.any(axis=1)
+    if not is_incomplete.any():
         return table
-    if not allowed or incomplete.all():
-        line = incomplete.idxmax()
-        raise InputError(f"{path}:{line}: {empty.loc[line].idxmax()} is empty. Fill it or remove the row.")
-    logger.warning("%s: %d of %d rows have an empty cell and are left out", path, incomplete.sum(), len(table))
-    return table[~incomplete]
+    if not allowed or is_incomplete.all():
+        line = is_incomplete.idxmax()
+        raise InputError(f"{path}:{line}: {is_empty.loc[line].idxmax()} is empty. Fill it or remove the row.")
+    logger.warning("%s: %d of %d rows have an empty cell and are left out", path, is_incomplete.sum(), len(table))
+    return table[~is_incomplete]
 
 
 def normalise_labels(labels: Iterable[str], where: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Task: sentences, or sentence pairs, -> labels (XNLI, PAWS-X, SIB-200, any table)."""
+"""The task of classifying sentences or sentence pairs (XNLI, PAWS-X, SIB-200, any table)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -63,7 +63,7 @@ class ClassificationConfig(CrossLingualConfig):
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:  # noqa: ARG001
-    """Return the summed cross-entropy of logits (N, labels), and a bool (N,) that is True for right predictions."""
+    """Return the summed cross-entropy of logits (N, labels), and which predictions are correct, (N,) bool."""
     import torch.nn.functional as F
 
     from infoxlm_core.model.objectives import full_precision

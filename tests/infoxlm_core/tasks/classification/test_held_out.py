@@ -1,8 +1,6 @@
-"""A classifier on the test set beside it: every defect of the set is one line, and each row is a question."""
+"""A classifier is measured on the test set beside it: defects are refused, and each row is a question."""
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from infoxlm_core.errors import InputError
@@ -10,23 +8,23 @@ from infoxlm_core.tasks.classification.held_out import read_test_set, tabulate
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "reason"),
     [
         (None, r"test\.parquet is missing. Give the output of finetune"),
         ({"text": ["a"], "label": ["x"]}, r"test\.parquet has no column language"),
-        (dict.fromkeys(("text", "label", "language"), pa.array([], pa.string())), r"test\.parquet has no rows"),
+        ({"text": [], "label": [], "language": []}, r"test\.parquet has no rows"),
     ],
     ids=["missing", "column", "rows"],
 )
-def test_a_test_set_that_finetune_did_not_write_is_refused_in_one_line(tmp_path, columns, said):
+def test_a_test_set_not_written_by_finetune_is_refused(tmp_path, columns, reason):
     if columns:
-        pq.write_table(pa.table(columns), tmp_path / "test.parquet")
+        pd.DataFrame(columns, dtype="string").to_parquet(tmp_path / "test.parquet")
 
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=reason):
         read_test_set(tmp_path)
 
 
-def test_the_same_labelled_row_twice_is_two_questions():
+def test_equal_rows_are_different_questions():
     rows = pd.DataFrame({"text": ["a", "a"], "label": ["x", "x"], "language": ["en", "en"], "predicted": ["x", "y"]})
 
     table = tabulate(rows)

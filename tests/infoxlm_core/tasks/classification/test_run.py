@@ -1,4 +1,4 @@
-"""Fine-tuned classifiers are measured by language, on mixed pairs, and answer as Hugging Face's padded model does."""
+"""Fine-tuned classifiers are measured by language and on mixed pairs, and predict as Hugging Face's model does."""
 
 from pathlib import Path
 
@@ -18,18 +18,18 @@ from tests.toys.text import messages
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    """Does the second message of a pair begin with the same verb? XTREME's layout, aligned in both languages."""
+    """Write aligned pairs in XTREME's layout, labelled by whether both messages begin with the same English verb."""
     folder = tmp_path_factory.mktemp("pairs")
     rows = messages(0)
-    pairs = [(one, rows[(7 * number + number % 2) % len(rows)]) for number, one in enumerate(rows)]
-    for place, language in enumerate(("en", "de")):
-        table = [
-            (a[place], b[place], "entailment" if a[0].split()[0] == b[0].split()[0] else "contradiction")
-            for a, b in pairs
-        ]
-        for split, part in (("train", table[:400]), ("dev", table[400:440]), ("test", table[440:500])):
-            lines = "".join("\t".join(row) + "\n" for row in part)
-            (folder / f"{split}-{language}.tsv").write_text(lines)
+    pairs = [(row, rows[(7 * number + number % 2) % len(rows)]) for number, row in enumerate(rows)]
+    for column, language in enumerate(("en", "de")):
+        lines = []
+        for first, second in pairs:
+            has_same_verb = first[0].split()[0] == second[0].split()[0]
+            lines.append(f"{first[column]}\t{second[column]}\t{'entailment' if has_same_verb else 'contradiction'}\n")
+        (folder / f"train-{language}.tsv").write_text("".join(lines[:400]))
+        (folder / f"dev-{language}.tsv").write_text("".join(lines[400:440]))
+        (folder / f"test-{language}.tsv").write_text("".join(lines[440:500]))
     return folder
 
 
@@ -47,12 +47,16 @@ def tuned(encoder, data, tmp_path_factory) -> Path:
     return folder / "out"
 
 
-def read(data: Path, split: str, language: str) -> list[list[str]]:
-    return [line.split("\t") for line in (data / f"{split}-{language}.tsv").read_text().splitlines()]
+def read_columns(data: Path, split: str, language: str) -> list[list[str]]:
+    """Return the premises, hypotheses and labels of a file."""
+    lines = (data / f"{split}-{language}.tsv").read_text().splitlines()
+    return [list(column) for column in zip(*(line.split("\t") for line in lines), strict=True)]
 
 
-def ask_transformers(directory: Path, premises: list[str], hypotheses: list[str]) -> tuple[torch.Tensor, list[str]]:
-    """Logits and labels of plain transformers, one pair at a time."""
+def predict_with_transformers(
+    directory: Path, premises: list[str], hypotheses: list[str]
+) -> tuple[torch.Tensor, list[str]]:
+    """Return logits and labels of Hugging Face's model, one pair at a time."""
     model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)
     logits = []
@@ -63,98 +67,105 @@ def ask_transformers(directory: Path, premises: list[str], hypotheses: list[str]
     return torch.stack(logits), [model.config.id2label[int(row.argmax())] for row in logits]
 
 
-@pytest.mark.item("A21", "A22")
-def test_packed_logits_are_those_of_plain_transformers(tuned, data):
-    premises, hypotheses, _ = map(list, zip(*read(data, "test", "de"), strict=True))
+def measure_with_transformers(tuned: Path, data: Path, split: str, language: str) -> float:
+    """Return the accuracy of the model that was selected for a language."""
+    premises, hypotheses, labels = read_columns(data, split, language)
+    directory = selection.find_directory(tuned, language)
+    _, predictions = predict_with_transformers(directory, premises, hypotheses)
+    return compute_accuracy(predictions, labels)
 
+
+def compute_accuracy(predictions: list[str], labels: list[str]) -> float:
+    return sum(prediction == label for prediction, label in zip(predictions, labels, strict=True)) / len(labels)
+
+
+@pytest.mark.item("A21", "A22")
+def test_packed_logits_equal_those_of_transformers(tuned, data):
+    premises, hypotheses, _ = read_columns(data, "test", "de")
     table = pd.DataFrame({"text": premises, "text_pair": hypotheses, "language": "de"})
-    model, examples = task_models.load(tuned, HEAD), run.encode_rows(table, tuned, 30)
+    model = task_models.load(tuned, HEAD)
+    examples = run.encode_rows(table, tuned, 30)
+
     logits = task_models.compute_logits(model, examples, tokens_per_batch=100)
 
-    expected, labels = ask_transformers(tuned, premises, hypotheses)
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
-    assert run.predict(model, examples) == labels
+    expected_logits, expected_labels = predict_with_transformers(tuned, premises, hypotheses)
+    torch.testing.assert_close(logits, expected_logits, atol=1e-5, rtol=0)
+    assert run.predict(model, examples) == expected_labels
 
 
 @pytest.mark.item("A21")
-def test_scores_are_shares_of_right_answers_by_language_and_the_rest_follows_from_them(tuned, data, tmp_path):
+def test_accuracy_of_each_language_equals_that_of_transformers(tuned, data, tmp_path):
     scores = run.measure(config(data), tuned, tmp_path)
 
-    right = {}
+    english, german = (measure_with_transformers(tuned, data, "test", language) for language in ("en", "de"))
+    assert scores.languages == {"en": {"accuracy": pytest.approx(english)}, "de": {"accuracy": pytest.approx(german)}}
+    assert scores.mean["accuracy"] == pytest.approx((english + german) / 2)
+    assert scores.transfer_gap["accuracy"] == pytest.approx(english - german)
+    assert scores.counts == {"de": 60, "en": 60}
+    assert scores.mixed is None
+    assert scores.task == "classification"
+    assert scores.selection["rule"] == "each"
     for language in ("en", "de"):
-        premises, hypotheses, labels = map(list, zip(*read(data, "test", language), strict=True))
-        _, said = ask_transformers(selection.find_directory(tuned, language), premises, hypotheses)
-        right[language] = sum(a == b for a, b in zip(said, labels, strict=True)) / 60
-    assert {name: row["accuracy"] for name, row in scores.languages.items()} == pytest.approx(right)
-    assert scores.mean["accuracy"] == pytest.approx((right["en"] + right["de"]) / 2)
-    assert scores.transfer_gap["accuracy"] == pytest.approx(right["en"] - right["de"])
-    assert scores.counts == {"de": 60, "en": 60} and scores.mixed is None
-    assert scores.task == "classification" and scores.selection["rule"] == "each"
-    written = pd.read_parquet(tmp_path / "predictions.parquet")
-    assert (written["predicted"] == written["label"]).mean() == pytest.approx(scores.mean["accuracy"])
-
-
-def test_development_scores_are_those_of_the_kept_models(tuned, data, tmp_path):
-    dev = run.measure(config(data), tuned, tmp_path).dev
-
-    for language in ("en", "de"):
-        premises, hypotheses, labels = map(list, zip(*read(data, "dev", language), strict=True))
-        _, said = ask_transformers(selection.find_directory(tuned, language), premises, hypotheses)
-        assert dev["languages"][language] == sum(a == b for a, b in zip(said, labels, strict=True)) / 40
+        assert scores.dev["languages"][language] == measure_with_transformers(tuned, data, "dev", language)
+    predictions = pd.read_parquet(tmp_path / "predictions.parquet")
+    assert (predictions["predicted"] == predictions["label"]).mean() == pytest.approx(scores.mean["accuracy"])
 
 
 @pytest.mark.item("A21")
-def test_mixed_pairs_take_premises_of_one_language_and_hypotheses_of_another(tuned, data, tmp_path):
+def test_mixed_pairs_have_premises_and_hypotheses_in_two_languages(tuned, data, tmp_path):
     scores = run.measure(config(data, mixed=True), tuned, tmp_path)
 
-    german, english = (list(zip(*read(data, "test", language), strict=True)) for language in ("de", "en"))
-    _, said = ask_transformers(selection.find_directory(tuned, "de"), list(german[0]), list(english[1]))
-    cells = {name: cell["accuracy"] for name, cell in scores.mixed["cells"].items()}
-    assert set(cells) == {"en-en", "en-de", "de-en", "de-de"}
-    assert cells["de-en"] == sum(a == b for a, b in zip(said, german[2], strict=True)) / 60
-    assert cells["en-en"] == scores.languages["en"]["accuracy"]
+    premises, _, labels = read_columns(data, "test", "de")
+    _, hypotheses, _ = read_columns(data, "test", "en")
+    _, predictions = predict_with_transformers(selection.find_directory(tuned, "de"), premises, hypotheses)
+    accuracy_by_pair = {pair: cell["accuracy"] for pair, cell in scores.mixed["cells"].items()}
+    assert set(accuracy_by_pair) == {"en-en", "en-de", "de-en", "de-de"}
+    assert accuracy_by_pair["de-en"] == compute_accuracy(predictions, labels)
+    assert accuracy_by_pair["en-en"] == scores.languages["en"]["accuracy"]
     assert scores.mixed["within"] == pytest.approx(scores.mean["accuracy"])
-    assert scores.mixed["across"] == pytest.approx((cells["de-en"] + cells["en-de"]) / 2)
+    assert scores.mixed["across"] == pytest.approx((accuracy_by_pair["de-en"] + accuracy_by_pair["en-de"]) / 2)
 
 
-def test_mixed_pairs_need_the_same_test_in_every_language(tuned, data, tmp_path):
-    for change, said in (
-        (slice(0, 59), "de has 59 rows, but en has 60"),
-        (slice(None, None, -1), r"row \d+ has another label"),
-    ):
-        folder = tmp_path / str(len(said))
-        folder.mkdir()
-        lines = (data / "test-de.tsv").read_text().splitlines(keepends=True)[change]
-        (folder / "test-de.tsv").write_text("".join(lines))
-        (folder / "test-en.tsv").write_text((data / "test-en.tsv").read_text())
+@pytest.mark.parametrize(
+    ("selected_lines", "reason"),
+    [(slice(0, 59), "de has 59 rows, but en has 60"), (slice(None, None, -1), r"row \d+ has another label")],
+    ids=["fewer rows", "another order"],
+)
+def test_mixed_pairs_need_the_same_test_set_in_every_language(tuned, data, tmp_path, selected_lines, reason):
+    lines = (data / "test-de.tsv").read_text().splitlines(keepends=True)
+    (tmp_path / "test-de.tsv").write_text("".join(lines[selected_lines]))
+    (tmp_path / "test-en.tsv").write_text((data / "test-en.tsv").read_text())
 
-        with pytest.raises(InputError, match=said):
-            run.measure(config(folder, mixed=True), tuned, tmp_path)
+    with pytest.raises(InputError, match=reason):
+        run.measure(config(tmp_path, mixed=True), tuned, tmp_path)
 
 
-def test_translate_test_classifies_the_translations_as_text_of_the_source(tuned, data, tmp_path, monkeypatch):
-    german = read(data, "test", "de")
-    lines = ["\t".join((second, first, label)) for first, second, label in german]
-    (tmp_path / "test-de.tsv").write_text("\n".join(lines) + "\n")
-
-    original = run.measure(config(data), tuned, tmp_path / "original")
+def test_translated_test_rows_are_classified_as_text_of_the_source(tuned, data, tmp_path, monkeypatch):
+    second, first, labels = read_columns(data, "test", "de")  # exchanged, so that predictions differ
+    lines = [
+        f"{premise}\t{hypothesis}\t{label}\n" for premise, hypothesis, label in zip(first, second, labels, strict=True)
+    ]
+    (tmp_path / "test-de.tsv").write_text("".join(lines))
+    scores_of_originals = run.measure(config(data), tuned, tmp_path / "original")
     text_languages = []
     encode_rows = run.encode_rows
-    monkeypatch.setattr(
-        run, "encode_rows", lambda table, *rest: text_languages.extend(table["language"]) or encode_rows(table, *rest)
-    )
+
+    def record_languages(table, *arguments):
+        text_languages.extend(table["language"])
+        return encode_rows(table, *arguments)
+
+    monkeypatch.setattr(run, "encode_rows", record_languages)
 
     scores = run.measure(config(data, translated_test=[str(tmp_path)]), tuned, tmp_path / "out")
 
     assert text_languages == ["en"] * 120
-    second, first, _ = map(list, zip(*german, strict=True))
-    _, expected = ask_transformers(selection.find_directory(tuned, "en"), first, second)
+    _, expected = predict_with_transformers(selection.find_directory(tuned, "en"), first, second)
     predictions = pd.read_parquet(tmp_path / "out/predictions.parquet").groupby("language")["predicted"]
     assert predictions.get_group("de").tolist() == expected
-    assert scores.languages["en"] == original.languages["en"]
+    assert scores.languages["en"] == scores_of_originals.languages["en"]
 
 
-def test_translate_test_needs_a_translation_of_each_row(tuned, data, tmp_path):
+def test_every_test_row_needs_a_translation(tuned, data, tmp_path):
     (tmp_path / "test-de.tsv").write_text((data / "test-de.tsv").read_text().partition("\n")[2])
 
     with pytest.raises(InputError, match="59 translated test rows for de, but 60 test rows"):
@@ -163,38 +174,38 @@ def test_translate_test_needs_a_translation_of_each_row(tuned, data, tmp_path):
         run.measure(config(data, translated_test=[str(data / "test-en.tsv")]), tuned, tmp_path / "out")
 
 
-def test_the_test_set_has_a_digest_of_its_own(tuned, data, tmp_path):
-    (tmp_path / "test-en.tsv").write_text((data / "test-en.tsv").read_text())
-    (tmp_path / "test-de.tsv").write_text((data / "test-de.tsv").read_text())
+def test_the_digest_of_a_test_set_depends_on_its_rows_only(tuned, data, tmp_path):
+    for name in ("test-en.tsv", "test-de.tsv"):
+        (tmp_path / name).write_text((data / name).read_text())
 
-    one, same = (run.measure(config(folder), tuned, tmp_path / "o").test_set
-                 for folder in (data, tmp_path))  # fmt: skip
+    digest, digest_of_copy = (
+        run.measure(config(folder), tuned, tmp_path / "out").test_set for folder in (data, tmp_path)
+    )
     (tmp_path / "test-de.tsv").unlink()
-    other = run.measure(config(tmp_path), tuned, tmp_path / "o")
+    scores_of_english = run.measure(config(tmp_path), tuned, tmp_path / "out")
 
-    assert one == same != other.test_set
-    assert other.transfer_gap is None
+    assert digest == digest_of_copy
+    assert digest != scores_of_english.test_set
+    assert scores_of_english.transfer_gap is None
 
 
-def test_a_test_of_other_labels_or_none_is_refused(tuned, data, tmp_path):
+def test_test_sets_without_rows_or_with_unknown_labels_are_refused(tuned, tmp_path):
     (tmp_path / "test-en.tsv").write_text("a\tb\tyes\n")
     with pytest.raises(InputError, match=r"1 of 1 rows .*'yes'.* not one of the classifier's \(contradiction, entail"):
-        run.measure(config(tmp_path), tuned, tmp_path / "o")
+        run.measure(config(tmp_path), tuned, tmp_path / "out")
     (tmp_path / "test-en.tsv").rename(tmp_path / "dev-en.tsv")
     with pytest.raises(InputError, match="no row has the split test"):
-        run.measure(config(tmp_path), tuned, tmp_path / "o")
+        run.measure(config(tmp_path), tuned, tmp_path / "out")
 
 
-def test_test_rows_that_are_training_rows_are_counted_and_refused_if_they_are_most(caplog):
+def test_training_rows_in_the_test_are_counted_and_refused_if_too_many(caplog):
     train = pd.DataFrame({"text": ["Open it", "Close it", "Save it"], "text_pair": ["a", "b", "c"]})
-    apart = pd.DataFrame({"text": ["Open it", "Print it"], "text_pair": ["b", "a"]})
-    few = pd.concat([apart, pd.DataFrame({"text": ["open  IT"], "text_pair": ["A"]})], ignore_index=True)
+    other_rows = pd.DataFrame({"text": ["Open it", "Print it"], "text_pair": ["b", "a"]})
+    training_row = pd.DataFrame({"text": ["open  IT"], "text_pair": ["A"]})
 
-    run.check_overlap(train, apart)
+    run.check_overlap(train, other_rows)
     assert not caplog.messages
-    run.check_overlap(train, few)
-    assert caplog.messages == [
-        "1 of 3 test rows are also training rows (such as 'open  IT'), so their scores measure memorization"
-    ]
+    run.check_overlap(train, pd.concat([other_rows, training_row], ignore_index=True))
+    assert "1 of 3 test rows are also training rows (such as 'open  IT')" in caplog.text
     with pytest.raises(InputError, match=r"3 of 3 test rows are also training rows .*\. Test on other rows"):
         run.check_overlap(train, train)
