@@ -38,7 +38,7 @@ def merge(
         checked = EvaluationConfig.parse(step.read(config), "evaluation")
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)
         if not checked.merge:
-            artifacts.publish_pointer(merged, {"location": encoder_location, "digest": encoder_digest})
+            artifacts.publish_pointer(merged, encoder_location, encoder_digest)
             return
         start_location, start_digest = artifacts.read_pointer(start)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)

@@ -1,9 +1,9 @@
-"""The files of an artifact: upload and download them, completely or not at all, and compare them with the manifest.
+"""Upload, download, delete and verify the files of an artifact, so that no reader ever sees a part of it.
 
-push      uploads every file with its SHA-256, then the manifest, if there is none yet
-pull      downloads into a temporary folder, which is renamed once every file matches the manifest
-drop      deletes the manifest first, so that no reader sees a partial artifact
-verify    hashes the files if any of them was touched since the last check
+push      uploads every file with its SHA-256, and the manifest last
+pull      downloads into a temporary folder, and renames the folder when every file matches the manifest
+drop      deletes the manifest first, and then the files
+verify    hashes the files if any of them was touched since the last verification
 """
 
 import contextlib
@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from components.adapters import storage
-from components.adapters.storage import Store
 from infoxlm_core import manifests, outside
-from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
+from infoxlm_core.errors import DataCorrupt, InputError
 
 logger = logging.getLogger(__name__)
 
@@ -44,22 +43,22 @@ def manifest_exists(uri: str) -> bool:
 
 
 def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: None, replace: bool = False) -> None:
-    """Upload an artifact. A repeated call sends only the files that are missing.
+    """Upload an artifact. After an interruption, a repeated call uploads only the missing files.
 
-    The caller holds a lease on the URI, because unfinished uploads below it are removed.
+    The caller must hold a lease on the URI, because unfinished uploads below it are removed.
 
     Args:
         directory: the artifact, with its manifest.
-        uri: where to upload it.
-        before_commit: called after all other files are uploaded and before the manifest is.
-        replace: first delete the artifact that has this URI.
+        uri: URI of the uploaded artifact.
+        before_commit: is called when all files except the manifest are uploaded.
+        replace: whether to delete an existing artifact at this URI first.
 
     Raises:
         DataCorrupt: a file differs from the manifest.
         InputError: the storage refuses, or the URI holds an artifact with other content.
-        StorageUnavailable: the storage does not answer. Without a manifest, the uploaded files are not an artifact.
+        StorageUnavailable: the storage does not answer. The uploaded files are not an artifact without a manifest.
     """
-    # Read the manifest before the upload, so that a manifest that is changed meanwhile is not uploaded.
+    # Read the manifest first, because it must describe the files that are uploaded, even if it changes meanwhile.
     manifest_content = (directory / manifests.NAME).read_bytes()
     digests = _list_digests(directory)
     store = storage.open(uri)
@@ -68,33 +67,32 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
         drop(uri)
     for name, digest in sorted(digests.items()):
         path = manifests.join_inside(directory, name)
-        if _is_stored(store, name, path.stat().st_size, digest):
-            continue
+        stored_file = store.head(name)
+        if stored_file and (stored_file.size, stored_file.sha256) == (path.stat().st_size, digest):
+            continue  # an interrupted call has uploaded this file
         if manifests.file_sha256(path) != digest:
             raise DataCorrupt(f"{path} changed after it was built: remove {directory} and run again")
         store.upload(path, name, digest)
-        if not _is_stored(store, name, path.stat().st_size, digest):
-            raise StorageUnavailable(f"{uri}/{name} differs from what was sent: run again")
     before_commit()
     if store.put_if(manifests.NAME, manifest_content, version=None) is None:
         raise InputError(f"{uri} already exists with other content: remove it, or use that artifact")
 
 
 def _list_digests(directory: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of an artifact by name, except its manifest, which is uploaded last."""
-    digests = {name: described["sha256"] for name, described in manifests.load(directory)["files"].items()}
+    """Return the SHA-256 of each file of an artifact by name, except that of its manifest, which is uploaded last."""
+    digests = {name: entry["sha256"] for name, entry in manifests.load(directory)["files"].items()}
     for path in directory.rglob(manifests.NAME):
-        is_nested_artifact = path.parent != directory
-        if is_nested_artifact:  # a manifest lists no manifests
+        is_nested = path.parent != directory
+        if is_nested:  # no manifest lists the manifests of nested artifacts
             digests[str(path.relative_to(directory))] = manifests.file_sha256(path)
     return digests
 
 
 def pull(uri: str, directory: Path) -> None:
-    """Download an artifact: the files that its manifest names, and the manifests of nested artifacts.
+    """Download the files that the manifest of an artifact lists, and the manifests of nested artifacts.
 
     Raises:
-        InputError: there is no artifact, or its manifest names a path outside of it.
+        InputError: there is no artifact, or its manifest lists a path outside of the artifact.
         DataCorrupt: a file is missing or differs from its manifest.
         StorageUnavailable: the storage does not answer.
     """
@@ -112,18 +110,18 @@ def pull(uri: str, directory: Path) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 store.download(stored_file.name, path)
         manifests.read(partial, remote_manifest["kind"], producer="the stage that builds it")
-        shutil.rmtree(directory, ignore_errors=True)  # a damaged or incomplete copy
+        shutil.rmtree(directory, ignore_errors=True)  # an earlier copy may be damaged or incomplete
         manifests.move_into_place(partial, directory, manifests.NAME)
     logger.info("fetched %s", uri)
 
 
 def _choose_local_paths(remote_manifest: dict[str, Any], directory: Path, uri: str) -> dict[str, Path]:
-    """Return where to download each file of an artifact, by its name in the storage.
+    """Return the local path for each file of an artifact, by its name in the storage.
 
-    The result also has a manifest for each folder, because any folder may be a nested artifact.
+    The result includes a manifest for each folder, because any folder may be a nested artifact.
 
     Raises:
-        InputError: the manifest names a path outside of the artifact.
+        InputError: the manifest lists a path outside of the artifact.
     """
     paths = {directory / manifests.NAME}
     for name in remote_manifest["files"]:
@@ -144,34 +142,29 @@ def drop(uri: str) -> None:
         store.delete(*names)
 
 
-def _is_stored(store: Store, name: str, size: int, digest: str) -> bool:
-    """Return whether the storage has a file with this size and SHA-256."""
-    stored_file = store.head(name)
-    return stored_file is not None and stored_file.size == size and stored_file.sha256 == digest
-
-
 # ---------------------------------------------------------------- verifying
 
 
 def verify(directory: Path, kind: str) -> dict[str, Any]:
     """Verify an artifact against its manifest, and return the manifest.
 
-    Files are hashed only if any of them was touched since the last `record_verified`.
+    The files are hashed only if any of them was touched since the last `record_verified`.
     """
+    # Before the files are read, so that a change during the verification leads to another verification.
     state = file_state(directory)
-    already_verified = is_verified(directory, state)
+    should_hash = not is_verified(directory, state)
     producer = f"the stage that builds {kind}"
-    manifest = manifests.read(directory, kind, producer=producer, should_hash=lambda _: not already_verified)
-    if not already_verified:
+    manifest = manifests.read(directory, kind, producer=producer, should_hash=lambda _: should_hash)
+    if should_hash:
         record_verified(directory, state)
     return manifest
 
 
-def file_state(directory: Path, excluded: str = manifests.NAME) -> str:
-    """Return a digest of the sizes, times and inodes of all files except the manifest, which has its own digest."""
+def file_state(directory: Path) -> str:
+    """Return a digest of the sizes, times and inodes of all files of a directory, which changes with any write."""
     states = []
     for path in sorted(directory.rglob("*")):
-        if path.is_file() and path.name != excluded:
+        if path.is_file():
             name = str(path.relative_to(directory))
             status = path.stat()
             states.append((name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino))
@@ -185,27 +178,25 @@ def marker_of(directory: Path) -> Path:
 
 
 def is_verified(directory: Path, state: str) -> bool:
-    """Return whether the whole directory was verified in this state."""
-    with contextlib.suppress(OSError):  # without a readable marker the directory counts as not verified
+    """Return whether a directory was verified in this `file_state`."""
+    with contextlib.suppress(OSError):  # without a readable marker, the directory counts as not verified
         return marker_of(directory).read_bytes() == state.encode()
     return False
 
 
 def record_verified(directory: Path, state: str) -> None:
-    """Record that the whole directory was verified in this state. Do nothing in a read-only store."""
+    """Record that a directory was verified in this `file_state`. Do nothing in a read-only store."""
     with contextlib.suppress(OSError):
         marker_of(directory).parent.mkdir(exist_ok=True)
         manifests.write_atomically(marker_of(directory), state)
 
 
 def verify_files(directory: Path) -> None:
-    """Verify the files of an artifact, except token shards and training text, whose readers verify them."""
-    kind = ""
-    with contextlib.suppress(DataCorrupt):  # `manifests.read` below reports what is wrong
-        kind = manifests.load(directory)["kind"]
+    """Hash and verify the files of an artifact, except token shards and training text, which their readers verify."""
+    kind = manifests.load(directory)["kind"]
 
-    def is_hashed(path: Path) -> bool:
+    def should_hash(path: Path) -> bool:
         is_training_text = kind == "corpus" and path.parts[0] in ("mono", "pairs")
         return kind != "shards" and not is_training_text
 
-    manifests.read(directory, kind, producer="the stage that builds it", should_hash=is_hashed)
+    manifests.read(directory, kind, producer="the stage that builds it", should_hash=should_hash)

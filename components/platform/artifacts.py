@@ -9,12 +9,13 @@ artifact once, under a digest of everything that decides its content (`key_of`):
     STORE/preparing/3f2a…/               intermediate files of a preparation; its end removes them
     STORE/cost/demo-2026…/pretrained/…   hours that each attempt of a pipeline run took (`costs`)
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed; KFP keeps no exit codes
-    STORE/verified/                      which state of an artifact was last verified, since hashing takes long
+    STORE/verified/                      the state in which each artifact was last verified, since hashing takes long
     STORE/parameters/                    settings that are passed by reference (`parameters`)
-    STORE/work/j-pretrain-….json         what a RayJob has to do; STORE/leases/ has a lock for each upload
+    STORE/work/j-pretrain-….json         the work of a RayJob
+    STORE/leases/                        locks of uploads
 
 STORE is a directory, or `s3://bucket/prefix` (see `adapters/storage.py`). Each machine has a local copy of a remote
-store in its cache with the same layout. Artifacts are built there and uploaded, or downloaded when needed.
+store in its cache with the same layout, where artifacts are built before their upload, and downloaded when needed.
 INFOXLM_CACHE names the cache; the default is ~/.cache/infoxlm.
 """
 
@@ -40,26 +41,12 @@ from infoxlm_core.errors import DataCorrupt, InputError
 
 logger = logging.getLogger(__name__)
 
-KINDS = (
-    "corpus",
-    "shards",
-    "pretrained",
-    "merged",
-    "classifier",
-    "tuned",
-    "scores",
-    "translator",
-    "translations",
-    "points",
-    "comparison",
-    "suite",
-    "promotion",
-)
-"""Kinds of artifacts: the folders of a store."""
+KINDS = (*manifests.VERSIONS, "promotion")
+"""Kinds of artifacts: the folders of a store. A promotion has no version, because an MLflow run gives it its name."""
 MAX_UPLOAD_SECONDS = 6 * 3600.0
-"""Time to wait for another machine that uploads the same artifact."""
-MAX_TRAINING_SECONDS = 14 * 86_400.0
-"""Time to wait for another machine that builds the same artifact."""
+"""Longest time to wait for another machine that uploads the same artifact."""
+MAX_BUILD_SECONDS = 14 * 86_400.0
+"""Longest time to wait for another machine that builds the same artifact; a training may take weeks."""
 _NOT_IN_STORE = "is no longer in the store: run again without Kubeflow's cache (--no-cache)"
 _COPY_OF = "COPY_OF"  # file in the local copy of a remote store; contains the URI of the store
 
@@ -118,8 +105,8 @@ def read(store: str, name: str) -> bytes | None:
 def lookup(store: str, kind: str, name: str) -> Path | None:
     """Return the local directory of the artifact `kind/name`, or None if it does not exist yet.
 
-    An artifact that was touched since it was last verified is verified again; `locate` verifies always. A damaged local
-    copy of a remote artifact is downloaded again.
+    The artifact is verified if it was touched since its last verification; `locate` verifies it every time. A damaged
+    local copy of a remote artifact is downloaded again.
 
     Raises:
         DataCorrupt: a file differs from the manifest.
@@ -142,7 +129,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
 
 
 def _is_intact(directory: Path, kind: str, expected_digest: str) -> bool:
-    """Return whether the local copy of an artifact exists, equals the remote one, and is not damaged."""
+    """Return whether this machine has an undamaged copy of the artifact whose manifest has the expected digest."""
     if not (directory / manifests.NAME).is_file():
         return False
     try:
@@ -153,20 +140,23 @@ def _is_intact(directory: Path, kind: str, expected_digest: str) -> bool:
 
 
 def exists(store: str, kind: str, name: str) -> bool:
-    """Return whether the artifact exists: in the store, or on this machine and not uploaded yet."""
+    """Return whether an artifact exists, in the store or on this machine without being uploaded yet."""
     if (local_directory(store) / kind / name / manifests.NAME).is_file():
         return True
     return storage.is_remote(store) and artifact_files.manifest_exists(f"{store}/{kind}/{name}")
 
 
 def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
-    """Return the artifact `kind/name`. Build it first if it does not exist. An interrupted build leaves no artifact.
+    """Return the artifact `kind/name`, and build it first if it does not exist.
+
+    An interrupted build leaves no artifact. On a remote store, two machines may build the same artifact; the first
+    upload counts.
 
     Args:
         store: directory, or s3://bucket/prefix.
         kind: kind of the artifact.
         name: name of the artifact, a digest of everything that decides its content.
-        build: fills an empty directory and returns the facts of the manifest.
+        build: writes the files into an empty directory and returns the facts for the manifest.
 
     Returns:
         the directory of the artifact on this machine.
@@ -176,11 +166,11 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
         logger.info("reusing %s/%s/%s, which was built from the same inputs", store, kind, name)
         return existing
     path = local_directory(store) / kind / name
+    is_built = (path / manifests.NAME).is_file()  # by an earlier attempt, which did not upload it
+    if not is_built:
+        _build(path, kind, build)
     if not storage.is_remote(store):
-        _build(path, kind, build)
         return path
-    if not (path / manifests.NAME).is_file():  # else an earlier attempt built the artifact without uploading it
-        _build(path, kind, build)
     uri = f"{store}/{kind}/{name}"
     with Lease(f"{store}/leases/{kind}-{name}.json", wait=MAX_UPLOAD_SECONDS):
         is_uploaded = artifact_files.manifest_exists(uri)
@@ -188,7 +178,7 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
             artifact_files.push(path, uri)
             logger.info("uploaded %s", uri)
             return path
-    return lookup(store, kind, name) or path  # another machine uploaded the artifact first, so use that one
+    return lookup(store, kind, name) or path  # another machine uploaded the artifact first; all must use the same
 
 
 def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
@@ -204,8 +194,8 @@ def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]
             output = scratch / "artifact"
             output.mkdir()
             facts = build(output)
-            state = artifact_files.file_state(output)
             manifests.write(output, kind, facts)
+            state = artifact_files.file_state(output)
             manifests.move_into_place(output, path, manifests.NAME)
             artifact_files.record_verified(path, state)
     finally:
@@ -215,18 +205,18 @@ def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]
 
 @contextlib.contextmanager
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
-    """Let one process at a time build a costly artifact. The others wait and then reuse it."""
+    """Let only one process at a time build a costly artifact, so that the others wait for it and reuse it."""
     with _locked(local_directory(store) / kind / f".{name}.lock"):
         if not storage.is_remote(store):
             yield
             return
-        with Lease(f"{store}/leases/making-{kind}-{name}.json", wait=MAX_TRAINING_SECONDS):
+        with Lease(f"{store}/leases/making-{kind}-{name}.json", wait=MAX_BUILD_SECONDS):
             yield
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock file against other processes of this machine. Log a line before waiting for it."""
+    """Hold a lock file, so that other processes of this machine wait. Log a line if this process has to wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = locks.acquire(path, timeout=0)
@@ -258,11 +248,12 @@ class Pointer(TypedDict):
 
 def publish(artifact: Any, location: Path) -> None:
     """Make a KFP output artifact point to a directory of the store."""
-    publish_pointer(artifact, {"location": url_of(location), "digest": manifests.load(location)["digest"]})
+    publish_pointer(artifact, url_of(location), manifests.load(location)["digest"])
 
 
-def publish_pointer(artifact: Any, pointer: Pointer) -> None:
-    """Make a KFP output artifact point to an artifact whose location and digest are known."""
+def publish_pointer(artifact: Any, location: str, digest: str) -> None:
+    """Make a KFP output artifact point to a location in the store whose digest is known."""
+    pointer = Pointer(location=location, digest=digest)
     Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(artifact.path), json.dumps(pointer))
     artifact.metadata.update(pointer)
@@ -285,8 +276,8 @@ def locate(location: str, hashed: bool = True) -> Path:
 
     Args:
         location: location as `publish` writes it.
-        hashed: whether to verify every file, because the caller will read them. A damaged local copy is downloaded
-            again.
+        hashed: whether to verify every file, because the caller will read the files. A damaged local copy is
+            downloaded again.
 
     Raises:
         InputError: there is no such artifact, or the location is malformed or leads out of the store.
@@ -300,13 +291,13 @@ def locate(location: str, hashed: bool = True) -> Path:
     except DataCorrupt:
         if not storage.is_remote(location):
             raise
-        artifact_files.marker_of(artifact).unlink(missing_ok=True)  # so that `lookup` verifies every file
+        artifact_files.marker_of(artifact).unlink(missing_ok=True)  # so that `lookup` hashes the files
         _fetch(location)
     return path
 
 
 def _fetch(location: str) -> tuple[Path, Path]:
-    """Download an artifact, if needed. Return its local directory, and the local path that the location names in it."""
+    """Return the local directory of an artifact, and the local path of the location in it. Download them if needed."""
     directory = storage.open(location).directory
     if directory:
         return directory, directory
@@ -328,38 +319,38 @@ def _split(location: str) -> tuple[str, str, str, str]:
     return store, kind, name, inner_path
 
 
-def remote_shards(location: str) -> storage.Store | None:
-    """Return the storage of token shards, or None if this machine has all their files."""
-    if not storage.is_remote(location):
-        return None
-    store, kind, name, _ = _split(location)
-    has_all_files = (local_directory(store) / kind / name / manifests.NAME).is_file()
-    return None if has_all_files else storage.open(location)
+def open_shards(location: str) -> tuple[Path, storage.Store | None]:
+    """Return a local folder of token shards, and the storage from which a training streams their tokens.
 
-
-def fetch_without_text(location: str) -> Path:
-    """Download the manifest and the tokenizer of token shards. Return the folder that also receives their parts.
+    Without a complete copy on this machine, only the manifest and the tokenizer are downloaded, and the folder receives
+    the tokens during the training. With a complete copy, the storage is None.
 
     Raises:
         InputError: the shards do not exist.
+        DataCorrupt: a file differs from the manifest.
     """
+    if not storage.is_remote(location):
+        return locate(location), None
     store, kind, name, _ = _split(location)
+    local_copy = local_directory(store) / kind / name
+    if (local_copy / manifests.NAME).is_file():
+        return locate(location), None
     manifest = artifact_files.manifest(location)
     if manifest is None:
         raise InputError(f"{location} {_NOT_IN_STORE}")
-    directory = streaming_directory(local_directory(store) / kind / name)
+    directory = streaming_directory(local_copy)
     source = storage.open(location)
     tables = manifest["facts"]["tables"]
-    names = [name for name in manifest["files"] if name.rpartition("/")[0] not in tables]
-    for name in (*names, manifests.NAME):
+    small_files = [name for name in manifest["files"] if name.rpartition("/")[0] not in tables]
+    for name in (*small_files, manifests.NAME):
         path = manifests.join_inside(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         manifests.write_atomically(path, source.read(name))
-    return directory
+    return directory, source
 
 
 def streaming_directory(artifact: Path) -> Path:
-    """Return the folder of token shards whose text is downloaded during the training, beside their local copy."""
+    """Return the folder beside the local copy of token shards that receives tokens streamed during a training."""
     return artifact.with_name(f".{artifact.name}.streaming")
 
 

