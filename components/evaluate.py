@@ -62,13 +62,13 @@ def evaluate(
         figures = step.publish(scores, evaluation, metrics)
 
         step.report_cost(evaluation)
-        hours = costs.sum_up(step.run.read_metrics())
+        hours = costs.add_up(step.run.read_metrics())
         step.report(figures | hours, evaluation=checked)
         if not trial:
             step.report(select_headlines(figures))
         step.run.log_artifacts(evaluation, "evaluation")
         corpus_location, _ = artifacts.read_pointer(corpus)
-        datasets = step.report_corpus(corpus_location)  # again, because Kubeflow may have skipped prepare_corpus
+        datasets = step.report_corpus(corpus_location)  # repeated, because Kubeflow's cache may skip prepare_corpus
         step.run.annotate(describe_run(evidence.read_scores(evaluation), figures | hours, datasets, "evaluation"))
         if trial:
             step.run.end()

@@ -43,6 +43,7 @@ def plan_suite(
             logging.info("The data of task %s are complete.", task)
         logging.info("%d trials: %d models, %d tasks.", len(planned), len(checked.models), len(checked.tasks))
         batches = parameters.split_trials(planned)
+        # References, because the settings of many trials are too large for a parameter of Kubeflow.
         return [{"points": parameters.write_reference(store, batch)} for batch in batches]
 
 
@@ -76,11 +77,9 @@ def measure(
     pointers = {name: {"location": trial.location, "digest": trial.digest} for name, trial in measured.items()}
     Path(scores.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(scores.path), json.dumps(pointers, indent=1))
-    figures: dict[str, float] = {}
-    if len(measured) == 1:
-        [trial] = measured.values()
-        figures = trial.figures
-    artifacts.log_metrics(figures or {"points": len(measured)}, metrics)
+    [first_trial, *other_trials] = measured.values()
+    figures = {"points": len(measured)} if other_trials else first_trial.metrics
+    artifacts.log_metrics(figures, metrics)
 
 
 @stage

@@ -1,4 +1,4 @@
-"""GPU hours and process hours: each attempt to build an artifact records its own, and the step reports the sum.
+"""Record the GPU hours and CPU hours of each attempt to build an artifact, and add them up for the metrics of a run.
 
     STORE/cost/RUN/pretrained/3f2a…/ID.json    {"seconds", "devices", "device"} of one attempt
 
@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from typing_extensions import TypedDict
 
@@ -24,11 +24,11 @@ from infoxlm_core.errors import DataCorrupt, InfoXLMError
 
 GPU = "gpu"
 CPU = "cpu"
-_ALL = "all"
+_ALL_STEPS = "all"
 
 
 class Attempt(TypedDict):
-    """A record of `measured`."""
+    """The cost of one attempt to build an artifact."""
 
     seconds: float
     devices: int
@@ -36,9 +36,7 @@ class Attempt(TypedDict):
 
 
 @contextlib.contextmanager
-def measured(
-    store: str, kind: str, name: str, devices: int, device: str, clock: Callable[[], float] = time.monotonic
-) -> Iterator[None]:
+def measured(store: str, kind: str, name: str, devices: int, device: str) -> Iterator[None]:
     """Record how long the block takes to build the artifact `kind/name`.
 
     Args:
@@ -47,13 +45,12 @@ def measured(
         name: name of the artifact.
         devices: number of GPUs or processes that work on it.
         device: GPU or CPU.
-        clock: monotonic clock, in seconds.
     """
-    start = clock()
+    start = time.monotonic()
     try:
         yield
     finally:
-        attempt = Attempt(seconds=clock() - start, devices=devices, device=device)
+        attempt = Attempt(seconds=time.monotonic() - start, devices=devices, device=device)
         with contextlib.suppress(InfoXLMError, OSError):  # a cost that cannot be recorded must not fail the work
             artifacts.write(store, f"{_attempts_folder(kind, name)}/{uuid.uuid4().hex}.json", json.dumps(attempt))
 
@@ -65,8 +62,8 @@ def measured_alone(store: str, kind: str, name: str) -> contextlib.AbstractConte
     return measured(store, kind, name, devices=1, device=GPU if devices.count_gpus() else CPU)
 
 
-def hours_of(store: str, kind: str, name: str, step: str) -> dict[str, float]:
-    """Return the hours that this pipeline run spent on an artifact, as metrics of a step.
+def read_hours(store: str, kind: str, name: str, step: str) -> dict[str, float]:
+    """Return the hours that this pipeline run spent on the artifact `kind/name`, as metrics of a step.
 
     Returns:
         metrics such as {"cost/gpu_hours/pretrain": 12.5}; empty if the run reused an existing artifact.
@@ -81,17 +78,18 @@ def hours_of(store: str, kind: str, name: str, step: str) -> dict[str, float]:
     return dict(hours)
 
 
-def sum_up(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the total hours over all steps of a run's metrics, such as {"cost/gpu_hours/all": 13.0}."""
-    hours: defaultdict[str, float] = defaultdict(float)
+def add_up(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the total hours of all steps in a run's metrics, such as {"cost/gpu_hours/all": 13.0}."""
+    total_hours: defaultdict[str, float] = defaultdict(float)
     for name, value in metrics.items():
-        device, _, step = name.removeprefix("cost/").partition("/")
-        if name.startswith("cost/") and step != _ALL:
-            hours[f"cost/{device}/{_ALL}"] += value
-    return dict(hours)
+        prefix, _, step = name.rpartition("/")
+        is_total = step == _ALL_STEPS  # an earlier attempt of the step may have logged it
+        if name.startswith("cost/") and not is_total:
+            total_hours[f"{prefix}/{_ALL_STEPS}"] += value
+    return dict(total_hours)
 
 
 def _attempts_folder(kind: str, name: str) -> str:
-    """Return the folder of this pipeline run's attempts. A worker without RUN_ID uses `by-hand`."""
+    """Return the folder in the store for this pipeline run's attempts to build the artifact `kind/name`."""
     run = re.sub(r"[^\w.-]+", "-", os.environ.get("RUN_ID") or "by-hand")
     return f"cost/{run}/{kind}/{name}"

@@ -3,12 +3,12 @@
 import contextlib
 import logging
 import multiprocessing
-import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """An encoder and its classifier in the store."""
+    """Locations of an encoder and of the classifier that was fine-tuned from it."""
 
     name: str
     encoder_location: str
@@ -36,7 +36,7 @@ class EvaluatedModel:
 
 
 def read_model(name: str, encoder: Any, classifier: Any) -> EvaluatedModel:
-    """Return the model whose encoder and classifier are these KFP inputs."""
+    """Return the model that two KFP inputs point to, under a name for the report."""
     encoder_location, encoder_digest = artifacts.read_pointer(encoder)
     classifier_location, classifier_digest = artifacts.read_pointer(classifier)
     return EvaluatedModel(name, encoder_location, classifier_location, (encoder_digest, classifier_digest))
@@ -51,13 +51,13 @@ def read_start(encoder: Any, classifier: Any) -> EvaluatedModel:
 
 
 def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: Sequence[EvaluatedModel]) -> Path:
-    """Evaluate models on the held-out text of a corpus, unless it is done. Return the directory of their scores.
+    """Return the directory with the scores of models on the held-out text of a corpus. Evaluate the models if needed.
 
     Args:
         step: the running component.
         config: settings of the evaluation.
         corpus: KFP input with the corpus.
-        models: the trained model, and perhaps the model before its training.
+        models: the trained model, optionally followed by the model before its training.
     """
     corpus_location, corpus_digest = artifacts.read_pointer(corpus)
     local_config = sources.localise_guard(config, step.local_store)
@@ -66,7 +66,7 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
     key = sources.key_with_guard("scores", local_config, corpus_digest, *names, *digests)
     # The report of an adaptation shows the hours of all steps before this one.
     is_adaptation = evidence.PUBLIC_START in names
-    hours_before = costs.sum_up(step.run.read_metrics()) if is_adaptation else {}
+    hours_before = costs.add_up(step.run.read_metrics()) if is_adaptation else {}
 
     def build(output: Path) -> dict[str, float]:
         from infoxlm_core.model.huggingface import origin
@@ -90,23 +90,25 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
     return artifacts.get_or_build(step.store, "scores", key, build)
 
 
-class Measured(NamedTuple):
-    """A finished trial."""
+class MeasuredTrial(NamedTuple):
+    """The scores of a finished trial."""
 
     location: str
-    """Location of its scores in the store."""
+    """Location in the store."""
     digest: str
-    figures: dict[str, float]
-    """Its scores as metrics."""
+    metrics: dict[str, float]
 
 
-def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measured:
-    """Fine-tune an encoder on a task, if the task requires training, and measure it. A failure ends the process.
+def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> MeasuredTrial:
+    """Measure an encoder on a task, after fine-tuning it if the task requires training.
 
     Args:
         planned: a trial of `plan_suite` with the source of its model and its settings.
         store: directory, or s3://bucket/prefix, with artifacts and checkpoints.
         num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
+
+    Raises:
+        SystemExit: the trial failed; the store has the error.
     """
     trial = planned["point"]
     source = planned["source"]
@@ -117,25 +119,23 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
         task = task_of(local_settings)
         encoder = sources.fetch_model(source, step.local_store)
         model = encoder
-        training: dict[str, Any] = {}  # facts of the training
+        training_facts: dict[str, Any] = {}
         if task.trained:
             model = _fine_tune(step, settings, local_settings, source, encoder, num_workers)
-            training = manifests.load(model)["facts"] | {"tuned": f"tuned/{model.name}"}
-        inputs = [
-            *fingerprint.digest_inputs(str(model)),
-            fingerprint.digest_inputs_by_role(task.list_data(local_settings)),
-        ]
-        key = artifacts.key_of("points", task.without_data(local_settings), *inputs)
+            training_facts = manifests.load(model)["facts"] | {"tuned": f"tuned/{model.name}"}
+        model_digests = fingerprint.digest_inputs(str(model))
+        data_digest = fingerprint.digest_inputs_by_role(task.list_data(local_settings))
+        key = artifacts.key_of("points", task.without_data(local_settings), *model_digests, data_digest)
 
         def build(output: Path) -> None:
-            trials.measure(local_settings, encoder, model, training, output)
+            trials.measure(local_settings, encoder, model, training_facts, output)
 
         scores = artifacts.get_or_build(store, "points", key, build)
-        figures = task.name_metrics(trials.read_scores(scores / trials.SCORES), settings, trial["task"])
-        step.report(figures)
+        metrics = task.name_metrics(trials.read_scores(scores / trials.SCORES), settings, trial["task"])
+        step.report(metrics)
         step.run.log_artifacts(scores / trials.SCORES)
         step.run.end()
-    return Measured(artifacts.url_of(scores), manifests.load(scores)["digest"], figures)
+    return MeasuredTrial(artifacts.url_of(scores), manifests.load(scores)["digest"], metrics)
 
 
 def _fine_tune(
@@ -143,7 +143,7 @@ def _fine_tune(
 ) -> Path:
     """Fine-tune the encoder of a trial, and return the directory of the model.
 
-    The name of the model depends only on what decides its weights, so trials that differ only in their tests share it.
+    The key of the model depends only on inputs that decide its weights, so trials with other test sets reuse the model.
 
     Args:
         step: the running step; its run in the tracker receives the curves.
@@ -172,13 +172,13 @@ def _fine_tune(
         tracker_run=step.run.id,
     )
     with artifacts.exclusive(step.store, "tuned", name):  # another trial may need the same model
-        model = artifacts.locate(artifacts.url_of(launchers.run(training)))  # verifies every file before it is read
+        model = artifacts.locate(artifacts.url_of(launchers.run(training)))  # `locate` verifies every file
         stage_work.delete_checkpoints(training)
     step.run.log_curves(model / "metrics.jsonl")
     return model
 
 
-def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, Measured]:
+def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, MeasuredTrial]:
     """Measure trials one after the other, and return the finished trials by name.
 
     Each of several trials runs in its own process, so that its memory and GPUs are released. If a trial fails, the
@@ -187,18 +187,23 @@ def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: i
     """
     if len(planned) == 1:
         return {planned[0]["point"]["name"]: measure(planned[0], store, num_workers)}
-    finished: dict[str, Measured] = {}
+    finished: dict[str, MeasuredTrial] = {}
     exit_codes: list[int] = []
-    processes = _TrialProcesses(store, num_workers)
-    with workers.handling_signals(processes.stop):
+    stopping = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopping.set()
+        _terminate_children()
+
+    with workers.handling_signals(stop):
         for number, trial in enumerate(planned, 1):
             name = trial["point"]["name"]
             logger.info("Trial %d of %d: %s.", number, len(planned), name)
             try:
-                finished[name] = processes.measure(trial)
+                finished[name] = _measure_in_child(trial, store, num_workers, stopping)
             except SystemExit as failure:
                 exit_codes.append(int(failure.code or 0))
-            if processes.is_stopped:
+            if stopping.is_set():
                 break
     if exit_codes:
         logger.error("%d of %d trials are finished, %d failed.", len(finished), len(planned), len(exit_codes))
@@ -206,54 +211,28 @@ def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: i
     return finished
 
 
-class _TrialProcesses:
-    """Measures each trial in a child process."""
+def _measure_in_child(
+    planned: Mapping[str, Any], store: str, num_workers: int, stopping: threading.Event
+) -> MeasuredTrial:
+    """Measure a trial in a new child process.
 
-    def __init__(self, store: str, num_workers: int) -> None:
-        self.is_stopped = False
-        self._store = store
-        self._num_workers = num_workers
-        self._child: SpawnProcess | None = None
-
-    def stop(self, *_: object) -> None:
-        """Handle a signal to stop: terminate the running child."""
-        self.is_stopped = True
-        if self._child and self._child.pid:
-            self._child.terminate()
-
-    def measure(self, planned: Mapping[str, Any]) -> Measured:
-        """Measure a trial in a new child process.
-
-        Raises:
-            SystemExit: the trial failed; the store has the error.
-        """
-        spawn = multiprocessing.get_context("spawn")
-        receiver, sender = spawn.Pipe(duplex=False)
-        child = spawn.Process(target=_measure_and_send, args=(sender, planned, self._store, self._num_workers))
-        self._child = child
-        measured: Measured | None = None
-        try:
-            child.start()
-            sender.close()  # otherwise `recv` would wait for this process to send something
-            if self.is_stopped:  # the signal arrived before the child had a process id
-                child.terminate()
-            with contextlib.suppress(EOFError):  # the child ended without a result
-                measured = receiver.recv()
-        finally:
-            child.join()
-        if measured:
-            return measured
-        exit_code = child.exitcode or 0
-        if exit_code >= 0:  # the child has reported its failure
-            sys.exit(exit_code)
-        with runtime.report_failure(self._store, "measure", planned["point"]):
-            if self.is_stopped:
-                raise Preempted("Stopped by a signal. Run again to measure the remaining trials.")
-            cause = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
-            raise WorkerLost(f"The process of the trial was ended by signal {-exit_code}{cause}.")
-        raise AssertionError("unreachable")
+    Raises:
+        SystemExit: the trial failed; the store has the error.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        result = executor.submit(measure, planned, store, num_workers)
+        if stopping.is_set():  # the signal may have arrived before the child existed
+            _terminate_children()
+        with contextlib.suppress(BrokenProcessPool, KeyboardInterrupt):  # the child ended without reporting a failure
+            return result.result()
+    with runtime.report_failure(store, "measure", planned["point"]):
+        if stopping.is_set():
+            raise Preempted("Stopped by a signal. Run again to measure the remaining trials.")
+        raise WorkerLost("The process of the trial was killed (out of memory?).")
+    raise AssertionError("unreachable")
 
 
-def _measure_and_send(sender: Connection, planned: Mapping[str, Any], store: str, num_workers: int) -> None:
-    """Measure a trial in a child process, and send the result to the parent process."""
-    sender.send(measure(planned, store, num_workers))
+def _terminate_children() -> None:
+    """Ask the child process, if there is one, to save and stop."""
+    for child in multiprocessing.active_children():
+        child.terminate()

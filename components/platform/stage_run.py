@@ -1,4 +1,4 @@
-"""The shared steps of all components: report failures, build artifacts, publish them, and log to the tracker."""
+"""What all components share: report failures, build and publish artifacts, and log to the tracker."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StageRun:
-    """One execution of a component."""
+    """One execution of a component, with its connections to the store, the launchers and the tracker."""
 
     stage: str
     store: str
@@ -35,7 +35,7 @@ class StageRun:
 
     @functools.cached_property
     def run(self) -> tracking.Run:
-        """The tracker's run, which all stages of a pipeline run share. It is opened at the first access."""
+        """The tracker's run of the pipeline run or of the trial. It is opened at the first access."""
         return tracking.open_run(self.store, self.trial, self.tracker)
 
     def build(
@@ -50,18 +50,18 @@ class StageRun:
         checkpoints: str = "",
         follow: bool = False,
     ) -> Path:
-        """Return the local directory of the artifact `kind/key`. If it does not exist, a launcher builds it first.
+        """Return the local directory of the artifact `kind/key`, after a launcher has built it if necessary.
 
         Args:
             kind: kind of the artifact.
             key: key of the artifact, from `artifacts.key_of`.
             config: settings of the stage.
-            num_workers: workers that share the work; 0: only this process.
-            cluster: a `ClusterConfig` as a mapping, or a reference to it; empty: start no RayJob.
+            num_workers: workers that share the work; 0: this process does all work.
+            cluster: a `ClusterConfig` as a mapping, or a reference to it; empty: no RayJob is started.
             task_config: KFP's `dsl.TaskConfig` of the step, with the environment of its pod.
-            inputs: locations of artifacts in the store, by the names of the core's arguments.
+            inputs: locations of the input artifacts by the names of the core's arguments.
             checkpoints: folder of STORE/runs for the checkpoints of a training.
-            follow: whether to send the curves to the tracker during the training.
+            follow: whether to send the curves of a training to the tracker while it runs.
         """
         work = Work(
             stage=self.stage,
@@ -78,20 +78,20 @@ class StageRun:
         return launchers.run(work, self.read(cluster), step_environment)
 
     def read(self, parameter: Any) -> Any:
-        """Return the value of a parameter, which may be a reference into the store."""
+        """Return the value of a component's parameter, and read it from the store if it is a reference."""
         return parameters.resolve(self.store, parameter)
 
     def publish(self, output: Any, directory: Path, metrics: Any = None) -> dict[str, float]:
-        """Make a KFP output point to an artifact. Log the numbers of its manifest as KFP metrics and return them."""
+        """Make a KFP output point to an artifact. With a KFP output for metrics, log and return its numeric facts."""
         artifacts.publish(output, directory)
         return artifacts.log_facts(directory, metrics) if metrics else {}
 
     def report_cost(self, directory: Path, step: str = "") -> None:
-        """Log the hours that this run spent on an artifact, as the hours of `step` (default: the stage)."""
-        self.report(costs.hours_of(self.store, directory.parent.name, directory.name, step or self.stage))
+        """Log the hours that this pipeline run spent on an artifact, as the cost of `step` (default: this stage)."""
+        self.report(costs.read_hours(self.store, directory.parent.name, directory.name, step or self.stage))
 
     def report_corpus(self, location: str) -> list[Dataset]:
-        """Log the corpora of a prepared text in the store as datasets of the run, and return them."""
+        """Log the corpora of a prepared corpus artifact as datasets of the tracker's run, and return them."""
         manifest = artifacts.read(location, manifests.NAME)
         report = artifacts.read(location, "report.json")
         if manifest is None:
@@ -103,12 +103,12 @@ class StageRun:
         return datasets
 
     def summarise(self, *lines: str) -> None:
-        """Write the printable results of the pipeline run, with the address of the tracker's run as the last line."""
-        text = "\n".join(line for line in (*lines, self.run.describe()) if line)
-        runtime.write_summary(self.store, text)
+        """Write the printable results of the pipeline run, ending with how to open the tracker's run."""
+        non_empty_lines = filter(None, (*lines, self.run.describe()))
+        runtime.write_summary(self.store, "\n".join(non_empty_lines))
 
     def report(self, figures: Mapping[str, float] | None = None, **settings: Any) -> None:
-        """Log figures as metrics, and settings as parameters by section."""
+        """Log figures as metrics, and settings as parameters, which are grouped by section."""
         if settings:
             for name, section in settings.items():
                 if isinstance(section, StageConfig):
@@ -127,7 +127,7 @@ def stage_run(
     reports: bool = True,
     last: bool = False,
 ) -> Iterator[StageRun]:
-    """Run a component's body. A failure becomes one line, an exit code and an outcome in the store.
+    """Run the body of a component, and report a failure as one line, an exit code and an outcome in the store.
 
     The first line of the log is the address of the tracker's run, if a server shows it.
 
@@ -136,9 +136,9 @@ def stage_run(
         store: directory, or s3://bucket/prefix.
         trial: a trial of an ablation or a suite, which has its own run.
         tracker: name of the tracker; empty: INFOXLM_TRACKER chooses.
-        reports: whether the body logs to the tracker and needs an open run.
-        last: whether the step is the last of its pipeline. If it fails, it ends the tracker's run as failed; if it
-            succeeds, its body ends the run.
+        reports: whether the body logs to the tracker, so that its run should be opened before the work.
+        last: whether the step is the last of its pipeline. Such a step ends the tracker's run as failed if its body
+            fails; otherwise, the body ends the run.
     """
     with runtime.report_failure(store, stage, trial):
         step = StageRun(stage, store, trial, tracker)
@@ -147,12 +147,12 @@ def stage_run(
                 page = step.run.page
                 if page:
                     logger.info("run: %s", page)
-            except TryAgain as error:  # the work may take hours, after which the tracker may answer again
+            except TryAgain as error:  # the work may take hours, and the tracker may answer again after it
                 logger.warning("the tracker's run cannot be opened yet: %s", error)
         try:
             yield step
         except Exception as error:
             if last:
-                with contextlib.suppress(InfoXLMError):  # the tracker itself may have failed
+                with contextlib.suppress(InfoXLMError):  # the tracker itself may be the cause
                     step.run.end("FAILED", stage, str(error))
             raise
