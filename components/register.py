@@ -50,11 +50,11 @@ def register(
         tags["test_set"] = evidence.read_scores(evaluation)["test_set"]
         artifact_dir = encoder_dir.parent  # STORE/kind/key
         tags[model_versions.MADE_AS] = f"{artifact_dir.parent.name}/{artifact_dir.name}"
-        tags["pipeline_run"] = runtime.pipeline_run()
+        tags["pipeline_run"] = runtime.read_run_id()
         if image:
             tags["image"] = image
-        headlines = {name: figures[name] for name in {*checked.gates, *HEADLINES} if name in figures}
-        candidate = model_registry.EvaluatedEncoder(encoder_dir, digest, headlines, step.run.id, tags, evaluation)
+        main_scores = {name: figures[name] for name in {*checked.gates, *HEADLINES} if name in figures}
+        candidate = model_registry.EvaluatedEncoder(encoder_dir, digest, main_scores, step.run.id, tags, evaluation)
         with artifacts.exclusive(store, *promotion.LOCK):
             registered = model_registry.register(checked.name, candidate, checked.gates)
         step.report(registration=checked)

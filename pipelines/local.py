@@ -57,7 +57,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
 
     identity = _continue_or_start(dag.name, arguments, local_store, name)
     run_id = identity["run"]
-    runtime.forget_failures(store, run_id)
+    runtime.delete_outcomes(store, run_id)
     _set_step_environment(run_id, name)
     run_directory = local_store / "pipeline" / run_id
     step_arguments = {**parameters.fit(store, arguments), "store": store}

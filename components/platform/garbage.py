@@ -1,9 +1,8 @@
-"""Garbage collection of a store: delete old items that no remaining item refers to.
+"""Garbage collection: delete old items of a store that no needed item refers to.
 
-Items younger than a limit and the artifacts of registered versions remain. An item also remains if a manifest, a
-checkpoint or a note of a remaining item contains its digest. Therefore, a training keeps its shards and their corpus
-from its start to its last checkpoint. `parameters/` is never deleted, because a recurring run of Kubeflow may refer to
-its files.
+Young items and the artifacts of registered versions are needed. Everything whose digest is in a manifest, a checkpoint
+or a note of a needed item is needed as well. For example, a training needs its shards and their corpus from its start
+to its last checkpoint. `parameters/` is never deleted, because a recurring run of Kubeflow may refer to its files.
 """
 
 import re
@@ -24,7 +23,7 @@ NOTES = ("work", "begun")
 """Folders of small files that describe a training or a job."""
 FOLDERS = (*artifacts.KINDS, *NOTES, "runs", "outcome", "cost", "preparing")
 """Folders of a store whose items may be deleted."""
-_DESCRIPTIONS = (manifests.NAME, checkpoints.META)
+_FILES_WITH_DIGESTS = (manifests.NAME, checkpoints.META)
 _KEY = re.compile(r"(?<![0-9a-f])[0-9a-f]{16}(?![0-9a-f])")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -42,50 +41,55 @@ class Item:
     modified: datetime
     """Time of its newest file."""
     names: frozenset[str]
-    """Names by which other items refer to it: the digests of its manifests, and the key in its path."""
+    """Digests and keys by which other items refer to it."""
     mentions: frozenset[str]
     """All digests and keys in its manifests, checkpoints and notes."""
 
 
-def survey(store: str) -> list[Item]:
-    """Return all items of a store, sorted by name. This reads all manifests, metadata of checkpoints, and notes."""
+def list_items(store: str) -> list[Item]:
+    """Return all items of a store, sorted by name. Their manifests, notes and the metadata of checkpoints are read."""
     opened_store = storage.open(store)
-    files_by_item: dict[str, list[Entry]] = defaultdict(list)
     stored_files = opened_store.entries()
     if opened_store.directory is None:  # a preparation without a cluster keeps its files in the local copy of the store
         local_files = storage.open(artifacts.local_directory(store) / "preparing").entries()
         stored_files += [replace(local_file, name=f"preparing/{local_file.name}") for local_file in local_files]
+    files_by_item: dict[str, list[Entry]] = defaultdict(list)
     for stored_file in stored_files:
-        folder, *inner_path = stored_file.name.split("/")
-        if folder not in FOLDERS or not inner_path or inner_path[0].startswith("."):
-            continue
-        name = inner_path[0]
-        if folder == "work":
-            name, _, _ = name.partition(".")  # JOB.json and JOB.followed belong to the same item
-        elif folder == "cost":
-            name = "/".join(inner_path[:-1])
-        files_by_item[f"{folder}/{name}"].append(stored_file)
+        name = _name_item(stored_file.name)
+        if name:
+            files_by_item[name].append(stored_file)
     return [_read_item(opened_store, name, files) for name, files in sorted(files_by_item.items())]
 
 
+def _name_item(path: str) -> str:
+    """Return the name of the item to which a file belongs, or "" if garbage collection must ignore the file."""
+    folder, *inner_path = path.split("/")
+    if folder not in FOLDERS or not inner_path or inner_path[0].startswith("."):
+        return ""
+    if folder == "cost":  # cost/RUN/KIND/KEY/ID.json
+        return path.rpartition("/")[0]
+    name = inner_path[0]
+    if folder == "work":  # JOB.json and JOB.followed belong to the same item
+        name, _, _ = name.partition(".")
+    return f"{folder}/{name}"
+
+
 def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
-    """Return the item with this name, with the digests and keys in its manifests, checkpoints and notes."""
+    """Return an item with the digests and keys in its manifests, checkpoints and notes."""
     is_note = name.partition("/")[0] in NOTES
     names = set(_KEY.findall(name))
     mentions: set[str] = set()
     for stored_file in files:
-        is_description = Path(stored_file.name).name in _DESCRIPTIONS
-        if is_note or is_description:
+        has_digests = Path(stored_file.name).name in _FILES_WITH_DIGESTS
+        if is_note or has_digests:
             content, _ = store.get(stored_file.name) or (b"", "")
             text = content.decode(errors="replace")
             mentions.update(_DIGEST.findall(text))
             mentions.update(_KEY.findall(text))
             names.update(re.findall(rf'"digest": "({_DIGEST.pattern})"', text))  # the digest of a manifest itself
-    file_names = sorted(stored_file.name for stored_file in files)
     manifest = f"{name}/{manifests.NAME}"
-    if manifest in file_names:  # first, because `delete` begins with the first file
-        file_names.remove(manifest)
-        file_names.insert(0, manifest)
+    file_names = [stored_file.name for stored_file in files]
+    file_names.sort(key=lambda file_name: (file_name != manifest, file_name))  # the manifest first, for `delete`
     return Item(
         name,
         files=tuple(file_names),
@@ -99,25 +103,25 @@ def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
 def find_deletable(
     items: Collection[Item], roots: Collection[str], min_age: timedelta, current_time: datetime | None = None
 ) -> list[Item]:
-    """Return the items that nothing refers to and that are old enough to delete.
+    """Return the items that are old enough to delete and that no needed item refers to.
 
     Args:
         items: all items of a store.
-        roots: digests and keys of artifacts that something outside of the store needs.
-        min_age: younger items are not deleted.
-        current_time: default: the clock.
+        roots: digests and keys of artifacts that are needed outside of the store, such as registered models.
+        min_age: younger items are needed.
+        current_time: time to compute ages; default: the clock.
     """
-    limit = (current_time or datetime.now(UTC)) - min_age
+    newest_deletable_time = (current_time or datetime.now(UTC)) - min_age
     needed_names = set(roots)
     needed_run_keys: set[str] = set()
     candidates = list(items)  # items that no needed item mentions so far
 
     def is_needed(item: Item) -> bool:
-        if item.modified > limit:
+        if item.modified > newest_deletable_time:
             return True
         if item.name.startswith(("runs/", "cost/")):  # no artifact depends on them
             return False
-        if item.name.startswith(NOTES):  # a restarted job, or a resumed training, reads its note
+        if item.name.startswith(NOTES):  # a restarted job and a resumed training read their notes
             return not needed_run_keys.isdisjoint(item.mentions)
         return not needed_names.isdisjoint(item.names)
 
@@ -126,7 +130,7 @@ def find_deletable(
         if not needed_items:
             return candidates
         candidates = [item for item in candidates if item not in needed_items]
-        # Everything that these items mention is needed as well, so check the remaining candidates again.
+        # Everything that these items mention is needed as well, so the remaining candidates must be checked again.
         for item in needed_items:
             needed_names |= item.mentions
             if item.name.startswith("runs/"):
@@ -134,7 +138,7 @@ def find_deletable(
 
 
 def delete(store: str, item: Item) -> None:
-    """Delete an item, manifest first, so that no reader sees a partial artifact. Then delete its local copy."""
+    """Delete an item, beginning with its manifest, so that no reader sees a partial artifact. Delete its local copy."""
     opened_store = storage.open(store)
     manifest, *other_files = item.files
     opened_store.delete(manifest)

@@ -1,7 +1,7 @@
 """Launchers start the processes of a stage, follow them, and restart them when a process dies.
 
-    process     only this process
-    ray         Ray workers, of this machine or of the cluster that RAY_ADDRESS names
+    process     this process does all work
+    ray         Ray workers of this machine, or of the cluster that RAY_ADDRESS names
     torchrun    processes of this machine, without Ray
     kuberay     a RayJob: the step writes STORE/work/JOB.json and follows the job, whose head does the work (`job`)
 
@@ -11,6 +11,7 @@ that INFOXLM_LAUNCHER names (ray or torchrun). To add a launcher, write an adapt
 
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import os
@@ -43,33 +44,34 @@ _HEARTBEAT_SECONDS = 60.0
 
 
 class Launcher(Protocol):
-    """Runs work, and returns when its artifact is in the store.
+    """Runs work in processes that it starts, or that an earlier attempt of the step left running.
 
-    A launcher starts processes, or finds those that an earlier attempt of the step left running. It follows them to
-    their end and restarts them when one dies. SIGTERM and Ctrl-C let a training save and stop.
+    It follows the processes to their end and restarts them when one dies. SIGTERM and Ctrl-C let a training save and
+    stop.
     """
 
     def __call__(self, work: Work, cluster: dict[str, Any], step_environment: Environment, /) -> None:
-        """Run `work`. Return when its artifact is stored.
+        """Run `work`, and return when its artifact is in the store.
 
         Args:
-            work: the artifact to build, and how.
+            work: description of the artifact to build.
             cluster: a `ClusterConfig` as a mapping, for a launcher that needs one.
             step_environment: environment variables of the step's pod, as Kubernetes describes them.
 
         Raises:
             TryAgain: the same call continues from the last checkpoint.
-            and what the core's stage raises.
+            InfoXLMError: any error of the core's stage.
         """
 
 
 def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
-    """Return the local directory of the artifact. Build it first if it does not exist. Arguments: see `Launcher`."""
+    """Return the local directory of an artifact, and build it first if it does not exist. Arguments: see `Launcher`."""
     existing = artifacts.lookup(work.store, work.kind, work.name)
     if existing:
         logger.info("reusing %s/%s/%s, which was built from the same inputs", work.store, work.kind, work.name)
         return existing
     is_training = work.stage in stage_work.TRAININGS
+    # A step of a suite passes no cluster at all, because its own pod has GPUs.
     if cluster == {} and work.num_workers and is_training and os.environ.get("KFP_POD_NAME"):
         raise ConfigError(
             "cluster is empty, and this step's pod has no GPUs: start the run by `infoxlm submit`, or set `cluster` to "
@@ -86,16 +88,16 @@ def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Env
 
 
 def run_locally(work: Work) -> None:
-    """Run work with processes of this machine, or of the Ray cluster whose driver this process is."""
+    """Run work with processes of this machine, or with Ray workers if this process is the driver of a cluster."""
     launch = local_launcher() if work.num_workers else LAUNCHERS["process"]
     launch(work, {}, ())
 
 
 def local_launcher() -> Launcher:
-    """Return the launcher that INFOXLM_LAUNCHER names.
+    """Return the launcher that INFOXLM_LAUNCHER names, for workers of this machine.
 
     Raises:
-        ConfigError: no launcher of that name starts workers on this machine.
+        ConfigError: INFOXLM_LAUNCHER does not name such a launcher.
     """
     name = os.environ.get(VARIABLE) or LOCAL[0]
     if name not in LOCAL:
@@ -129,10 +131,10 @@ def torchrun(work: Work, *_: Any) -> None:
 
 
 def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) -> None:
-    """Run work as a RayJob, whose head is the driver of Ray workers (`job`), and follow it.
+    """Run work as a RayJob, whose head is the driver of Ray workers (`job`), and follow the job to its end.
 
     Raises:
-        ConfigError: the machines of a cluster cannot share the store.
+        ConfigError: the store is a directory, which the machines of a cluster do not share.
     """
     from components.adapters.kuberay import job, manifest
     from components.settings.cluster import ClusterConfig
@@ -142,9 +144,9 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
         raise ConfigError(f"store: workers of a cluster cannot share {work.store}: give s3://bucket/prefix")
     if work.stage not in stage_work.TRAININGS:
         config = config.for_text()
-    elif work.stage != "pretrain":  # in any other training, the number of workers changes the results
+    elif work.stage != "pretrain":  # the number of workers changes the results of all other trainings
         config = config.model_copy(update={"min_workers": 0})
-    pipeline_run = runtime.pipeline_run()
+    pipeline_run = runtime.read_run_id()
     name = manifest.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
     job_work = asdict(work) | {"pipeline_run": pipeline_run, "job": name, "min_workers": config.min_workers}
     artifacts.write(work.store, f"work/{name}.json", json.dumps(job_work, indent=1, sort_keys=True))
@@ -166,7 +168,7 @@ def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) 
 
 
 def _ask_to_stop(work: Work, job: str) -> None:
-    """Ask the training of a job to save and stop. Work on text has nothing to save."""
+    """Ask the training of a job to save and stop. Do nothing for a job that prepares text, which saves no state."""
     if work.run:
         artifacts.write(work.store, f"runs/{work.run}/stop", job)
 
@@ -185,40 +187,38 @@ def _run_with_workers(
     if work.stage in stage_work.TRAININGS:
         folder = artifacts.local_directory(work.store) / "runs" / work.run
         manifests.make_folder(folder)
-        (folder / "stop").unlink(missing_ok=True)  # a request that was sent to an earlier process
+        (folder / "stop").unlink(missing_ok=True)  # this request was meant for an earlier process
         with workers.stopping_on_signals(folder):
             train(stage_work.train, work.num_workers, run=folder, work=work)
         return
     process_count = work.num_workers or work.config.get("processes", 1)
     run_stage = stage_work.TEXT_STAGES[work.stage]
-    with parallel_map as map_chunks:
+    # Two builds of one artifact would write the same intermediate files.
+    with parallel_map as map_chunks, artifacts.exclusive(work.store, work.kind, work.name):
 
         def build(output: Path) -> dict[str, Any]:
             with costs.measured(work.store, work.kind, work.name, process_count, costs.CPU):
                 return run_stage(work, map_chunks, output)
 
-        with artifacts.exclusive(work.store, work.kind, work.name):  # builds of one artifact share intermediate files
-            artifacts.get_or_build(work.store, work.kind, work.name, build)
-            if work.stage == "prepare_corpus":  # not before: a build that fails while it is stored continues from them
-                stage_work.delete_intermediate_files(work)
+        artifacts.get_or_build(work.store, work.kind, work.name, build)
+        if work.stage == "prepare_corpus":  # not earlier: after a failed upload, another machine continues from them
+            stage_work.delete_intermediate_files(work)
 
 
 def heartbeat_path(job: str) -> str:
-    """Return the path in the store of the heartbeat that a step writes while it follows its job."""
+    """Return the path in the store of the heartbeat that a step writes while it follows a RayJob."""
     return f"work/{job}.followed"
 
 
 @contextlib.contextmanager
 def _heartbeat(store: str, job: str) -> Iterator[None]:
-    """Write a heartbeat once a minute while this step follows its job. A job without heartbeats ends itself."""
+    """Write a heartbeat once a minute inside the block. A job that receives no heartbeats ends itself."""
     finished = threading.Event()
     step_id = uuid.uuid4().hex
 
     def write_heartbeats() -> None:
-        count = 0
-        while True:
-            count += 1
-            with contextlib.suppress(InfoXLMError):  # a missed heartbeat is harmless: the job waits for many
+        for count in itertools.count(1):
+            with contextlib.suppress(InfoXLMError):  # the job ends only after many missing heartbeats
                 artifacts.write(store, heartbeat_path(job), f"{step_id} {count}")
             if finished.wait(_HEARTBEAT_SECONDS):
                 return

@@ -1,4 +1,4 @@
-"""Pass large settings through Kubeflow by reference: the store holds the content, the reference is its digest.
+"""Pass large settings through Kubeflow by reference: the store has the content, and the reference is its digest.
 
     STORE/parameters/SHA256.json
 
@@ -16,24 +16,24 @@ from typing import Any
 from components.platform import artifacts
 from infoxlm_core.errors import ConfigError, DataCorrupt, InputError
 
-LARGEST = 32 * 1024
-"""Largest size of a run's parameters to pass directly, in bytes of JSON. Escaping makes a quotation mark 4 bytes."""
+MAX_DIRECT_BYTES = 32 * 1024
+"""Largest size in JSON of the parameters of a run that are passed directly. Escaping makes each quotation mark 4 bytes,
+so these parameters fit into the variable of 128 KiB."""
 MAX_LOOP_STEPS = 150
-"""Largest number of steps in a loop. Extrapolated from Kubeflow 2.17, 190 steps would fill Argo's object."""
+"""Largest number of steps in a loop. By measurements with Kubeflow 2.17, about 190 steps would fill Argo's object."""
 TRIALS_PER_STEP = 10
 """Trials that one step measures if a suite has more than `MAX_LOOP_STEPS` trials."""
 
-_KEY = "in_store"
-_FOLDER = "parameters"
+_REFERENCE_KEY = "in_store"
 
 
 def fit(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a run, with references in place of mappings and lists if they are too large.
+    """Return the parameters of a run. If they are too large, references replace all mappings and lists.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
     """
-    if len(json.dumps(dict(parameters))) <= LARGEST:
+    if len(json.dumps(dict(parameters))) <= MAX_DIRECT_BYTES:
         return dict(parameters)
     references = {}
     for name, value in parameters.items():
@@ -43,44 +43,45 @@ def fit(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_reference(store: str, value: Any) -> Any:
-    """Write a mapping or a list into the store. Return a reference of the same type.
+    """Write a mapping or a list into the store, and return a reference of the same type, as Kubeflow requires.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
     """
     content = json.dumps(value, ensure_ascii=False)
     digest = hashlib.sha256(content.encode()).hexdigest()
-    artifacts.write(store, f"{_FOLDER}/{digest}.json", content)
-    return [{_KEY: digest}] if isinstance(value, list) else {_KEY: digest}
+    artifacts.write(store, f"parameters/{digest}.json", content)
+    reference = {_REFERENCE_KEY: digest}
+    return [reference] if isinstance(value, list) else reference
 
 
 def resolve(store: str, value: Any) -> Any:
-    """Return the content of a reference made by `write_reference`. Return any other value unchanged.
+    """Return the content of a reference from `write_reference`. Return any other value unchanged.
 
     Raises:
         InputError: the content is not in the store.
         DataCorrupt: the content does not match its digest.
     """
     reference = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(reference, dict) or set(reference) != {_KEY}:
+    if not isinstance(reference, dict) or set(reference) != {_REFERENCE_KEY}:
         return value
-    digest = str(reference[_KEY])
-    path = f"{store}/{_FOLDER}/{digest}.json"
-    content = artifacts.read(store, f"{_FOLDER}/{digest}.json")
+    digest = str(reference[_REFERENCE_KEY])
+    path = f"parameters/{digest}.json"
+    content = artifacts.read(store, path)
     if content is None:
-        raise InputError(f"{path}, a parameter of this run, does not exist: submit again with --no-cache")
+        raise InputError(f"{store}/{path}, a parameter of this run, does not exist: submit again with --no-cache")
     if hashlib.sha256(content).hexdigest() != digest:
-        raise DataCorrupt(f"{path} was changed after it was written: delete it and submit again")
+        raise DataCorrupt(f"{store}/{path} was changed after it was written: delete it and submit again")
     return json.loads(content)
 
 
 def split_trials(trials: Sequence[Any]) -> list[list[Any]]:
     """Divide the trials of a suite evenly among the steps of a loop.
 
-    Neighbouring trials take about as long as each other, so they go to different steps to balance the load.
+    Neighbouring trials take about the same time, so they go to different steps, which then end at about the same time.
 
     Raises:
-        ConfigError: the trials need more steps than Argo can hold.
+        ConfigError: the trials need more steps than Argo allows.
     """
     step_count = len(trials)
     if step_count > MAX_LOOP_STEPS:
@@ -89,7 +90,13 @@ def split_trials(trials: Sequence[Any]) -> list[list[Any]]:
     return [list(trials[first::step_count]) for first in range(step_count)]
 
 
-def check_loop(steps: int, items: str, remedy: str) -> None:
-    """Raise ConfigError if a loop has more steps than Argo can hold."""
-    if steps > MAX_LOOP_STEPS:
-        raise ConfigError(f"{items} need {steps} steps, but Argo allows {MAX_LOOP_STEPS}: submit {remedy}")
+def check_loop(step_count: int, items: str, remedy: str) -> None:
+    """Raise ConfigError if a loop has more steps than Argo allows.
+
+    Args:
+        step_count: number of steps of the loop.
+        items: number and kind of the items that need the steps, for the message, such as `1501 trials`.
+        remedy: smaller loop to submit instead, for the message.
+    """
+    if step_count > MAX_LOOP_STEPS:
+        raise ConfigError(f"{items} need {step_count} steps, but Argo allows {MAX_LOOP_STEPS}: submit {remedy}")

@@ -1,8 +1,8 @@
 """Report how a stage ends: a failure becomes one line, an exit code and an outcome in the store.
 
-STORE/outcome/PIPELINE_RUN/STAGE.json    why a stage failed: {"stage", "code", "class", "message", "run"}
+STORE/outcome/PIPELINE_RUN/STAGE.json    the failure of a stage: {"stage", "code", "class", "message", "run"}
 STORE/outcome/PIPELINE_RUN/summary.txt   printable results of the run, which its last step writes
-STORE/outcome/jobs/JOB.json              why a RayJob failed
+STORE/outcome/jobs/JOB.json              the failure of a RayJob
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from infoxlm_core.results.trials import Trial
 logger = logging.getLogger(__name__)
 
 DRIVER = "INFOXLM_DRIVER_PID"
-"""Environment variable of a local run: id of its driver process; stages end when the driver ends."""
+"""Environment variable of a local run with the process id of its driver. Stages end when the driver ends."""
 _NO_MESSAGE = "ended without an error message (killed, evicted or out of memory?)"
 _VERBOSE_LIBRARIES = ("httpx", "py4j", "matplotlib", "fontTools", "alembic", "botocore")
 
@@ -51,12 +51,12 @@ class Ending(NamedTuple):
 
 @contextlib.contextmanager
 def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = None, job: str = "") -> Iterator[None]:
-    """Run the body of a stage. Turn an exception into one line, an exit code and an outcome in the store.
+    """Run the body of a stage, and report an exception as one line, an exit code and an outcome in the store.
 
     Args:
         store: directory, or s3://bucket/prefix.
         stage: name of the stage.
-        trial: a trial of an ablation or a suite; every log line names it.
+        trial: a trial of an ablation or a suite, whose name begins every log line.
         job: name of the RayJob that this process drives. The outcome is then stored under the name of the job, because
             another pipeline run may follow the same job.
 
@@ -66,32 +66,34 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
     environment.apply_prefixed_variables(os.environ)
     if trial:
         stage = f"{stage} {Trial.parse(trial).name}"
-    _configure_logging(stage)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {stage}: %(message)s", datefmt="%H:%M:%S", force=True)
+    for library in _VERBOSE_LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING)
     _end_with_driver()
     try:
-        pipeline_run()  # raises an error before any work is done if Kubeflow is too old
+        read_run_id()  # raises an error before any work is done if Kubeflow is too old
         if storage.is_remote(store) and store.endswith("/"):
             raise InputError(f"store {store}: remove the slash at its end")
         yield
     except BaseException as error:
-        if not isinstance(error, Exception) and not outside.is_panic(error):
+        # A panic of a Rust extension is a BaseException, but a failure all the same.
+        is_failure = isinstance(error, Exception) or outside.is_panic(error)
+        if not is_failure:
             raise
         failure = _translate(error, store)
-    else:
-        return
-    message = " ".join(str(failure).split())
-    outcome: dict[str, Any] = {"stage": stage, "code": failure.exit_code, "class": type(failure).__name__}
-    # Neither a full disk nor an outdated Kubeflow may hide the failure, which is also printed below.
-    with contextlib.suppress(OSError, InfoXLMError):
-        outcome |= {"message": message, "run": pipeline_run()}
-        path = outcome_path(job, "jobs") if job else outcome_path(stage)
-        artifacts.write(store, path, json.dumps(outcome, indent=1))
-    print(f"{stage}: {type(failure).__name__}: {message}", file=sys.stderr, flush=True)
-    sys.exit(failure.exit_code)
+        message = " ".join(str(failure).split())
+        # Neither a full disk nor an outdated Kubeflow may hide the failure, which is also printed below.
+        with contextlib.suppress(OSError, InfoXLMError):
+            outcome: dict[str, Any] = {"stage": stage, "code": failure.exit_code, "class": type(failure).__name__}
+            outcome |= {"message": message, "run": read_run_id()}
+            path = outcome_path(job, "jobs") if job else outcome_path(stage)
+            artifacts.write(store, path, json.dumps(outcome, indent=1))
+        print(f"{stage}: {type(failure).__name__}: {message}", file=sys.stderr, flush=True)
+        sys.exit(failure.exit_code)
 
 
-def pipeline_run() -> str:
-    """Return the id of this pipeline run, from RUN_ID, or `by-hand` outside of a pipeline.
+def read_run_id() -> str:
+    """Return the id of this pipeline run from RUN_ID, or `by-hand` outside of a pipeline.
 
     Raises:
         InputError: this Kubeflow is too old to set RUN_ID in its pods.
@@ -102,14 +104,13 @@ def pipeline_run() -> str:
 
 
 def outcome_path(name: str, run: str = "") -> str:
-    """Return the path in the store of the outcome of a stage or of a RayJob."""
-    safe_name = re.sub(r"[^\w.-]+", "-", name)
-    run = run or pipeline_run()
-    return f"outcome/{run}/{safe_name}.json"
+    """Return the path in the store for the outcome of a stage of a run (default: this run), or of a RayJob."""
+    file_name = re.sub(r"[^\w.-]+", "-", name)
+    return f"outcome/{run or read_run_id()}/{file_name}.json"
 
 
 def read_outcome(store: str, path: str) -> dict[str, Any] | None:
-    """Return the outcome that a stage or a job wrote, or None if it is missing or malformed."""
+    """Return the outcome of a stage or a job, or None if it is missing or malformed."""
     content = artifacts.read(store, path)
     try:
         return outside.parse_json(content, Outcome, path, "read the log instead") if content else None
@@ -119,7 +120,7 @@ def read_outcome(store: str, path: str) -> dict[str, Any] | None:
 
 
 def read_failure(store: str, run: str) -> InfoXLMError:
-    """Return the error of the stage that failed last in a pipeline run.
+    """Return the error of the stage of a pipeline run that failed last.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -131,21 +132,21 @@ def read_failure(store: str, run: str) -> InfoXLMError:
 
 
 def find_ending(store: str) -> Ending:
-    """Return the ending of this pipeline run, which has not succeeded: cancelled, or failed with the last error.
+    """Return why this pipeline run has not succeeded: it was cancelled, or it failed with the last error of a stage.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
     """
     if _is_cancelled():
         return Ending("KILLED", message="the run was cancelled")
-    outcome = _read_last_outcome(store, pipeline_run())
+    outcome = _read_last_outcome(store, read_run_id())
     if outcome:
         return Ending("FAILED", outcome["stage"], outcome["message"])
     return Ending("FAILED", message=f"a stage {_NO_MESSAGE}")
 
 
 def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
-    """Return the outcome that was written last in a pipeline run, or None if no stage wrote one."""
+    """Return the newest outcome of a pipeline run, or None if no stage wrote one."""
     folder = f"{store}/outcome/{run}"
     files = [entry for entry in storage.open(folder).entries() if entry.name.endswith(".json")]
     for file in sorted(files, key=lambda entry: (entry.modified, entry.name), reverse=True):
@@ -156,7 +157,7 @@ def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
 
 
 def _is_cancelled() -> bool:
-    """Return whether the workflow of this step was terminated. Return False outside of a workflow."""
+    """Return whether the Argo workflow of this step was terminated; outside of a workflow, return False."""
     if not os.environ.get("KFP_POD_NAME"):
         return False
     from components.adapters.kuberay import api
@@ -171,12 +172,12 @@ def _is_cancelled() -> bool:
 
 
 def write_summary(store: str, text: str) -> None:
-    """Write the results of this pipeline run, which `infoxlm run` and `infoxlm submit` print."""
-    artifacts.write(store, _summary_path(pipeline_run()), text)
+    """Write the printable results of this pipeline run, which `infoxlm run` and `infoxlm submit` print at its end."""
+    artifacts.write(store, _summary_path(read_run_id()), text)
 
 
 def read_summary(store: str, run: str) -> str:
-    """Return the printable results of a pipeline run, or an empty text if the run has not written them.
+    """Return the printable results of a pipeline run, or "" if the run has not written them.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
@@ -188,21 +189,15 @@ def _summary_path(run: str) -> str:
     return f"outcome/{run}/summary.txt"
 
 
-def forget_failures(store: str, run: str) -> None:
-    """Delete the outcomes and the summary of a pipeline run before it is started again."""
+def delete_outcomes(store: str, run: str) -> None:
+    """Delete the outcomes and the summary of a pipeline run before the run is repeated."""
     folder = storage.open(f"{store}/outcome/{run}")
     names = [stored_file.name for stored_file in folder.entries()]
     folder.delete(*names)
 
 
-def _configure_logging(stage: str) -> None:
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {stage}: %(message)s", datefmt="%H:%M:%S", force=True)
-    for library in _VERBOSE_LIBRARIES:
-        logging.getLogger(library).setLevel(logging.WARNING)
-
-
 def _translate(error: BaseException, store: str) -> InfoXLMError:
-    """Translate any error to an InfoXLMError. Print the traceback if it is unexpected."""
+    """Return the InfoXLMError for any error. Print the traceback of an unexpected error."""
     if isinstance(error, InfoXLMError):
         return error
     translated = outside.translate_error(error, store)
@@ -213,14 +208,13 @@ def _translate(error: BaseException, store: str) -> InfoXLMError:
 
 
 def _end_with_driver() -> None:
-    """Send SIGTERM to this process when the driver of a local run has ended, because nothing waits for the stage."""
-    driver_id = os.environ.get(DRIVER)
-    driver_process = Path(f"/proc/{driver_id}")
+    """Send SIGTERM to this process when the driver of a local run ends, because then nobody waits for the stage."""
+    driver_process = Path("/proc", os.environ.get(DRIVER) or "none")
 
     def watch() -> None:
         while driver_process.exists():
             time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if driver_id and driver_process.exists():
+    if driver_process.exists():
         threading.Thread(target=watch, name="driver-watch", daemon=True).start()

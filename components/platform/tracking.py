@@ -4,7 +4,7 @@
     none        stores nothing: curves and scores are only in the artifacts, and sweeps do not work
 
 To add a tracker, write an adapter, a function here, and a line in the table. The model registry is always MLflow
-(docs/design/models.md, 12). A version belongs to an MLflow run, so `register` and `promote` ask for MLflow by name.
+(docs/design/models.md, 12). `register` and `promote` name MLflow explicitly, because a version belongs to its run.
 """
 
 import os
@@ -82,10 +82,10 @@ class Run(Protocol):
         """Set the description, in Markdown. A link to `artifact:FOLDER/FILE` leads to a file of the run."""
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
-        """Log those points of a `metrics.jsonl` that the tracker did not receive during the training."""
+        """Log the points of a `metrics.jsonl` that the tracker has not received during the training."""
 
     def follow(self, path: Path) -> Tracker:
-        """Return the tracker of a training, which writes a file and sends its points during the training."""
+        """Return the tracker of a training, which writes points to a file and sends them during the training."""
 
     def trials(self) -> Sequence[TrialRun]:
         """Return the trials of a sweep, oldest first."""
@@ -95,41 +95,46 @@ class Run(Protocol):
 
     @property
     def page(self) -> str:
-        """The URL of the run's page, or an empty text without a server."""
+        """The URL of the run's page, or "" without a server."""
 
     def describe(self) -> str:
-        """Return how to open the run's page, as lines for the console, or "" if the tracker has no pages."""
+        """Return instructions for opening the run's page, as lines for the console, or "" if there are no pages."""
 
 
 class RunTracker(Protocol):
     """Opens and finds runs. A module can implement this protocol."""
 
     def open_run(self, key: str, name: str, store: str, local_store: Path, trial: Trial | None) -> Run:
-        """Find or open the run of a pipeline run, or of a trial nested in it, from any process.
+        """Find or open the run of a pipeline run, or of a trial nested in it.
 
         Args:
-            key: identifies the pipeline run.
+            key: id of the pipeline run.
             name: readable name.
             store: directory, or s3://bucket/prefix.
             local_store: local directory of the store, for a tracker that stores files.
-            trial: the trial, if the run belongs to one.
+            trial: the trial whose nested run is opened, if any.
         """
 
     def find_run(self, run_id: str) -> Run:
-        """Return a run that another process has opened, by its id."""
+        """Return the run with an id, which another process has opened."""
 
     def end_unfinished(self, key: str, local_store: Path, status: str, stage: str, message: str) -> None:
-        """End the run of a pipeline run, and the trials nested in it, unless they have ended or do not exist."""
+        """End the run of a pipeline run and its nested trials, unless they have ended or do not exist."""
 
     def check_sweeps(self) -> None:
-        """Raise ConfigError if the tracker does not store trials, which sweeps read back."""
+        """Raise ConfigError if the tracker does not store trials, because sweeps read them."""
 
     def find_ablation(self, ablation: str, local_store: Path) -> Run:
-        """Return the run of an ablation by `latest`, an id or a name. Raise InputError if there is none."""
+        """Return the run of an ablation. Raise InputError if there is none.
+
+        Args:
+            ablation: id or name of the ablation, or `latest`.
+            local_store: local directory of the store.
+        """
 
 
 class Untracked:
-    """The tracker `none` and its run: curves are only in the artifacts."""
+    """The tracker `none`, which is also its own run: it stores nothing, so curves are only in the artifacts."""
 
     id = ""
     name = ""
@@ -181,7 +186,7 @@ TRACKERS: dict[str, Callable[[], RunTracker]] = {"mlflow": _mlflow, "none": Untr
 
 
 def tracker(name: str = "") -> RunTracker:
-    """Return the tracker of a name. The default name is the value of INFOXLM_TRACKER, or `mlflow` if it is not set.
+    """Return a tracker by name. By default, INFOXLM_TRACKER names it, or it is MLflow if the variable is not set.
 
     Raises:
         ConfigError: there is no such tracker.
@@ -192,23 +197,23 @@ def tracker(name: str = "") -> RunTracker:
     return TRACKERS[name]()
 
 
-def open_run(store: str, trial: Mapping[str, Any] | None = None, by: str = "") -> Run:
+def open_run(store: str, trial: Mapping[str, Any] | None = None, tracker_name: str = "") -> Run:
     """Find or open the run of this pipeline run, or of a trial nested in it.
 
     Args:
         store: directory, or s3://bucket/prefix.
         trial: the trial of an ablation or a suite.
-        by: name of the tracker; empty: INFOXLM_TRACKER chooses.
+        tracker_name: see `tracker`.
 
     Raises:
         ConfigError: there is no such tracker, or it does not store trials.
     """
-    key = runtime.pipeline_run()
+    key = runtime.read_run_id()
     name = os.environ.get("RUN_NAME", key)
     parsed_trial = Trial.parse(trial) if trial else None
-    return tracker(by).open_run(key, name, store, artifacts.local_directory(store), parsed_trial)
+    return tracker(tracker_name).open_run(key, name, store, artifacts.local_directory(store), parsed_trial)
 
 
 def end_unfinished(store: str, ending: Ending) -> None:
-    """End the tracker's run of this pipeline run, which has not succeeded, unless it has ended or does not exist."""
-    tracker().end_unfinished(runtime.pipeline_run(), artifacts.local_directory(store), *ending)
+    """End the tracker's run of this pipeline run, unless it has ended or does not exist."""
+    tracker().end_unfinished(runtime.read_run_id(), artifacts.local_directory(store), *ending)

@@ -2,13 +2,12 @@
 
 STORE/runs/pretrained-77b0…/lease.json            the process that may write (`lease`)
                            /step=0000000400/      a checkpoint; its manifest.json is written last
-                           /saved.json            the newest step that was ever saved
+                           /saved.json            the step that was saved last
                            /stop                  a request to save and stop
 STORE/begun/PIPELINE.json                         the training that a pipeline started last
 
-A run is named by a digest of everything that decides its result, so a training with other data or settings would
-silently start at step 0 in another run. `choose_run` therefore compares each training with the pipeline's previous
-training.
+A run is named by a digest of everything that decides its result. A training with other data or settings would therefore
+silently start at step 0 in another run, so `choose_run` compares each training with the pipeline's previous training.
 """
 
 import json
@@ -36,7 +35,7 @@ _CHECKPOINT_PREFIX = "step="
 
 
 class StartedTraining(TypedDict):
-    """Content of STORE/begun/PIPELINE.json."""
+    """The training that a pipeline started last: the content of STORE/begun/PIPELINE.json."""
 
     pipeline_run: str
     run: str
@@ -54,20 +53,22 @@ def choose_run(
 ) -> str:
     """Return the name of the folder of STORE/runs for the checkpoints of a training, and record the training.
 
-    If the pipeline's previous training is unfinished and has other settings, it is not continued. That is an error if
-    this pipeline run started it. Otherwise the new settings are intended, and a warning names the unfinished training.
+    The pipeline's previous training may be unfinished and have other settings, so that it is not continued. That is an
+    error if this pipeline run started it. Otherwise, the new settings are intended, and a warning names the unfinished
+    training.
 
     Args:
         store: directory, or s3://bucket/prefix.
         kind: kind of the artifact that the training produces.
         name: name of that artifact.
         config: settings of the training; `checkpoints.resume` names a run to continue.
-        inputs: digests of the inputs by name, to report which of them differ.
+        inputs: digests of the inputs by name, to report the inputs that differ.
         trial: the trial of an ablation to which the training belongs.
 
     Raises:
         ConfigMismatch: this pipeline run started a training with other settings, data or version of the stage.
-        InputError: `checkpoints.resume` names no run.
+        InputError: `checkpoints.resume` does not name a run with a checkpoint.
+        ConfigError: `checkpoints.resume` is set for a trial of an ablation.
     """
     run = f"{kind}-{name}"
     if artifacts.exists(store, kind, name):
@@ -80,7 +81,7 @@ def choose_run(
             raise InputError(f"pretraining.checkpoints.resume: {store}/runs has no run {resume} with a checkpoint")
         run = resume
     current = StartedTraining(
-        pipeline_run=runtime.pipeline_run(),
+        pipeline_run=runtime.read_run_id(),
         run=run,
         artifact=name,
         fingerprint=fingerprint.collect_decisive_values(config, manifests.VERSIONS[kind], inputs),
@@ -114,8 +115,8 @@ def _report_unfinished(store: str, previous: StartedTraining, current: StartedTr
 
 
 def _name_pipeline(trial: Mapping[str, Any] | None) -> str:
-    """Return a file name for a pipeline, the same in all its runs, or for a trial of the pipeline."""
-    name = os.environ.get("RUN_NAME") or runtime.pipeline_run()
+    """Return a file name for a pipeline or one of its trials, which is the same in all runs of the pipeline."""
+    name = os.environ.get("RUN_NAME") or runtime.read_run_id()
     if trial:
         name = f"{name} {trial['variant']} {trial['seed']}"
     return re.sub(r"[^\w.-]+", "-", name)
@@ -131,7 +132,7 @@ class RemoteRun:
 
     Args:
         url: URL of the run's folder.
-        holder: name of the lease's holder; a restarted worker with the same name takes the lease at once.
+        holder: name of the lease's holder. A restarted worker with the same name takes the lease without waiting.
     """
 
     def __init__(self, url: str, holder: str) -> None:
@@ -143,7 +144,7 @@ class RemoteRun:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lease of the run. Remove uploads and checkpoints that dead processes left incomplete."""
+        """Hold the lease of the run inside the block, after removing incomplete uploads and checkpoints."""
         with Lease(f"{self.url}/lease.json", self.holder, meanwhile=self._check_for_stop) as self._lease:
             self._store.sweep()
             self.delete_stop_request()  # the request was meant for an earlier process
@@ -163,13 +164,13 @@ class RemoteRun:
     def send(self, directory: Path, keep: int, bad: Collection[str] = (), spacing: int = 0) -> None:
         """Upload a checkpoint, and delete checkpoints that are no longer needed. Arguments: see `select_outdated`.
 
-        The lease is renewed before the manifest is written, so a worker that has lost the lease cannot complete a
+        The lease is renewed before the manifest is uploaded, so a worker that has lost the lease cannot complete a
         checkpoint.
         """
         lease = self._held_lease()
         artifact_files.push(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
-        # Imported late, because it imports torch, which a step may not need.
+        # This module imports torch, which a step that only chooses a run does not need.
         from infoxlm_core.training.checkpoints import select_outdated
 
         for outdated_name in select_outdated(self.names(), keep, bad, spacing):
@@ -195,12 +196,13 @@ class RemoteRun:
         self._stop_requested = False
 
     def _held_lease(self) -> Lease:
+        """Return the lease. Raise RuntimeError outside of `held`."""
         if self._lease is None:
             raise RuntimeError("call this inside `with run.held()`")
         return self._lease
 
     def _check_for_stop(self) -> None:
-        """Read the request to stop, which names a holder, because two pipeline runs may share a training."""
+        """Note a request to stop that names this holder or nobody; two pipeline runs may share a training."""
         request = self._store.get("stop", quick=True)
         if request and request[0] in (b"", self.holder.encode()):
             self._stop_requested = True

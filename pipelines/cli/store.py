@@ -47,7 +47,7 @@ def gc(
     aliases = split_list(keep)
     connection.connect_existing(local_store)
     protected_items = model_versions.find_source_artifacts(aliases)
-    items = garbage.survey(store)
+    items = garbage.list_items(store)
     deletable = garbage.find_deletable(items, protected_items, minimum_age)
     for item in sorted(deletable, key=lambda item: item.size, reverse=True):
         days = (datetime.now(UTC) - item.modified).days

@@ -52,7 +52,7 @@ def names(items) -> set[str]:
 
 def test_all_that_is_old_may_go_and_noitem_that_is_young_or_not_ours(store):
     fill(store)
-    items = garbage.survey(store)
+    items = garbage.list_items(store)
 
     assert names(garbage.find_deletable(items, set(), OLD)) == set()
     assert names(garbage.find_deletable(items, set(), OLD, LATER)) == {
@@ -65,7 +65,7 @@ def test_what_a_registered_model_was_made_of_stays_but_for_the_checkpoints(store
     digests = fill(store)
     needed = {digests["pretrained"] if named == "by its digest" else KEYS["pretrained"]}
 
-    gone = garbage.find_deletable(garbage.survey(store), needed, OLD, LATER)
+    gone = garbage.find_deletable(garbage.list_items(store), needed, OLD, LATER)
 
     assert names(gone) == {"scores", "runs", "work", "outcome", "cost"}
 
@@ -74,7 +74,7 @@ def test_a_training_that_still_saves_keeps_its_shards_their_corpus_and_its_work(
     fill(store)
     items = [
         garbage.Item(**vars(item) | {"modified": LATER - DAY}) if item.name.startswith("runs/") else item
-        for item in garbage.survey(store)
+        for item in garbage.list_items(store)
     ]
 
     assert names(garbage.find_deletable(items, set(), OLD, LATER)) == {"scores", "outcome", "cost"}
@@ -86,13 +86,13 @@ def test_a_training_that_has_not_saved_yet_keeps_its_shards_and_their_corpus(sto
     artifacts.write(store, "begun/toy.json", json.dumps({"run": run, "fingerprint": {"shards": digests["shards"]}}))
     items = [
         garbage.Item(**vars(item) | {"modified": LATER - DAY}) if item.name.startswith("begun/") else item
-        for item in garbage.survey(store)
+        for item in garbage.list_items(store)
     ]
 
     gone = garbage.find_deletable(items, set(), OLD, LATER)
 
     assert not {"shards", "corpus", "begun"} & names(gone)
-    assert "begun" in names(garbage.find_deletable(garbage.survey(store), set(), OLD, LATER))
+    assert "begun" in names(garbage.find_deletable(garbage.list_items(store), set(), OLD, LATER))
 
 
 def test_a_job_that_is_still_followed_keeps_its_work_and_what_that_reads(store):
@@ -103,7 +103,7 @@ def test_a_job_that_is_still_followed_keeps_its_work_and_what_that_reads(store):
     artifacts.write(store, "work/j-tokenize-1.followed", "")
     items = [
         garbage.Item(**vars(item) | {"modified": LATER - DAY}) if "tokenize" in item.name else item
-        for item in garbage.survey(store)
+        for item in garbage.list_items(store)
     ]
     assert [item.name for item in items if "tokenize" in item.name] == ["work/j-tokenize-1"]
 
@@ -113,7 +113,7 @@ def test_a_job_that_is_still_followed_keeps_its_work_and_what_that_reads(store):
 
 
 def delete_all(store: str) -> None:
-    for item in garbage.find_deletable(garbage.survey(store), set(), OLD, LATER):
+    for item in garbage.find_deletable(garbage.list_items(store), set(), OLD, LATER):
         garbage.delete(store, item)
 
 
@@ -135,7 +135,7 @@ def test_on_s3_too_it_is_gone_there_and_here(bucket, store):
 
     delete_all(url)
 
-    assert names(garbage.survey(url)) == set()
+    assert names(garbage.list_items(url)) == set()
     assert storage.open(f"{url}/mlruns").entries()
     assert not (here / "corpus" / KEYS["corpus"]).exists()
 
@@ -147,7 +147,7 @@ def test_local_files_of_a_failed_preparation_are_found_although_the_store_is_rem
     local_file.parent.mkdir(parents=True)
     local_file.write_text("{}")
 
-    assert [item.name for item in garbage.survey(url)] == [name]
+    assert [item.name for item in garbage.list_items(url)] == [name]
     delete_all(url)
 
     assert not (artifacts.local_directory(url) / name).exists()

@@ -33,7 +33,7 @@ def test_large_parameters_come_back_from_the_store_with_their_order_and_numbers(
 
 def test_parameters_that_travel_directly_fit_into_a_variable_of_a_pod():
     """The inputs of a step are JSON in its pod's patch, which is JSON in Argo's template: a variable of 128 KiB."""
-    quoted = {"terms": ["ab"] * ((parameters.LARGEST - 100) // 6)}
+    quoted = {"terms": ["ab"] * ((parameters.MAX_DIRECT_BYTES - 100) // 6)}
     assert parameters.fit("s3://nowhere/store", quoted) == quoted
 
     patch = {"containers": [{"args": ["--executor_input", json.dumps({"inputs": quoted})]}]}

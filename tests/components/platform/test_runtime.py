@@ -64,6 +64,6 @@ def test_the_failure_of_a_run_is_that_of_the_stage_that_failed_last(anywhere, mo
     failure = runtime.read_failure(anywhere, "r-1")
 
     assert (type(failure), str(failure)) == (TrainingDiverged, "pretrain: pretrain failed")
-    runtime.forget_failures(anywhere, "r-1")
+    runtime.delete_outcomes(anywhere, "r-1")
     assert isinstance(runtime.read_failure(anywhere, "r-1"), WorkerLost)
     assert "evaluate failed" in str(runtime.read_failure(anywhere, "r-2"))

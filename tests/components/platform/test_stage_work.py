@@ -173,14 +173,14 @@ def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypat
     )
     artifacts.write(URL, "work/j-pretrain-1.json", json.dumps(asdict(named)))
     place = f"{URL}/work/j-pretrain-1.json"
-    job.leave(place, 60)  # nobody trains: nothing to wait for
+    job.request_stop(place, 60)  # nobody trains: nothing to wait for
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(launchers.run, named)
         while not RemoteRun(f"{URL}/runs/pretrained-abc", "").names():
             assert not training.done(), training.result()
             time.sleep(0.1)
 
-        job.leave(place, 60)
+        job.request_stop(place, 60)
 
         assert lease.read(f"{URL}/runs/pretrained-abc/lease.json")[0]["holder"] == ""
         with pytest.raises(Preempted):
@@ -193,9 +193,9 @@ def test_a_driver_that_is_told_to_stop_tells_workers_that_do_not_share_its_disk(
     named = replace(work, job="j-pretrain-3", config=tiny_config(optimization={"steps": 10}).model_dump(mode="json"))
     driver = tmp_path / "disk of the head/runs/pretrained-abc"
     monkeypatch.setattr(job.artifacts, "local_directory", lambda store: driver.parents[1])
-    monkeypatch.setattr(job, "_SIGNAL_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(job, "_STOP_POLL_SECONDS", 0.05)
     artifacts.write(URL, "work/j-pretrain-3.json", json.dumps(asdict(named)))
-    threading.Thread(target=job._pass_on_signals, args=(named,), daemon=True).start()
+    threading.Thread(target=job._forward_stop_request, args=(named,), daemon=True).start()
     with RemoteRun(f"{URL}/runs/pretrained-abc", "j-pretrain-3").held():
         time.sleep(0.5)
         assert artifacts.read(URL, "runs/pretrained-abc/stop") is None
@@ -218,7 +218,7 @@ def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path)
     artifacts.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
     artifacts.write(URL, launchers.heartbeat_path("j-pretrain-2"), "the step 1")
     script = "import sys; from components.adapters import lease; from components.platform import job; "
-    script += "lease._POLL = 0.2; job.UNFOLLOWED = 5.0; job.main(sys.argv[1])"
+    script += "lease._POLL = 0.2; job.HEARTBEAT_TIMEOUT_SECONDS = 5.0; job.main(sys.argv[1])"
 
     done = subprocess.run([sys.executable, "-c", script, f"{URL}/work/j-pretrain-2.json"], timeout=120,
                           capture_output=True, text=True, env=os.environ | {"RUN_ID": ""})  # fmt: skip

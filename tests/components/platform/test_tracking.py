@@ -102,7 +102,7 @@ def test_a_trial_is_a_run_of_its_own_to_a_tracker_of_the_table(pages, tmp_path, 
 
 
 def test_the_registry_has_mlflows_run_whatever_tracks(store, pages):
-    run = tracking.open_run(str(store), by="mlflow")
+    run = tracking.open_run(str(store), tracker_name="mlflow")
 
     assert connection.connect(store).get_run(run.id).info.status == "RUNNING" and "MLflow" in run.describe()
 
