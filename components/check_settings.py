@@ -68,6 +68,7 @@ def check_settings(
             "evaluation": step.read(evaluation),
             "registration": step.read(registration),
         }
+        output_names = [*sections, "translation"]  # in the order of the signature
         if translation:
             sections["translation"] = step.read(translation)
         trials = step.read(trials)
@@ -78,22 +79,18 @@ def check_settings(
             first_trial = trials[0]
             sections |= {name: first_trial[name] for name in ("pretraining", "translation") if name in first_trial}
         checked = run_file.override_sections(sections, overrides, num_workers)
-        trials = run_file.override_trials(sections, trials, overrides, num_workers)
+        checked_trials = run_file.override_trials(sections, trials, overrides, num_workers)
 
         if checked["tokenization"].get("model"):
             sources.fetch_tokenizer(checked["tokenization"]["model"], step.local_store)
-        trainings = [trial["pretraining"] for trial in trials] or [checked["pretraining"]]
+        trainings = [trial["pretraining"] for trial in checked_trials] or [checked["pretraining"]]
         for training in trainings:
             sources.check_start(PretrainingConfig.parse(training, "pretraining"), step.local_store)
 
         # References, because the settings of many trials are too large for a parameter of Kubeflow.
-        for trial in trials:
+        for trial in checked_trials:
             for name in trial:
                 if name != "trial":
                     trial[name] = parameters.write_reference(store, trial[name])
-        # In the order of the outputs in the signature.
-        output_names = (
-            "preparation", "tokenization", "pretraining", "finetuning", "evaluation", "registration", "translation",
-        )  # fmt: skip
         references = [parameters.write_reference(store, checked.get(name, {})) for name in output_names]
-        return (*references, trials)
+        return (*references, checked_trials)

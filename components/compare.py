@@ -29,7 +29,7 @@ def compare(
     from infoxlm_core.results.summary import summarise_metrics
 
     with stage_run("compare", store, last=True) as step:
-        planned = [item["trial"] for item in step.read(trials)]
-        results = sweeps.read_metrics(step, planned)
-        summary = summarise_metrics(step.run.name, results, outcomes=sweeps.read_outcomes(step.run))
+        planned = [trial["trial"] for trial in step.read(trials)]
+        metrics_by_trial = sweeps.read_metrics(step, planned)
+        summary = summarise_metrics(step.run.name, metrics_by_trial, outcomes=sweeps.read_outcomes(step.run))
         sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics))

@@ -39,10 +39,10 @@ def promote(
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
         with artifacts.exclusive(store, *promotion.LOCK):
             promoted = promotion.promote_model(model, gate, step.local_store, to, by_hand)
-        figures: dict[str, float] = {}
-        for metric, figure in promoted.verdict.figures.items():
-            figures |= {f"{metric}/{name}": figure[name] for name in ("gain", "lower", "upper")}
-        artifacts.log_metrics({"version": promoted.version} | figures, metrics)
-        step.report(figures)
+        gains: dict[str, float] = {}
+        for metric, figures in promoted.verdict.figures.items():
+            gains |= {f"{metric}/{name}": figures[name] for name in ("gain", "lower", "upper")}
+        artifacts.log_metrics({"version": promoted.version} | gains, metrics)
+        step.report(gains)
         step.summarise(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
         step.run.end()  # this is the only step of its pipeline

@@ -45,5 +45,5 @@ def tokenize_corpus(
         directory = step.build("shards", key, checked, num_workers, cluster, task_config, inputs)
         step.report_cost(directory)
         counts = step.publish(shards, directory, metrics)
-        # with a prefix, because `tokens` is also a training curve in MLflow
+        # The prefix prevents a collision, because `tokens` is also a curve of the training.
         step.report({f"shards/{name}": count for name, count in counts.items()}, tokenization=checked)

@@ -46,13 +46,11 @@ def translate(
             settings = settings | {"seed": trial["seed"]}
         checked = TranslationConfig.parse(settings, "translation")
         step.report(translation=checked)
-        pointers = {"corpus": corpus, "shards_path": shards, "encoder": encoder}
-        inputs = {}
-        digests = []
-        for name, artifact in pointers.items():
-            inputs[name], digest = artifacts.read_pointer(artifact)
-            digests.append(digest)
-        key = artifacts.key_of("translator", checked, *digests)
+        corpus_location, corpus_digest = artifacts.read_pointer(corpus)
+        shards_location, shards_digest = artifacts.read_pointer(shards)
+        encoder_location, encoder_digest = artifacts.read_pointer(encoder)
+        inputs = {"corpus": corpus_location, "shards_path": shards_location, "encoder": encoder_location}
+        key = artifacts.key_of("translator", checked, corpus_digest, shards_digest, encoder_digest)
         run = f"translator-{key}"
         directory = step.build("translator", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)
         step.run.log_curves(directory / "translator" / "metrics.jsonl", prefix="translate/")
@@ -138,8 +136,8 @@ def compare_translations(
     from infoxlm_core.systems.translation import report as translation_report
 
     with stage_run("compare", store, last=True) as step:
-        planned = [item["trial"] for item in step.read(trials)]
+        planned = [trial["trial"] for trial in step.read(trials)]
         summary = summarise_metrics(step.run.name, sweeps.read_metrics(step, planned))
-        scores_of = sweeps.read_first_seeds(step, planned, "evaluation/scores.json")
-        write_page = functools.partial(translation_report.write, scores_of=scores_of)
+        scores_by_variant = sweeps.read_first_seeds(step, planned, "evaluation/scores.json")
+        write_page = functools.partial(translation_report.write, scores_of=scores_by_variant)
         sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics), write_page)

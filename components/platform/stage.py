@@ -1,4 +1,4 @@
-"""The decorators of components. What a component does while it runs is in runtime.py."""
+"""The decorators of components. `stage_run` has the functions that a component calls while it runs."""
 
 import functools
 
@@ -10,14 +10,8 @@ IMAGE = "infoxlm-pipeline-python:0.1.0"
 stage = functools.partial(dsl.component, base_image=IMAGE, install_kfp_package=False)
 """Decorator that makes a function a KFP component, which runs in our image and installs nothing at run time."""
 
-launching_stage = functools.partial(
-    stage,
-    task_config_passthroughs=[
-        dsl.TaskConfigPassthrough(field=field, apply_to_task=True)
-        for field in (
-            dsl.TaskConfigField.ENV,
-            dsl.TaskConfigField.RESOURCES,
-        )  # KFP requires every field that a pipeline may set
-    ],
-)
+_FIELDS = (dsl.TaskConfigField.ENV, dsl.TaskConfigField.RESOURCES)  # KFP requires every field that a pipeline may set
+_PASSTHROUGHS = [dsl.TaskConfigPassthrough(field=field, apply_to_task=True) for field in _FIELDS]
+
+launching_stage = functools.partial(stage, task_config_passthroughs=_PASSTHROUGHS)
 """Decorator of a stage that may start a RayJob. Its parameter `task_config` has the environment for the job's pods."""

@@ -1,4 +1,4 @@
-"""The work of a stage: a description of the artifact to build, and what each process does to build it.
+"""The work of a stage: a description of the artifact to build, and the functions that build it in each process.
 
 A launcher may send the description to other pods as JSON (`launchers`). The result goes to the store.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """Description of the artifact to build. All fields can be written as JSON."""
+    """Description of the artifact to build, in values that can be written as JSON."""
 
     stage: str
     """prepare_corpus, tokenize_corpus, pretrain, finetune or translate."""
@@ -34,16 +34,17 @@ class Work:
     config: dict[str, Any]
     num_workers: int
     artifacts: dict[str, str]
-    """Locations of the inputs in the store, by argument name of the core's stage: corpus, shards_path, encoder."""
+    """Locations of the input artifacts by argument name of the core's stage: corpus, shards_path, encoder."""
     run: str = ""
     """Folder of STORE/runs for the checkpoints of a training."""
     sources: dict[str, str] | None = None
-    """Sources of models outside the store, by the same argument names; see `sources`."""
+    """Sources of models outside of the store by the same argument names; see `sources`."""
     tracker_run: str = ""
-    """Id of the tracker's run that receives the curves; empty: the curves are not sent."""
+    """Id of the tracker's run that receives the curves during the training; empty: the curves are not sent."""
     pipeline_run: str = ""
+    """Id of the pipeline run, for the processes of a RayJob."""
     min_workers: int = 0
-    """Fewest workers with which a training continues when the cluster has lost nodes; 0: it waits for all."""
+    """Smallest number of workers with which a training continues after the loss of nodes; 0: it waits for all."""
     job: str = ""
     """Name of the RayJob, if there is one."""
 
@@ -54,9 +55,10 @@ def delete_checkpoints(work: Work) -> None:
 
 
 def delete_intermediate_files(work: Work) -> None:
-    """Delete what the tasks of a finished preparation wrote for each other.
+    """Delete the files that the tasks of a finished preparation wrote for each other.
 
-    The records of finished tasks go first: a record without the files of its task would fail the next preparation.
+    The records of finished tasks are deleted first, because a record without the files of its task would make the next
+    preparation fail.
     """
     folder = _intermediate_folder(work)
     for subfolder in (f"{folder}/done", folder):
@@ -87,21 +89,22 @@ def train(work: Work, run: Path) -> dict[str, Any]:
         holder = work.job or f"{socket.gethostname()} {run}"
         arguments["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", holder)
     run_stage = functools.partial(TRAININGS[work.stage](work), **arguments)
-    # An earlier attempt may have built the artifact and ended before uploading it. All workers need the same answer.
+    # An earlier attempt may have built the artifact without uploading it. All workers must come to the same result,
+    # because some would wait for the others forever.
     is_built = distributed.from_first(artifacts.exists(work.store, work.kind, work.name))
     if distributed.rank() > 0:
         return {} if is_built else run_stage(output=run / "unused")
     device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
-    cost: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    recorded_cost: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not is_built:
-        cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
-    with cost:  # includes the upload, during which the GPUs idle
+        recorded_cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
+    with recorded_cost:  # includes the upload, because the GPUs are occupied until its end
         artifact = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: run_stage(output=output))
     return manifests.load(artifact)["facts"]
 
 
 def _bind_pretraining(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the core's pre-training function, with its config and local input paths already bound."""
+    """Return the core's function that pre-trains, with its config and local input paths bound."""
     from components.platform import sources
     from infoxlm_core.config import PretrainingConfig
     from infoxlm_core.stages import pretraining
@@ -111,14 +114,12 @@ def _bind_pretraining(work: Work) -> Callable[..., dict[str, Any]]:
         start = str(sources.fetch_model(config.model.start, artifacts.local_directory(work.store)))
         model_config = config.model.model_copy(update={"start": start})
         config = config.model_copy(update={"model": model_config})
-    location = work.artifacts["shards_path"]
-    source = artifacts.remote_shards(location)
-    shards_path = artifacts.fetch_without_text(location) if source else artifacts.locate(location)
-    return functools.partial(pretraining.pretrain, config=config, shards_path=shards_path, shards_source=source)
+    shards_path, shards_source = artifacts.open_shards(work.artifacts["shards_path"])
+    return functools.partial(pretraining.pretrain, config=config, shards_path=shards_path, shards_source=shards_source)
 
 
-def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the core's function that fine-tunes, with its config and local input paths as arguments."""
+def _bind_finetuning(work: Work) -> Callable[..., dict[str, Any]]:
+    """Return the core's function that fine-tunes, with its config and local input paths bound."""
     from components.platform import sources
     from infoxlm_core import tasks
     from infoxlm_core.stages import finetuning
@@ -132,8 +133,8 @@ def _finetune(work: Work) -> Callable[..., dict[str, Any]]:
     return functools.partial(finetuning.finetune, config, paths["encoder"], paths.get("corpus"))
 
 
-def _translate(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the core's function that trains a translator, with its config and local input paths as arguments."""
+def _bind_translation(work: Work) -> Callable[..., dict[str, Any]]:
+    """Return the core's function that trains a translator, with its config and local input paths bound."""
     from infoxlm_core.systems.translation import stage
     from infoxlm_core.systems.translation.config import TranslationConfig
 
@@ -143,7 +144,7 @@ def _translate(work: Work) -> Callable[..., dict[str, Any]]:
 
 
 def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
-    """Prepare a corpus in `output`, and return the facts of the manifest."""
+    """Prepare a corpus in `output`, and return the facts for its manifest."""
     from components.platform import sources
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.corpora.parallel import in_process
@@ -154,11 +155,12 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
     localise = functools.partial(sources.localise_corpora, store=store)
     folder = _intermediate_folder(work)
     run_tasks = parallel_map or in_process
-    if os.environ.get("RAY_ADDRESS") and storage.is_remote(work.store):  # the workers share no disk
+    if os.environ.get("RAY_ADDRESS") and storage.is_remote(work.store):
+        # The workers share no disk, so each fetches the corpora that it reads. Only this process reads the test sets.
         test_sets = localise(config.model_copy(update={"corpora": ()})).evaluation_sets
-        with_local_tests = config.model_copy(update={"evaluation_sets": test_sets})
+        config_with_local_tests = config.model_copy(update={"evaluation_sets": test_sets})
         files = storage.open(f"{work.store}/{folder}")
-        report = preparation.prepare(with_local_tests, output, files, run_tasks, localise)
+        report = preparation.prepare(config_with_local_tests, output, files, run_tasks, localise)
     else:
         report = preparation.prepare(localise(config), output, storage.open(f"{store}/{folder}"), run_tasks)
     preparation.check_labels(config, output)
@@ -166,7 +168,7 @@ def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> di
 
 
 def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
-    """Tokenize a corpus into `output`, and return the facts of the manifest."""
+    """Tokenize a corpus into `output`, and return the facts for its manifest."""
     from components.platform import sources
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.stages import tokenization
@@ -179,7 +181,7 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
     return tokenization.tokenize(config, corpus, output, parallel_map)
 
 
-TRAININGS = {"pretrain": _bind_pretraining, "finetune": _finetune, "translate": _translate}
-"""Maps the stages that all workers run together to functions that return the core's training."""
+TRAININGS = {"pretrain": _bind_pretraining, "finetune": _bind_finetuning, "translate": _bind_translation}
+"""By stage, the functions that return a training of the core, which all workers run together."""
 TEXT_STAGES = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
-"""Maps the stages that one process runs, which may send chunks of text to others, to their functions."""
+"""By stage, the functions that process text in one process, which may send chunks of the text to others."""

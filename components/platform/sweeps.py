@@ -1,4 +1,4 @@
-"""Finish a sweep: read its trials from the tracker and publish their summary."""
+"""Finish a sweep: read the results of its trials from the tracker, and publish their summary."""
 
 import logging
 import re
@@ -18,11 +18,14 @@ from infoxlm_core.tasks.scores import Scores
 
 
 def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[tuple[Trial, Mapping[str, float]]]:
-    """Return the metrics of each planned trial of an ablation. End the runs of unfinished trials as failed.
+    """Return the metrics of each planned trial of an ablation, and end the runs of unfinished trials as failed.
 
     Args:
         step: the last step of the ablation.
         planned: the trials, each {"variant", "seed", "what", "rank"}.
+
+    Returns:
+        each trial with its metrics, which are empty for an unfinished trial.
     """
     metrics_by_trial = {run.trial.name: run.metrics for run in step.run.trials()}
     results = []
@@ -36,7 +39,7 @@ def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[t
 
 
 def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
-    """Return which questions each finished trial of an ablation answered correctly, by variant and seed."""
+    """Return the answers of each finished trial of an ablation, correct or not by question, by variant and seed."""
     outcomes_by_variant: dict[str, dict[int, Outcomes]] = {}
     for trial_run in run.trials():
         is_finished = bool(trial_run.metrics)
@@ -47,7 +50,13 @@ def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
 
 
 def read_first_seeds(step: StageRun, planned: Sequence[Mapping[str, Any]], path: str) -> dict[str, dict[str, Any]]:
-    """Return, for each variant, the content of the JSON file at `path` in the run of its first finished trial."""
+    """Return the content of a JSON file of each variant's first finished trial.
+
+    Args:
+        step: the last step of the ablation.
+        planned: the trials in the order of the plan.
+        path: path of the file among the files of a trial's run.
+    """
     finished_runs = {run.trial.name: run for run in step.run.trials() if run.status == "FINISHED"}
     contents_by_variant: dict[str, dict[str, Any]] = {}
     for planned_trial in planned:
@@ -58,9 +67,9 @@ def read_first_seeds(step: StageRun, planned: Sequence[Mapping[str, Any]], path:
 
 
 def read_scores(step: StageRun) -> dict[str, Scores]:
-    """Return the scores of the finished trials of a suite by name. End the runs of unfinished trials as failed."""
+    """Return the scores of the finished trials of a suite by name, and end the runs of unfinished trials as failed."""
     runs = step.run.trials()
-    for run in runs:  # before the downloads, which can fail
+    for run in runs:  # before the scores are downloaded, because a download may fail
         if run.status == "RUNNING":
             tracking.tracker().find_run(run.run_id).end(runtime.find_ending(step.store).status)
     return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
@@ -83,11 +92,11 @@ PageWriter = Callable[[Path, str, Summary], None]
 def publish(
     step: StageRun, kind: str, summary: Summary, outputs: Outputs, write_page: PageWriter | None = None
 ) -> None:
-    """Write the page of a sweep into the store, publish it to KFP and the tracker, and end the tracker's run.
+    """Publish the page of a sweep to the store, KFP and the tracker, and end the tracker's run.
 
     Args:
         step: the last step of the sweep.
-        kind: kind of the artifact, and name of its files.
+        kind: kind of the artifact, which is also the name of its files.
         summary: summary of the trials.
         outputs: the KFP outputs of the step.
         write_page: writes the page. Default: `page.write`.
@@ -116,7 +125,7 @@ def publish(
 def _build_page(
     step: StageRun, kind: str, summary: Summary, metrics: dict[str, float], write_page: PageWriter | None
 ) -> Path:
-    """Return the artifact with the page of a sweep. The artifact is reused if the summary has not changed."""
+    """Return the artifact with the page of a sweep, and reuse an existing one if the summary has not changed."""
     key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 
     def build(output: Path) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Settings of a cluster.
 
 A `ClusterFile`, such as configs/cluster.yaml, has all settings that depend on the cluster. `ClusterFile.parameters`
-returns the pipeline parameters that come from it. One of them, `cluster`, is a `ClusterConfig`: a training step starts
-a RayJob with it. If `cluster` is empty, the step trains in its own process.
+returns the pipeline parameters that it decides. One of them, `cluster`, is a `ClusterConfig`, with which a training
+step starts a RayJob. If `cluster` is empty, the step trains in its own process.
 """
 
 import re
@@ -20,12 +20,12 @@ KubernetesName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$
 DeviceName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", max_length=253)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
-_DIGEST = re.compile(r"[^\s@]+@sha256:([0-9a-f]{64})")
+_IMAGE_BY_DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 
 
-def by_digest(image: str) -> str:
-    """Check that an image is named by digest, because a tag may name another image later."""
-    if not _DIGEST.fullmatch(image):
+def check_image(image: str) -> str:
+    """Return an image that is named by digest. Raise ValueError for a tag, which may name another image later."""
+    if not _IMAGE_BY_DIGEST.fullmatch(image):
         raise ValueError(
             f"{image!r} is not an image by digest: write name@sha256:… with the digest that `docker push` printed"
         )
@@ -136,21 +136,22 @@ class Pool(StageConfig):
     """Tolerations as in a pod: {key, operator, value, effect}."""
 
     def split(self, num_workers: int) -> tuple[int, int]:
-        """Return the number of pods for `num_workers` training workers, and the GPUs per pod.
+        """Return the number of pods for `num_workers` training workers, and the number of GPUs per pod.
 
-        Fewer workers than `gpus` share one pod with one GPU each.
+        If there are fewer workers than `gpus`, they share one pod, with one GPU each.
 
         Raises:
-            ConfigError: there are no workers, or they do not fill whole pods.
+            ConfigError: there are no workers, or they do not fill all pods.
         """
-        gpus = min(self.gpus, num_workers)
-        pods, remaining_workers = divmod(num_workers, max(gpus, 1))
+        gpus_per_pod = min(self.gpus, num_workers)
+        workers_per_pod = max(gpus_per_pod, 1)
+        pod_count, remaining_workers = divmod(num_workers, workers_per_pod)
         if num_workers < 1 or remaining_workers:
             raise ConfigError(
                 f"num_workers ({num_workers}) must be 1 or more, and a multiple of pool.gpus, the GPUs of one pod "
                 f"({self.gpus}), if it is larger: change one of them"
             )
-        return pods, gpus
+        return pod_count, gpus_per_pod
 
 
 class Steps(StageConfig):
@@ -172,10 +173,10 @@ class ClusterConfig(RayConfig):
     pool: Pool = Pool()
     steps: Steps = Steps()
 
-    _image = field_validator("image")(by_digest)
+    _check_image = field_validator("image")(check_image)
 
     def for_text(self) -> Self:
-        """Return this config with worker pods for text: resources of a step, no GPUs, any node."""
+        """Return this config with worker pods that process text: with the resources of a step, no GPUs, on any node."""
         pool = Pool(gpus=0, cpu=self.steps.cpu, memory=self.steps.memory)
         return self.model_copy(update={"pool": pool, "min_workers": 0})
 
@@ -208,7 +209,7 @@ class ClusterFile(StageConfig):
     steps: Steps = Steps()
     ray: RayConfig = RayConfig()
 
-    _image = field_validator("image")(by_digest)
+    _check_image = field_validator("image")(check_image)
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
@@ -224,7 +225,7 @@ class ClusterFile(StageConfig):
         """Return the pipeline parameters that depend on the cluster.
 
         Raises:
-            ConfigError: the image is still the placeholder.
+            ConfigError: the image is still the placeholder of the example file.
         """
         _, _, digest = self.image.rpartition(":")
         if set(digest) == {"0"}:

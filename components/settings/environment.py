@@ -1,4 +1,4 @@
-"""Environment variables of Ray and MLflow, on this machine and in pods, and which variables hold secrets."""
+"""Environment variables of Ray and MLflow on this machine and in pods, and the recognition of secrets."""
 
 import os
 import re
@@ -29,36 +29,33 @@ MLFLOW = {
 }
 """For all processes that use MLflow."""
 
-SHARED_WITH_KUBEFLOW = (
-    *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
-)
+_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+SHARED_WITH_KUBEFLOW = ("MLFLOW_TRACKING_URI", *_LOGIN, "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 """Variables that Kubeflow may set in a step, by its MLflow plugin or because its API server uses a proxy.
 
 A pod with two entries of the same name is invalid, so our values have the prefix INFOXLM_ until the step starts.
 """
-_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 _PREFIX = "INFOXLM_"
 REGISTRY_VARIABLES = {
     "MLFLOW_TRACKING_USERNAME": "INFOXLM_REGISTRY_USERNAME",
     "MLFLOW_TRACKING_PASSWORD": "INFOXLM_REGISTRY_PASSWORD",
 }
-"""Maps MLflow's login variables to those of the account that may register and promote.
+"""Maps MLflow's login variables to those of the account that may register and promote models.
 
-In the two steps that do so, this account replaces any other.
+Only the steps `register` and `promote` have this account, and it replaces any other there.
 """
 
 _SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
 
 
 def cache() -> Path:
-    """Return the directory for local copies on this machine."""
+    """Return the directory on this machine for local copies of stores and for wheels."""
     default = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "infoxlm"
     return Path(os.environ.get("INFOXLM_CACHE") or default).absolute()
 
 
 def is_secret(variable: str) -> bool:
-    """Return whether the name suggests a secret, which must not be written into a manifest."""
+    """Return whether a variable holds a secret by its name. Secrets must not be written into manifests."""
     return bool(_SECRET.search(variable))
 
 
@@ -74,15 +71,19 @@ def unprefixed_name(variable: str) -> str:
 
 
 def is_login_for_other_server(variable: str, environment: Mapping[str, str]) -> bool:
-    """Return whether our value of a variable is a login, and Kubeflow's plugin has set another MLflow server."""
-    server = environment.get(prefixed_name("MLFLOW_TRACKING_URI"), "").rstrip("/")
+    """Return whether a variable is part of our login, but Kubeflow's plugin has set another MLflow server than ours."""
+    our_server = environment.get(prefixed_name("MLFLOW_TRACKING_URI"), "").rstrip("/")
     server_of_plugin = environment.get("MLFLOW_TRACKING_URI", "").rstrip("/")
-    is_other_server = bool(server and server_of_plugin) and server != server_of_plugin
+    is_other_server = bool(our_server and server_of_plugin) and our_server != server_of_plugin
     return variable in _LOGIN and is_other_server
 
 
 def apply_prefixed_variables(environment: MutableMapping[str, str]) -> None:
-    """Rename our prefixed variables unless Kubeflow has set them. Never pass our login to another server."""
+    """Remove the prefix of our variables, unless Kubeflow has set the same ones. Other servers never get our login.
+
+    Args:
+        environment: the variables of this process, which are changed.
+    """
     for variable, registry_variable in REGISTRY_VARIABLES.items():
         registry_value = environment.get(registry_variable)
         if registry_value and not is_login_for_other_server(variable, environment):
