@@ -34,10 +34,9 @@ def finetune(
         trial: variant and seed of a trial of an ablation; the seed replaces that of the config.
         task_config: environment of the step, which the pods of the RayJob receive.
     """
-    import json
     import logging
 
-    from components.platform import artifacts, sources
+    from components.platform import artifact_files, artifacts, sources
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests, tasks
 
@@ -50,8 +49,9 @@ def finetune(
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         data_digests = sources.digest_training_data(checked, step.local_store)
         key = artifacts.key_of("classifier", checked, encoder_digest, corpus_digest, *data_digests)
-        corpus_manifest = artifacts.read(corpus_location, manifests.NAME) or b'{"files": {}}'
-        if not tasks.task_of(checked).has_training_text(checked, json.loads(corpus_manifest)["files"]):
+        corpus_manifest = artifact_files.manifest(corpus_location)
+        corpus_files = corpus_manifest["files"] if corpus_manifest else {}
+        if not tasks.task_of(checked).has_training_text(checked, corpus_files):
             logging.info("nothing to fine-tune on: the config names no data, and the corpus has no two labels")
             directory = artifacts.get_or_build(store, "classifier", key, lambda _: {"steps": 0, "examples": 0})
             step.publish(classifier, directory, metrics)

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.platform import artifacts, costs, launchers, parameters, runtime, tracking
+from components.platform import artifact_files, artifacts, costs, launchers, parameters, runtime, tracking
 from components.platform.stage_work import Work
-from infoxlm_core import manifests
 from infoxlm_core.config import StageConfig
 from infoxlm_core.corpora.datasets import Dataset, list_datasets
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, TryAgain
@@ -92,13 +91,11 @@ class StageRun:
 
     def report_corpus(self, location: str) -> list[Dataset]:
         """Log the corpora of a prepared corpus artifact as datasets of the tracker's run, and return them."""
-        manifest = artifacts.read(location, manifests.NAME)
-        report = artifacts.read(location, "report.json")
+        manifest = artifact_files.manifest(location)
         if manifest is None:
             raise DataCorrupt(f"{location} is missing or incomplete: run prepare_corpus again")
-        files = json.loads(manifest)["files"]
-        file_reports = json.loads(report).get("files", ()) if report else ()
-        datasets = list_datasets(files, file_reports)
+        report = artifacts.read(location, "report.json") or b"{}"
+        datasets = list_datasets(manifest["files"], json.loads(report).get("files", ()))
         self.run.log_datasets(datasets, location)
         return datasets
 

@@ -1,4 +1,4 @@
-"""What tests of the components share: runs in MLflow, two processes, a killed worker, uploads, Ray."""
+"""Helpers and fixtures of the tests of components."""
 
 import contextlib
 import multiprocessing
@@ -23,61 +23,70 @@ def open_run(store: Path, run: str = "r1") -> str:
 
 
 def history(run_id: str, key: str) -> list[tuple[int, float]]:
-    """Points of a metric, as MLflow has them."""
+    """Return the steps and values of a metric in MLflow."""
     from mlflow import MlflowClient
 
     return [(point.step, point.value) for point in MlflowClient().get_metric_history(run_id, key)]
 
 
 def two_processes() -> ProcessPoolExecutor:
-    """Two processes that have imported all they need and begin their first task at the same time."""
+    """Return two processes that have imported all they need and begin their first task at the same time."""
     spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(2, spawn, initializer=_at_the_door, initargs=(spawn.Barrier(2),))
+    return ProcessPoolExecutor(2, spawn, initializer=_import_and_wait, initargs=(spawn.Barrier(2),))
 
 
-def _at_the_door(both) -> None:
+def _import_and_wait(barrier) -> None:
     import mlflow.transformers
     import transformers
 
-    assert mlflow.transformers and transformers.pipeline
-    both.wait(timeout=60)
+    assert mlflow.transformers
+    assert transformers.pipeline
+    barrier.wait(timeout=60)
 
 
 def kill_first_worker(run: Path, instead: bytes = b"", after: int = 10) -> list[str]:
-    """Kill the first worker of a training once it has saved `after` a step; the list then holds its process id.
+    """Kill the first worker of a training when it has saved a checkpoint.
 
-    `instead` of it, one of its siblings may be killed, whose command line begins with this.
+    Args:
+        run: directory of the training's checkpoints.
+        instead: kill the sibling of the worker whose command line starts like this.
+        after: step of the checkpoint.
+
+    Returns:
+        a list that receives the process id when the process is killed.
     """
-    killed: list[str] = []
+    killed_ids: list[str] = []
 
     def kill() -> None:
         while not (run / f"step={after:010}/manifest.json").exists():
             time.sleep(0.01)
-        for process in Path("/proc").iterdir():
-            if not process.name.isdigit() or int(process.name) == os.getpid() or killed:
+        for process in Path("/proc").glob("[0-9]*"):
+            if int(process.name) == os.getpid() or killed_ids:
                 continue
             with contextlib.suppress(OSError):
-                # whoever holds the lock of this very run is its first worker
-                if any(file.readlink() == run / "lock" for file in (process / "fd").iterdir()):
-                    victim = _sibling(process, instead) if instead else process
+                # The first worker is the process that holds the lock of the run.
+                is_first_worker = any(file.readlink() == run / "lock" for file in (process / "fd").iterdir())
+                if is_first_worker:
+                    victim = _find_sibling(process, instead) if instead else process
                     os.kill(int(victim.name), signal.SIGKILL)
-                    killed.append(victim.name)
+                    killed_ids.append(victim.name)
 
     threading.Thread(target=kill, daemon=True).start()
-    return killed
+    return killed_ids
 
 
-def _sibling(process: Path, begins: bytes) -> Path:
-    """A process, as a folder of /proc, that has the same parent; FileNotFoundError if none begins so."""
+def _find_sibling(process: Path, command: bytes) -> Path:
+    """Return the folder in /proc of a process with the same parent whose command line starts with `command`."""
 
-    def parent(one: Path) -> str:
-        return (one / "stat").read_text().rpartition(")")[2].split()[1]
+    def read_parent_id(folder: Path) -> str:
+        return (folder / "stat").read_text().rpartition(")")[2].split()[1]
 
-    for other in Path("/proc").glob("[0-9]*"):
+    for candidate in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if parent(other) == parent(process) and (other / "cmdline").read_bytes().startswith(begins):
-                return other
-    raise FileNotFoundError(begins)
+            is_sibling = read_parent_id(candidate) == read_parent_id(process)
+            if is_sibling and (candidate / "cmdline").read_bytes().startswith(command):
+                return candidate
+    raise FileNotFoundError(command)
 
 
 def upload(bucket, directory: Path, prefix: str) -> None:
@@ -98,34 +107,34 @@ def anywhere(request, tmp_path) -> str:
 
 
 LONGER = {"optimization": {"steps": 60}, "checkpoints": {"every": 5}}
-"""So long that a fault can be put between two checkpoints."""
+"""Settings of a training that is long enough for a fault between two checkpoints."""
 
 
 def losses(points: list[tuple[int, dict]]) -> list[str]:
-    """The three losses of each point of a curve, to the last bit."""
+    """Return the three losses of each point of a curve to the last bit."""
     return [values[name].hex() for _, values in points for name in ("loss/mlm", "loss/tlm", "loss/xlco")]
 
 
 @pytest.fixture(scope="session")
 def undisturbed(tiny_shards, tmp_path_factory) -> Path:
-    """The run of a training by two workers that nothing disturbs: what disturbed ones, on Ray or not, must equal."""
-    base = tmp_path_factory.mktemp("undisturbed")
-    workers.start(_pretrain, 2, tiny_shards, base)
-    return base / "run"
+    """Return the run of an undisturbed training by two workers, which disturbed trainings must equal."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    workers.start(_pretrain, 2, tiny_shards, folder)
+    return folder / "run"
 
 
-def _pretrain(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
-    """The body of a worker that nobody watches over."""
+def _pretrain(rank: int, size: int, port: int, shards: Path, folder: Path) -> None:
+    """Train in a worker without a launcher."""
     from infoxlm_core.stages.pretraining import pretrain
     from tests.toys.pretraining import tiny_config
 
     workers.join(rank, size, port)
-    pretrain(tiny_config(**LONGER), shards, base / "out", base / "run")
+    pretrain(tiny_config(**LONGER), shards, folder / "out", folder / "run")
 
 
 @pytest.fixture(scope="session")
 def ray_here() -> Iterator[None]:
-    """Ray on this machine with four workers, for all tests of the session."""
+    """Run Ray on this machine with four workers for all tests of the session."""
     import ray
 
     from components.adapters.ray import train

@@ -1,4 +1,4 @@
-"""The first step of a run: what the others get, and what happens if a setting is wrong."""
+"""The first step of a run returns validated settings to the later steps, or ends the run."""
 
 import json
 import shutil
@@ -8,32 +8,42 @@ import pytest
 from components.check_settings import check_settings
 from components.platform import parameters
 
-SOURCE = {"name": "a", "format": "tsv", "path": "a.tsv", "languages": ["en", "de"]}
-GIVEN = {
-    "preparation": {"languages": ["en", "de"], "corpora": [SOURCE], "held_out_share": 0.1},
+CORPUS = {"name": "a", "format": "tsv", "path": "a.tsv", "languages": ["en", "de"]}
+SECTIONS = {
+    "preparation": {"languages": ["en", "de"], "corpora": [CORPUS], "held_out_share": 0.1},
     "tokenization": {},
     "finetuning": {},
     "evaluation": {},
 }
+TRIAL = {"variant": "full", "seed": 3, "what": ""}
 
 
-def test_every_section_comes_out_with_its_changes(tmp_path):
+def read_error(store, **arguments) -> dict:
+    """Call the component, which must fail. Return the error that `infoxlm submit` reads."""
+    with pytest.raises(SystemExit):
+        check_settings.python_func(str(store), **SECTIONS, **arguments)
+    return json.loads((store / "outcome/by-hand/check_settings.json").read_text())
+
+
+def test_every_section_is_returned_with_its_overrides(tmp_path):
     overrides = {"pretraining.optimization.steps": 20_000, "evaluation.retrieval_pairs": 7}
 
-    *sections, trials = check_settings.python_func(str(tmp_path), **GIVEN, overrides=overrides)
+    *references, trials = check_settings.python_func(str(tmp_path), **SECTIONS, overrides=overrides)
 
-    prepared, _, pretraining, _, evaluation, *_ = (parameters.resolve(str(tmp_path), one) for one in sections)
-    assert (pretraining["optimization"]["steps"], evaluation["retrieval_pairs"]) == (20_000, 7)
-    assert prepared["languages"] == ["en", "de"] and trials == []
+    preparation, _, pretraining, _, evaluation, *_ = (parameters.resolve(str(tmp_path), item) for item in references)
+    assert preparation["languages"] == ["en", "de"]
+    assert pretraining["optimization"]["steps"] == 20_000
+    assert evaluation["retrieval_pairs"] == 7
+    assert trials == []
 
 
-def test_trials_are_checked_with_their_own_settings_and_not_with_the_defaults(tmp_path):
-    short = {"optimization": {"steps": 900, "warmup_steps": 90}, "seed": 3}  # by default the warm-up is longer
+def test_trials_are_validated_with_their_own_settings(tmp_path):
+    short = {"optimization": {"steps": 900, "warmup_steps": 90}, "seed": 3}  # by default, the warm-up is longer
 
     *_, trials = check_settings.python_func(
         str(tmp_path),
-        **GIVEN,
-        trials=[{"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": short}],
+        **SECTIONS,
+        trials=[{"trial": TRIAL, "pretraining": short}],
         overrides={"pretraining.optimization.steps": 120},
     )
 
@@ -41,71 +51,55 @@ def test_trials_are_checked_with_their_own_settings_and_not_with_the_defaults(tm
     assert pretraining == {"optimization": {"steps": 120, "warmup_steps": 90}, "seed": 3}
 
 
-def test_a_wrong_setting_ends_the_run_at_once_and_its_reason_is_where_submit_reads_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("RUN_ID", "toy-1")
+def test_wrong_setting_ends_the_run_with_an_error_in_the_store(tmp_path):
+    error = read_error(tmp_path, overrides={"evaluation.retrieval_pear": 7})
 
-    with pytest.raises(SystemExit) as ended:
-        check_settings.python_func(str(tmp_path), **GIVEN, overrides={"evaluation.retrieval_pear": 7})
-
-    said = json.loads((tmp_path / "outcome/toy-1/check_settings.json").read_text())
-    assert ended.value.code == 2 and said["class"] == "ConfigError"
-    assert "evaluation.retrieval_pear: unknown name; known are" in said["message"]
+    assert (error["class"], error["code"]) == ("ConfigError", 2)
+    assert "evaluation.retrieval_pear: unknown name; known are" in error["message"]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "change", "message"),
+    ("overrides", "config_change", "message"),
     [
         ({"pretraining.contrast.layer": 3}, {}, "contrast.layer (3) is above the 2 layers of"),
         ({"pretraining.batches.side_tokens": 90}, {}, "sequences of 183 tokens"),
         ({}, {"model_type": "gpt2"}, "config.json: model_type is 'gpt2'"),
         ({"pretraining.system": "bert", "pretraining.objectives": {"tlm": 0, "xlco": 0}}, {}, "not 'bert'"),
-        ({}, None, "has neither tokenizer.json nor sentencepiece.bpe.model"),
     ],
 )
-def test_a_start_that_does_not_fit_is_refused_before_any_text_is_read(
-    tiny_encoders, tmp_path, monkeypatch, overrides, change, message
-):
-    monkeypatch.setenv("RUN_ID", "toy-1")
+def test_unsuitable_start_is_refused(tiny_encoders, tmp_path, overrides, config_change, message):
     start = shutil.copytree(tiny_encoders["first"], tmp_path / "start")
-    batches = {"block_tokens": 30, "side_tokens": 30}
-    pretraining = {"model": {"start": str(start)}, "contrast": {"layer": 2}, "batches": batches}
-    _, tokenization, *_ = check_settings.python_func(str(tmp_path), **GIVEN, pretraining=pretraining)
+    pretraining = {
+        "model": {"start": str(start)},
+        "contrast": {"layer": 2},
+        "batches": {"block_tokens": 30, "side_tokens": 30},
+    }
+    _, tokenization, *_ = check_settings.python_func(str(tmp_path), **SECTIONS, pretraining=pretraining)
     assert parameters.resolve(str(tmp_path), tokenization)["model"] == str(start)
-    if change is None:
-        (start / "tokenizer.json").unlink()
-    else:
-        settings = json.loads((start / "config.json").read_text())
-        (start / "config.json").write_text(json.dumps(settings | change))
+    config = json.loads((start / "config.json").read_text())
+    (start / "config.json").write_text(json.dumps(config | config_change))
 
-    with pytest.raises(SystemExit):
-        check_settings.python_func(str(tmp_path), **GIVEN, pretraining=pretraining, overrides=overrides)
-
-    said = json.loads((tmp_path / "outcome/toy-1/check_settings.json").read_text())
-    assert message in said["message"]
+    assert message in read_error(tmp_path, pretraining=pretraining, overrides=overrides)["message"]
 
 
-def test_an_ablation_without_a_tracker_is_refused_before_any_text_is_read(tmp_path, monkeypatch):
-    monkeypatch.setenv("RUN_ID", "toy-1")
+def test_ablation_without_a_tracker_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("INFOXLM_TRACKER", "none")
-    trial = {"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": {}}
 
-    with pytest.raises(SystemExit):
-        check_settings.python_func(str(tmp_path), **GIVEN, trials=[trial])
+    error = read_error(tmp_path, trials=[{"trial": TRIAL, "pretraining": {}}])
 
-    said = json.loads((tmp_path / "outcome/toy-1/check_settings.json").read_text())
-    assert "a sweep reads its trials from a tracker" in said["message"]
+    assert "a sweep reads its trials from a tracker" in error["message"]
 
 
-def test_sections_are_read_and_passed_on_by_reference(tmp_path):
-    corpora = [SOURCE | {"name": f"a{number}", "path": "x" * 200} for number in range(600)]
-    preparation = GIVEN["preparation"] | {"corpora": corpora}
-    trials = [{"trial": {"variant": "full", "seed": 3, "what": ""}, "pretraining": {"seed": 3}}]
-    sent = parameters.fit(str(tmp_path), GIVEN | {"preparation": preparation, "trials": trials})
-    assert set(sent["preparation"]) == {"in_store"}
+def test_large_sections_are_read_and_returned_by_reference(tmp_path):
+    corpora = [CORPUS | {"name": f"a{number}", "path": "x" * 200} for number in range(600)]
+    preparation = SECTIONS["preparation"] | {"corpora": corpora}
+    trials = [{"trial": TRIAL, "pretraining": {"seed": 3}}]
+    references = parameters.fit(str(tmp_path), SECTIONS | {"preparation": preparation, "trials": trials})
+    assert set(references["preparation"]) == {"in_store"}
 
-    *sections, changed = check_settings.python_func(str(tmp_path), **sent)
+    *sections, checked_trials = check_settings.python_func(str(tmp_path), **references)
 
     assert all(set(section) == {"in_store"} for section in sections)
     assert len(parameters.resolve(str(tmp_path), sections[0])["corpora"]) == 600
-    assert changed[0]["trial"] == trials[0]["trial"]
-    assert all(set(changed[0][name]) == {"in_store"} for name in ("pretraining", "finetuning", "evaluation"))
+    assert checked_trials[0]["trial"] == TRIAL
+    assert all(set(checked_trials[0][name]) == {"in_store"} for name in ("pretraining", "finetuning", "evaluation"))

@@ -1,11 +1,10 @@
-"""The components of a suite, called as KFP calls them: what is looked at, trained, found again, told to MLflow."""
+"""The components of a suite, called as KFP calls them: they plan and measure trials."""
 
 import json
 import multiprocessing
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,15 @@ from kfp import dsl
 from components.adapters.mlflow import connection, trial_runs
 from components.adapters.mlflow.tracker import MlflowRun
 from components.platform import artifact_files, artifacts, launchers, parameters, tracking
-from components.suite import measure, plan_suite, summarise
+from components.suite import measure, plan_suite
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks.scores import Scores
 from tests.components.conftest import history
+from tests.servers.processes import until
 from tests.toys.suite import write_suite
+
+WORDS = "toy words learning_rate=0.003 seed 1"
 
 
 @pytest.fixture(scope="module")
@@ -27,256 +29,203 @@ def config(tmp_path_factory) -> SuiteConfig:
     return run_file.load_as(SuiteConfig, write_suite(tmp_path_factory.mktemp("suite")))
 
 
+def plan(config: SuiteConfig, store: Path, **arguments) -> list[list[dict]]:
+    """Return the trials of each batch of a suite."""
+    batches = plan_suite.python_func(suite=config.listed(), store=str(store), **arguments)
+    return [parameters.resolve(str(store), batch["points"]) for batch in batches]
+
+
 @pytest.fixture
 def planned(config, store, monkeypatch) -> dict[str, dict]:
-    """The points of a pipeline run, by name."""
+    """Return the trials of a pipeline run by name."""
     monkeypatch.setenv("RUN_ID", "toy-1")
     monkeypatch.setenv("RUN_NAME", "toy")
-    batches = plan_suite.python_func(suite=config.listed(), store=str(store))
-    items = [item for batch in batches for item in parameters.resolve(str(store), batch["points"])]
-    return {item["point"]["name"]: json.loads(json.dumps(item)) for item in items}
+    trials = [trial for batch in plan(config, store) for trial in batch]
+    return {trial["point"]["name"]: trial for trial in trials}
 
 
-def run_point(item: dict, store: Path, tmp_path: Path, run: str = "toy-1", workers: int = 0) -> Path:
-    """Measure a point in a pipeline run; return where its scores are."""
-    (made,) = run_batch([item], store, tmp_path, run, workers).values()
-    return made
+def measure_batch(
+    trials: list[dict], store: Path, folder: Path, run_id: str = "toy-1", num_workers: int = 0
+) -> dict[str, Path]:
+    """Measure trials in one step of a pipeline run; return the directories of their scores by name."""
+    os.environ["RUN_ID"] = run_id
+    points = parameters.write_reference(str(store), trials)
+    scores, metrics = dsl.Artifact(uri=str(folder / "scores")), dsl.Metrics(uri=str(folder / "metrics"))
+    measure.python_func(
+        batch={"points": points}, store=str(store), num_workers=num_workers, scores=scores, metrics=metrics
+    )
+    pointers = json.loads(Path(scores.path).read_text())
+    return {name: artifacts.locate(pointer["location"]) for name, pointer in pointers.items()}
 
 
-def run_batch(items: list[dict], store: Path, tmp_path: Path, run: str = "toy-1", workers: int = 0) -> dict[str, Path]:
-    """Measure points in one step of a pipeline run; return where their scores are, by name."""
-    os.environ["RUN_ID"] = run
-    outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
-               {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
-    measure.python_func(batch={"points": items}, store=str(store), num_workers=workers, **outputs)
-    said = json.loads(Path(outputs["scores"].path).read_text())
-    return {name: artifacts.locate(one["location"]) for name, one in said.items()}
+def measure_trial(trial: dict, store: Path, folder: Path, run_id: str = "toy-1", num_workers: int = 0) -> Path:
+    """Measure a trial in a step of its own; return the directory of its scores."""
+    [directory] = measure_batch([trial], store, folder, run_id, num_workers).values()
+    return directory
 
 
-def changed(item: dict, **settings) -> dict:
-    return item | {"settings": item["settings"] | settings}
+def change_settings(trial: dict, **changes) -> dict:
+    return trial | {"settings": trial["settings"] | changes}
 
 
-def names(store: Path, kind: str) -> list[str]:
+def rename(trial: dict, task: str) -> dict:
+    return trial | {"point": trial["point"] | {"task": task, "name": f"toy {task}"}}
+
+
+def list_names(store: Path, kind: str) -> list[str]:
     return sorted(path.name for path in (store / kind).iterdir() if path.suffix != ".lock")
 
 
-def test_every_point_is_planned_after_a_look_at_all_it_needs(planned, config):
-    words = [f"toy words learning_rate={rate} seed 1" for rate in (0.003, 0.001)]
-    assert list(planned) == [*words, "toy riddles seed 1", "toy pairs"]
-    assert all(item["source"] == config.models["toy"] for item in planned.values())
+def test_suite_can_be_overridden_with_numbers_from_kubeflows_page(config, store):
+    overrides = {"tasks.riddles.seeds": [1.0, 2.0], "tasks.words.grid": {}}
 
+    batches = plan(config, store, overrides=overrides)
 
-def test_a_suite_can_be_changed_field_by_field_as_numbers_come_from_kubeflows_page(config, store):
-    changes = {"tasks.riddles.seeds": [1.0, 2.0], "tasks.words.grid": {}}
-
-    batches = plan_suite.python_func(suite=config.listed(), store=str(store), overrides=changes)
-
-    points = [point for batch in batches for point in parameters.resolve(str(store), batch["points"])]
-    planned = [point["point"]["name"] for point in points]
-    assert planned == ["toy words seed 1", "toy riddles seed 1", "toy riddles seed 2", "toy pairs"]
-
-
-def test_points_that_share_a_step_are_a_reference_that_the_step_reads(config, store, tmp_path, monkeypatch):
-    monkeypatch.setenv("RUN_ID", "toy-1")
-    monkeypatch.setattr(parameters, "MAX_LOOP_STEPS", 3)
-    monkeypatch.setattr(parameters, "TRIALS_PER_STEP", 2)
-
-    batches = plan_suite.python_func(suite=config.listed(), store=str(store))
-
-    points = [parameters.resolve(str(store), batch["points"]) for batch in batches]
-    assert list(map(len, points)) == [2, 2]
-    alone = {"points": parameters.write_reference(str(store), [points[1][-1]])}
-    outputs = {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in
-               {"scores": dsl.Artifact, "metrics": dsl.Metrics}.items()}  # fmt: skip
-    measure.python_func(batch=alone, store=str(store), num_workers=0, **outputs)
-    assert list(json.loads(Path(outputs["scores"].path).read_text())) == [points[1][-1]["point"]["name"]]
+    names = [trial["point"]["name"] for batch in batches for trial in batch]
+    assert names == ["toy words seed 1", "toy riddles seed 1", "toy riddles seed 2", "toy pairs"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "tracker", "message"),
     [
         ({"models.toy": "/nowhere"}, "mlflow", "/nowhere: no such file or directory: give a path, s3://"),
-        (
-            {"tasks.pairs.settings.data": "/nowhere"},
-            "mlflow",
-            "/nowhere: no such file or folder: give a path, or s3://",
-        ),
+        ({"tasks.pairs.settings.data": "/nowhere"}, "mlflow", "/nowhere: no such file or folder: give a path, or s3:"),
         ({"tasks.riddles.seed": [1]}, "mlflow", "suite.tasks.riddles.seed: unknown name; known are"),
         ({}, "none", "a sweep reads its trials from a tracker"),
     ],
 )
-def test_a_suite_that_cannot_be_measured_fails_before_anything_is_trained(
+def test_suite_that_cannot_be_measured_fails_when_it_is_planned(
     config, store, monkeypatch, overrides, tracker, message
 ):
     monkeypatch.setenv(tracking.VARIABLE, tracker)
 
-    with pytest.raises(SystemExit) as ended:
-        plan_suite.python_func(suite=config.listed(), store=str(store), overrides=overrides)
+    with pytest.raises(SystemExit) as exit_info:
+        plan(config, store, overrides=overrides)
 
     outcome = json.loads((store / "outcome/by-hand/plan_suite.json").read_text())
-    assert ended.value.code == 2 and outcome["stage"] == "plan_suite" and message in outcome["message"]
+    assert exit_info.value.code == 2
+    assert outcome["stage"] == "plan_suite"
+    assert message in outcome["message"]
 
 
-def test_a_tuned_model_that_is_damaged_without_a_trace_is_not_measured(planned, store, tmp_path):
-    item = planned["toy words learning_rate=0.003 seed 1"]
-    run_point(item, store, tmp_path)
-    (tuned,) = (path for path in (store / "tuned").iterdir() if path.is_dir())
+def test_trial_is_logged_to_mlflow_and_a_damaged_model_is_not_measured(planned, store, tmp_path):
+    directory = measure_trial(planned[WORDS], store, tmp_path)
+
+    client, parent = connection.connect(store), tracking.open_run(str(store)).id
+    [trial_run] = trial_runs.read(parent)
+    run = client.get_run(trial_run.run_id)
+    tags = {name: run.data.tags[name] for name in ("model", "task", "seed", "grid")}
+    assert tags == {"model": "toy", "task": "words", "seed": "1", "grid": "optimization.learning_rate=0.003"}
+    assert run.info.run_name == run.data.tags["point"] == WORDS
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.parentRunId"] == parent
+    assert run.data.params["settings.optimization.learning_rate"] == "0.003"
+    assert run.data.params["model"] == "toy"
+    scores = json.loads((directory / "scores.json").read_text())
+    assert trial_run.read_scores() == Scores.from_dict(scores)
+    assert run.data.metrics["words/mean"] == scores["mean"]["accuracy"]
+    assert "words/de" in run.data.metrics
+    assert run.data.metrics["words/dev"] == scores["dev"]["mean"]
+    assert [step for step, _ in history(run.info.run_id, "dev/mean")] == [6, 12]
+    assert (scores["training"]["steps"], scores["training"]["examples"]) == (12, 40)
+
+    [tuned] = (path for path in (store / "tuned").iterdir() if path.is_dir())
     weights = tuned / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    # as if a disk had flipped a bit: no time changes
+    # Like a bit that flips on the disk, the change leaves no trace in the times of the file.
     artifact_files.record_verified(tuned, artifact_files.file_state(tuned))
-
-    with pytest.raises(SystemExit) as ended:
-        run_point(item, store, tmp_path, run="toy-2")
-
-    assert ended.value.code == 3
+    with pytest.raises(SystemExit) as exit_info:
+        measure_trial(planned[WORDS], store, tmp_path, "toy-2")
+    assert exit_info.value.code == 3
 
 
-def test_a_point_has_a_run_of_its_own_with_tags_parameters_curve_metrics_and_scores(planned, store, tmp_path):
-    made = run_point(planned["toy words learning_rate=0.003 seed 1"], store, tmp_path)
+def test_other_test_sets_reuse_a_trained_model_and_other_seeds_do_not(planned, store, tmp_path):
+    trial = planned["toy riddles seed 1"]
+    german_test = str(Path(trial["settings"]["test"][0]) / "test-context-de-question-de.json")
 
-    client, parent = connection.connect(store), tracking.open_run(str(store)).id
-    (trial,) = trial_runs.read(parent)
-    run = client.get_run(trial.run_id)
-    tags = {name: run.data.tags[name] for name in ("model", "task", "seed", "grid")}
-    assert tags == {"model": "toy", "task": "words", "seed": "1", "grid": "optimization.learning_rate=0.003"}
-    assert run.info.run_name == run.data.tags["point"] == "toy words learning_rate=0.003 seed 1"
-    assert run.data.params["settings.optimization.learning_rate"] == "0.003" and run.data.params["model"] == "toy"
-    assert run.info.status == "FINISHED" and run.data.tags["mlflow.parentRunId"] == parent
-    scores = json.loads((made / "scores.json").read_text())
-    assert {one.trial.name: one.read_scores() for one in trial_runs.read(parent)} == {
-        run.info.run_name: Scores.from_dict(scores)
-    }
-    assert run.data.metrics["words/mean"] == scores["mean"]["accuracy"] and "words/de" in run.data.metrics
-    assert [step for step, _ in history(run.info.run_id, "dev/mean")] == [6, 12]
-    assert scores["training"] == {"steps": 12, "examples": 40} | scores["training"]
-    assert client.get_run(run.info.run_id).data.metrics["words/dev"] == scores["dev"]["mean"]
+    first = measure_trial(trial, store, tmp_path / "1")
+    [tuned] = list_names(store, "tuned")
+    german = measure_trial(change_settings(trial, test=[german_test]), store, tmp_path / "2", "toy-2")
+    assert list_names(store, "tuned") == [tuned]
+    other_seed = measure_trial(change_settings(trial, seed=2), store, tmp_path / "3", "toy-3")
 
-
-def test_what_only_concerns_testing_retrains_nothing(planned, store, tmp_path, config):
-    item = planned["toy riddles seed 1"]
-    first = run_point(item, store, tmp_path / "1")
-    one = str(Path(item["settings"]["test"][0]) / "test-context-de-question-de.json")
-    tuned = names(store, "tuned")
-
-    second = run_point(changed(item, test=[one]), store, tmp_path / "2", "toy-2")
-    third = run_point(changed(item, seed=2), store, tmp_path / "3", "toy-3")
-
-    assert len({first, second, third}) == 3
-    assert list(json.loads((second / "scores.json").read_text())["languages"]) == ["de"]
-    assert len(tuned) == 1 and len(names(store, "tuned")) == 2
-    assert names(store, "runs") == []  # checkpoints of what is finished are gone
-    assert (store / f"tuned/.{tuned[0]}.lock").is_file()  # nobody else could train the same meanwhile
-    scores = json.loads((second / "scores.json").read_text())
-    assert scores["training"]["tuned"] == f"tuned/{tuned[0]}" and scores["trained_on"] == ["en"]
+    assert len({first, german, other_seed}) == 3
+    assert len(list_names(store, "tuned")) == 2
+    scores = json.loads((german / "scores.json").read_text())
+    assert list(scores["languages"]) == ["de"]
+    assert scores["training"]["tuned"] == f"tuned/{tuned}"
+    assert scores["trained_on"] == ["en"]
+    assert list_names(store, "runs") == []  # the checkpoints of finished trainings are deleted
+    assert (store / f"tuned/.{tuned}.lock").is_file()  # a concurrent trial would have waited
 
 
-def test_with_dropout_in_the_encoder_other_workers_are_another_training(planned, store, tmp_path, monkeypatch):
+def test_number_of_workers_decides_a_model_only_with_dropout_in_its_encoder(planned, store, tmp_path, monkeypatch):
     monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.process)
-    item, made = planned["toy riddles seed 1"], {}
+    trial = planned["toy riddles seed 1"]
+    optimization = trial["settings"]["optimization"] | {"steps": 3}
+    model_counts = []
     for dropout in (0.0, 0.1):
-        for workers in (0, 2):
-            point = changed(item, dropout=dropout, optimization=item["settings"]["optimization"] | {"steps": 3})
-            run_point(point, store, tmp_path / f"{dropout}-{workers}", f"toy-{dropout}", workers)
-            made[dropout, workers] = set(names(store, "tuned"))
+        for num_workers in (0, 2):
+            changed_trial = change_settings(trial, dropout=dropout, optimization=optimization)
+            measure_trial(changed_trial, store, tmp_path / f"{dropout}-{num_workers}", f"toy-{dropout}", num_workers)
+            model_counts.append(len(list_names(store, "tuned")))
 
-    assert made[0.0, 0] == made[0.0, 2] and len(made[0.1, 0]) == 2 and len(made[0.1, 2]) == 3
+    assert model_counts == [1, 1, 2, 3]
 
 
-def test_an_encoder_is_measured_as_it_is_and_once_for_tasks_of_two_names(planned, store, tmp_path):
-    item = planned["toy pairs"]
-    other = item | {"point": item["point"] | {"task": "tatoeba", "name": "toy tatoeba"}}
+def test_task_without_training_is_measured_once_under_two_names(planned, store, tmp_path):
+    scores = measure_trial(planned["toy pairs"], store, tmp_path / "1")
+    renamed_scores = measure_trial(rename(planned["toy pairs"], "tatoeba"), store, tmp_path / "2")
 
-    scores = run_point(item, store, tmp_path / "1")
-
-    assert scores == run_point(other, store, tmp_path / "2")
-    assert not (store / "tuned").exists() and (scores / "misses.parquet").is_file()
+    assert scores == renamed_scores
+    assert not (store / "tuned").exists()
+    assert (scores / "misses.parquet").is_file()
     assert json.loads((scores / "scores.json").read_text())["training"] == {}
-    named = {run.trial.task: set(run.metrics) for run in trial_runs.read(tracking.open_run(str(store)).id)}
-    assert "pairs/xx_en" in named["pairs"] and "tatoeba/xx_en" in named["tatoeba"] - named["pairs"]
+    metrics = {run.trial.task: set(run.metrics) for run in trial_runs.read(tracking.open_run(str(store)).id)}
+    assert "pairs/xx_en" in metrics["pairs"]
+    assert "tatoeba/xx_en" in metrics["tatoeba"] - metrics["pairs"]
 
 
 @pytest.fixture
 def pairs(planned) -> dict[str, dict]:
-    """Two points that train nothing, by name; the first reads what is not there."""
-    item = planned["toy pairs"]
-    gone = item | {"point": item["point"] | {"task": "gone", "name": "toy gone"}}
-    return {"gone": changed(gone, data="/nowhere"), "pairs": item}
-
-
-@pytest.mark.slow
-def test_a_point_of_a_batch_that_fails_fails_its_step_but_not_the_points_behind_it(pairs, store, tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        run_batch(list(pairs.values()), store, tmp_path / "1")
-
-    said = json.loads((store / "outcome/toy-1/measure-toy-gone.json").read_text())
-    assert ended.value.code == 2 and (said["stage"], said["code"]) == ("measure toy gone", 2)
-    found = trial_runs.read(tracking.open_run(str(store)).id)
-    assert {one.trial.name: one.status for one in found} == {
-        "toy gone": "RUNNING",
-        "toy pairs": "FINISHED",
-    }
-    made = {path: path.stat().st_mtime_ns for path in (store / "points").glob("*/*")}
-
-    run_point(pairs["pairs"], store, tmp_path / "2")  # alone it is the same, and nothing is done twice
-
-    assert made and made == {path: path.stat().st_mtime_ns for path in (store / "points").glob("*/*")}
+    """Return two trials that train nothing, by name. The first cannot read its data."""
+    trial = planned["toy pairs"]
+    return {"gone": change_settings(rename(trial, "gone"), data="/nowhere"), "pairs": trial}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "outcome", "finished"),
-    [(signal.SIGKILL, "WorkerLost", ["toy pairs"]), (signal.SIGTERM, "Preempted", [])],
+    ("number", "error_class", "code", "finished"),
+    [
+        (None, "InputError", 2, ["toy pairs"]),
+        (signal.SIGKILL, "WorkerLost", 75, ["toy pairs"]),
+        (signal.SIGTERM, "Preempted", 75, []),
+    ],
 )
-def test_a_point_that_is_killed_is_one_point_lost_and_a_step_that_must_go_begins_no_other(
-    pairs, store, tmp_path, number, outcome, finished
+def test_failed_or_killed_trial_is_lost_alone_and_a_stopped_step_starts_no_other(
+    pairs, store, tmp_path, number, error_class, code, finished
 ):
-    def end_first() -> None:
-        while not (children := multiprocessing.active_children()):
-            time.sleep(0.01)
-        if number == signal.SIGKILL:
-            children[0].kill()
-        else:
-            os.kill(os.getpid(), number)  # as Kubernetes does it, to the step
+    def send_signal() -> None:
+        until(multiprocessing.active_children)
+        # The kernel kills a child that uses too much memory, but Kubernetes stops the step.
+        process_id = multiprocessing.active_children()[0].pid if number == signal.SIGKILL else os.getpid()
+        os.kill(process_id, number)
 
-    thread = threading.Thread(target=end_first)
-    thread.start()
-    with pytest.raises(SystemExit) as ended:
-        run_batch(list(pairs.values()), store, tmp_path)
-    thread.join()
+    if number:
+        threading.Thread(target=send_signal).start()
+    with pytest.raises(SystemExit) as exit_info:
+        measure_batch(list(pairs.values()), store, tmp_path)
 
-    said = json.loads((store / "outcome/toy-1/measure-toy-gone.json").read_text())
-    assert ended.value.code == 75 and said["class"] == outcome
-    found = trial_runs.read(tracking.open_run(str(store)).id)
-    assert [one.trial.name for one in found if one.status == "FINISHED"] == finished
+    outcome = json.loads((store / "outcome/toy-1/measure-toy-gone.json").read_text())
+    assert exit_info.value.code == outcome["code"] == code
+    assert (outcome["stage"], outcome["class"]) == ("measure toy gone", error_class)
+    runs_of_trials = trial_runs.read(tracking.open_run(str(store)).id)
+    assert [run.trial.name for run in runs_of_trials if run.status == "FINISHED"] == finished
 
 
-def test_the_summary_goes_to_the_pipelines_run_and_what_nobody_works_on_is_closed(planned, config, store, tmp_path):
-    run_point(planned["toy pairs"], store, tmp_path / "kfp")
-    abandoned = tracking.open_run(str(store), planned["toy riddles seed 1"]["point"]).id
-    kinds = {"comparison": dsl.Artifact, "report": dsl.HTML, "metrics": dsl.Metrics}
-    outputs = {name: kind(name=name, uri=str(tmp_path / "kfp" / name)) for name, kind in kinds.items()}
+def test_more_metrics_than_one_request_accepts_are_logged(store):
+    run_id = tracking.open_run(str(store)).id
+    MlflowRun(run_id).log_metrics({f"pairs/x{number}": number / 2000 for number in range(1500)})
 
-    parent = tracking.open_run(str(store)).id
-
-    summarise.python_func(suite=config.listed(), store=str(store), **outputs)
-
-    client = connection.connect(store)
-    assert client.get_run(parent).info.status == "FAILED"  # not all of its points are finished
-    made = artifacts.resolve(outputs["comparison"])[0]
-    summary = json.loads((made / "suite.json").read_text())
-    assert summary["unfinished"] == [name for name in planned if name != "toy pairs"]
-    assert Path(outputs["report"].path).read_text() == (made / "suite.html").read_text()
-    metrics = client.get_run(parent).data.metrics
-    assert metrics["pairs/xx_en"] == outputs["metrics"].metadata["pairs_xx_en"]
-    assert {"suite/suite.html", "suite/suite.json"} <= {a.path for a in client.list_artifacts(parent, "suite")}
-    assert client.get_run(abandoned).info.status == "FAILED"
-
-
-def test_more_metrics_than_one_request_takes_are_logged(store):
-    run = tracking.open_run(str(store)).id
-    MlflowRun(run).log_metrics({f"pairs/x{number}": number / 2000 for number in range(1500)})
-
-    assert len(connection.connect(store).get_run(run).data.metrics) == 1500
+    assert len(connection.connect(store).get_run(run_id).data.metrics) == 1500

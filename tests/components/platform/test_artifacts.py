@@ -1,4 +1,4 @@
-"""Artifacts: built whole, found by content, verified."""
+"""Artifacts are built completely or not at all, found by the digest of their inputs, and verified."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ import pytest
 
 from components.platform import artifact_files, artifacts
 from infoxlm_core import manifests, run_file
-from infoxlm_core.config import EvaluationConfig, PretrainingConfig, TokenizationConfig
+from infoxlm_core.config import PretrainingConfig, TokenizationConfig
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 
 URL = "s3://models/store"
@@ -22,155 +22,136 @@ def build(output: Path) -> dict:
     return {"lines": 3}
 
 
-def test_an_artifact_is_made_once_and_found_again(tmp_path):
-    first = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
+def get_or_build(store: Path, build=build) -> Path:
+    return artifacts.get_or_build(str(store), "corpus", "abc", build)
 
-    again = artifacts.get_or_build(str(tmp_path), "corpus", "abc", lambda output: pytest.fail("made twice"))
 
-    assert again == first and manifests.read(first, "corpus", "x")["facts"] == {"lines": 3}
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_published_artifact_is_found_by_the_next_stage(tmp_path):
+    directory = get_or_build(tmp_path)
+    output = SimpleNamespace(path=str(tmp_path / "kfp" / "corpus"), metadata={})
+
+    artifacts.publish(output, directory)
+
+    digest = manifests.read(directory, "corpus", "x")["digest"]
+    assert artifacts.resolve(output) == (directory, digest)
+    assert output.metadata["digest"] == digest
+    assert get_or_build(tmp_path, lambda output: pytest.fail("built twice")) == directory
 
 
 @pytest.mark.item("F14")
-def test_a_stage_that_fails_leaves_nothing_behind(tmp_path):
+def test_failed_build_leaves_no_files(tmp_path):
     def fail(output: Path) -> dict:
         build(output)
         raise InputError("no")
 
     with pytest.raises(InputError):
-        artifacts.get_or_build(str(tmp_path), "corpus", "abc", fail)
+        get_or_build(tmp_path, fail)
 
     assert list((tmp_path / "corpus").iterdir()) == []
 
 
 @pytest.mark.item("F14")
-def test_what_a_dead_process_left_half_made_is_swept(tmp_path):
+def test_folder_of_a_dead_build_is_removed_and_that_of_a_running_one_stays(tmp_path):
     (tmp_path / "corpus" / ".making-xyz").mkdir(parents=True)
     (tmp_path / "corpus" / ".making-xyz.lock").touch()
 
-    artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
-
-    assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["abc"]
-
-
-def test_what_a_living_process_is_making_stays(tmp_path):
-    def look(output: Path) -> dict:
+    def build_another_meanwhile(output: Path) -> dict:
         artifacts.get_or_build(str(tmp_path), "corpus", "other", build)
         assert output.is_dir()
         return build(output)
 
-    artifacts.get_or_build(str(tmp_path), "corpus", "abc", look)
+    get_or_build(tmp_path, build_another_meanwhile)
 
     assert {path.name for path in (tmp_path / "corpus").iterdir()} == {"abc", "other"}
 
 
 @pytest.mark.item("F14")
-def test_two_who_need_the_same_make_it_one_after_the_other_and_once(tmp_path):
-    made, inside, most = [], [], []
+def test_concurrent_stages_build_an_artifact_once_and_one_at_a_time(tmp_path):
+    builds, running, running_counts = [], [], []
 
-    def need(number: int) -> None:
-        with artifacts.exclusive(str(tmp_path), "tuned", "abc"):
-            inside.append(number)
-            most.append(len(inside))
-            artifacts.get_or_build(str(tmp_path), "tuned", "abc", lambda output: made.append(number) or time.sleep(0.2))
-            inside.remove(number)
+    def run_stage(number: int) -> None:
+        with artifacts.exclusive(str(tmp_path), "corpus", "abc"):
+            running.append(number)
+            running_counts.append(len(running))
+            get_or_build(tmp_path, lambda output: builds.append(number) or time.sleep(0.2))
+            running.remove(number)
 
-    threads = [threading.Thread(target=need, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=run_stage, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    assert len(made) == 1 and most == [1, 1, 1]
+    assert len(builds) == 1
+    assert running_counts == [1, 1, 1]
 
 
-def test_a_found_artifact_is_verified(tmp_path):
-    made = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
-    (made / "part/file").write_text("cOntent")
-
-    with pytest.raises(DataCorrupt, match="sha256"):
-        artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
-
-
-def test_a_found_artifact_is_hashed_again_only_if_a_file_was_touched(tmp_path, monkeypatch):
-    made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
+def test_files_are_hashed_again_only_after_a_change(tmp_path, monkeypatch):
+    directory = get_or_build(tmp_path)
     hashed: list[Path] = []
-    hash_of = manifests.file_sha256
-    monkeypatch.setattr(manifests, "file_sha256", lambda path: hashed.append(path) or hash_of(path))
+    file_sha256 = manifests.file_sha256
+    monkeypatch.setattr(manifests, "file_sha256", lambda path: hashed.append(path) or file_sha256(path))
 
-    artifacts.lookup(str(tmp_path), "pretrained", "abc")
+    artifacts.lookup(str(tmp_path), "corpus", "abc")
     assert hashed == []
 
-    (made / "part/file").touch()
-    artifacts.lookup(str(tmp_path), "pretrained", "abc")
-    artifacts.lookup(str(tmp_path), "pretrained", "abc")
-    assert hashed == [made / "part/file"]
+    (directory / "part/file").touch()
+    artifacts.lookup(str(tmp_path), "corpus", "abc")
+    artifacts.lookup(str(tmp_path), "corpus", "abc")
+    assert hashed == [directory / "part/file"]
+
+    artifact_files.marker_of(directory).write_bytes(b"\xff\xfe")  # an unreadable record
+    artifacts.lookup(str(tmp_path), "corpus", "abc")
+    assert hashed == [directory / "part/file"] * 2
 
 
-def test_a_mark_of_what_was_compared_that_cannot_be_read_says_nothing(tmp_path):
-    made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
-    artifact_files.marker_of(made).write_bytes(b"\xff\xfe")
+def test_damage_is_found_by_its_time_or_when_the_files_are_read(tmp_path):
+    directory = get_or_build(tmp_path)
+    (directory / "part/file").write_text("cOntent")
 
-    assert artifacts.lookup(str(tmp_path), "pretrained", "abc") == made
-    assert artifact_files.marker_of(made).read_text() == artifact_files.file_state(made)
-
-
-def test_what_is_damaged_without_a_trace_is_found_when_it_is_read(tmp_path):
-    made = artifacts.get_or_build(str(tmp_path), "pretrained", "abc", build)
-    (made / "part/file").write_text("cOntent")
-    # as if a disk had flipped a bit: no time changes
-    artifact_files.record_verified(made, artifact_files.file_state(made))
-
-    assert artifacts.lookup(str(tmp_path), "pretrained", "abc") == artifacts.locate(str(made), hashed=False) == made
     with pytest.raises(DataCorrupt, match="sha256"):
-        artifacts.locate(str(made))
+        get_or_build(tmp_path)
+    # Like a bit that flips on the disk, the change leaves no trace in the times of the file.
+    artifact_files.record_verified(directory, artifact_files.file_state(directory))
+    assert artifacts.lookup(str(tmp_path), "corpus", "abc") == directory
+    with pytest.raises(DataCorrupt, match="sha256"):
+        artifacts.locate(str(directory))
 
 
-def test_the_key_of_an_artifact_stays_the_same_from_release_to_release():
+def test_keys_stay_the_same_in_all_releases():
     demo = run_file.load(Path(__file__).parents[3] / "configs/demo.yaml")
-    keys = {
+    inputs_by_key = {
         "f228c8c8f7d18736": ("shards", TokenizationConfig(vocabulary_size=160), "sha256:a"),
         "903a61541685f792": ("shards", TokenizationConfig(), "a"),
         "bf690de7d8d4d13f": ("shards", TokenizationConfig(model="m.model", processes=3), "a"),
         "d47e838644711a42": ("corpus", demo.preparation, "a"),
     }
 
-    for key, inputs in keys.items():
+    for key, inputs in inputs_by_key.items():
         assert artifacts.key_of(*inputs) == key
-    assert artifacts.key_of("shards", TokenizationConfig(prefix="query: "), "a") not in keys
+    assert artifacts.key_of("shards", TokenizationConfig(prefix="query: "), "a") not in inputs_by_key
 
 
-def test_the_key_changes_with_config_and_inputs_but_not_with_how_often_to_save():
-    config = PretrainingConfig()
+def test_key_depends_on_all_that_decides_the_result_and_on_nothing_else(monkeypatch):
+    key = artifacts.key_of("pretrained", PretrainingConfig(), "a")
+
     saving = PretrainingConfig(log_every=3, checkpoints={"every": 7, "resume": "pretrained-3f"})
+    assert artifacts.key_of("pretrained", saving, "a") == key
+    monkeypatch.setattr(manifests, "describe_software", lambda: {"code": "sha256:other", "torch": "99"})
+    assert artifacts.key_of("pretrained", PretrainingConfig(), "a") == key
 
-    assert artifacts.key_of("pretrained", config, "a") == artifacts.key_of("pretrained", saving, "a")
-    others = [
-        artifacts.key_of("pretrained", config, "b"),
-        artifacts.key_of("tuned", config, "a"),
+    other_keys = [
+        artifacts.key_of("pretrained", PretrainingConfig(), "b"),
+        artifacts.key_of("tuned", PretrainingConfig(), "a"),
         artifacts.key_of("pretrained", PretrainingConfig(seed=2), "a"),
     ]
-    assert len({artifacts.key_of("pretrained", config, "a"), *others}) == 4
-
-
-def test_the_key_changes_with_the_version_of_its_stage_and_not_with_code_or_libraries(monkeypatch):
-    before = artifacts.key_of("corpus", EvaluationConfig(), "a")
-
-    monkeypatch.setattr(manifests, "describe_software", lambda: {"code": "sha256:other", "torch": "99"})
-    assert artifacts.key_of("corpus", EvaluationConfig(), "a") == before
-
-    monkeypatch.setitem(manifests.VERSIONS, "corpus", manifests.VERSIONS["corpus"] + 1)
-    assert artifacts.key_of("corpus", EvaluationConfig(), "a") != before
-
-
-def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
-    made = artifacts.get_or_build(str(tmp_path), "corpus", "abc", build)
-    artifact = SimpleNamespace(path=str(tmp_path / "kfp" / "corpus"), metadata={})
-
-    artifacts.publish(artifact, made)
-
-    location, digest = artifacts.resolve(artifact)
-    assert location == made and digest == manifests.read(made, "corpus", "x")["digest"] == artifact.metadata["digest"]
-    assert artifacts.key_of("scores", EvaluationConfig(), digest)
+    monkeypatch.setitem(manifests.VERSIONS, "pretrained", manifests.VERSIONS["pretrained"] + 1)
+    other_keys.append(artifacts.key_of("pretrained", PretrainingConfig(), "a"))
+    assert len({key, *other_keys}) == 5
 
 
 # ---------------------------------------------------------------- a store on S3
@@ -178,74 +159,67 @@ def test_a_published_artifact_is_found_by_the_next_stage(tmp_path):
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
-    """A cache of this test's, and no pauses between attempts of the S3 client."""
+    """Use a new cache, and no pauses between attempts of the S3 client."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def write_file(output: Path) -> dict:
-    (output / "file").write_text("content")
-    return {"lines": 1}
-
-
-def test_each_store_has_a_local_copy_of_its_own_that_says_of_which_store_it_is(own_cache):
+def test_each_store_has_a_local_copy_that_names_the_store(own_cache):
     assert len({artifacts.local_directory(f"s3://models/{name}") for name in ("x/a", "x-a", "x_a")}) == 3
     (artifacts.local_directory("s3://models/x") / "COPY_OF").write_bytes(b"\xff")
 
     assert artifacts.url_of(artifacts.local_directory("s3://models/x") / "corpus/abc") == "s3://models/x/corpus/abc"
 
 
-@pytest.mark.parametrize("inner", ["../../outside", "/outside"])
-def test_a_location_that_leads_out_of_its_artifact_is_refused(own_cache, bucket, inner):
-    artifacts.get_or_build(URL, "corpus", KEY, write_file)
+@pytest.mark.parametrize("inner_path", ["../../outside", "/outside"])
+def test_location_outside_of_its_artifact_is_refused(own_cache, bucket, inner_path):
+    artifacts.get_or_build(URL, "corpus", KEY, build)
 
     with pytest.raises(InputError, match="the file name leads out of its folder"):
-        artifacts.locate(f"{URL}/corpus/{KEY}/{inner}")
+        artifacts.locate(f"{URL}/corpus/{KEY}/{inner_path}")
 
 
 @pytest.mark.item("P5")
-@pytest.mark.parametrize("unnoticed", [False, True])
-@pytest.mark.parametrize("file", ["file", manifests.NAME])
-def test_a_damaged_copy_of_an_artifact_is_fetched_again(own_cache, bucket, file, unnoticed):
-    made = artifacts.get_or_build(URL, "pretrained", KEY, write_file)
-    whole = tree(made)
-    (made / file).write_bytes(b"x" * len(whole[file]))
-    if unnoticed:
-        artifact_files.record_verified(made, artifact_files.file_state(made))
+@pytest.mark.parametrize("leaves_trace", [True, False])
+@pytest.mark.parametrize("file", ["part/file", manifests.NAME])
+def test_damaged_copy_is_downloaded_again(own_cache, bucket, file, leaves_trace):
+    directory = artifacts.get_or_build(URL, "pretrained", KEY, build)
+    original = contents(directory)
+    (directory / file).write_bytes(b"x" * len(original[file]))
+    if not leaves_trace:
+        artifact_files.record_verified(directory, artifact_files.file_state(directory))
 
-    assert tree(artifacts.locate(f"{URL}/pretrained/{KEY}")) == whole
+    assert contents(artifacts.locate(f"{URL}/pretrained/{KEY}")) == original
 
 
-def test_an_artifact_that_was_made_but_not_uploaded_is_uploaded_and_not_made_again(own_cache, bucket, faults):
+def test_artifact_that_could_not_be_uploaded_is_not_built_again(own_cache, bucket, faults):
     faults.inject("PUT", "corpus/abc", "503")
     builds = []
 
-    def build(output: Path) -> dict:
+    def build_and_count(output: Path) -> dict:
         builds.append(output)
-        return write_file(output)
+        return build(output)
 
     with pytest.raises(StorageUnavailable):
-        artifacts.get_or_build(URL, "corpus", "abc", build)
+        artifacts.get_or_build(URL, "corpus", "abc", build_and_count)
     assert artifacts.lookup(URL, "corpus", "abc") is None
     faults.heal()
 
-    artifacts.get_or_build(URL, "corpus", "abc", build)
+    artifacts.get_or_build(URL, "corpus", "abc", build_and_count)
 
-    assert len(builds) == 1 and artifacts.lookup(URL, "corpus", "abc")
+    assert len(builds) == 1
+    assert artifacts.lookup(URL, "corpus", "abc")
 
 
-def test_of_two_machines_that_made_the_same_the_first_to_upload_counts(own_cache, bucket, tmp_path, monkeypatch):
-    def build_second(output: Path) -> dict:
+def test_first_upload_counts_if_two_machines_build_the_same(own_cache, bucket, tmp_path, monkeypatch):
+    def build_after_another_machine(output: Path) -> dict:
         monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "other machine"))
-        artifacts.get_or_build(URL, "corpus", "abc", write_file)
+        artifacts.get_or_build(URL, "corpus", "abc", build)
         monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
-        (output / "file").write_text("second")
+        (output / "part").mkdir()
+        (output / "part" / "file").write_text("second")
         return {}
 
-    found = artifacts.get_or_build(URL, "corpus", "abc", build_second)
+    directory = artifacts.get_or_build(URL, "corpus", "abc", build_after_another_machine)
 
-    assert (found / "file").read_text() == "content"
+    assert (directory / "part" / "file").read_text() == "content"

@@ -1,4 +1,4 @@
-"""How stages end: what is written where, and who reads it."""
+"""A failed stage reports one line, an exit code and an outcome in the store."""
 
 import errno
 import json
@@ -24,36 +24,36 @@ from infoxlm_core.errors import CorpusTooSmall, DataCorrupt, StorageFull, Traini
         (RuntimeError("surprise"), 70, "InfoXLMError"),
     ],
 )
-def test_every_ending_has_one_line_and_its_exit_code(tmp_path, capsys, monkeypatch, error, code, name):
+def test_every_error_has_a_line_an_exit_code_and_an_outcome(tmp_path, capsys, monkeypatch, error, code, name):
     monkeypatch.setenv("RUN_ID", "run-1")
-    with pytest.raises(SystemExit) as ended, runtime.report_failure(str(tmp_path), "prepare_corpus"):
+    with pytest.raises(SystemExit) as exit_info, runtime.report_failure(str(tmp_path), "prepare_corpus"):
         raise error
 
-    assert ended.value.code == code
+    assert exit_info.value.code == code
     outcome = json.loads((tmp_path / "outcome/run-1/prepare_corpus.json").read_text())
     assert (outcome["stage"], outcome["code"], outcome["class"]) == ("prepare_corpus", code, name)
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"prepare_corpus: {name}: ")
 
 
-def test_a_pod_without_the_id_of_its_run_is_refused_since_kubeflow_is_too_old(tmp_path, monkeypatch, capsys):
+def test_kubeflow_without_run_ids_is_refused_as_too_old(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
     monkeypatch.delenv("RUN_ID", raising=False)
 
-    with pytest.raises(SystemExit) as ended, runtime.report_failure(str(tmp_path), "prepare_corpus"):
-        pytest.fail("it ran")
+    with pytest.raises(SystemExit) as exit_info, runtime.report_failure(str(tmp_path), "prepare_corpus"):
+        pytest.fail("the body ran")
 
-    assert ended.value.code == 2
+    assert exit_info.value.code == 2
     assert "RUN_ID is not set: Kubeflow Pipelines is too old" in capsys.readouterr().err
 
 
-def test_a_slash_at_the_end_of_a_store_is_refused(capsys):
+def test_store_with_a_slash_at_its_end_is_refused(capsys):
     with pytest.raises(SystemExit), runtime.report_failure("s3://models/store/", "pretrain"):
-        pytest.fail("it ran")
+        pytest.fail("the body ran")
 
     assert "store s3://models/store/: remove the slash at its end" in capsys.readouterr().err
 
 
-def test_the_failure_of_a_run_is_that_of_the_stage_that_failed_last(anywhere, monkeypatch):
+def test_failure_of_a_run_is_that_of_its_last_failed_stage(anywhere, monkeypatch):
     for run, stage, error in (
         ("r-1", "finetune", StorageFull), ("r-2", "evaluate", ValueError), ("r-1", "pretrain", TrainingDiverged),
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""A training whose machines share nothing but S3: it goes on wherever somebody starts it again."""
+"""Work whose processes share only a store on S3: it continues on another machine, and in the pods of a job."""
 
 import contextlib
 import json
@@ -28,309 +28,297 @@ from infoxlm_core.errors import (
     TrainingDiverged,
 )
 from infoxlm_core.training import tracker
+from tests.servers.processes import until
 from tests.toys.exports import save_encoder
 from tests.toys.pretraining import tiny_config
 
 URL = "s3://models/store"
 KEY = "0123456789abcdef"
+RUN = "runs/pretrained-abc"
 STEPS = 30
+CLUSTER = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}"}
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def first_machine(tmp_path, monkeypatch):
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "first machine"))
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
 
 
+def make_work(store: str, shards: Path, steps: int = STEPS, job: str = "") -> Work:
+    """Return the description of a pre-training."""
+    config = tiny_config(optimization={"steps": steps}, checkpoints={"every": 4}).model_dump(mode="json")
+    inputs = {"shards_path": str(shards)}
+    return Work("pretrain", store, "pretrained", KEY, config, 0, inputs, "pretrained-abc", job=job)
+
+
 @pytest.fixture
 def work(tiny_shards) -> Work:
-    config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
-    return Work(
-        "pretrain", URL, "pretrained", KEY, config.model_dump(mode="json"), 0, {"shards_path": str(tiny_shards)},
-        "pretrained-abc",
-    )  # fmt: skip
+    return make_work(URL, tiny_shards)
+
+
+def submit_job(shards: Path, job: str, steps: int = 100_000) -> tuple[Work, str]:
+    """Write the work of a job into the store. Return the work and its location."""
+    work = make_work(URL, shards, steps, job)
+    artifacts.write(URL, f"work/{job}.json", json.dumps(asdict(work)))
+    return work, f"{URL}/work/{job}.json"
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tiny_shards, tmp_path_factory) -> list:
-    """The curve of the same training on one machine, in a directory."""
-    config = tiny_config(optimization={"steps": STEPS}, checkpoints={"every": 4})
-    store = tmp_path_factory.mktemp("store")
-    done = launchers.run(
-        Work("pretrain", str(store), "pretrained", "abc", config.model_dump(mode="json"), 0,
-             {"shards_path": str(tiny_shards)}, "pretrained-abc")
-    )  # fmt: skip
-    return curve(done)
+def undisturbed_losses(tiny_shards, tmp_path_factory) -> list:
+    """Return the losses of the same training on one machine, in a directory."""
+    return read_losses(launchers.run(make_work(str(tmp_path_factory.mktemp("store")), tiny_shards)))
 
 
-def curve(made: Path) -> list:
-    return [(step, {name: value.hex() for name, value in values.items() if "loss" in name})
-            for step, values in tracker.read(made / "encoder" / tracker.METRICS)]  # fmt: skip
+def read_losses(artifact: Path) -> list:
+    """Return the losses of each step to the last bit."""
+    return [
+        (step, {name: value.hex() for name, value in values.items() if "loss" in name})
+        for step, values in tracker.read(artifact / "encoder" / tracker.METRICS)
+    ]
 
 
-def stop_soon(monkeypatch, after: int) -> None:
-    """Let somebody ask for a stop as soon as a number of checkpoints exist."""
+def list_checkpoints() -> list[str]:
+    return RemoteRun(f"{URL}/{RUN}", "").names()
+
+
+def request_stop_after(monkeypatch, stop_step: int) -> None:
+    """Request a stop as soon as the checkpoint of a step is saved."""
     send = RemoteRun.send
 
-    def send_and_ask(self: RemoteRun, directory: Path, *given) -> None:
-        send(self, directory, *given)
-        if int(directory.name.partition("=")[2]) == after:
-            artifacts.write(URL, f"{self.url.removeprefix(URL + '/')}/stop", "")
+    def send_and_request_stop(self: RemoteRun, directory: Path, *arguments) -> None:
+        send(self, directory, *arguments)
+        if directory.name == f"step={stop_step:010d}":
+            artifacts.write(URL, f"{RUN}/stop", "")
             self._check_for_stop()
 
-    monkeypatch.setattr(RemoteRun, "send", send_and_ask)
+    monkeypatch.setattr(RemoteRun, "send", send_and_request_stop)
 
 
-def preempted(work: Work, monkeypatch, after: int = 12) -> None:
+def train_until(stop_step: int, work: Work, monkeypatch) -> None:
+    """Train, and stop at the step after a checkpoint."""
     with monkeypatch.context() as patch:
-        stop_soon(patch, after)
+        request_stop_after(patch, stop_step)
         with pytest.raises(Preempted, match="asked to stop after step"):
             launchers.run(work)
 
 
 @pytest.mark.item("F11")
-def test_a_run_stopped_on_one_machine_ends_on_another_as_if_nothing_had_happened(
-    bucket, work, undisturbed, tmp_path, monkeypatch, caplog
+def test_training_that_stopped_on_one_machine_continues_exactly_on_another(
+    bucket, work, undisturbed_losses, tmp_path, monkeypatch, caplog
 ):
-    preempted(work, monkeypatch)
+    train_until(12, work, monkeypatch)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
     caplog.set_level("INFO")
 
-    made = launchers.run(replace(work, job="j-second"))
+    artifact = launchers.run(replace(work, job="j-second"))
 
-    assert "resuming after step 13" in caplog.text and str(tmp_path / "second machine") in str(made)
-    assert curve(made) == undisturbed and len(undisturbed) == STEPS
+    assert "resuming after step 13" in caplog.text
+    assert artifact.is_relative_to(tmp_path / "second machine")
+    assert read_losses(artifact) == undisturbed_losses
+    assert len(undisturbed_losses) == STEPS
     assert artifact_files.manifest(f"{URL}/pretrained/{KEY}")["kind"] == "pretrained"
-    assert artifacts.read(URL, "runs/pretrained-abc/stop") is None
+    assert artifacts.read(URL, f"{RUN}/stop") is None
     manifests.read(artifacts.locate(f"{URL}/pretrained/{KEY}/encoder"), "encoder", "pretrain")
 
 
-def test_a_training_from_s3_downloads_its_text_while_it_trains(bucket, work, undisturbed, tiny_shards):
+def test_training_streams_shards_from_s3(bucket, work, undisturbed_losses, tiny_shards):
     shards = f"{URL}/shards/{KEY}"
     artifact_files.push(tiny_shards, shards)
 
-    made = launchers.run(replace(work, artifacts={"shards_path": shards}))
+    artifact = launchers.run(replace(work, artifacts={"shards_path": shards}))
 
-    assert curve(made) == undisturbed
+    assert read_losses(artifact) == undisturbed_losses
     local_copy = artifacts.local_directory(URL) / "shards" / KEY
-    assert not local_copy.exists() and artifacts.streaming_directory(local_copy).is_dir()
+    assert not local_copy.exists()
+    assert artifacts.streaming_directory(local_copy).is_dir()
 
 
 @pytest.mark.item("F05", "F06")
-def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_when_all_are_damaged_nothing_starts_over(
-    bucket, work, undisturbed, tmp_path, monkeypatch, caplog
+def test_damaged_checkpoint_is_skipped_for_an_older_one_and_none_valid_ends_the_run(
+    bucket, work, tmp_path, monkeypatch, caplog
 ):
-    preempted(work, monkeypatch)
-    names = RemoteRun(f"{URL}/runs/pretrained-abc", "me").names()
-    assert names == [f"step={step:010d}" for step in (8, 12, 13)]
-
     def damage(name: str) -> None:
-        item = bucket.Object(f"store/runs/pretrained-abc/{name}/state.safetensors")
+        item = bucket.Object(f"store/{RUN}/{name}/state.safetensors")
         content = bytearray(item.get()["Body"].read())
         content[-1] ^= 1
         item.put(Body=bytes(content))
 
-    damage(names[2])
+    train_until(12, work, monkeypatch)
+    newest = "step=0000000013"
+    assert list_checkpoints() == ["step=0000000008", "step=0000000012", newest]
+    damage(newest)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
-    preempted(work, monkeypatch, after=16)
+    train_until(16, work, monkeypatch)
     assert "CheckpointCorrupt step=13" in caplog.text
 
-    for name in RemoteRun(f"{URL}/runs/pretrained-abc", "me").names():
-        if name != names[2]:
-            damage(name)
+    for name in set(list_checkpoints()) - {newest}:
+        damage(name)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "third machine"))
     with pytest.raises(NoValidCheckpoint, match="no checkpoint is valid"):
         launchers.run(work)
 
 
 @pytest.mark.item("F08")
-def test_saves_that_do_not_arrive_are_borne_twice_and_then_end_the_run(bucket, faults, work, caplog):
-    faults.inject("PUT", "runs/pretrained-abc/step=", "503")
+def test_third_failed_upload_in_a_row_ends_the_run(bucket, faults, work, caplog):
+    faults.inject("PUT", f"{RUN}/step=", "503")
 
     with pytest.raises(StorageUnavailable):
         launchers.run(work)
 
-    assert [f"was not uploaded (attempt {n} of 3)" in caplog.text for n in (1, 2, 3)] == [True] * 3
+    attempts = [f"was not uploaded (attempt {number} of 3)" in caplog.text for number in (1, 2, 3)]
+    assert attempts == [True, True, True]
     assert "saved checkpoint" not in caplog.text
     faults.heal()
-    assert RemoteRun(f"{URL}/runs/pretrained-abc", "me").names() == []
+    assert list_checkpoints() == []
 
 
 @pytest.mark.item("F08")
-def test_a_checkpoint_that_nothing_follows_must_arrive(bucket, faults, work, monkeypatch):
-    stop_soon(monkeypatch, after=4)
-    faults.inject("PUT", "step=0000000005", "503")  # the save that the request asks for
+def test_failed_upload_of_the_last_checkpoint_fails_the_run(bucket, faults, work, monkeypatch):
+    request_stop_after(monkeypatch, 4)
+    faults.inject("PUT", "step=0000000005", "503")  # the checkpoint that the request demands
 
     with pytest.raises(StorageUnavailable):
         launchers.run(work)
 
 
 @pytest.mark.item("F19")
-def test_a_pod_that_must_go_lets_the_training_save_first(bucket, work, monkeypatch):
+def test_stopped_pod_waits_until_the_training_has_saved(bucket, tiny_shards, monkeypatch):
     monkeypatch.setattr(lease, "_POLL", 0.05)
-    named = replace(
-        work, job="j-pretrain-1", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
-    )
-    artifacts.write(URL, "work/j-pretrain-1.json", json.dumps(asdict(named)))
-    place = f"{URL}/work/j-pretrain-1.json"
-    job.request_stop(place, 60)  # nobody trains: nothing to wait for
+    work, location = submit_job(tiny_shards, "j-pretrain-1")
+    job.request_stop(location, 60)  # returns at once, because nothing is trained yet
     with ThreadPoolExecutor(1) as pool:
-        training = pool.submit(launchers.run, named)
-        while not RemoteRun(f"{URL}/runs/pretrained-abc", "").names():
+        training = pool.submit(launchers.run, work)
+        while not list_checkpoints():
             assert not training.done(), training.result()
             time.sleep(0.1)
 
-        job.request_stop(place, 60)
+        job.request_stop(location, 60)
 
-        assert lease.read(f"{URL}/runs/pretrained-abc/lease.json")[0]["holder"] == ""
+        assert lease.read(f"{URL}/{RUN}/lease.json")[0]["holder"] == ""
         with pytest.raises(Preempted):
             training.result(timeout=30)
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_told_to_stop_tells_workers_that_do_not_share_its_disk(bucket, work, tmp_path, monkeypatch):
+def test_driver_forwards_a_stop_request_to_workers_on_other_disks(bucket, tiny_shards, tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "_POLL", 0.05)
-    named = replace(work, job="j-pretrain-3", config=tiny_config(optimization={"steps": 10}).model_dump(mode="json"))
-    driver = tmp_path / "disk of the head/runs/pretrained-abc"
-    monkeypatch.setattr(job.artifacts, "local_directory", lambda store: driver.parents[1])
     monkeypatch.setattr(job, "_STOP_POLL_SECONDS", 0.05)
-    artifacts.write(URL, "work/j-pretrain-3.json", json.dumps(asdict(named)))
-    threading.Thread(target=job._forward_stop_request, args=(named,), daemon=True).start()
-    with RemoteRun(f"{URL}/runs/pretrained-abc", "j-pretrain-3").held():
+    work, _ = submit_job(tiny_shards, "j-pretrain-3")
+    disk = tmp_path / "disk of the driver"
+    monkeypatch.setattr(job.artifacts, "local_directory", lambda store: disk)
+    threading.Thread(target=job._forward_stop_request, args=(work,), daemon=True).start()
+    with RemoteRun(f"{URL}/{RUN}", "j-pretrain-3").held():
         time.sleep(0.5)
-        assert artifacts.read(URL, "runs/pretrained-abc/stop") is None
+        assert artifacts.read(URL, f"{RUN}/stop") is None
 
-        driver.mkdir(parents=True)
-        (driver / "stop").touch()
+        (disk / RUN).mkdir(parents=True)
+        (disk / RUN / "stop").touch()
 
-        deadline = time.monotonic() + 20
-        while artifacts.read(URL, "runs/pretrained-abc/stop") is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        (driver / "stop").unlink()  # the thread looks on
+        until(lambda: artifacts.read(URL, f"{RUN}/stop") is not None)
 
 
 @pytest.mark.slow
-def test_a_job_that_nobody_follows_saves_and_ends_itself(bucket, work, tmp_path):
-    named = replace(
-        work, job="j-pretrain-2", config=tiny_config(optimization={"steps": 100_000}).model_dump(mode="json")
-    )
-    artifacts.write(URL, "work/j-pretrain-2.json", json.dumps(asdict(named)))
+def test_job_without_heartbeats_saves_and_ends_itself(bucket, tiny_shards):
+    _, location = submit_job(tiny_shards, "j-pretrain-2")
     artifacts.write(URL, launchers.heartbeat_path("j-pretrain-2"), "the step 1")
     script = "import sys; from components.adapters import lease; from components.platform import job; "
     script += "lease._POLL = 0.2; job.HEARTBEAT_TIMEOUT_SECONDS = 5.0; job.main(sys.argv[1])"
 
-    done = subprocess.run([sys.executable, "-c", script, f"{URL}/work/j-pretrain-2.json"], timeout=120,
-                          capture_output=True, text=True, env=os.environ | {"RUN_ID": ""})  # fmt: skip
+    environment = os.environ | {"RUN_ID": ""}
+    command = [sys.executable, "-c", script, location]
+    result = subprocess.run(command, timeout=120, capture_output=True, text=True, env=environment)
 
-    assert done.returncode == 75 and "no step has followed j-pretrain-2" in done.stdout + done.stderr
-    assert RemoteRun(f"{URL}/runs/pretrained-abc", "").names()
+    assert result.returncode == 75
+    assert "no step has followed j-pretrain-2" in result.stdout + result.stderr
+    assert list_checkpoints()
 
 
-def test_while_a_step_follows_its_job_the_job_sees_a_sign_each_time(bucket, monkeypatch):
+def test_step_writes_a_new_heartbeat_each_time(bucket, monkeypatch):
     monkeypatch.setattr(launchers, "_HEARTBEAT_SECONDS", 0.05)
-    seen = set()
+    heartbeats = set()
+
+    def has_seen_four() -> bool:
+        heartbeats.add(artifacts.read(URL, launchers.heartbeat_path("j-1")))
+        return len(heartbeats) >= 4
+
     with launchers._heartbeat(URL, "j-1"):
-        deadline = time.monotonic() + 20
-        while len(seen) < 4 and time.monotonic() < deadline:
-            seen.add(artifacts.read(URL, launchers.heartbeat_path("j-1")))
-
-    assert len(seen) >= 4
+        until(has_seen_four)
 
 
-def test_a_training_on_a_cluster_needs_a_store_that_its_machines_share(work, tmp_path):
+def test_training_on_a_cluster_needs_a_shared_store(work, tmp_path):
     with pytest.raises(ConfigError, match="give s3://bucket/prefix"):
         launchers.run(replace(work, store=str(tmp_path)), CLUSTER)
 
 
-CLUSTER = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}"}
-
-
 @pytest.mark.item("A3")
 @pytest.mark.slow
-def test_a_step_hands_its_work_to_a_job_and_finds_the_result_in_the_store(
-    bucket, work, undisturbed, tmp_path, monkeypatch
+def test_step_sends_its_work_to_a_job_and_reads_the_result_from_the_store(
+    bucket, work, undisturbed_losses, tmp_path, monkeypatch
 ):
-    seen = {}
+    observed = {}
 
-    def run(name, place, cluster, num_workers, task, ask_to_stop, read_outcome):
-        """What the RayJob does, as a process of its own that shares nothing but S3 with the step."""
-        elsewhere = os.environ | {"INFOXLM_CACHE": str(tmp_path / "head of the cluster"), "RUN_ID": ""}
-        command = [sys.executable, "-m", "components.platform.job", place]
-        done = subprocess.run(command, env=elsewhere, capture_output=True)
-        output = done.stdout.decode() + done.stderr.decode()
-        seen.update(code=done.returncode, outcome=read_outcome(), name=name, output=output)
+    def run_job(name, location, cluster, num_workers, step_environment, ask_to_stop, read_outcome):
+        """Do the work of the RayJob in a process that shares only S3 with the step."""
+        environment = os.environ | {"INFOXLM_CACHE": str(tmp_path / "head of the cluster"), "RUN_ID": ""}
+        command = [sys.executable, "-m", "components.platform.job", location]
+        result = subprocess.run(command, env=environment, capture_output=True)
+        output = result.stdout.decode() + result.stderr.decode()
+        observed.update(code=result.returncode, outcome=read_outcome(), name=name, output=output)
 
-    monkeypatch.setattr(kuberay_job, "run", run)
+    monkeypatch.setattr(kuberay_job, "run", run_job)
     monkeypatch.setenv("RUN_ID", "run-7")
 
-    made = launchers.run(replace(work, num_workers=1), CLUSTER)
+    artifact = launchers.run(replace(work, num_workers=1), CLUSTER)
 
-    assert seen["code"] == 0 and seen["outcome"] is None, seen["output"]
-    assert seen["name"].startswith("j-pretrain-") and artifacts.read(URL, f"work/{seen['name']}.json")
-    assert curve(made) == undisturbed and str(tmp_path / "first machine") in str(made)
-    saves = [line for line in seen["output"].splitlines() if "step=0000000008" in line]
-    assert len(saves) == 1 and "saved checkpoint" in saves[0]
-    assert "(RayTrainWorker pid=" in saves[0] and "\x1b" not in seen["output"]
-    assert "credentials" not in seen["output"]
+    output = observed["output"]
+    assert observed["code"] == 0, output
+    assert observed["outcome"] is None
+    assert observed["name"].startswith("j-pretrain-")
+    assert artifacts.read(URL, f"work/{observed['name']}.json")
+    assert read_losses(artifact) == undisturbed_losses
+    assert artifact.is_relative_to(tmp_path / "first machine")
+    [line] = [line for line in output.splitlines() if "step=0000000008" in line]
+    assert "saved checkpoint" in line
+    assert "(RayTrainWorker pid=" in line
+    assert "\x1b" not in output
+    assert "credentials" not in output
 
 
-def test_a_job_that_fails_leaves_its_reason_and_a_run_that_is_submitted_again_forgets_it(bucket, work, monkeypatch):
-    outcomes, names = [], set()
+def test_failed_job_leaves_its_error_until_the_next_pipeline_run(bucket, work, monkeypatch):
+    earlier_errors, job_names = [], set()
 
     def fail(work: Work, *_) -> None:
         raise TrainingDiverged(f"{work.name}: 3 steps in a row")
 
-    def run(name, place, cluster, num_workers, task, ask_to_stop, read_outcome):
-        names.add(name)
-        outcomes.append((read_outcome() or {}).get("class"))
-        with pytest.raises(SystemExit) as ended_with:
-            job.main(place)
+    def run_job(name, location, cluster, num_workers, step_environment, ask_to_stop, read_outcome):
+        job_names.add(name)
+        earlier_errors.append((read_outcome() or {}).get("class"))
+        with pytest.raises(SystemExit) as exit_info:
+            job.main(location)
         ask_to_stop()
-        raise InputError(f"{ended_with.value.code} {read_outcome()}")
+        raise InputError(f"{exit_info.value.code} {read_outcome()}")
 
     monkeypatch.setitem(launchers.LAUNCHERS, "ray", fail)
-    monkeypatch.setattr(kuberay_job, "run", run)
-    for pipeline_run in ("run-1", "run-1", "run-2"):
-        monkeypatch.setenv("RUN_ID", pipeline_run)
+    monkeypatch.setattr(kuberay_job, "run", run_job)
+    for run_id in ("run-1", "run-1", "run-2"):
+        monkeypatch.setenv("RUN_ID", run_id)
         with pytest.raises(InputError, match=rf"5 .*'class': 'TrainingDiverged', 'message': '{KEY}: 3 steps in a row'"):
             launchers.run(replace(work, num_workers=2), CLUSTER)
 
-    assert outcomes == [None, "TrainingDiverged", None]
-    assert len(names) == 1 and artifacts.read(URL, "runs/pretrained-abc/stop").startswith(b"j-pretrain-")
+    assert earlier_errors == [None, "TrainingDiverged", None]
+    assert len(job_names) == 1
+    assert artifacts.read(URL, f"{RUN}/stop").startswith(b"j-pretrain-")
 
 
-@pytest.mark.parametrize(("num_workers", "where"), [(0, "here"), (2, "in a job")])
-def test_text_is_prepared_in_the_step_or_when_asked_to_in_a_job_of_its_own(bucket, monkeypatch, num_workers, where):
-    done = []
-
-    def prepare(work: Work, spread: object, output: Path) -> dict:
-        done.append("here")
-        (output / "report.json").write_text("{}")
-        return {}
-
-    def run(name, place, *_, **__):
-        done.append("in a job")
-        monkeypatch.setitem(stage_work.TEXT_STAGES, "prepare_corpus", lambda work, spread, output: {})
-        job.main(place)
-
-    monkeypatch.setitem(stage_work.TEXT_STAGES, "prepare_corpus", prepare)
-    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.process)
-    monkeypatch.setattr(kuberay_job, "run", run)
-
-    made = launchers.run(Work("prepare_corpus", URL, "corpus", "abc", {}, num_workers, {}), CLUSTER)
-
-    assert done == [where] and artifact_files.manifest(f"{URL}/corpus/abc")["kind"] == "corpus" and made.is_dir()
-
-
-def test_workers_in_another_folder_find_the_files_of_relative_paths(tmp_path, monkeypatch):
+def test_workers_in_another_folder_read_relative_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     save_encoder(tmp_path / "encoder", "e5")
     (tmp_path / "en-de.tsv").write_text("".join(f"Open window {n}\tBitte öffnen Sie Fenster {n}\n" for n in "ABC"))
-    source = {"name": "web", "format": "tsv", "path": "en-de.tsv", "languages": ("en", "de")}
+    corpus = {"name": "web", "format": "tsv", "path": "en-de.tsv", "languages": ("en", "de")}
     similarity = {"encoder": "encoder", "minimum": -1}
-    config = {"languages": ("en", "de"), "corpora": [source], "cleaning": {"similarity": similarity}}
+    config = {"languages": ("en", "de"), "corpora": [corpus], "cleaning": {"similarity": similarity}}
     work = Work("prepare_corpus", "store", "corpus", KEY, config, 0, {})
 
     def run_elsewhere(task, numbers):

@@ -1,4 +1,4 @@
-"""The file that describes a cluster, and what becomes of it."""
+"""The file that describes a cluster is validated and becomes parameters of the pipeline."""
 
 import json
 from pathlib import Path
@@ -10,10 +10,10 @@ from infoxlm_core.errors import ConfigError
 from infoxlm_core.run_file import load_as
 
 FILE = Path(__file__).parents[3] / "configs" / "cluster.yaml"
-IMAGE = f"image=registry.example/infoxlm@sha256:{'1' * 64}"
+IMAGE = f"image=localhost:5001/infoxlm@sha256:{'1' * 64}"
 
 
-def test_the_file_in_the_repository_becomes_parameters_of_the_pipeline():
+def test_example_file_becomes_parameters_of_the_pipeline():
     file = load_as(ClusterFile, FILE, [IMAGE])
 
     parameters = file.parameters()
@@ -24,7 +24,7 @@ def test_the_file_in_the_repository_becomes_parameters_of_the_pipeline():
     assert cluster.pool.gpus == 8 and cluster.pool.tolerations[0].effect == "NoSchedule"
 
 
-def test_numbers_may_come_back_from_kubeflow_as_floats():
+def test_floats_from_kubeflow_are_accepted_as_whole_numbers():
     seconds = "pool.tolerations=[{key: a, effect: NoExecute, tolerationSeconds: 30}]"
     values = load_as(ClusterFile, FILE, [IMAGE, seconds]).parameters()["cluster"]
     floats = json.loads(json.dumps(values), parse_int=float)
@@ -33,18 +33,18 @@ def test_numbers_may_come_back_from_kubeflow_as_floats():
 
 
 @pytest.mark.parametrize("num_workers", [0, 12])
-def test_workers_that_do_not_fill_their_pods_are_refused(num_workers):
+def test_workers_must_fill_their_pods(num_workers):
     with pytest.raises(ConfigError, match=rf"num_workers \({num_workers}\) must be 1 or more, .* one pod \(8\)"):
         Pool(gpus=8).split(num_workers)
 
 
-def test_the_placeholder_of_an_image_is_not_submitted():
+def test_placeholder_image_is_refused():
     with pytest.raises(ConfigError, match="is a placeholder: replace it by the digest"):
         load_as(ClusterFile, FILE).parameters()
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ("image=registry.example/infoxlm:latest", "is not an image by digest: write name@sha256:…"),
         ("image=registry.example/infoxlm@sha256:12", "is not an image by digest"),
@@ -52,29 +52,19 @@ def test_the_placeholder_of_an_image_is_not_submitted():
         ("store=s3://", "store"),
         ("gpus=8", "gpus: unknown name; known are"),
         ("pool.gpu=8", "pool.gpu: unknown name; known are accelerator"),
-        ("pool.gpus=-1", "pool.gpus"),
         ("pool.memory=512", "pool.memory"),
         ("pool.tolerations=[{kee: x}]", "pool.tolerations.0.kee: unknown name"),
         ("ray.shared_memory=600Gi", "ray.shared_memory (600Gi) is part of pool.memory (512Gi)"),
         ("ray.devices={rdma: 8}", "ray.devices"),
-        ("ray.devices={rdma/hca: 0}", "ray.devices"),
         ("ray.devices={nvidia.com/gpu: 8}", "nvidia.com/gpu is pool.accelerator: set its number in pool.gpus"),
         ("ray.service_account=Not_A_Name", "ray.service_account"),
-        ("ray.start_seconds=0", "ray.start_seconds"),
         ("ray.environment={AWS_SECRET_ACCESS_KEY: x}", "put it into a Secret of environment_from"),
-        ("ray.environment={MLFLOW_TRACKING_PASSWORD: x}", "put it into a Secret"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_line_that_names_it(change, words):
-    with pytest.raises(ConfigError) as refused:
+def test_invalid_field_is_refused_by_name_in_one_line(change, message):
+    with pytest.raises(ConfigError) as error:
         load_as(ClusterFile, FILE, [IMAGE, change])
 
-    assert words in str(refused.value)
-    assert str(FILE) in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_an_image_of_a_local_registry_is_one_by_digest_too():
-    image = f"localhost:5001/infoxlm@sha256:{'a' * 64}"
-
-    assert load_as(ClusterFile, FILE, [f"image={image}"]).image == image
+    assert message in str(error.value)
+    assert str(FILE) in str(error.value)
+    assert "\n" not in str(error.value)

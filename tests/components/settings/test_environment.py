@@ -1,4 +1,4 @@
-"""Which variables must not stand in a manifest."""
+"""Variables with secrets are recognised by their names."""
 
 import pytest
 
@@ -6,9 +6,9 @@ from components.settings import environment
 
 
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "my_credentials"])
-def test_a_variable_that_holds_a_secret_is_known_by_its_name(name):
+def test_name_of_a_secret_is_recognised(name):
     assert environment.is_secret(name)
 
 
-def test_what_we_set_ourselves_is_no_secret():
+def test_our_own_variables_are_no_secrets():
     assert not any(map(environment.is_secret, {**environment.RAY, **environment.MLFLOW}))
