@@ -1,6 +1,6 @@
-"""Score extracted answers by F1 and exact match, as MLQA does in its seven languages or as SQuAD and XQuAD do.
+"""Score extracted answers by F1 and exact match, as MLQA does in its seven languages, or as SQuAD and XQuAD do.
 
-Both normalise texts first: case, punctuation and articles do not matter.
+Texts are normalised first, so that case, punctuation and articles do not matter.
 """
 
 import re
@@ -32,9 +32,9 @@ def is_punctuation(character: str) -> bool:
 
 
 def normalise(text: str, language: str) -> str:
-    """Normalise as MLQA (section 6): lower case, no punctuation, no articles of the language, single spaces.
+    """Return a text in lower case without punctuation and articles of its language, as MLQA does (section 6).
 
-    Chinese has no spaces, so every ideograph is a token.
+    Every ideograph becomes a token, because Chinese has no spaces between words.
 
     Raises:
         InputError: the language is not one of MLQA's seven.
@@ -51,13 +51,13 @@ def normalise(text: str, language: str) -> str:
 
 
 def normalise_squad(text: str) -> str:
-    """Normalise as SQuAD v1.1 and XQuAD in every language: without ASCII punctuation and English articles."""
+    """Return a text without ASCII punctuation and English articles, as SQuAD v1.1 and XQuAD do in every language."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split())
 
 
 def f1(prediction: str, answer: str) -> float:
-    """Return the F1 of the tokens, as multisets, of two normalised strings, or 0 without a common token."""
+    """Return the F1 of the tokens of two normalised strings, each counted as often as it occurs."""
     predicted_tokens = prediction.split()
     answer_tokens = answer.split()
     num_common = (Counter(predicted_tokens) & Counter(answer_tokens)).total()

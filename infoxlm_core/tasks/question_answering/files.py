@@ -1,4 +1,4 @@
-"""Find and read questions in the format of SQuAD v1.1, in which SQuAD, MLQA, XQuAD and TyDiQA GoldP are published.
+"""Read questions in the format of SQuAD v1.1, in which SQuAD, MLQA, XQuAD and TyDiQA GoldP are published.
 
     {"data": [{"paragraphs": [{"context": "Berlin is …", "qas": [
         {"id": "57", "question": "What is …?", "answers": [{"text": "Berlin", "answer_start": 0}]}]}]}]}
@@ -126,9 +126,9 @@ def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
 
 
 def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[LanguagePair, Path]:
-    """Map the languages of paragraphs and questions to their file, without opening it.
+    """Return the file of each pair of languages of paragraphs and questions, without opening the files.
 
-    Files of two different languages are left out unless `mixed` is true.
+    Files of two different languages are only included if `mixed` is true.
 
     Raises:
         InputError: two files have the same languages, or no file has the expected ones.
@@ -150,9 +150,9 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
 
 
 def list_files(paths: Sequence[str], split: Split) -> list[Path]:
-    """List the JSON files among paths and directly in folders.
+    """Return the given files, and the JSON files directly in the given folders.
 
-    If names of a folder's files contain the split (MLQA's `test-context-…`), files of other splits are left out.
+    If file names in a folder contain the split (MLQA's `test-context-…`), files of other splits are left out.
 
     Raises:
         InputError: a path is missing, or a folder has no JSON file.

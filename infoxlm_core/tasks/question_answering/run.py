@@ -39,7 +39,7 @@ def list_test_files(config: AnsweringConfig) -> list[Path]:
 
 def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -> Training:  # noqa: ARG001
     """Read and tokenise the training and development sets."""
-    # The names of test files are checked first, so that a wrong one is refused before hours of training.
+    # A test language without a normaliser must be refused before hours of training.
     for language, _ in files.find_sets(config.test, "test", config.mixed):
         choose_normaliser(config.normaliser, language)
     window_maker = WindowMaker(config, encoder)
@@ -85,20 +85,17 @@ def _score_dev(
 
 def list_training_languages(config: AnsweringConfig) -> list[str]:
     """Return the languages of the training text, from the names of its files. English is first if it is among them."""
-    languages: dict[str, None] = {}  # an ordered set
+    languages: dict[str, None] = {}  # used as an ordered set
     for path in map(Path, config.train):
         training_files = files.list_files([str(path)], "train") if path.is_dir() else [path]
         for file in training_files:
             paragraph_language, _ = files.parse_languages(file)
             languages[paragraph_language] = None
-    return sorted(languages, key=lambda language: language != "en")  # a stable sort, which moves only English
+    return sorted(languages, key=lambda language: language != "en")  # the sort is stable, so only English moves
 
 
 class WindowMaker:
-    """Cuts the paragraphs of sets into windows for one model.
-
-    Raises InputError if its tokenizer cannot map tokens to characters.
-    """
+    """Cuts paragraphs into windows for one model. Raises InputError if its tokenizer has no character offsets."""
 
     def __init__(self, config: AnsweringConfig, directory: Path) -> None:
         self.config = config
@@ -112,7 +109,7 @@ class WindowMaker:
         self.model_config = padded.read_config(directory)
 
     def make(self, question_set: QuestionSet) -> Windows:
-        """Return the windows of a set. Models with language embeddings read them in the paragraphs' language."""
+        """Return the windows of a set, in the language of its paragraphs for models with language embeddings."""
         windows = make_windows(
             self.tokenizer,
             [question.text for question in question_set.questions],
@@ -129,7 +126,7 @@ class WindowMaker:
 
 
 def answer(config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet, windows: Windows) -> dict[str, str]:
-    """Return question id -> answer, as it is in the paragraph. An answer is empty if no start and end fit together."""
+    """Return question id -> answer, as it is written in the paragraph, or "" if no allowed span was found."""
     logits = list(task_models.compute_logits(reader, windows.examples))  # (L, 2) of each window
     spans = best_spans(windows, logits, config.n_best, config.answer_tokens)
     answers = {}
@@ -147,9 +144,10 @@ def _score(config: AnsweringConfig, question_set: QuestionSet, predictions: Mapp
 
 
 def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
-    """Answer the test sets with a fine-tuned reader. Write `predictions/LANGUAGE.json` in SQuAD's official format.
+    """Answer the test sets with a fine-tuned reader, and write `predictions/LANGUAGE.json` in SQuAD's format.
 
-    With `config.mixed` also `predictions/PARAGRAPHS-QUESTIONS.json`, by the model of the paragraphs' language.
+    With `config.mixed`, sets of two languages are answered by the model of the paragraphs' language, and written to
+    `predictions/PARAGRAPHS-QUESTIONS.json`.
     """
     source = list_training_languages(config)[0]
     sets = _read_test(config, source)
@@ -185,7 +183,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
 
 
 def _read_test(config: AnsweringConfig, source: str) -> dict[LanguagePair, QuestionSet]:
-    """Read the test sets; with `translated_test`, translations replace the sets of every language but the source.
+    """Read the test sets. With `translated_test`, translations replace the sets of every language but the source.
 
     The language pair of a translated set is that of its original, and its `languages` are the source.
 
@@ -218,7 +216,7 @@ def _write_predictions(folder: Path, predictions: Mapping[LanguagePair, Mapping[
 
 
 def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
-    """Digest paragraphs, questions and answers. Names and layout of the files do not matter."""
+    """Return a digest of paragraphs, questions and answers that does not depend on names or layout of the files."""
     digests = {}
     for pair, question_set in sets.items():
         rows = []
@@ -229,7 +227,7 @@ def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
 
 
 def check(config: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG001 - `check_plan` has checked it
-    """Raise InputError if a file is not readable, or its language has no normaliser, or the rule lacks dev sets."""
+    """Raise InputError if a file is not readable, a language has no normaliser, or `selection.rule` lacks dev sets."""
     files.read_training(config.train)
     source = list_training_languages(config)[0]
     test_sets = _read_test(config, source)

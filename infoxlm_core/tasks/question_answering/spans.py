@@ -1,8 +1,7 @@
-"""Turn the logits of a reader into the characters of the answer.
+"""Find the characters of the answer from the logits of a reader.
 
-A reader gives every token a logit to be the first token of the answer, and one to be its last. In each window the
-`n_best` starts and ends are combined; the pair with the highest sum of logits over all windows of a question is its
-answer. The sum also decides between windows, so a token may be in several windows.
+A reader gives every token two logits: to be the first token of the answer, and to be the last. The `n_best` starts and
+ends of each window are combined. The answer is the pair with the highest sum of logits in all windows of the question.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Task: questions about paragraphs -> answers cut out of them (MLQA, XQuAD, TyDiQA, SQuAD)."""
+"""The task of answering questions with a span of a paragraph (MLQA, XQuAD, TyDiQA, SQuAD)."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-TRAINED = "train.en.json"  # stands for the training text of a reader that is only measured; names the source language
+TRAINED = "train.en.json"  # placeholder for the training text of a reader that is only measured; its source is English
 
 
 class AnsweringConfig(CrossLingualConfig):

@@ -1,4 +1,4 @@
-"""Questions and the windows of their paragraphs, as a model reads them: XLM-R `<s> question </s> </s> window </s>`.
+"""Cut paragraphs into the windows that a model reads beside a question: XLM-R `<s> question </s> </s> window </s>`.
 
 A paragraph that does not fit beside its question is read in several windows that overlap:
 
@@ -7,8 +7,8 @@ A paragraph that does not fit beside its question is read in several windows tha
                       t2 t3 t4 t5
                             t4 t5 t6
 
-Every token has the range of its characters in the paragraph, so that answers, which are characters, can become tokens
-and tokens can become answers.
+Every token has the range of its characters in the paragraph, so that answers can be converted from characters to
+tokens and back.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.u
 
 @dataclass(frozen=True)
 class Paragraphs:
-    """Tokens of P paragraphs, end to end. All arrays are int64."""
+    """The tokens of P paragraphs, one after the other. All arrays are int64."""
 
     ids: np.ndarray  # (T,)
     starts: np.ndarray  # (T,) first character of each token, without spaces at its edges
@@ -81,7 +81,8 @@ def make_windows(
         )
     encoded = tokenizer(list(questions), add_special_tokens=False, truncation=True, max_length=question_tokens)
     tokens = tokenise(tokenizer, paragraphs)
-    windows: list[_Window] = []
+    positions: list[tuple[int, int, int, int]] = []  # question, offset, first token and token count of each window
+    inputs: list[np.ndarray] = []  # (2, n) ids and types of each window
     for question, (question_ids, paragraph) in enumerate(zip(encoded["input_ids"], paragraph_of, strict=True)):
         typed_question = _add_type(question_ids, template.question_type)
         before = np.hstack([template.prefix, typed_question, template.middle])  # (2, n) ids and types
@@ -95,33 +96,24 @@ def make_windows(
         for start in range(paragraph_start, last_start, room - stride):
             token_count = min(room, paragraph_end - start)
             typed_paragraph = _add_type(tokens.ids[start : start + token_count], template.paragraph_type)
-            example = np.hstack([before, typed_paragraph, template.suffix])
-            windows.append(_Window(question, offset, start, token_count, example))
-    ids, types = np.hstack([window.example for window in windows])
-    lengths = np.array([window.example.shape[1] for window in windows])
+            positions.append((question, offset, start, token_count))
+            inputs.append(np.hstack([before, typed_paragraph, template.suffix]))
+    ids, types = np.hstack(inputs)
+    lengths = np.array([window_inputs.shape[1] for window_inputs in inputs])
+    question_of, offsets, first_tokens, token_counts = np.array(positions, np.int64).T.copy()
     return Windows(
         Examples(ids, types, lengths),
-        question_of=np.array([window.question for window in windows], np.int64),
-        offsets=np.array([window.offset for window in windows], np.int64),
-        first_tokens=np.array([window.first_token for window in windows], np.int64),
-        token_counts=np.array([window.token_count for window in windows], np.int64),
+        question_of,
+        offsets,
+        first_tokens,
+        token_counts,
         paragraph_of=np.asarray(paragraph_of, np.int64),
         paragraphs=tokens,
     )
 
 
-class _Window(NamedTuple):
-    """One window. See the fields of `Windows`."""
-
-    question: int
-    offset: int
-    first_token: int
-    token_count: int
-    example: np.ndarray  # (2, n) ids and types
-
-
 class _PairTemplate(NamedTuple):
-    """Special tokens that a tokenizer adds to a pair of texts, each (2, n) ids and types, and the texts' types."""
+    """The special tokens around and between a pair of texts, each (2, n) ids and types, and the types of the texts."""
 
     prefix: np.ndarray
     middle: np.ndarray
@@ -131,7 +123,7 @@ class _PairTemplate(NamedTuple):
 
 
 def _read_pair_template(tokenizer: Tokenizer) -> _PairTemplate:
-    """Encode a pair of one-letter texts to see what the tokenizer adds before, between and after two texts."""
+    """Return what a tokenizer adds before, between and after two texts, read from a pair of one-letter texts."""
     encoded = tokenizer("a", "a", return_token_type_ids=True)  # explicit, because not every tokenizer returns types
     text_of_token = encoded.sequence_ids(0)  # 0, 1, or None for special tokens
     first_start = text_of_token.index(0)
@@ -149,7 +141,7 @@ def _read_pair_template(tokenizer: Tokenizer) -> _PairTemplate:
 
 
 def _add_type(ids: Sequence[int] | np.ndarray, token_type: int) -> np.ndarray:
-    """(n,) ids -> (2, n) ids and their type."""
+    """Return ids (n,) in one row above their token type in another, (2, n)."""
     return np.stack([np.asarray(ids, np.int64), np.full(len(ids), token_type)])
 
 
@@ -170,9 +162,9 @@ def tokenise(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Paragraphs:
 
 
 def _trim_spaces(text: str, characters: np.ndarray) -> np.ndarray:
-    """Move the start and end characters of n tokens, (n, 2), inwards past spaces.
+    """Leave out spaces at the edges of the character ranges of n tokens, (n, 2).
 
-    SentencePiece's tokens may begin with the space before a word.
+    Tokens of SentencePiece may begin with the space before a word.
     """
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), _SPACES)
     positions = np.arange(len(text) + 1)
@@ -188,9 +180,9 @@ def _trim_spaces(text: str, characters: np.ndarray) -> np.ndarray:
 
 
 def _extend_over_marks(text: str, characters: np.ndarray) -> np.ndarray:
-    """Extend the characters (n, 2) of tokens over vowel signs and accents that the tokenizer dropped after them.
+    """Extend the character ranges (n, 2) of tokens over the vowel signs and accents that follow them.
 
-    The tokenizer of uncased BERT drops them.
+    The tokenizer of uncased BERT drops these marks, so that no token would contain them.
     """
     next_starts = np.append(characters[1:, 0], len(text))
     for token in np.flatnonzero(characters[:, 1] < next_starts):

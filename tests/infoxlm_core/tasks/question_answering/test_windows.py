@@ -1,4 +1,4 @@
-"""Windows of paragraphs: layouts that a tokenizer makes itself, and answers that survive the way to tokens and back."""
+"""Windows are laid out as the tokenizer does it, and answers are found again after conversion to tokens."""
 
 import itertools
 
@@ -15,12 +15,13 @@ from tests.toys.questions import SCRIPTS, write_bert_tokenizer, write_xlmr_token
 
 pytestmark = pytest.mark.item("A21")
 TEXTS = list(SCRIPTS.values())
+WORDS = " ".join(TEXTS).split()
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> dict:
+def tokenizer_by_kind(tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("tokenizers")
-    # letters twice: once with the sentence, once alone, so that all of them are pieces
+    # Each letter is in a sentence and alone, so that all letters become pieces.
     letters = TEXTS + [" ".join(text) for text in TEXTS]
     return {
         "xlmr": tokenizers.load(write_xlmr_tokenizer(folder / "xlmr", TEXTS * 20, 300)),
@@ -29,164 +30,160 @@ def made(tmp_path_factory) -> dict:
     }
 
 
-def windows_of(tokenizer, question: str, paragraph: str, max_tokens=512, question_tokens=64, stride=8) -> Windows:
+@pytest.fixture(scope="module")
+def bert(tokenizer_by_kind):
+    return tokenizer_by_kind["bert"]
+
+
+@pytest.fixture(scope="module")
+def xlmr(tokenizer_by_kind):
+    return tokenizer_by_kind["xlmr"]
+
+
+def make(tokenizer, question: str, paragraph: str, max_tokens=512, question_tokens=64, stride=8) -> Windows:
     return make_windows(tokenizer, [question], [paragraph], [0], max_tokens, question_tokens, stride)
 
 
-def rows(windows: Windows) -> list[list[int]]:
-    return [part.tolist() for part in np.split(windows.examples.ids, windows.examples.lengths.cumsum()[:-1])]
+def split_ids(windows: Windows) -> list[list[int]]:
+    return [ids.tolist() for ids in np.split(windows.examples.ids, windows.examples.lengths.cumsum()[:-1])]
 
 
-def answers_of(windows: Windows, paragraph: str, span: tuple[int, int]) -> list[str | None]:
-    """Of each window the text of its targets, None if it has none."""
-    found = []
+def find_answers(windows: Windows, paragraph: str, span: tuple[int, int]) -> list[str | None]:
+    """Return the text of the target tokens of each window, or None if it has no answer."""
+    answers = []
     for number, (first, last) in enumerate(find_targets(windows, [span])):
         shift = windows.first_tokens[number] - windows.offsets[number]
-        start, end = windows.paragraphs.starts[first + shift], windows.paragraphs.ends[last + shift]
-        found.append(None if (first, last) == (0, 0) else paragraph[start:end])
-    return found
+        start = windows.paragraphs.starts[first + shift]
+        end = windows.paragraphs.ends[last + shift]
+        answers.append(None if (first, last) == (0, 0) else paragraph[start:end])
+    return answers
+
+
+def draw_answer(data: st.DataObject, paragraph: str, max_length: int) -> tuple[int, int]:
+    """Draw start and end of a text in the paragraph that neither begins nor ends with a space."""
+    start = data.draw(st.integers(0, len(paragraph) - 1))
+    end = data.draw(st.integers(start + 1, min(len(paragraph), start + max_length)))
+    answer = paragraph[start:end].strip()
+    assume(answer)
+    start = paragraph.index(answer, start)
+    return start, start + len(answer)
 
 
 @pytest.mark.parametrize("kind", ["xlmr", "bert"])
 @pytest.mark.parametrize("language", SCRIPTS)
-def test_windows_are_laid_out_as_the_tokenizer_does_it(made, kind, language):
-    tokenizer, question, paragraph = made[kind], SCRIPTS["en"], SCRIPTS[language] * 3
-    asked = len(tokenizer(question, add_special_tokens=False)["input_ids"])
-    limit = asked + 4 + 20
+def test_windows_are_laid_out_as_the_tokenizer_does_it(tokenizer_by_kind, kind, language):
+    tokenizer, question, paragraph = tokenizer_by_kind[kind], SCRIPTS["en"], SCRIPTS[language] * 3
+    question_tokens = len(tokenizer(question, add_special_tokens=False)["input_ids"])
+    max_tokens = question_tokens + 4 + 20
 
-    ours = windows_of(tokenizer, question, paragraph, limit, asked, 10)
+    windows = make(tokenizer, question, paragraph, max_tokens, question_tokens, 10)
 
-    theirs = tokenizer(question, paragraph, truncation="only_second", max_length=limit, stride=10,
-                       return_overflowing_tokens=True, return_token_type_ids=True)  # fmt: skip
-    assert len(theirs["input_ids"]) > 1 and rows(ours) == theirs["input_ids"]
+    expected = tokenizer(question, paragraph, truncation="only_second", max_length=max_tokens, stride=10,
+                         return_overflowing_tokens=True, return_token_type_ids=True)  # fmt: skip
+    assert len(expected["input_ids"]) > 1
+    assert split_ids(windows) == expected["input_ids"]
     if kind == "bert":
-        assert ours.examples.types.tolist() == list(itertools.chain.from_iterable(theirs["token_type_ids"]))
-        assert set(ours.examples.types) == {0, 1}
+        assert windows.examples.types.tolist() == list(itertools.chain.from_iterable(expected["token_type_ids"]))
+        assert set(windows.examples.types) == {0, 1}
     else:
-        assert not ours.examples.types.any()
-        assert rows(ours)[0].count(2) == 3  # <s> question </s> </s> window </s>
-
-
-def test_windows_overlap_by_the_stride_and_end_with_the_paragraph(made):
-    # 7 tokens; [CLS] and two [SEP] and a question of 2 tokens leave room for 4
-    windows = windows_of(made["bert"], "is", "a b e d i f g", max_tokens=9, question_tokens=2, stride=2)
-
-    assert windows.first_tokens.tolist() == [0, 2, 4] and windows.token_counts.tolist() == [4, 4, 3]
-    assert windows.offsets.tolist() == [4, 4, 4] and windows.examples.lengths.tolist() == [9, 9, 8]
-    exact = windows_of(made["bert"], "is", "a b e d i f", max_tokens=9, question_tokens=2, stride=2)
-    assert exact.first_tokens.tolist() == [0, 2] and exact.token_counts.tolist() == [4, 4]
-    assert windows_of(made["bert"], "is", "a b e d", 9, 2, 2).token_counts.tolist() == [4]
-
-
-def test_a_long_question_is_cut_and_a_short_one_leaves_its_room_to_the_paragraph(made):
-    found = make_windows(made["bert"], ["a b e d i f g", "a", ""], ["n o p r s t u v w"], [0, 0, 0], 12, 3, 1)
-
-    assert found.offsets[np.searchsorted(found.question_of, [0, 1, 2])].tolist() == [5, 3, 2]
-    assert [found.token_counts[found.question_of == number].tolist() for number in range(3)] == [[6, 4], [8, 2], [9]]
-
-
-def test_windows_that_would_not_move_on_are_refused(made):
-    with pytest.raises(InputError, match=r"max_tokens \(13, .*question_tokens \(5\) \+ stride \(4\) \+ 4 special"):
-        windows_of(made["xlmr"], "is", "a b c", max_tokens=13, question_tokens=5, stride=4)
-
-
-def test_a_paragraph_of_nothing_that_a_tokenizer_knows_is_refused(made):
-    with pytest.raises(InputError, match="question 'is': its paragraph has no token"):
-        windows_of(made["bert"], "is", "\u200b")
-
-
-def test_a_token_that_begins_with_a_space_does_not_own_the_space(made):
-    paragraph = "  The old  bridge\u3000was built. "
-
-    found = tokenise(made["xlmr"], [paragraph])
-
-    texts = [paragraph[start:end] for start, end in zip(found.starts, found.ends, strict=True)]
-    assert "".join(texts) == "Theoldbridgewasbuilt." and not any(text != text.strip() for text in texts)
+        assert not windows.examples.types.any()
+        assert split_ids(windows)[0].count(2) == 3  # <s> question </s> </s> window </s>
 
 
 @pytest.mark.parametrize(
-    ("language", "answer"),
-    [
-        ("en", "1887"),
-        ("en", "Mary's (Hill)"),
-        ("de", "„schöne“ Turm"),
-        ("ru", "Санкт-Петербург"),
-        ("ar", "القاهرة"),
-        ("hi", "क़ुतुब मीनार"),
-        ("th", "ทำน้ำ"),
-        ("th", "กรุงเทพมหานคร"),
-        ("zh", "黑豹队"),
-        ("zh", "½ 的人口"),
-        ("zh", "北京"),
-        ("ko", "24만 평방 킬로미터"),
-    ],
+    ("paragraph", "first_tokens", "token_counts"),
+    [("a b e d i f g", [0, 2, 4], [4, 4, 3]), ("a b e d i f", [0, 2], [4, 4]), ("a b e d", [0], [4])],
 )
-def test_an_answer_of_whole_letters_is_found_again(made, language, answer):
-    paragraph = SCRIPTS[language]
-    start = paragraph.index(answer)
+def test_windows_overlap_by_the_stride_and_end_with_the_paragraph(bert, paragraph, first_tokens, token_counts):
+    # [CLS], two [SEP] and a question of 2 tokens leave room for 4 tokens.
+    windows = make(bert, "is", paragraph, max_tokens=9, question_tokens=2, stride=2)
 
-    windows = windows_of(made["letters"], "is", paragraph)
+    assert windows.first_tokens.tolist() == first_tokens
+    assert windows.token_counts.tolist() == token_counts
+    assert set(windows.offsets) == {4}
+    assert windows.examples.lengths.tolist() == [count + 5 for count in token_counts]
 
-    assert answers_of(windows, paragraph, (start, start + len(answer))) == [answer]
+
+def test_long_questions_are_truncated_and_short_ones_leave_room_to_the_paragraph(bert):
+    windows = make_windows(bert, ["a b e d i f g", "a", ""], ["n o p r s t u v w"], [0, 0, 0], 12, 3, 1)
+
+    assert windows.question_of.tolist() == [0, 0, 1, 1, 2]
+    assert windows.offsets.tolist() == [5, 5, 3, 3, 2]
+    assert windows.token_counts.tolist() == [6, 4, 8, 2, 9]
+
+
+def test_windows_without_room_for_new_tokens_are_refused(xlmr):
+    with pytest.raises(InputError, match=r"max_tokens \(13, .*question_tokens \(5\) \+ stride \(4\) \+ 4 special"):
+        make(xlmr, "is", "a b c", max_tokens=13, question_tokens=5, stride=4)
+
+
+def test_a_paragraph_without_tokens_is_refused(bert):
+    with pytest.raises(InputError, match="question 'is': its paragraph has no token"):
+        make(bert, "is", "\u200b")
+
+
+def test_tokens_do_not_contain_the_spaces_around_words(xlmr):
+    paragraph = "  The old  bridge\u3000was built. "
+
+    tokens = tokenise(xlmr, [paragraph])
+
+    texts = [paragraph[start:end] for start, end in zip(tokens.starts, tokens.ends, strict=True)]
+    assert "".join(texts) == "Theoldbridgewasbuilt."
+    assert all(text == text.strip() for text in texts)
 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["letters", "bert"])
-def test_every_answer_of_every_script_survives_where_tokens_are_letters(made, kind, data):
-    parts = data.draw(
-        st.lists(st.sampled_from([*" ".join(TEXTS).split(), "  ", "\n", "\u3000"]), min_size=1, max_size=12)
-    )
+def test_answers_at_token_edges_are_found_again_in_any_script(tokenizer_by_kind, kind, data):
+    parts = data.draw(st.lists(st.sampled_from([*WORDS, "  ", "\n", "\u3000"]), min_size=1, max_size=12))
     paragraph = data.draw(st.sampled_from(["", " "])).join(parts)
-    start = data.draw(st.integers(0, len(paragraph) - 1))
-    end = data.draw(st.integers(start + 1, len(paragraph)))
-    answer = paragraph[start:end].strip()
-    assume(answer)
-    start = paragraph.index(answer, start)
-    end = start + len(answer)
-    # a letter that is one with its marks (ö as o and ¨, क़) is not cut in two
-    tokens = tokenise(made[kind], [paragraph])
-    assume(not any(s < edge < e for s, e in zip(tokens.starts, tokens.ends, strict=True) for edge in (start, end)))
+    start, end = draw_answer(data, paragraph, len(paragraph))
+    # A letter and its marks (ö as o and ¨, क़) are one token, which no answer divides.
+    tokens = tokenise(tokenizer_by_kind[kind], [paragraph])
+    for edge in (start, end):
+        assume(not ((tokens.starts < edge) & (edge < tokens.ends)).any())
 
-    (found,) = answers_of(windows_of(made[kind], "is", paragraph), paragraph, (start, end))
+    (answer,) = find_answers(make(tokenizer_by_kind[kind], "is", paragraph), paragraph, (start, end))
 
-    assert found is not None and normalise_squad(found) == normalise_squad(answer)
+    assert answer is not None
+    assert normalise_squad(answer) == normalise_squad(paragraph[start:end])
 
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_targets_are_the_fewest_tokens_that_hold_the_answer_in_each_window_that_has_all_of_it(made, data):
-    paragraph = " ".join(data.draw(st.lists(st.sampled_from(" ".join(TEXTS).split()), min_size=3, max_size=20)))
-    start = data.draw(st.integers(0, len(paragraph) - 1))
-    end = data.draw(st.integers(start + 1, min(len(paragraph), start + 30)))
-    answer = paragraph[start:end].strip()
-    assume(answer)
-    start = paragraph.index(answer, start)
-    end = start + len(answer)
-    windows = windows_of(made["xlmr"], "is", paragraph, max_tokens=40, question_tokens=6, stride=10)
-    found = windows.paragraphs
+def test_targets_are_the_fewest_tokens_that_contain_the_answer(xlmr, data):
+    paragraph = " ".join(data.draw(st.lists(st.sampled_from(WORDS), min_size=3, max_size=20)))
+    start, end = draw_answer(data, paragraph, 30)
+    windows = make(xlmr, "is", paragraph, max_tokens=40, question_tokens=6, stride=10)
 
-    given_targets = find_targets(windows, [(start, end)])
+    targets = find_targets(windows, [(start, end)])
 
-    touching = [number for number, (s, e) in enumerate(zip(found.starts, found.ends, strict=True))
-                if s < end and e > start and e > s]  # fmt: skip
-    for number, (first, last) in enumerate(given_targets):
-        begin = windows.first_tokens[number]
-        window = range(begin, begin + windows.token_counts[number])
-        if touching[0] in window and touching[-1] in window:
-            shift = begin - windows.offsets[number]
-            assert (first + shift, last + shift) == (touching[0], touching[-1])
-        else:
-            assert (first, last) == (0, 0)
-    texts = answers_of(windows, paragraph, (start, end))
-    assert all(text is None or answer in text for text in texts)
+    tokens = windows.paragraphs
+    touches_answer = (tokens.starts < end) & (tokens.ends > start) & (tokens.ends > tokens.starts)
+    first_token, last_token = np.flatnonzero(touches_answer)[[0, -1]]
+    for number, target in enumerate(targets):
+        window_start = windows.first_tokens[number]
+        window_end = window_start + windows.token_counts[number]
+        shift = windows.offsets[number] - window_start
+        is_inside = window_start <= first_token and last_token < window_end
+        expected = (first_token + shift, last_token + shift) if is_inside else (0, 0)
+        assert tuple(target) == expected
+    for text in find_answers(windows, paragraph, (start, end)):
+        assert text is None or paragraph[start:end] in text
 
 
-def test_an_answer_at_the_edge_is_in_the_windows_that_have_all_of_it(made):
-    windows = windows_of(made["bert"], "is", "a b e d i f g", max_tokens=9, question_tokens=2, stride=2)
+@pytest.mark.parametrize(
+    ("span", "answers"),
+    [
+        ((4, 7), ["e d", "e d", None]),
+        ((2, 5), ["b e", None, None]),
+        ((6, 13), [None, None, None]),
+        ((8, 9), [None, "i", "i"]),
+    ],
+)
+def test_an_answer_is_in_each_window_that_contains_all_of_it(bert, span, answers):
+    paragraph = "a b e d i f g"  # windows: abed, edif, ifg
+    windows = make(bert, "is", paragraph, max_tokens=9, question_tokens=2, stride=2)
 
-    # windows: abed, edif, ifg
-    assert answers_of(windows, "a b e d i f g", (4, 7)) == ["e d", "e d", None]
-    assert answers_of(windows, "a b e d i f g", (2, 5)) == ["b e", None, None]
-    assert answers_of(windows, "a b e d i f g", (6, 13)) == [None, None, None]
-    assert find_targets(windows, [(8, 9)]).tolist() == [[0, 0], [6, 6], [4, 4]]
+    assert find_answers(windows, paragraph, span) == answers
