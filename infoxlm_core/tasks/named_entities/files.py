@@ -1,4 +1,4 @@
-"""Find and read files of sentences with tagged words.
+"""Read files of sentences with tagged words, in one of two layouts:
 
 train-en.tsv  dev-en.tsv  test-de.tsv      XTREME: a word, a tab and its tag per line; blank lines between sentences
 en/train  en/dev  de/test                  WikiANN: the same; words may begin with their language (`en:Berlin`)
@@ -40,7 +40,7 @@ Sets = dict[str, dict[str, list[Sentence]]]  # split -> language -> sentences
 
 
 def find_tagged_files(path: Path) -> list[TaggedFile]:
-    """Return the file itself, or all files of a folder whose names contain a split and a language."""
+    """Return the file itself, or the files of a folder whose names contain a split and a language."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. {LAYOUT}")
     candidates = [path] if path.is_file() else [file for file in outside.list_tree(path) if file.is_file()]
@@ -57,7 +57,7 @@ def find_tagged_files(path: Path) -> list[TaggedFile]:
 
 
 def list_files(settings: NamedEntitiesConfig) -> list[TaggedFile]:
-    """Return all configured files."""
+    """Return the files of all splits and languages that the settings name."""
     paths = [settings.data] if isinstance(settings.data, str) else settings.data
     return [file for path in paths for file in find_tagged_files(Path(path))]
 
@@ -85,7 +85,7 @@ def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train",
 
 
 def _read_sentences(path: Path) -> Iterator[Sentence]:
-    """Yield the sentences of one file, which are divided by blank lines."""
+    """Yield the sentences of one file, in which blank lines separate them."""
     language_prefix: str | None = None  # of all words of the file; unknown before the first word
     words: list[str] = []
     tags: list[str] = []
@@ -121,7 +121,7 @@ def _find_language_prefix(word: str) -> str:
 
 
 def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
-    """Return the tags of the training text. Raise CorpusTooSmall if it has no entity."""
+    """Return the distinct tags of the training text. Raise CorpusTooSmall if it has no entity."""
     labels: set[str] = set()
     for sentences in sets["train"].values():
         for sentence in sentences:
@@ -136,5 +136,5 @@ def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
 
 
 def name_data(settings: NamedEntitiesConfig) -> str:
-    """Return the configured paths, for messages."""
+    """Return the configured paths as text for messages."""
     return settings.data if isinstance(settings.data, str) else ", ".join(settings.data)

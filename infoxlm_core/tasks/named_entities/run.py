@@ -4,6 +4,7 @@ The first token of a word predicts the word's tag. Words that are truncated or h
 entities among them count as missed.
 """
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -26,7 +27,7 @@ from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
-FirstTokens = Mapping[int, int]  # word -> position of its first token; words without tokens are missing
+FirstTokens = Mapping[int, int]  # index of a word -> position of its first token; words without tokens are missing
 EncodedSentences = tuple[Examples, list[FirstTokens]]
 
 
@@ -36,7 +37,7 @@ def list_test_files(settings: NamedEntitiesConfig) -> list[Path]:
 
 
 def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
-    """Raise InputError if a set is not readable, or the choice of a grid point or step lacks development sets."""
+    """Raise InputError if a set is missing or not readable, including the development sets that a selection needs."""
     sets = read_tagged(settings)
     list_labels(settings, sets)
     needs_dev = has_grid or settings.selection.rule != "last"
@@ -62,6 +63,7 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
 
     targets = _build_targets(train_sentences, first_tokens, labels, int(examples.lengths.max()))
 
+    # Development sets are scored many times during training, so they are tokenised once.
     dev_sets = {language: sets["dev"][language] for language in sorted(sets["dev"])}
     encoded_dev_sets = {}
     for language, sentences in dev_sets.items():
@@ -93,7 +95,7 @@ def _score_dev(
 def _build_targets(
     sentences: Sequence[Sentence], first_tokens: Sequence[FirstTokens], labels: Sequence[str], max_tokens: int
 ) -> np.ndarray:
-    """Return the label number of each word at its first token, and NO_TARGET at other tokens: (N, max_tokens) int16."""
+    """Return the label id of each word at its first token, and NO_TARGET elsewhere: (N, max_tokens) int16."""
     label_ids = {label: label_id for label_id, label in enumerate(labels)}
     targets = np.full((len(sentences), max_tokens), NO_TARGET, np.int16)
     for row, (sentence, positions) in enumerate(zip(sentences, first_tokens, strict=True)):
@@ -103,7 +105,7 @@ def _build_targets(
 
 
 def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
-    """Tag the test sets with a fine-tuned model. Write `predictions/LANGUAGE.tsv`."""
+    """Tag the test sets with a fine-tuned model, and write `predictions/LANGUAGE.tsv`."""
     tests = read_tagged(settings, ("test",))["test"]
     if not tests:
         raise InputError(f"{name_data(settings)}: no test sentences. {LAYOUT}")
@@ -203,16 +205,15 @@ def span_f1(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str
         return 0.0
     correct = [list(sentence.tags) for sentence in sentences]
     predicted = [list(tags) for tags in predicted_tags]
-    distinct_tags: set[str] = set()
-    for tags in (*correct, *predicted):
-        distinct_tags.update(tags)
-    entity_types = sorted({tag[2:] for tag in distinct_tags - {"O"}})  # B-PER and I-PER -> PER
+    distinct_tags = set(itertools.chain(*correct, *predicted)) - {"O"}
+    entity_types = sorted({tag[2:] for tag in distinct_tags})  # B-PER and I-PER -> PER
+    # `strict` counts an entity only if its first word, its last word and its type are correct.
     scores = Evaluator(correct, predicted, tags=entity_types, loader="list").evaluate()
     return float(scores["overall"]["strict"].f1)
 
 
 def _write_predictions(path: Path, sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]]) -> None:
-    """Write word, correct tag and predicted tag per line, and blank lines between sentences."""
+    """Write a word with its correct and its predicted tag on each line, and a blank line between sentences."""
     blocks = []
     for sentence, tags in zip(sentences, predicted_tags, strict=True):
         rows = zip(sentence.words, sentence.tags, tags, strict=True)

@@ -1,4 +1,4 @@
-"""Task: find the entities among the words of a sentence (WikiANN, XTREME's panx, any BIO tags)."""
+"""The task of tagging the named entities of a sentence (WikiANN, XTREME's panx, any BIO tags)."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -33,11 +33,11 @@ class NamedEntitiesConfig(RecipeConfig):
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Return the summed cross-entropy of first tokens, and a bool (T,) that is True for right tokens.
+    """Return the summed cross-entropy of the first tokens of words, and which predictions are correct, (T,) bool.
 
     Args:
         logits: (T, labels) of N packed sentences.
-        targets: (N, longest sentence) label numbers; NO_TARGET at other tokens than the first of a word.
+        targets: (N, longest sentence) label ids; NO_TARGET at tokens that are not the first of a word.
         lengths: tokens of each sentence.
     """
     import torch

@@ -1,4 +1,4 @@
-"""Files of tagged words: both layouts give the same sentences, and every broken file is refused in one line."""
+"""Files of tagged words: both layouts give the same sentences, and ambiguous folders are refused."""
 
 import itertools
 
@@ -9,27 +9,28 @@ from infoxlm_core.tasks.named_entities.files import Sentence, read_tagged
 from tests.toys.entities import sentences, settings, write
 
 
-def test_xtremes_and_wikianns_layouts_are_the_same_sentences(tmp_path):
+def test_the_layouts_of_xtreme_and_wikiann_give_the_same_sentences(tmp_path):
     rows = sentences(5, 1)
     for split, language in itertools.product(("train", "dev", "test"), ("en", "de")):
         write(tmp_path / "xtreme" / f"{split}-{language}.tsv", rows)
         write(tmp_path / "wikiann" / language / split, rows, prefix=f"{language}:")
-    (tmp_path / "wikiann/README.md").write_text("other files may lie beside")
+    (tmp_path / "wikiann/README.md").write_text("about the set")
 
     xtreme, wikiann = (read_tagged(settings(tmp_path / name)) for name in ("xtreme", "wikiann"))
 
-    assert xtreme == wikiann and xtreme["test"] == {"de": rows, "en": rows}
-    assert list(xtreme["train"]) == ["en"]  # German is not learned
+    assert xtreme == wikiann
+    assert xtreme["test"] == {"de": rows, "en": rows}
+    assert list(xtreme["train"]) == ["en"]  # the only training language
 
 
-def test_words_with_a_colon_stay_what_they_are_where_words_bear_no_language(tmp_path):
+def test_only_the_language_prefix_of_wikiann_is_removed_from_words(tmp_path):
     rows = [Sentence(("we", "en:gb", ":"), ("O", "O", "O"))]
 
     assert read_tagged(settings(write(tmp_path / "test-en.tsv", rows)))["test"]["en"] == rows
     assert read_tagged(settings(write(tmp_path / "en/test", rows, "en:")))["test"]["en"] == rows
 
 
-def test_files_that_cannot_be_told_apart_or_read_are_refused(tmp_path):
+def test_folders_without_one_file_per_split_and_language_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"no such file or folder\. Give XTREME's files"):
         read_tagged(settings(tmp_path / "nowhere"))
     (tmp_path / "words.txt").write_text("we\tO\n")
