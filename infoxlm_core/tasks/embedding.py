@@ -85,6 +85,7 @@ def _group_by_length(features: Features, batch_size: int) -> Iterator[list[int]]
     for row in longest_first:
         if batch:
             longest = lengths[batch[0]]
+            # A batch is padded to its longest text, so much shorter texts begin a new batch.
             is_full = len(batch) == batch_size or (len(batch) + 1) * longest > batch_size * TOKENS_PER_TEXT
             is_too_short = lengths[row] < LEAST_FILLED * longest
             if is_full or is_too_short:

@@ -74,6 +74,7 @@ def measure(
         DataCorrupt: a format in fp32 gives other vectors than the original model.
     """
     settings = encoder.settings
+    # The prefix is added here, because the functions of exported formats do not add it.
     embed_original = load_embedder(source, settings.layer, settings.pooling, prefix="")
     prefixed_texts = [settings.prefix + text for text in texts]
     original_vectors = F.normalize(embed_original(prefixed_texts), dim=1)  # (N, d)

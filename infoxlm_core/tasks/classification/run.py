@@ -155,6 +155,7 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
     rows_by_language = split_by_language(test)
     if config.mixed:
         check_aligned(rows_by_language)
+    # Translations are text in the source language, so they are read as such and by the model of the source.
     texts = test.assign(language=source) if config.translated_test else test
     test["predicted"] = predict_rows(tuned, texts, config.max_tokens).map(labels)
     output.mkdir(parents=True, exist_ok=True)
@@ -216,7 +217,7 @@ def _score_mixed(
     """
     accuracy_by_pair = {(language, language): share for language, share in accuracy.items()}
     for first, premises in rows.items():
-        pairs = []
+        pairs = []  # all pairs of a premise language together, so that its model is loaded once
         for second, hypotheses in rows.items():
             if second != first:
                 pairs.append(premises.assign(text_pair=hypotheses["text_pair"], second=second))

@@ -148,6 +148,7 @@ def describe(corpus: Corpus, mined: Mined) -> dict[str, Any]:
     margins = mined.matches.margins
     first_step = math.floor(float(margins.min()) / HISTOGRAM_STEP)
     last_step = math.floor(float(margins.max()) / HISTOGRAM_STEP) + 1
+    # Multiples of 0.01 are rounded, because they are not exact in binary.
     edges = [round(step * HISTOGRAM_STEP, 2) for step in range(first_step, last_step + 1)]
     histogram, _ = np.histogram(margins, edges)
     description: dict[str, Any] = {

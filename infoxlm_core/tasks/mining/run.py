@@ -115,6 +115,7 @@ def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
 
 def divide(mining_set: MiningSet, matches: Matches) -> tuple[Half, Half]:
     """Divide matches and gold pairs into the half that chooses the threshold and the half that is measured."""
+    # A checksum of the id does not depend on the order or the number of the sentences.
     half_of_source = np.array([zlib.crc32(source_id.encode()) % 2 for source_id in mining_set.sources.ids])
     pairs = zip(matches.sources.tolist(), matches.targets.tolist(), strict=True)
     is_gold = np.array([pair in mining_set.gold for pair in pairs], dtype=bool)
@@ -130,6 +131,7 @@ def divide(mining_set: MiningSet, matches: Matches) -> tuple[Half, Half]:
 
 def choose_threshold(half: Half) -> float:
     """Return the margin with the best F1 of the matches that reach it."""
+    # Matches are sorted by margin, so the first n matches are those that reach the margin of match n.
     num_matches = np.arange(1, len(half.margins) + 1)
     f1 = 2 * half.is_gold.cumsum() / (num_matches + half.num_gold)
     return float(half.margins[f1.argmax()])

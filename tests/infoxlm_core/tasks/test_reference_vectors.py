@@ -161,13 +161,6 @@ def test_the_tolerance_is_above_rounding_in_fp32_and_below_half_precision(export
             reference_vectors.compare(reference, vectors, "m")
 
 
-def test_a_model_without_reference_vectors_is_refused(model):
-    (model / reference_vectors.FILE).unlink()
-
-    with pytest.raises(InputError, match=r"has no reference_vectors.json: .* run the pipeline again"):
-        reference_vectors.check(model, "models:/m/1")
-
-
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"layer": 1, "pooling": "mean", "sentences": ["a"], "vectors": [[0]]}']
 )

@@ -82,15 +82,6 @@ def test_scores_are_by_language_direction_vector_and_layer(encoder, data, tmp_pa
         assert 1 - len(missed) / 20 == pytest.approx(swahili[direction])
 
 
-def test_one_file_of_the_pivot_scores_like_a_copy_for_each_language(encoder, data, tmp_path):
-    names = {"eng.txt": "t.deu-eng.eng", "deu.txt": "t.deu-eng.deu", "swh.txt": "t.swh-eng.swh"}
-    (tmp_path / "single").mkdir()
-    for name, original_name in names.items():
-        (tmp_path / "single" / name).write_text((data / original_name).read_text())
-
-    assert measure(encoder, data, "mean@best") == measure(encoder, tmp_path / "single", "mean@best")
-
-
 def test_the_configured_prefix_replaces_that_of_the_model(encoder, data):
     save_file({"projection": torch.eye(32)}, encoder / pretrained.PROJECTION)
     vectors = ("contrast@contrast", "mean@contrast")
@@ -173,8 +164,3 @@ def test_layers_that_the_model_does_not_have_are_refused(encoder, is_contrasted,
 
     with pytest.raises(InputError, match=reason):
         run.parse_vector(vector, model, encoder)
-
-
-def test_equal_vectors_score_at_chance(encoder, data):
-    """[CLS] of the embeddings is one vector for all sentences: ties go to the first, which is right once."""
-    assert measure(encoder, data, "cls@0")["mean"]["mean"] == pytest.approx(1 / 20, rel=1e-9)
