@@ -46,7 +46,7 @@ def evaluate(
         corpus: a prepared corpus with held_out/<pivot>-<language>/*.parquet; its report.json is shown if it has one.
         encoders: name -> Hugging Face directory, the model under test first. The report compares it in detail with the
             model named `start`, if there is one.
-        classifiers: name -> directory of the classifier that was fine-tuned from the encoder of that name, with its
+        classifiers: name of an encoder -> directory of the classifier that was fine-tuned from it, with its
             test.parquet; may be empty.
         output: directory for the files.
         hours: costs of the run up to this evaluation, such as {"cost/cpu_hours/all": 0.5}, for the report.
@@ -110,7 +110,7 @@ def _build_record(
     """Return the content of scores.json without the comparison with the start."""
     models = {}
     for name, scores_by_task in scores.items():
-        models[name] = _describe_model(scores_by_task, encoders.get(name), corpus)
+        models[name] = _describe_model(scores_by_task, encoders[name], corpus)
     counts_by_language = {}
     for language, pairs in questions.pairs.items():
         counts_by_language[language] = {
@@ -134,7 +134,7 @@ def _build_record(
 
 
 def _summarise(record: Mapping[str, Any], questions: Questions, scores: Mapping[str, Mapping[str, Scores]]) -> Summary:
-    """Return the statistics of the report."""
+    """Return the means, intervals and comparisons that the report shows."""
     title = f"{record['model']}: how well it carries meaning across languages"
     descriptions = {name: report.describe_encoder(result["encoder"]) for name, result in record["models"].items()}
     tasks_with_settings = [(task, questions) for task in EVALUATED_TASKS]
@@ -160,19 +160,14 @@ def _compare_with_start(
     return before_after.compare(before, after, trained_languages)
 
 
-def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path | None, corpus: Path) -> dict[str, Any]:
-    """Return the entry of a model in scores.json. A classifier without an encoder has only its scores."""
+def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path, corpus: Path) -> dict[str, Any]:
+    """Return the entry of a model in scores.json: its size, origin, scores and training curves."""
     description: dict[str, Any] = {
-        "encoder": {},
-        "origin": {},
+        "encoder": dict(scores_by_task["retrieval"].details["encoder"]),
+        "origin": origin.read(encoder),
         "tasks": {task: task_scores.to_dict() for task, task_scores in scores_by_task.items()},
-        "curves": {},
+        "curves": _read_curves(encoder),
     }
-    if encoder is None:
-        return description
-    description["encoder"] = dict(scores_by_task["retrieval"].details["encoder"])
-    description["origin"] = origin.read(encoder)
-    description["curves"] = _read_curves(encoder)
     manifest = unreserved.load_pretraining_manifest(encoder)
     if manifest and "merge" in manifest["facts"]:
         description["merge"] = manifest["facts"]["merge"]

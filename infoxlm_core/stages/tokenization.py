@@ -93,24 +93,21 @@ def tokenize(
 
 
 def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> tuple[SerializedTokenizer, str]:
-    """Write the files of the tokenizer to a folder. Return the tokenizer, and the name of the file that identifies it.
-
-    Raises as `tokenize`.
-    """
-    files = tokenizers.find_files(Path(config.model)) if config.model else []
-    if files and files[0].suffix == ".json":
-        fast_tokenizer = tokenizers.copy_files(files, folder)
-        vocabulary = tokenizers.read_vocabulary(fast_tokenizer, files[0])
+    """Write the files of the tokenizer to a folder. Return the tokenizer and the name of its identifying file."""
+    source_files = tokenizers.find_files(Path(config.model)) if config.model else []
+    if source_files and source_files[0].suffix == ".json":
+        fast_tokenizer = tokenizers.copy_files(source_files, folder)
+        vocabulary = tokenizers.read_vocabulary(fast_tokenizer, source_files[0])
         model = serialize(fast_tokenizer.backend_tokenizer, vocabulary.special_ids)
         special_tokens = fast_tokenizer.all_special_tokens
         identifying_file = tokenizers.FAST
     else:
-        model = _read_model(files[0]) if files else _train_model(config, corpus)
+        model = _read_model(source_files[0]) if source_files else _train_model(config, corpus)
         (folder / tokenizers.MODEL).write_bytes(model)
         tokenizers.write_fast(model, folder)
-        # The two tokenizers of XLM-R rarely differ: where two segmentations have the same score. Those of our own
-        # models always agree, because their scores are rounded.
-        max_different_share = 0.001 if files else 0.0
+        # With XLM-R's model, the two tokenizers differ on the few sentences that have two segmentations of equal score.
+        # With a model of ours they never do, because its scores are rounded.
+        max_different_share = 0.001 if source_files else 0.0
         _compare_tokenizers(folder, model, corpus, max_different_share)
         vocabulary = Vocabulary.xlm_r(tokenizers.vocabulary_size(model))
         special_tokens = list(SPECIAL_TOKENS)
@@ -127,7 +124,7 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
 
 
 def _read_model(path: Path) -> bytes:
-    """Return a SentencePiece model. Raise InputError if the file has none."""
+    """Return the content of a file. Raise InputError if it is not a SentencePiece model."""
     try:
         model = outside.check_readable(path).read_bytes()
         tokenizers.vocabulary_size(model)
@@ -171,8 +168,8 @@ def _choose_sentence_counts(rows: np.ndarray, config: TokenizationConfig) -> np.
     """
     shares = probabilities(rows, config.alpha)
     total = min(config.training_sentences, rows.sum())
-    sufficient_totals = MAX_REPEATS * rows / shares  # the largest total for which a language has enough sentences
-    total = min([total, *sufficient_totals[sufficient_totals >= total / 2]])
+    largest_totals = MAX_REPEATS * rows / shares  # for which the repeated sentences of each language suffice
+    total = min([total, *largest_totals[largest_totals >= total / 2]])
     return np.minimum(np.rint(shares * total), MAX_REPEATS * rows).astype(np.int64)
 
 
