@@ -326,10 +326,10 @@ class PretrainingConfig(StageConfig):
         return values
 
     @property
-    def longest(self) -> int:
+    def max_sequence_tokens(self) -> int:
         """The number of tokens of the longest sequence."""
-        longest_pair = 2 * self.batches.side_tokens + 3  # with three special tokens
-        return max(self.batches.block_tokens, longest_pair)
+        pair_tokens = 2 * self.batches.side_tokens + 3  # with three special tokens
+        return max(self.batches.block_tokens, pair_tokens)
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -339,9 +339,9 @@ class PretrainingConfig(StageConfig):
         universal_layer = self.contrast.resolve_layer(self.model.layers)
         if has_configured_sizes and self.system == "infoxlm" and universal_layer > self.model.layers:
             raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
-        if has_configured_sizes and self.longest > self.model.max_tokens:
+        if has_configured_sizes and self.max_sequence_tokens > self.model.max_tokens:
             raise ValueError(
-                f"sequences of {self.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) "
+                f"sequences of {self.max_sequence_tokens} tokens (batches.block_tokens, two batches.side_tokens and 3) "
                 f"exceed model.max_tokens ({self.model.max_tokens})"
             )
         contrast_is_only_objective = self.objectives.xlco and not self.objectives.mlm + self.objectives.tlm

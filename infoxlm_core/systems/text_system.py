@@ -93,9 +93,9 @@ class TextSystem(System):
 
     def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
         positions = self._read_config(directory).max_position_embeddings
-        if config.longest > positions:
+        if config.max_sequence_tokens > positions:
             raise ConfigError(
-                f"sequences of {config.longest} tokens exceed the {positions} positions of {directory}: "
+                f"sequences of {config.max_sequence_tokens} tokens exceed the {positions} positions of {directory}: "
                 "lower batches.block_tokens and batches.side_tokens"
             )
 

@@ -112,10 +112,10 @@ def _check_start(start: Path, size: EncoderSize, shards: Shards) -> None:
 
 def _check_size(start: Path, size: EncoderSize, config: PretrainingConfig) -> None:
     """Raise ConfigError if a start is too small for the config."""
-    if config.longest > size.max_tokens:
+    if config.max_sequence_tokens > size.max_tokens:
         raise ConfigError(
-            f"sequences of {config.longest} tokens (batches.block_tokens, two batches.side_tokens and 3) exceed "
-            f"the {size.max_tokens} positions of {start}: lower them"
+            f"sequences of {config.max_sequence_tokens} tokens (batches.block_tokens, two batches.side_tokens and 3) "
+            f"exceed the {size.max_tokens} positions of {start}: lower them"
         )
     contrast_layer = config.contrast.resolve_layer(size.layers)
     if contrast_layer > size.layers:

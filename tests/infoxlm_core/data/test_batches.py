@@ -270,7 +270,7 @@ def test_the_papers_lengths_never_exceed_512_tokens():
 
     assert batches.side_tokens == 254
     assert 2 * batches.side_tokens + 3 == 511
-    assert batches.block_tokens == PretrainingConfig().longest == 512
+    assert batches.block_tokens == PretrainingConfig().max_sequence_tokens == 512
 
 
 def list_samples(batches: list[PackedBatch]) -> tuple[list, ...]:
