@@ -66,7 +66,7 @@ def shorten(codes: Iterable[str]) -> dict[str, str]:
 
 
 def _sort_variants_last(codes: Iterable[str]) -> list[str]:
-    """Sort codes without a script or region before those with one."""
+    """Sort codes by name, those without a script or region first."""
     return sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code))
 
 

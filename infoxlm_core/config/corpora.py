@@ -89,7 +89,7 @@ class CorpusSource(StageConfig):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether the path names all files that match it."""
+        """Whether the path contains a `*` and so stands for all files that match it."""
         return any("*" in path for path in self.paths)
 
     def may_have_pairs(self, pivot: str) -> bool:
@@ -127,7 +127,7 @@ class CorpusSource(StageConfig):
 
     @model_validator(mode="after")
     def _options_fit_its_format(self) -> Self:
-        """Check that options of single formats are set only for these."""
+        """Check that options which only some formats support are not set for other formats."""
         if self.text_field and (self.format not in ("jsonl", "parquet") or len(self.languages) != 1):
             raise ValueError(f"corpus {self.name}: text_field needs the format jsonl or parquet and one language")
         if self.compares_documents and self.format != "text" and not self.text_field:
