@@ -207,10 +207,8 @@ def _read_test(config: AnsweringConfig, source: str) -> dict[LanguagePair, Quest
 def _write_predictions(folder: Path, predictions: Mapping[LanguagePair, Mapping[str, str]]) -> None:
     """Write one file for each language pair, named after its languages."""
     folder.mkdir(parents=True, exist_ok=True)
-    for (paragraph_language, question_language), answers in predictions.items():
-        name = paragraph_language
-        if question_language != paragraph_language:
-            name = f"{paragraph_language}-{question_language}"
+    for pair, answers in predictions.items():
+        name = "-".join(dict.fromkeys(pair))  # one code if both languages are the same
         content = json.dumps(answers, ensure_ascii=False, indent=1) + "\n"
         manifests.write_atomically(folder / f"{name}.json", content)
 

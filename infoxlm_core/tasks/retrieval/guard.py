@@ -52,19 +52,16 @@ def measure(guard: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores:
     hits = retrieve(sets, embedder)
     scores = {language: score_directions(hits[language]) for language in sets}
     test_set = manifests.digest(sets)
-    details = {}
     data = Path(guard.data)
     corpus = data if (data / "held_out").is_dir() else None
     not_reserved = unreserved.find(model, list_test_files(data), corpus)
-    if not_reserved:
-        details["not_reserved"] = not_reserved
     return Scores(
         Guard.name,
         scores,
         mean_over(scores),
         counts={language: len(sources) for language, (sources, _) in sets.items()},
         test_set=test_set,
-        details=details,
+        details={"not_reserved": not_reserved} if not_reserved else {},
         outcomes=_tabulate(sets, hits, test_set),
     )
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -39,14 +38,6 @@ class VectorScores(NamedTuple):
         return {**self.mean, "languages": self.languages}
 
 
-@dataclass
-class _SearchResults:
-    """The results of the search. The vectors of all languages together would not fit into memory."""
-
-    nearest: dict[str, dict[VectorSpec, NearestRows]] = field(default_factory=dict)  # by language
-    map_vectors: dict[str, Tensor] = field(default_factory=dict)  # served vectors by language, for the map
-
-
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
     """Retrieve with the vectors of every layer, and return the scores of the vector that `infoxlm embed` computes.
 
@@ -61,8 +52,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     served = VectorSpec(served_pooling, served_layer)
     centred = VectorSpec(CENTRED, served_layer)
     encoder = VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, served_prefix(model))
-    search = _retrieve(questions, specs, served, encoder)
-    nearest = search.nearest
+    nearest, map_vectors = _retrieve(questions, specs, served, encoder)
     measured_specs = [*specs, centred] if questions.training_text else specs
     results = {spec: _score_vector(spec, nearest, questions) for spec in measured_specs}
     best = max(specs, key=lambda spec: results[spec].accuracy)  # of equals, the lowest layer
@@ -77,7 +67,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         "chance": fmean(1 / len(pairs) for pairs in questions.pairs.values()),
         "by_layer": by_layer,
         "encoder": describe(model),
-        "map": sentence_map.project(search.map_vectors),
+        "map": sentence_map.project(map_vectors),
     }
     nearest_by_vector = {"served": results[served].nearest, "best": results[best].nearest}
     if centred in results:
@@ -107,8 +97,13 @@ def _score_vector(
 
 def _retrieve(
     questions: Questions, specs: Sequence[VectorSpec], served: VectorSpec, encoder: VectorEncoder
-) -> _SearchResults:
-    """Search for the translations of every language, with each vector, and with the centred one if there is text."""
+) -> tuple[dict[str, dict[VectorSpec, NearestRows]], dict[str, Tensor]]:
+    """Search for the translations with each vector, and with the centred one if there is training text.
+
+    Returns:
+        The nearest rows by language and vector, and some served vectors by language for the map. The vectors of all
+        languages together would not fit into memory.
+    """
     centres = {}  # language -> (d,) mean served vector of its training sentences
     for language, texts in questions.training_text.items():
         centres[language] = encoder.embed(texts, [served], language)[served].mean(dim=0)
@@ -121,7 +116,8 @@ def _retrieve(
             row_of_sentence.setdefault(source, len(row_of_sentence))
     pivot_vectors = encoder.embed(list(row_of_sentence), specs, questions.pivot)
 
-    results = _SearchResults()
+    nearest: dict[str, dict[VectorSpec, NearestRows]] = {}
+    map_vectors: dict[str, Tensor] = {}
     for language, pairs in questions.pairs.items():
         source_rows = [row_of_sentence[source] for source, _ in pairs]
         source_vectors = {spec: vectors[source_rows] for spec, vectors in pivot_vectors.items()}
@@ -129,10 +125,10 @@ def _retrieve(
         if centres:
             source_vectors[centred] = source_vectors[served] - centres[questions.pivot]
             target_vectors[centred] = target_vectors[served] - centres[language]
-        results.nearest[language] = find_nearest_by_spec(source_vectors, target_vectors)
-        sentence_map.add_vectors(results.map_vectors, questions.pivot, source_vectors[served])
-        sentence_map.add_vectors(results.map_vectors, language, target_vectors[served])
-    return results
+        nearest[language] = find_nearest_by_spec(source_vectors, target_vectors)
+        sentence_map.add_vectors(map_vectors, questions.pivot, source_vectors[served])
+        sentence_map.add_vectors(map_vectors, language, target_vectors[served])
+    return nearest, map_vectors
 
 
 def score_language(hits: Hits, subset: Tensor) -> dict[str, Any]:

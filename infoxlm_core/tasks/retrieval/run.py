@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
@@ -61,7 +60,10 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     # mean@best stands for the vectors of all layers, of which the one with the best score is chosen.
     candidates = {vector: parse_vector(vector, model, encoder) for vector in config.vectors}
     specs = _list_specs(candidates, sets, model, encoder)
-    vector_encoder = _load_vector_encoder(config, specs, model, tokenizer, encoder)
+    has_contrast = any(spec.pooling == "contrast" for spec in specs)
+    projection = load_projection(encoder, model) if has_contrast else None
+    prefix = served_prefix(model) if config.prefix is None else config.prefix
+    vector_encoder = VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, prefix, projection)
     nearest = _retrieve(config, sets, specs, vector_encoder)
     scores: dict[VectorSpec, dict[str, dict[str, float]]] = {}
     for spec in specs:
@@ -133,17 +135,6 @@ def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]
     if layer not in layers:
         raise InputError(f"{encoder} has no vector {vector}. Give a layer from {layers[0]} to {layers[-1]}.")
     return [VectorSpec(pooling, layer)]
-
-
-def _load_vector_encoder(
-    config: RetrievalConfig, specs: Sequence[VectorSpec], model: "Model", tokenizer: Tokenizer, directory: Path
-) -> VectorEncoder:
-    """Return a loaded model with the configured prefix, and with its projection if a vector needs it."""
-    projection = None
-    if any(spec.pooling == "contrast" for spec in specs):
-        projection = load_projection(directory, model)
-    prefix = served_prefix(model) if config.prefix is None else config.prefix
-    return VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, prefix, projection)
 
 
 def _retrieve(
