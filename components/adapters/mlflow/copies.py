@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from components.adapters.mlflow import model_versions, runs, signing
+from components.adapters.mlflow import model_versions, runs
 from components.adapters.mlflow.errors import translate_errors
 from components.adapters.mlflow.model_versions import CANDIDATE, DECISION, GATE, PREVIOUS
 from components.adapters.mlflow.tracker import MlflowRun
-from infoxlm_core import manifests
-from infoxlm_core.errors import DataCorrupt
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -74,9 +72,10 @@ def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
 def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
     """Register a copy on this process's server, once per digest, and give it the alias `candidate`.
 
+    The files are not downloaded again here: the promotion that follows checks them before the alias moves.
+
     Raises:
-        DataCorrupt: the files on the server are not those that were sent.
-        InputError: the version has no digest, or the server refuses.
+        InputError: the server refuses.
         StorageUnavailable: the server does not answer.
     """
     digest = copied.tags["digest"]
@@ -89,15 +88,6 @@ def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
             copied_tags = {key: value for key, value in copied.tags.items() if key not in _ROLE_TAGS}
             model_versions.create(client, copied.name, source, run_id, copied_tags)
         version = _make_candidate(client, copied.name, digest, copied.origin)
-        sent_digests = _digest_files(copied.files)
-        with model_versions.fetched(client, version) as files:  # also checks the signature and the registered digest
-            received_digests = _digest_files(files)
-        for name, sent_digest in sorted(sent_digests.items()):
-            if received_digests.get(name) != sent_digest:
-                raise DataCorrupt(
-                    f"{name} of {copied.name} version {version.version} differs on the target server: delete that "
-                    "version, then copy again"
-                )
     MlflowRun(run_id).end()
     return version
 
@@ -111,12 +101,6 @@ def _switch_server(uri: str) -> None:
         if variable.startswith(f"{_TARGET_PREFIX}MLFLOW_"):
             os.environ[variable.removeprefix(_TARGET_PREFIX)] = os.environ[variable]
     os.environ["MLFLOW_TRACKING_URI"] = uri
-
-
-def _digest_files(folder: Path) -> dict[str, str]:
-    """Return the digests of the encoder, its evaluation, its signature and its card. MLflow changes other files."""
-    names = (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD)
-    return {name: manifests.digest_files(folder / name) for name in names if (folder / name).exists()}
 
 
 def _make_candidate(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":

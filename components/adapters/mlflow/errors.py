@@ -42,6 +42,18 @@ def translate_errors(
         raise translated from error
 
 
+@contextmanager
+def ignore_error(code: str) -> Iterator[None]:
+    """Leave the block silently if MLflow refuses a request with this error code, such as RESOURCE_ALREADY_EXISTS."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != code:
+            raise
+
+
 def _translate_database_error(error: Exception, subject: str, status: int) -> InfoXLMError | None:
     """Translate an error of a database that this process opens itself. Return None for any other error."""
     reason = one_line(error)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.adapters.mlflow import connection, signing
-from components.adapters.mlflow.errors import translate_errors
+from components.adapters.mlflow.errors import ignore_error, translate_errors
 from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import directories
@@ -144,11 +144,8 @@ def create(client: "MlflowClient", name: str, source: str, run_id: str, tags: Ma
     """
     from mlflow.exceptions import MlflowException
 
-    try:
+    with ignore_error("RESOURCE_ALREADY_EXISTS"):
         client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
     try:
         client.create_model_version(name, source, run_id, tags=dict(tags), model_id=source.removeprefix("models:/"))
     except MlflowException:  # the answer may be lost, so check whether the version exists
@@ -184,13 +181,18 @@ def download(client: "MlflowClient", version: "ModelVersion", path: str, target:
 
 def download_encoder(client: "MlflowClient", version: "ModelVersion", target: Path) -> None:
     """Download the folder of a version's encoder and its signature, without the form for sentence-transformers."""
+    for name in _list_files(client, version) & {MODEL, signing.FILE}:
+        download(client, version, name, target)
+
+
+def _list_files(client: "MlflowClient", version: "ModelVersion", folder: str = "") -> set[str]:
+    """Return the names of the files and folders in a folder of a version, or an empty set if there is none."""
     import mlflow
 
     location = client.get_model_version_download_uri(version.name, version.version)
     connection.check_location(location)
-    names = {Path(entry.path).name for entry in mlflow.artifacts.list_artifacts(artifact_uri=location)}
-    for name in sorted(names & {MODEL, signing.FILE}):
-        download(client, version, name, target)
+    entries = mlflow.artifacts.list_artifacts(artifact_uri=f"{location}/{folder}".rstrip("/"))
+    return {Path(entry.path).name for entry in entries}
 
 
 def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: bool = False) -> evidence.Outcomes | None:
@@ -198,22 +200,11 @@ def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: boo
 
     With `of_start`, the answers are those of the model that the version's training started from.
     """
-    from mlflow.exceptions import MlflowException
-
+    if evidence.FILE not in _list_files(client, version, EVALUATION):
+        return None
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            evaluation = download(client, version, EVALUATION, Path(folder))
-        except MlflowException as error:
-            # A server may report a missing folder with status 500; other errors of this kind are failures.
-            is_missing = error.get_http_status_code() < 500 or "No such" in str(error)
-            if not is_missing:
-                raise
-            return None
-        except OSError:  # raised instead if the artifacts are local files
-            return None
+        evaluation = download(client, version, EVALUATION, Path(folder))
         file = evaluation / evidence.FILE
-        if not file.is_file():
-            return None
         scores = evidence.read_scores(evaluation)
         model = evidence.find_start(file) if of_start else scores["model"]
         return evidence.Outcomes(evidence.read(file, model), scores["pivot"]) if model else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.adapters.mlflow.connection import artifact_root, check_location, connect, quote
-from components.adapters.mlflow.errors import translate_errors
+from components.adapters.mlflow.errors import ignore_error, translate_errors
 from infoxlm_core.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -115,15 +115,10 @@ def source_tags() -> dict[str, str]:
 
 def _find_or_create_experiment(client: "MlflowClient", name: str) -> str:
     """Return the id of an experiment. Create it if it does not exist, with its artifacts below `artifact_root`."""
-    from mlflow.exceptions import MlflowException
-
     experiment = client.get_experiment_by_name(name)
     if experiment:
         return experiment.experiment_id
     location = artifact_root()
-    try:
+    with ignore_error("RESOURCE_ALREADY_EXISTS"):
         return client.create_experiment(name, location if location.startswith("file:") else None)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
     return _find_or_create_experiment(client, name)  # another stage has created it meanwhile

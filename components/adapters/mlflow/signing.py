@@ -10,7 +10,7 @@ platform mounts the keys as files; without a key nothing is signed or verified:
 import os
 from pathlib import Path
 
-from infoxlm_core.errors import InputError, SignatureInvalid
+from infoxlm_core.errors import InputError, SignatureInvalid, one_line
 
 FILE = "signature.json"
 SIGNING = "INFOXLM_SIGNING_KEY"
@@ -32,7 +32,7 @@ def sign(model: Path, signature: Path) -> None:
         signing.Config().use_elliptic_key_signer(private_key=key_path).sign(model, signature)
     except (OSError, TypeError, ValueError) as error:
         raise InputError(
-            f"{SIGNING}={key_path}: {_shorten(error)}: give an elliptic-curve key without password"
+            f"{SIGNING}={key_path}: {one_line(error)}: give an elliptic-curve key without password"
         ) from None
 
 
@@ -55,9 +55,4 @@ def verify(model: Path, signature: Path, name: str) -> None:
     try:
         verifying.Config().use_elliptic_key_verifier(public_key=key_path).verify(model, signature)
     except Exception as error:  # the library has no common class for its errors about forged files
-        raise SignatureInvalid(f"{name} does not match its signature by {key_path}: {_shorten(error)}") from None
-
-
-def _shorten(error: Exception) -> str:
-    """Return the message of an error in one line, or its class if it has none."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+        raise SignatureInvalid(f"{name} does not match its signature by {key_path}: {one_line(error)}") from None

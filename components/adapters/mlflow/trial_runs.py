@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from components.adapters.mlflow import connection, runs
-from components.adapters.mlflow.runs import PARENT, RUN_TAG, translate_errors
+from components.adapters.mlflow.errors import translate_errors
+from components.adapters.mlflow.runs import PARENT, RUN_TAG
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence

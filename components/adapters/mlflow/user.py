@@ -12,7 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from components.adapters.mlflow.errors import translate_errors
+from components.adapters.mlflow.errors import ignore_error, translate_errors
 from components.settings import environment
 from infoxlm_core.errors import InfoXLMError, InputError
 
@@ -42,16 +42,12 @@ def ensure(server: str, user: str, password: str) -> None:
         InputError: MLflow refuses.
         StorageUnavailable: MLflow does not answer.
     """
-    from mlflow.exceptions import MlflowException
-
     client = _client(server)
     with translate_errors(f"{server}: user {user}", _ADMIN):
-        try:
+        with ignore_error("RESOURCE_ALREADY_EXISTS"):
             client.create_user(user, password)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-            client.update_user_password(user, password)
+            return
+        client.update_user_password(user, password)
 
 
 def allow(server: str, user: str, experiment: str, model: str, may: str) -> None:
@@ -72,7 +68,6 @@ def allow(server: str, user: str, experiment: str, model: str, may: str) -> None
         StorageUnavailable: MLflow does not answer.
     """
     from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
 
     registry = MlflowClient(server)
     with translate_errors(f"{server}: permissions of {user}", _ADMIN):
@@ -83,11 +78,8 @@ def allow(server: str, user: str, experiment: str, model: str, may: str) -> None
                 raise InputError(f"{server}: MLflow has no experiment {experiment}: the first run creates it")
             experiment_id = mlflow_experiment.experiment_id
         if may == "register" and model != "*":
-            try:
+            with ignore_error("RESOURCE_ALREADY_EXISTS"):
                 registry.create_registered_model(model)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
         experiment_permission, model_permission = PERMISSIONS[may]
         _grant(server, user, "experiment", experiment_id, experiment_permission)
         _grant(server, user, "registered_model", model, model_permission)
@@ -98,16 +90,11 @@ def allow(server: str, user: str, experiment: str, model: str, may: str) -> None
 
 def _grant(server: str, user: str, kind: str, resource: str, permission: str) -> None:
     """Grant a permission on a resource. It replaces the user's previous one."""
-    from mlflow.exceptions import MlflowException
-
     client = _client(server)
-    try:
+    with ignore_error("RESOURCE_DOES_NOT_EXIST"):
         if client.get_user_permission(user, kind, resource).permission == permission:
             return  # revoking it, even briefly, would interrupt the user's work
         client.revoke_user_permission(user, kind, resource)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise
     client.grant_user_permission(user, kind, resource, permission)
 
 

@@ -1,4 +1,4 @@
-"""Curves that a thread ships to MLflow: each point once, and never in the way of the training."""
+"""A thread sends the curves of a training to MLflow: each point once, and without delaying the training."""
 
 import http.server
 import os
@@ -15,14 +15,14 @@ from tests.servers.processes import answering, free_port, kill
 from tests.servers.tracking import running_mlflow
 
 
-def test_a_shipped_curve_arrives_whole_and_shipping_it_again_adds_nothing(store):
+def test_curve_that_is_shipped_twice_arrives_once(store):
     run_id = open_run(store)
     curve = FileTracker(store / "metrics.jsonl")
-    for step in range(1, 701):  # 1400 metrics: more than one batch
+    for step in range(1, 701):  # 1400 metrics are more than one batch
         curve.log(step, {"loss/mlm": 1 / step, "rate": float("nan") if step == 700 else 0.1})
     curve.close()
     with (store / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 701, "lo')  # the crash
+        file.write('{"step": 701, "lo')  # incomplete, because the training crashed
 
     ship(store / "metrics.jsonl", run_id)
     ship(store / "metrics.jsonl", run_id)
@@ -32,7 +32,7 @@ def test_a_shipped_curve_arrives_whole_and_shipping_it_again_adds_nothing(store)
 
 
 @pytest.mark.item("F11")
-def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(store):
+def test_resumed_run_ships_what_is_missing_and_no_step_twice(store):
     run_id = open_run(store)
     crashed = FileTracker(store / "metrics.jsonl")
     for step in (1, 2, 3):
@@ -43,7 +43,7 @@ def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(st
     tracker = MlflowTracker(store / "metrics.jsonl", run_id)
     tracker.resume(2)
     for step in (3, 4, 5):
-        tracker.log(step, {"loss": float(step), "seconds": 0.7})  # step 3 is redone, a little slower
+        tracker.log(step, {"loss": float(step), "seconds": 0.7})  # step 3 is repeated more slowly
     tracker.close()
 
     assert history(run_id, "loss") == [(step, float(step)) for step in (1, 2, 3, 4, 5)]
@@ -51,7 +51,7 @@ def test_a_resumed_run_ships_what_its_predecessor_could_not_and_no_step_twice(st
     assert "MLFLOW_HTTP_REQUEST_TIMEOUT" not in os.environ
 
 
-def test_steps_that_a_run_takes_again_stand_beside_those_that_it_went_back_from(store):
+def test_steps_repeated_after_a_rewind_are_separate_metrics(store):
     run_id = open_run(store)
     tracker = MlflowTracker(store / "metrics.jsonl", run_id)
     tracker.resume(0)
@@ -62,23 +62,22 @@ def test_steps_that_a_run_takes_again_stand_beside_those_that_it_went_back_from(
         tracker.log(step, {"loss": float(step), "rewinds": 1.0, "repeated": 1.0})
     tracker.log(5, {"loss": 5.0, "rewinds": 1.0})
     tracker.close()
-    ship(store / "metrics.jsonl", run_id)  # again, as the stage that registers does
+    ship(store / "metrics.jsonl", run_id)  # as the registration does
 
     assert history(run_id, "loss") == [(1, 10.0), (2, 20.0), (3, 30.0), (4, 40.0), (5, 5.0)]
     assert history(run_id, "rewind1/loss") == [(3, 3.0), (4, 4.0)]
     assert [step for step, _ in points_of(store / "metrics.jsonl")] == [1, 2, 3, 4, 5]
 
 
-def test_points_that_are_late_go_to_the_server_of_their_run_and_to_no_database_in_the_working_directory(
-    store, tmp_path, monkeypatch
-):
+def test_late_points_are_sent_to_the_server_of_their_run(store, tmp_path, monkeypatch):
     import mlflow
 
     run_id = open_run(store)
     server = os.environ["MLFLOW_TRACKING_URI"]
     tracker = MlflowTracker(store / "metrics.jsonl", run_id)
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+    working_directory = tmp_path / "working directory"
+    working_directory.mkdir()
+    monkeypatch.chdir(working_directory)
     mlflow.set_tracking_uri(None)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
 
@@ -86,70 +85,72 @@ def test_points_that_are_late_go_to_the_server_of_their_run_and_to_no_database_i
     tracker.log(1, {"loss": 0.5})
     tracker.close()
 
-    assert not list((tmp_path / "here").iterdir())
+    assert not list(working_directory.iterdir())  # MLflow's default is a database in the working directory
     mlflow.set_tracking_uri(server)
     assert history(run_id, "loss") == [(1, 0.5)]
 
 
-class _Answers(http.server.BaseHTTPRequestHandler):
-    """A server that is well when it is first asked, and then answers with an error, late."""
+class FailingMlflow(http.server.BaseHTTPRequestHandler):
+    """A healthy MLflow that answers all requests with an error after a delay."""
 
-    delay, status = 0.0, 500
+    delay_seconds, status = 0.0, 500
 
-    def _answer(self) -> None:
+    def do_GET(self) -> None:
         if self.path != "/health":
-            time.sleep(self.delay)
+            time.sleep(self.delay_seconds)
         self.send_response(self.status)
         self.end_headers()
 
-    do_GET = do_POST = _answer
+    do_POST = do_GET
 
 
 @pytest.mark.item("F11")
-@pytest.mark.parametrize(("delay", "status"), [(0.0, 500), (60.0, 500), (0.0, 403)])
-def test_a_slow_or_broken_server_delays_no_point_and_the_end_says_what_is_missing(store, caplog, delay, status):
-    handler = type("_Handler", (_Answers,), {"delay": delay, "status": status})
+@pytest.mark.parametrize(("delay_seconds", "status"), [(60.0, 500), (0.0, 403)])
+def test_slow_or_failing_server_delays_no_step_and_missing_points_are_counted(store, caplog, delay_seconds, status):
+    handler = type("Handler", (FailingMlflow,), {"delay_seconds": delay_seconds, "status": status})
     with answering(handler) as os.environ["MLFLOW_TRACKING_URI"]:
         connection.connect(store)
         tracker = MlflowTracker(store / "metrics.jsonl", "0" * 32)
         tracker.resume(0)
+        start = time.monotonic()
         for step in range(1, 21):
             tracker.log(step, {"loss": 1.0})
-        began = time.monotonic()
         tracker.close(timeout=2)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - start
 
-    assert seconds < 30  # one answer of the slow server takes 60
-    assert "20 lines" in caplog.text and "are not in MLflow run" in caplog.text
+    assert seconds < 30  # the slow server needs 60 s for an answer
+    assert "20 lines" in caplog.text
+    assert "are not in MLflow run" in caplog.text
 
 
 @pytest.mark.item("F11")
 @pytest.mark.slow
-def test_a_server_killed_during_training_costs_no_point_and_doubles_none(store, tmp_path, record_property):
+def test_server_killed_during_a_training_loses_and_repeats_no_point(store, tmp_path, record_property):
     port = free_port()
     os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{port}"
     with running_mlflow(tmp_path, port) as server:
         run_id = open_run(store)
         tracker = MlflowTracker(tmp_path / "metrics.jsonl", run_id)
         tracker.resume(0)
-        seconds = [_timed_log(tracker, step) for step in range(1, 201)]
-        while not history(run_id, "loss"):  # some points have arrived
+        seconds = [measure_log_seconds(tracker, step) for step in range(1, 201)]
+        while not history(run_id, "loss"):  # until some points have arrived
             time.sleep(0.1)
         kill(server)
-        seconds += [_timed_log(tracker, step) for step in range(201, 401)]
+        seconds += [measure_log_seconds(tracker, step) for step in range(201, 401)]
 
     with running_mlflow(tmp_path, port):
-        seconds += [_timed_log(tracker, step) for step in range(401, 501)]
-        tracker.close(timeout=120)  # a busy machine needs its time
+        seconds += [measure_log_seconds(tracker, step) for step in range(401, 501)]
+        tracker.close(timeout=120)  # a busy machine may be slow
 
         assert history(run_id, "loss") == [(step, 1 / step) for step in range(1, 501)]
-    ordered = [1000 * value for value in sorted(seconds)]
-    record_property("figure", f"500 points once each; log() took {ordered[250]:.3f} ms (p50), {ordered[495]:.3f} (p99)")
+    milliseconds = [1000 * value for value in sorted(seconds)]
+    record_property("figure", f"500 points; log() took {milliseconds[250]:.3f} ms (p50), {milliseconds[495]:.3f} (p99)")
     assert sum(seconds) < 60  # 200 requests to a dead server, one after the other, take minutes
 
 
-def _timed_log(tracker: MlflowTracker, step: int) -> float:
-    time.sleep(0.01)  # the training step
-    began = time.perf_counter()
+def measure_log_seconds(tracker: MlflowTracker, step: int) -> float:
+    """Log a point after a short step, and return how long that took."""
+    time.sleep(0.01)
+    start = time.perf_counter()
     tracker.log(step, {"loss": 1 / step})
-    return time.perf_counter() - began
+    return time.perf_counter() - start

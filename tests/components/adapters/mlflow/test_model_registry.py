@@ -1,3 +1,5 @@
+"""Registration of encoders: one version per content, with its evaluation, and loading it again."""
+
 import json
 import os
 import shutil
@@ -5,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,100 +31,95 @@ def register(store: Path, encoder: Path, digest: str, score: float, name: str = 
     return model_registry.register(name, candidate, {METRIC: 0.0})
 
 
-def champion(store: Path, name: str = "tiny") -> int:
+def read_champion(store: Path, name: str = "tiny") -> int:
     return int(connection.connect(store).get_registered_model(name).aliases["champion"])
 
 
-def versions(store: Path, name: str = "tiny") -> list[int]:
-    found = connection.connect(store).search_model_versions(f"name = '{name}'")
-    return sorted(int(version.version) for version in found)
+def list_versions(store: Path, name: str = "tiny") -> list[int]:
+    versions = connection.connect(store).search_model_versions(f"name = '{name}'")
+    return sorted(int(version.version) for version in versions)
 
 
-def test_the_first_model_becomes_candidate_and_champion(store, tiny_encoders):
-    registration = register(store, tiny_encoders["first"], "sha256:1", 0.5)
-
+def test_champion_is_the_first_model_and_then_only_a_significantly_better_one(store, tiny_encoders):
+    first = register(store, tiny_encoders["first"], "sha256:1", 0.5)
     version = connection.connect(store).get_model_version_by_alias("tiny", "champion")
-    assert registration == Registration(1, ("candidate", "champion"), True, version.tags["gate"])
-    assert {key: version.tags[key] for key in ("digest", "corpus", METRIC)} == {
-        "digest": "sha256:1",
-        "corpus": "sha256:c",
-        METRIC: "0.5",
-    }
+    assert first == Registration(1, ("candidate", "champion"), True, version.tags["gate"])
+    assert version.tags["digest"] == "sha256:1"
+    assert version.tags["corpus"] == "sha256:c"
+    assert version.tags[METRIC] == "0.5"
 
+    slightly_better = register(store, tiny_encoders["second"], "sha256:2", 0.5025)
+    assert slightly_better.version == 2
+    assert slightly_better.aliases == ("candidate",)
+    assert read_champion(store) == 1
 
-@pytest.mark.parametrize(("score", "expected"), [(0.6, 2), (0.5025, 1)], ids=["better", "by chance"])
-def test_the_champion_changes_only_for_a_candidate_that_is_better_for_sure(store, tiny_encoders, score, expected):
-    register(store, tiny_encoders["first"], "sha256:1", 0.5)
-
-    registration = register(store, tiny_encoders["second"], "sha256:2", score)
-
-    assert (registration.version, registration.champion) == (2, expected == 2)
-    assert "candidate" in registration.aliases
-    assert champion(store) == expected
+    better = register(store, tiny_encoders["second"], "sha256:3", 0.6)
+    assert better.version == 3
+    assert better.aliases == ("candidate", "champion")
+    assert read_champion(store) == 3
 
 
 @pytest.mark.item("F12")
 def test_registering_the_same_content_again_changes_nothing(store, tiny_encoders):
     first = register(store, tiny_encoders["first"], "sha256:1", 0.5)
-    second = register(store, tiny_encoders["second"], "sha256:2", 0.6)
     client = connection.connect(store)
-    client.set_registered_model_alias("tiny", "champion", "1")  # somebody went back by hand
+    client.delete_registered_model_alias("tiny", "champion")  # by a person
 
-    again = register(store, tiny_encoders["second"], "sha256:2", 0.9)
+    second = register(store, tiny_encoders["first"], "sha256:1", 0.9)
 
-    assert (first.version, again.version, versions(store)) == (1, second.version, [1, 2])
-    assert (again.reason, again.champion, champion(store)) == (second.reason, False, 1)
-    assert client.get_model_version("tiny", "2").tags[METRIC] == "0.6"
+    assert list_versions(store) == [1]
+    assert second == Registration(1, ("candidate",), False, first.reason)
+    assert client.get_model_version("tiny", "1").tags[METRIC] == "0.5"
 
 
 @pytest.mark.item("F12")
 @pytest.mark.parametrize("call", ["create_model_version", "set_registered_model_alias", "set_model_version_tag"])
-def test_a_registration_that_died_half_way_is_completed_by_the_next(store, tiny_encoders, monkeypatch, call):
+def test_registration_that_died_after_a_call_is_completed_by_the_next(store, tiny_encoders, monkeypatch, call):
     from mlflow import MlflowClient
 
-    class PowerCut(Exception):
+    class ProcessDied(Exception):
         pass
 
-    real = getattr(MlflowClient, call)
+    original = getattr(MlflowClient, call)
 
-    def done_but_not_told(self, *args, **kwargs):
-        real(self, *args, **kwargs)
-        raise PowerCut
+    def call_and_die(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        raise ProcessDied
 
     with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, call, done_but_not_told)
-        with pytest.raises(PowerCut):
+        patch.setattr(MlflowClient, call, call_and_die)
+        with pytest.raises(ProcessDied):
             register(store, tiny_encoders["first"], "sha256:1", 0.5)
 
     registration = register(store, tiny_encoders["first"], "sha256:1", 0.5)
 
-    assert (registration.version, registration.aliases) == (1, ("candidate", "champion"))
-    assert versions(store) == [1]
+    assert registration.version == 1
+    assert registration.aliases == ("candidate", "champion")
+    assert list_versions(store) == [1]
 
 
 @pytest.mark.item("F12")
-def test_a_lost_answer_makes_no_second_version(store, tiny_encoders, monkeypatch):
+def test_lost_answer_creates_no_second_version(store, tiny_encoders, monkeypatch):
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    real = MlflowClient.create_model_version
+    original = MlflowClient.create_model_version
 
-    def sent_twice_and_lost(self, *args, **kwargs):
-        real(self, *args, **kwargs)
-        real(self, *args, **kwargs)
+    def send_twice_and_lose_answer(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        original(self, *args, **kwargs)
         raise MlflowException("connection reset by peer")
 
-    monkeypatch.setattr(MlflowClient, "create_model_version", sent_twice_and_lost)
+    monkeypatch.setattr(MlflowClient, "create_model_version", send_twice_and_lose_answer)
 
     assert register(store, tiny_encoders["first"], "sha256:1", 0.5).version == 1
-    assert versions(store) == [1]
+    assert list_versions(store) == [1]
 
 
 @pytest.mark.parametrize("metrics", [{"retrieval/de": 0.5}, {METRIC: float("nan")}])
-def test_without_a_finite_score_nothing_is_registered(store, tiny_encoders, metrics):
+def test_encoder_without_a_finite_score_is_not_registered(store, tiny_encoders, metrics):
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": "r1"}, store)
-    encoder = tiny_encoders["first"]
-    candidate = model_registry.EvaluatedEncoder(encoder, "sha256:1", metrics, run_id, {}, store)
+    candidate = model_registry.EvaluatedEncoder(tiny_encoders["first"], "sha256:1", metrics, run_id, {}, store)
 
     with pytest.raises(
         InputError,
@@ -132,14 +130,14 @@ def test_without_a_finite_score_nothing_is_registered(store, tiny_encoders, metr
     assert connection.connect(store).search_registered_models() == []
 
 
-def test_an_unknown_model_is_one_clear_line(store):
+def test_unknown_model_is_refused(store):
     with pytest.raises(InputError, match=r"models:/tiny@champion: MLflow refuses \(.*not found"):
         model_registry.load_encoder("models:/tiny@champion", store)
     with pytest.raises(InputError, match=r"has no config\.json"):
-        model_registry.load_encoder(f"models:/tiny/{10**22}", store)  # no database has such numbers
+        model_registry.load_encoder(f"models:/tiny/{10**22}", store)  # a version number that no database can store
 
 
-_EMBED = """
+EMBED = """
 import sys
 from pathlib import Path
 import numpy
@@ -154,31 +152,25 @@ numpy.save(sys.argv[3], model.eval()(**inputs).last_hidden_state[:, 0].detach().
 """
 
 
-def embed(source: str | Path, store: Path, target: Path):
-    """Embed two sentences in a process that knows nothing of this one."""
-    import numpy
-
-    subprocess.run([sys.executable, "-c", _EMBED, source, store, target], check=True)
-    return numpy.load(target)
+def embed(source: str | Path, store: Path, target: Path) -> np.ndarray:
+    """Embed two sentences with a model in a new process."""
+    subprocess.run([sys.executable, "-c", EMBED, source, store, target], check=True)
+    return np.load(target)
 
 
 @pytest.mark.slow
-def test_a_fresh_process_gets_the_champion_from_the_server_with_the_vectors_of_the_original(
-    on_server, tiny_encoders, tmp_path
-):
-    import numpy
-
+def test_new_process_loads_the_champion_from_a_server_unchanged(on_server, tiny_encoders, tmp_path):
     encoder = shutil.copytree(tiny_encoders["first"], tmp_path / "encoder")
     (encoder / "projection.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-    register(tmp_path, encoder, "sha256:whole", 0.5, "fetched")  # the server is shared: no other test has this name
-    assert champion(tmp_path, "fetched") == 1
+    register(tmp_path, encoder, "sha256:complete", 0.5, "fetched")  # other tests use the same server
+    assert read_champion(tmp_path, "fetched") == 1
 
-    loaded = embed("models:/fetched@champion", tmp_path, tmp_path / "loaded.npy")
-    original = embed(encoder, tmp_path, tmp_path / "original.npy")
+    loaded_vectors = embed("models:/fetched@champion", tmp_path, tmp_path / "loaded.npy")
+    original_vectors = embed(encoder, tmp_path, tmp_path / "original.npy")
 
-    assert original.shape == (2, 32)
-    numpy.testing.assert_allclose(loaded, original, atol=1e-5)
-    assert numpy.abs(original[0] - original[1]).max() > 1e-3
+    assert original_vectors.shape == (2, 32)
+    np.testing.assert_allclose(loaded_vectors, original_vectors, atol=1e-5)
+    assert np.abs(original_vectors[0] - original_vectors[1]).max() > 1e-3
     copy = model_registry.load_encoder("models:/fetched/1", tmp_path)
     assert not (copy.parent / "sentence-transformers").exists()  # it would double the download
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
@@ -186,66 +178,52 @@ def test_a_fresh_process_gets_the_champion_from_the_server_with_the_vectors_of_t
     }
 
 
-def test_the_model_answers_as_an_mlflow_pipeline_too_and_brings_its_card(store, tiny_encoders):
+def test_version_has_a_pipeline_a_model_card_and_a_form_for_sentence_transformers(store, tiny_encoders):
     import mlflow
 
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
 
-    answer = mlflow.pyfunc.load_model("models:/tiny@champion").predict(["a <mask> c"])
-
-    assert len(answer) == 1 and isinstance(answer[0], str)
-    model = mlflow.models.get_model_info("models:/tiny@champion")
-    assert model.signature.inputs.input_types() == [mlflow.types.DataType.string]
+    (answer,) = mlflow.pyfunc.load_model("models:/tiny@champion").predict(["a <mask> c"])
+    assert isinstance(answer, str)
+    model_info = mlflow.models.get_model_info("models:/tiny@champion")
+    assert model_info.signature.inputs.input_types() == [mlflow.types.DataType.string]
     [card] = (store / "mlartifacts").rglob("model_card.md")
     assert "It knows 26 words." in card.read_text()
 
+    model = model_registry.load_encoder("models:/tiny@champion", store)
+    export = model.parent / "sentence-transformers"
+    sentences = ["save the file", "close it"]
+    torch.testing.assert_close(embed_sentences(export, sentences), embed_sentences(model, sentences))
+    assert len(json.loads((export / "modules.json").read_bytes())) == 2
+    assert "<s>" in (export / "tokenizer.json").read_text()
+    (export / "1_Pooling/config.json").write_text("{}")
+    with pytest.raises(DataCorrupt, match=r"1_Pooling/config.json"):
+        model_registry.load_encoder("models:/tiny@champion", store)
 
-def test_an_encoder_without_a_language_model_head_is_registered_with_its_token_vectors(store, tiny_encoders, tmp_path):
+
+def test_encoder_without_head_and_export_is_registered_with_its_token_vectors(store, tiny_encoders, tmp_path, caplog):
     import mlflow
     import transformers
 
-    encoder = tmp_path / "encoder"
-    shutil.copytree(tiny_encoders["first"], encoder)
+    encoder = shutil.copytree(tiny_encoders["first"], tmp_path / "encoder")
     model = transformers.XLMRobertaModel.from_pretrained(encoder, add_pooling_layer=False)
     model.save_pretrained(encoder)
+    config = json.loads((encoder / "config.json").read_bytes())
+    config["infoxlm"] = {"layer": 1, "pooling": "median"}  # sentence-transformers has no such pooling
+    (encoder / "config.json").write_text(json.dumps(config))
 
     register(store, encoder, "sha256:1", 0.5)
 
-    connection.connect(store)
+    assert "the version has no folder sentence-transformers: " in caplog.text
+    assert "is median" in caplog.text
+    assert not (model_registry.load_encoder("models:/tiny/1", store).parent / "sentence-transformers").exists()
     pipeline = mlflow.transformers.load_model("models:/tiny@champion")
     (token_vectors,) = pipeline("Save")
     assert type(pipeline.model).__name__ == "XLMRobertaModel"
     assert len(token_vectors[0]) == model.config.hidden_size
 
 
-def test_a_version_brings_its_form_for_sentence_transformers_and_a_change_of_it_is_seen(store, tiny_encoders):
-    register(store, tiny_encoders["first"], "sha256:1", 0.5)
-
-    model = model_registry.load_encoder("models:/tiny@champion", store)
-    exported = model.parent / "sentence-transformers"
-    texts = ["save the file", "close it"]
-    vectors = embed_sentences(exported, texts)
-    torch.testing.assert_close(vectors, embed_sentences(model, texts))
-    assert len(json.loads((exported / "modules.json").read_bytes())) == 2
-    assert "<s>" in (exported / "tokenizer.json").read_text()
-    (exported / "1_Pooling/config.json").write_text("{}")
-    with pytest.raises(DataCorrupt, match=r"1_Pooling/config.json"):
-        model_registry.load_encoder("models:/tiny@champion", store)
-
-
-def test_an_encoder_that_has_no_such_form_is_registered_without_it(store, tiny_encoders, tmp_path, caplog):
-    encoder = shutil.copytree(tiny_encoders["first"], tmp_path / "encoder")
-    config = json.loads((encoder / "config.json").read_bytes())
-    config["infoxlm"] = {"layer": 1, "pooling": "median"}
-    (encoder / "config.json").write_text(json.dumps(config))
-
-    assert register(store, encoder, "sha256:1", 0.5).version == 1
-
-    assert "the version has no folder sentence-transformers: " in caplog.text and "is median" in caplog.text
-    assert not (model_registry.load_encoder("models:/tiny/1", store).parent / "sentence-transformers").exists()
-
-
-def _register_at(uri: str, store: Path, encoder: Path) -> Registration:
+def register_at(uri: str, store: Path, encoder: Path) -> Registration:
     os.environ["MLFLOW_TRACKING_URI"] = uri
     with artifacts.exclusive(str(store), *promotion.LOCK):  # as the step `register` does
         return register(store, encoder, "sha256:1", 0.5, "parallel")
@@ -253,18 +231,18 @@ def _register_at(uri: str, store: Path, encoder: Path) -> Registration:
 
 @pytest.mark.item("F12")
 @pytest.mark.slow
-def test_two_processes_that_register_the_same_content_share_a_run_and_make_one_version(
+def test_two_simultaneous_registrations_share_a_run_and_create_one_version(
     on_server, tiny_encoders, tmp_path, monkeypatch
 ):
-    with two_processes() as pool:
-        for uri in (on_server, f"sqlite:///{tmp_path}/mlflow.db"):  # the file does not exist: both want to create it
-            both = [pool.submit(_register_at, uri, tmp_path, tiny_encoders["first"]) for _ in range(2)]
-            first, second = (future.result() for future in both)
+    with two_processes() as processes:
+        for uri in (on_server, f"sqlite:///{tmp_path}/mlflow.db"):  # both processes want to create the file
+            futures = [processes.submit(register_at, uri, tmp_path, tiny_encoders["first"]) for _ in range(2)]
+            first, second = (future.result() for future in futures)
 
             monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
             client = connection.connect(tmp_path)
             experiment = client.get_experiment_by_name("tests").experiment_id
             assert len(client.search_runs([experiment], "tags.`infoxlm.run` = 'parallel'")) == 1
-            assert first.version == second.version == champion(tmp_path, "parallel")
-            assert first.aliases == second.aliases == ("candidate", "champion")
-            assert versions(tmp_path, "parallel") == [first.version]
+            assert first == second
+            assert first.aliases == ("candidate", "champion")
+            assert list_versions(tmp_path, "parallel") == [first.version]

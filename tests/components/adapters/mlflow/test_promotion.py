@@ -1,8 +1,12 @@
-"""Promotion and rollback on a real registry: what moves the alias, what does not, and what is recorded."""
+"""Promotion and rollback on a real registry: what moves the alias `champion`, and what is recorded."""
 
 import json
 import os
+import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -13,336 +17,329 @@ from infoxlm_core import manifests
 from infoxlm_core.errors import DataCorrupt, InputError, LeaseHeld, NotPromoted, SignatureInvalid
 from tests.toys.evaluation import evaluated
 
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
 METRIC = "retrieval/served"
 GATE = {METRIC: 0.0}
+STRICT_GATE = {METRIC: 0.5}
 TAGS = {"test_set": "sha256:t", "corpus_digest": "sha256:c", "code": "sha256:k"}
 
 
-def register(store: Path, encoder: Path, digest: str, score: float, name: str = "tiny", gate: dict = GATE) -> None:
+def register(
+    store: Path,
+    encoder: Path,
+    digest: str,
+    score: float,
+    name: str = "tiny",
+    gate: dict[str, float] = GATE,
+    start_score: float | None = None,
+) -> model_registry.Registration:
+    """Register an encoder with an evaluation. With `start_score`, it must be better than its start."""
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
-    evaluation = evaluated(store / "evaluation", score)
-    candidate = model_registry.EvaluatedEncoder(encoder, digest, {METRIC: score}, run_id, TAGS, evaluation)
-    model_registry.register(name, candidate, gate)
+    evaluation = evaluated(store / "evaluation", score, start=start_score)
+    tags = TAGS if start_score is None else TAGS | {model_versions.AGAINST: "start"}
+    encoder = model_registry.EvaluatedEncoder(encoder, digest, {METRIC: score}, run_id, tags, evaluation)
+    return model_registry.register(name, encoder, gate)
 
 
 @pytest.fixture
-def two(store, tiny_encoders):
-    """Version 1 is champion; version 2 is as good, so the gate refused it."""
+def equal(store, tiny_encoders) -> "MlflowClient":
+    """Return a registry in which version 1 is champion, and version 2 is equally good, so the gate refused it."""
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
     register(store, tiny_encoders["second"], "sha256:2", 0.5)
     return connection.connect(store)
 
 
 @pytest.fixture
-def better(store, tiny_encoders):
-    """Version 1 is champion; version 2 is better, and was registered with a gate that it did not pass."""
+def better(store, tiny_encoders) -> "MlflowClient":
+    """Return a registry in which version 1 is champion, and version 2 is better, but was refused by a stricter gate."""
     register(store, tiny_encoders["first"], "sha256:1", 0.5)
-    register(store, tiny_encoders["second"], "sha256:2", 0.6, gate={METRIC: 0.5})
+    register(store, tiny_encoders["second"], "sha256:2", 0.6, gate=STRICT_GATE)
     return connection.connect(store)
 
 
-def champion(client, name: str = "tiny") -> int:
+def read_champion(client: "MlflowClient", name: str = "tiny") -> int:
     return int(client.get_registered_model(name).aliases["champion"])
 
 
-def decision(client, version: int, name: str = "tiny") -> dict:
-    return json.loads(client.get_model_version(name, str(version)).tags["decision"])
+def read_decision(client: "MlflowClient", version: int) -> dict:
+    return json.loads(client.get_model_version("tiny", str(version)).tags["decision"])
 
 
-def test_a_better_candidate_becomes_champion_and_everything_is_written_down(better, store, monkeypatch):
-    monkeypatch.setenv("KFP_POD_NAME", "promote-1")
-    monkeypatch.setenv("RUN_ID", "r-1")
-    monkeypatch.setenv("SERVICE_ACCOUNT", "infoxlm-runner")
-    monkeypatch.setenv("INFOXLM_IMAGE", "registry.example/infoxlm@sha256:ab")
+def find_files(client: "MlflowClient", version: int) -> Path:
+    """Return the local folder in which the registry keeps the files of a version."""
+    return model_versions.download(client, client.get_model_version("tiny", str(version)), "", None)
 
-    done = promotion.promote_model("models:/tiny@candidate", GATE, store)
 
-    assert (done.version, champion(better)) == (2, 2)
-    said = decision(better, 2)
-    assert (said["what"], said["previous_champion"]) == ("promoted", 1)
-    assert said["by"] == {
+def test_better_candidate_becomes_champion_and_can_be_rolled_back(better, store, monkeypatch):
+    decider = {
         "pod": "promote-1",
         "run": "r-1",
         "service_account": "infoxlm-runner",
         "image": "registry.example/infoxlm@sha256:ab",
     }
-    figure = said["figures"][METRIC]
-    assert figure["gain"] == pytest.approx(0.1) and 0 < figure["lower"] < 0.1 < figure["upper"]
-    assert (figure["questions"], figure["least"]) == (400, 0.0)
+    for variable, value in zip(
+        ("KFP_POD_NAME", "RUN_ID", "SERVICE_ACCOUNT", "INFOXLM_IMAGE"), decider.values(), strict=True
+    ):
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(InputError, match="version 1 did not replace another version"):
+        promotion.roll_back(better, "tiny", "reason")
+
+    promoted = promotion.promote_model("models:/tiny@candidate", GATE, store)
+
+    assert promoted.version == read_champion(better) == 2
+    decision = read_decision(better, 2)
+    assert decision["what"] == "promoted"
+    assert decision["previous_champion"] == 1
+    assert decision["by"] == decider
+    figures = decision["figures"][METRIC]
+    assert figures["gain"] == pytest.approx(0.1)
+    assert 0 < figures["lower"] < 0.1 < figures["upper"]
+    assert figures["questions"] == 400
+    assert figures["least"] == 0.0
     version = better.get_model_version("tiny", "2")
-    assert (version.tags["previous_champion"], version.tags["gate"]) == ("1", said["reason"])
+    assert version.tags["previous_champion"] == "1"
+    assert version.tags["gate"] == decision["reason"]
     files = [file.path for file in better.list_artifacts(version.run_id, "promotion")]
-    assert [name for name in files if name.endswith("promoted-version-2.json")]
-    path = better.download_artifacts(version.run_id, files[-1], str(store))
-    assert json.loads(Path(path).read_text())["registered"]["corpus_digest"] == "sha256:c"
+    [file] = [path for path in files if path.endswith("promoted-version-2.json")]
+    record = json.loads(Path(better.download_artifacts(version.run_id, file, str(store))).read_text())
+    assert record["registered"]["corpus_digest"] == "sha256:c"
+
+    restored_versions = [promotion.roll_back(better, "tiny", "German got worse") for _ in range(2)]
+
+    assert restored_versions == [1, 1]
+    assert read_champion(better) == 1
+    assert read_decision(better, 2)["reason"] == "rolled back to version 1: German got worse"
+    assert read_decision(better, 1)["reason"] == "champion again after version 2: German got worse"
+    assert promotion.promote_model("models:/tiny/2", GATE, store).version == read_champion(better) == 2
 
 
-@pytest.mark.parametrize(("score", "promoted"), [(0.6, True), (0.5, False)], ids=["better", "equal"])
-def test_against_its_start_the_first_version_is_champion_only_if_it_is_better(store, tiny_encoders, score, promoted):
-    run_id = runs.open_run("tests", "demo", {"infoxlm.run": "tiny"}, store)
-    evaluation = evaluated(store / "evaluation", score, start=0.5)
-    tags = TAGS | {model_versions.AGAINST: "start"}
-    encoder = tiny_encoders["first"]
-    candidate = model_registry.EvaluatedEncoder(encoder, "sha256:1", {METRIC: score}, run_id, tags, evaluation)
-
-    registered = model_registry.register("tiny", candidate, GATE)
-
-    assert registered.champion is promoted and registered.aliases[0] == "candidate"
-    verdict = "champion, better than" if promoted else "candidate, not shown to be better than"
-    assert registered.reason.startswith(f"{verdict} its start: retrieval/served +{score - 0.5:.4f} (95 % interval")
-    if not promoted:  # the rule belongs to the version, so a later promotion by the gate follows it, too
-        with pytest.raises(NotPromoted, match="not shown to be better than its start"):
-            promotion.promote_model("models:/tiny/1", GATE, store)
-        assert promotion.promote_model("models:/tiny/1", GATE, store, by_hand="agreed on 3 May").version == 1
-
-
-def test_a_candidate_that_is_not_better_is_refused_with_the_figures(two, store):
-    expected = (
-        r"models:/tiny/2 stays candidate, not shown to be better than version 1: retrieval/served \+0.0000 \(95 %"
-    )
-    with pytest.raises(NotPromoted, match=expected):
-        promotion.promote_model("models:/tiny@candidate", GATE, store)
-
-    assert champion(two) == 1
-    assert decision(two, 2)["what"] == "refused"
-
-
-def test_a_person_can_decide_and_has_to_say_why(two, store, monkeypatch):
+def test_equal_candidate_is_refused_but_can_be_promoted_by_hand(equal, store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
+    message = r"models:/tiny/2 stays candidate, not shown to be better than version 1: retrieval/served \+0.0000 \(95 %"
+
+    with pytest.raises(NotPromoted, match=message):
+        promotion.promote_model("models:/tiny@candidate", GATE, store)
+    assert read_champion(equal) == 1
+    assert read_decision(equal, 2)["what"] == "refused"
 
     promotion.promote_model("models:/tiny@candidate", GATE, store, by_hand="agreed on 3 May")
+    assert read_champion(equal) == 2
+    assert read_decision(equal, 2)["reason"] == "champion by hand: agreed on 3 May"
+    assert read_decision(equal, 2)["by"]["user"] == "ada"
 
-    assert champion(two) == 2
-    assert (decision(two, 2)["reason"], decision(two, 2)["by"]["user"]) == ("champion by hand: agreed on 3 May", "ada")
+
+def test_first_version_must_be_better_than_its_start_if_demanded(store, tiny_encoders):
+    registration = register(store, tiny_encoders["first"], "sha256:1", 0.5, start_score=0.5)
+
+    refusal = "not shown to be better than its start: retrieval/served +0.0000 (95 % interval"
+    assert registration.aliases == ("candidate",)
+    assert registration.reason.startswith(f"candidate, {refusal}")
+    with pytest.raises(NotPromoted, match=re.escape(refusal)):  # the demand is stored with the version
+        promotion.promote_model("models:/tiny/1", GATE, store)
 
 
-def test_promoting_twice_and_after_a_crash_is_promoting_once(better, store, monkeypatch):
+def test_interrupted_promotion_is_finished_by_the_next(better, store, monkeypatch):
     from mlflow import MlflowClient
 
-    def power_cut(*args):
+    def end_process(*_):
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, "set_registered_model_alias", power_cut)
+        patch.setattr(MlflowClient, "set_registered_model_alias", end_process)
         with pytest.raises(SystemExit):
             promotion.promote_model("models:/tiny/2", GATE, store)
-    assert champion(better) == 1
+    assert read_champion(better) == 1
 
-    first, second = (promotion.promote_model("models:/tiny/2", GATE, store) for _ in range(2))
+    first = promotion.promote_model("models:/tiny/2", GATE, store)
+    second = promotion.promote_model("models:/tiny/2", GATE, store)
 
-    assert champion(better) == 2 and first.verdict == second.verdict
+    assert read_champion(better) == 2
+    assert first.verdict == second.verdict
     assert better.get_model_version("tiny", "2").tags["previous_champion"] == "1"
 
 
 @pytest.mark.item("P11")
-def test_a_champion_that_changes_during_the_comparison_is_no_longer_replaced(better, store, monkeypatch):
-    """Another store has another lock: the alias is read again before it moves."""
-    register(store, model_versions.download(better, better.get_model_version("tiny", "1"), "model", None),
-             "sha256:3", 0.7, gate={METRIC: 0.5})  # fmt: skip
+def test_champion_that_changed_during_the_comparison_is_not_replaced(better, store, monkeypatch):
+    """A process with another store has another lock, so the alias is read again before it moves."""
     compare = promotion.compare
 
-    def compare_slowly(client, version, number, gate):
-        client.set_registered_model_alias("tiny", "champion", "3")
-        return compare(client, version, number, gate)
+    def compare_while_champion_changes(client, version, champion, gate):
+        verdict = compare(client, version, champion, gate)
+        client.delete_registered_model_alias("tiny", "champion")
+        return verdict
 
-    with monkeypatch.context() as patch:
-        patch.setattr(promotion, "compare", compare_slowly)
-        with pytest.raises(LeaseHeld, match="champion of tiny changed during the comparison"):
-            promotion.promote_model("models:/tiny/2", GATE, store)
+    monkeypatch.setattr(promotion, "compare", compare_while_champion_changes)
 
-    with pytest.raises(NotPromoted, match="not shown to be better than version 3"):
+    with pytest.raises(LeaseHeld, match="champion of tiny changed during the comparison"):
         promotion.promote_model("models:/tiny/2", GATE, store)
-    assert champion(better) == 3
+
+    assert promotion.champion_of(better, "tiny") is None
 
 
-def test_a_rollback_brings_the_previous_champion_back_once(better, store):
-    with pytest.raises(InputError, match="version 1 did not replace another version"):
-        promotion.roll_back(better, "tiny", "why not")
-    promotion.promote_model("models:/tiny/2", GATE, store)
+# ---------------------------------------------------------------- signatures and digests
 
-    assert [promotion.roll_back(better, "tiny", "German got worse") for _ in range(2)] == [1, 1]
 
-    assert champion(better) == 1
-    assert decision(better, 2)["reason"] == "rolled back to version 1: German got worse"
-    assert decision(better, 1)["reason"] == "champion again after version 2: German got worse"
-    assert promotion.promote_model("models:/tiny/2", GATE, store).version == champion(better) == 2
+def write_key_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    """Write a private and a public key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private_path, public_path = folder / f"{name}.private.pem", folder / f"{name}.public.pem"
+    private_path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    public_path.write_bytes(
+        key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return private_path, public_path
 
 
 @pytest.fixture
-def keys(tmp_path, monkeypatch):
-    """A key pair that signs and verifies, and another public key."""
-    paths = {}
-    for name in ("ours", "theirs"):
-        key = ec.generate_private_key(ec.SECP256R1())
-        private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        public = key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        for kind, text in (("private", private), ("public", public)):
-            paths[f"{name} {kind}"] = tmp_path / f"{name}.{kind}.pem"
-            paths[f"{name} {kind}"].write_bytes(text)
-    monkeypatch.setenv(signing.SIGNING, str(paths["ours private"]))
-    monkeypatch.setenv(signing.VERIFYING, str(paths["ours public"]))
-    return paths
+def signing_keys(tmp_path, monkeypatch) -> None:
+    """Sign and verify with a key pair."""
+    private_path, public_path = write_key_pair(tmp_path, "ours")
+    monkeypatch.setenv(signing.SIGNING, str(private_path))
+    monkeypatch.setenv(signing.VERIFYING, str(public_path))
 
 
-def flip(model: Path) -> None:
+def flip_bit(model: Path) -> None:
     weights = model / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
 
 
-@pytest.mark.item("S09")
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (flip, "Hash mismatch"),
-        (lambda model: (model / "more.json").write_text("{}"), "Extra files"),
-        (lambda model: (model / "tokenizer.json").unlink(), "Missing files"),
-        (lambda model: (model.parent / "signature.json").unlink(), "is not signed"),
-    ],
-    ids=["flipped bit", "extra file", "missing file", "no signature"],
-)
-def test_what_is_not_what_was_signed_does_not_become_champion(keys, better, store, spoil, said):
-    spoil(model_versions.download(better, better.get_model_version("tiny", "2"), "model", None))
-
-    with pytest.raises(SignatureInvalid, match=said):
-        promotion.promote_model("models:/tiny/2", GATE, store, by_hand="even so")
-
-    assert champion(better) == 1
+FORGERIES: dict[str, Callable[[Path], object]] = {
+    "Hash mismatch": flip_bit,
+    "Extra files": lambda model: (model / "extra.json").write_text("{}"),
+    "Missing files": lambda model: (model / "tokenizer.json").unlink(),
+    "tiny version 2 is not signed": lambda model: (model.parent / signing.FILE).unlink(),
+}
+"""Message -> how the folder of a model is changed."""
 
 
 @pytest.mark.item("S09")
-def test_a_model_signed_with_another_key_does_not_become_champion(keys, better, store, monkeypatch):
-    monkeypatch.setenv(signing.VERIFYING, str(keys["theirs public"]))
+def test_model_that_is_not_as_signed_is_neither_promoted_nor_loaded(signing_keys, better, store, tmp_path, monkeypatch):
+    def assert_refused(message: str) -> None:
+        with pytest.raises(SignatureInvalid, match=message):
+            promotion.promote_model("models:/tiny/2", GATE, store, by_hand="reason")
+        with pytest.raises(SignatureInvalid, match=message):
+            model_registry.load_encoder("models:/tiny/2", store)
+        assert read_champion(better) == 1
 
-    with pytest.raises(SignatureInvalid, match="Key mismatch"):
-        promotion.promote_model("models:/tiny/2", GATE, store)
+    files = find_files(better, 2)
+    shutil.copytree(files, tmp_path / "signed")
 
-    assert champion(better) == 1
+    for message, forge in FORGERIES.items():
+        forge(files / "model")
+        assert_refused(message)
+        shutil.rmtree(files)
+        shutil.copytree(tmp_path / "signed", files)
+    _, other_public_key = write_key_pair(tmp_path, "theirs")
+    with monkeypatch.context() as patch:
+        patch.setenv(signing.VERIFYING, str(other_public_key))
+        assert_refused("Key mismatch")
+
+    assert promotion.promote_model("models:/tiny/2", GATE, store).version == 2
 
 
-@pytest.fixture
-def with_manifest(store, tiny_encoders):
-    """Version 1 is an encoder with our manifest, as the step `register` registers it, and is champion."""
-    encoder = store / "encoder"
-    encoder.mkdir()
-    for path in tiny_encoders["first"].iterdir():
-        (encoder / path.name).write_bytes(path.read_bytes())
+@pytest.mark.item("P5", "S09")
+def test_model_that_does_not_match_its_digest_is_neither_promoted_nor_loaded(store, tiny_encoders, tmp_path):
+    encoder = shutil.copytree(tiny_encoders["first"], tmp_path / "encoder")
     register(store, encoder, manifests.write(encoder, "encoder")["digest"], 0.5)
-    return connection.connect(store)
+    client = connection.connect(store)
+    assert (model_registry.load_encoder("models:/tiny@champion", store) / "model.safetensors").is_file()
+    client.delete_registered_model_alias("tiny", "champion")
+    model = find_files(client, 1) / "model"
 
-
-@pytest.mark.item("S09")
-def test_a_model_that_is_not_the_one_of_its_digest_does_not_become_champion(with_manifest, store):
-    with_manifest.delete_registered_model_alias("tiny", "champion")
-    flip(model_versions.download(with_manifest, with_manifest.get_model_version("tiny", "1"), "model", None))
-
+    flip_bit(model)
     with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256"):
         promotion.promote_model("models:/tiny/1", GATE, store)
-
-    assert promotion.champion_of(with_manifest, "tiny") is None
-
-
-@pytest.mark.item("P5")
-def test_a_registered_model_that_is_not_the_one_of_its_digest_is_not_used(with_manifest, store):
-    assert (model_registry.load_encoder("models:/tiny@champion", store) / "model.safetensors").is_file()
-    model = model_versions.download(with_manifest, with_manifest.get_model_version("tiny", "1"), "model", None)
-    flip(model)
-
+    assert promotion.champion_of(client, "tiny") is None
     with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256"):
-        model_registry.load_encoder("models:/tiny@champion", store)
+        model_registry.load_encoder("models:/tiny/1", store)
 
-    manifests.write(model, "encoder")  # another model, in itself complete
+    manifests.write(model, "encoder")  # another model, complete in itself
     with pytest.raises(DataCorrupt, match=r"tiny version 1 contains sha256:\w+…, but was registered as"):
-        model_registry.load_encoder("models:/tiny@champion", store)
-    (model / manifests.NAME).unlink()  # which every model of the step `register` has
-    with_manifest.set_model_version_tag("tiny", "1", model_versions.MADE_AS, "pretrained/abc")
+        model_registry.load_encoder("models:/tiny/1", store)
+    (model / manifests.NAME).unlink()  # all versions of the step `register` have a manifest
+    client.set_model_version_tag("tiny", "1", model_versions.MADE_AS, "pretrained/abc")
     with pytest.raises(InputError, match=r"no manifest\.json in"):
-        model_registry.load_encoder("models:/tiny@champion", store)
-
-
-@pytest.mark.item("S09")
-def test_a_registered_model_that_is_not_signed_with_our_key_is_not_used(keys, two, store, monkeypatch):
-    model_registry.load_encoder("models:/tiny/1", store)  # what is signed is
-    (model_versions.download(two, two.get_model_version("tiny", "2"), "", None) / signing.FILE).unlink()
-
-    with pytest.raises(SignatureInvalid, match="tiny version 2 is not signed"):
-        model_registry.load_encoder("models:/tiny/2", store)
-    monkeypatch.setenv(signing.VERIFYING, str(keys["theirs public"]))
-    with pytest.raises(SignatureInvalid, match="Key mismatch"):
         model_registry.load_encoder("models:/tiny/1", store)
 
 
-def test_a_copy_within_a_server_is_made_once_and_judged_where_it_goes(two, store):
-    first, again = (promotion.promote_model("models:/tiny/2", GATE, store, to="production.tiny") for _ in range(2))
+# ---------------------------------------------------------------- copies
 
-    assert (first.name, first.version, again.version) == ("production.tiny", 1, 1)
-    version = two.get_model_version("production.tiny", "1")
-    assert (version.tags["digest"], version.tags["copied_from"]) == ("sha256:2", "models:/tiny/2")
-    assert "previous_champion" not in version.tags and champion(two) == 1
+
+def test_copy_within_a_server_is_created_once_and_compared_with_its_champion(equal, store):
+    first = promotion.promote_model("models:/tiny/2", GATE, store, to="production.tiny")
+    second = promotion.promote_model("models:/tiny/2", GATE, store, to="production.tiny")
+
+    assert (first.name, first.version) == ("production.tiny", 1)
+    assert second.version == 1
+    version = equal.get_model_version("production.tiny", "1")
+    assert version.tags["digest"] == "sha256:2"
+    assert version.tags["copied_from"] == "models:/tiny/2"
+    assert "previous_champion" not in version.tags
+    assert read_champion(equal) == 1
     with pytest.raises(NotPromoted, match="not shown to be better than version 1"):
         promotion.promote_model("models:/tiny/1", GATE, store, to="production.tiny")
 
+    for invalid_target in ("https://", "https://host", "a/b", "models:/x"):
+        with pytest.raises(InputError, match="give the NAME of a registered model"):
+            promotion.promote_model("models:/tiny/2", GATE, store, to=invalid_target)
+    with pytest.raises(InputError, match="give models:/NAME@ALIAS"):
+        promotion.promote_model("tiny", GATE, store)
+    equal.delete_model_version_tag("tiny", "2", "digest")  # as in a version that another tool created
+    for target in ("other", "https://host/other"):
+        with pytest.raises(InputError, match="tiny version 2 has no tag digest"):
+            promotion.promote_model("models:/tiny/2", GATE, store, to=target)
+
+
+def read_files(client: "MlflowClient", name: str, version: int) -> dict[Path, bytes]:
+    """Return the content of all files of a version, by path."""
+    with model_versions.fetched(client, client.get_model_version(name, str(version))) as folder:
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
 
 @pytest.mark.slow
-def test_a_copy_to_another_server_brings_all_files_tags_and_the_gate(keys, better, store, mlflow_server, monkeypatch):
+def test_copy_to_another_server_has_all_files_and_tags_and_passes_the_gate(
+    signing_keys, better, store, mlflow_server, monkeypatch
+):
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "staging")
     monkeypatch.setenv("TARGET_MLFLOW_TRACKING_USERNAME", "production")
-    with model_versions.fetched(better, better.get_model_version("tiny", "2")) as files:
-        sent = {path.relative_to(files): path.read_bytes() for path in files.rglob("*") if path.is_file()}
+    source_uri = f"sqlite:///{store}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", source_uri)
+    files = read_files(better, "tiny", 2)
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}/mlflow.db")
     for number in (1, 2, 2):
-        done = promotion.promote_model(f"models:/tiny/{number}", GATE, store, to=f"{mlflow_server}/production")
+        promoted = promotion.promote_model(f"models:/tiny/{number}", GATE, store, to=f"{mlflow_server}/production")
 
-    assert os.environ["MLFLOW_TRACKING_URI"] == f"sqlite:///{store}/mlflow.db"
+    assert os.environ["MLFLOW_TRACKING_URI"] == source_uri
     assert os.environ["MLFLOW_TRACKING_USERNAME"] == "staging"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     client = connection.connect(store)
-    assert (done.version, champion(client, "production")) == (2, 2)
+    assert promoted.version == read_champion(client, "production") == 2
     assert len(client.search_model_versions("name = 'production'")) == 2
     version = client.get_model_version("production", "2")
-    assert version.tags["copied_from"] == f"sqlite:///{store}/mlflow.db models:/tiny/2"
-    assert (version.tags["corpus_digest"], version.tags["previous_champion"]) == ("sha256:c", "1")
-    with model_versions.fetched(client, version) as files:
-        assert {path.relative_to(files): path.read_bytes() for path in files.rglob("*") if path.is_file()} == sent
+    assert version.tags["copied_from"] == f"{source_uri} models:/tiny/2"
+    assert version.tags["corpus_digest"] == "sha256:c"
+    assert version.tags["previous_champion"] == "1"
+    assert read_files(client, "production", 2) == files
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("registry", ["store", "on_server"])
-def test_a_candidate_without_outcomes_is_refused_and_not_tried_again(registry, request, tiny_encoders, tmp_path):
+def test_candidate_without_outcomes_is_refused(registry, request, tiny_encoders, tmp_path):
     request.getfixturevalue(registry)
     store, name = tmp_path / "store", f"without-{registry}"
     register(store, tiny_encoders["first"], "sha256:1", 0.5, name)
     run_id = runs.open_run("tests", "demo", {"infoxlm.run": name}, store)
-    nothing, tags = tmp_path / "nothing", {"test_set": "sha256:t"}
-    encoder = tiny_encoders["second"]
-    candidate = model_registry.EvaluatedEncoder(encoder, "sha256:2", {METRIC: 0.9}, run_id, tags, nothing)
-    model_registry.register(name, candidate, GATE)
+    candidate = model_registry.EvaluatedEncoder(
+        tiny_encoders["second"], "sha256:2", {METRIC: 0.9}, run_id, {"test_set": "sha256:t"}, tmp_path / "missing"
+    )
 
-    with pytest.raises(NotPromoted, match="version 2 has no outcomes by question"):
-        promotion.promote_model(f"models:/{name}/2", GATE, store)
+    registration = model_registry.register(name, candidate, GATE)
 
-
-def test_where_a_copy_goes_and_what_is_copied_are_read_strictly(two, store):
-    for to in ("https://", "https://host", "a/b", "models:/x"):
-        with pytest.raises(InputError, match="give the NAME of a registered model"):
-            promotion.promote_model("models:/tiny/2", GATE, store, to=to)
-    with pytest.raises(InputError, match="give models:/NAME@ALIAS"):
-        promotion.promote_model("tiny", GATE, store)
-    two.delete_model_version_tag("tiny", "2", "digest")  # as of a version that another tool has made
-    for to in ("other", "https://host/other"):
-        with pytest.raises(InputError, match="tiny version 2 has no tag digest"):
-            promotion.promote_model("models:/tiny/2", GATE, store, to=to)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"what": 5}'])
-def test_a_damaged_tag_of_the_last_decision_is_named_with_its_version(better, text):
-    better.set_model_version_tag("tiny", "1", "decision", text)
-
-    with pytest.raises(DataCorrupt, match=r"tag decision of tiny version 1 cannot be read .*: delete the tag"):
-        promotion.roll_back(better, "tiny", "German got worse")
+    assert not registration.champion
+    assert "version 2 has no outcomes by question" in registration.reason

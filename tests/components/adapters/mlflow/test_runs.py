@@ -1,4 +1,4 @@
-"""Runs of MLflow: all stages share one, and what they log to it is stored once."""
+"""All stages of a pipeline run share one MLflow run, and what they log to it is stored once."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from infoxlm_core.results.trials import Trial
 from tests.components.conftest import history, open_run
 
 
-def test_without_a_tracking_server_everything_lies_in_the_store(store):
+def test_everything_is_in_the_store_without_a_tracking_server(store):
     run_id = open_run(store)
     MlflowRun(run_id).log_metrics({"retrieval/served": 0.5})
     report = store / "report.html"
@@ -22,46 +22,38 @@ def test_without_a_tracking_server_everything_lies_in_the_store(store):
     assert history(run_id, "retrieval/served") == [(0, 0.5)]
 
 
-def test_all_stages_of_one_pipeline_run_share_one_run(store):
+def test_stages_of_a_pipeline_run_share_one_mlflow_run(store):
     run_id = open_run(store, "r1")
 
-    assert open_run(store, "r1") == run_id != open_run(store, "r2")
+    assert open_run(store, "r1") == run_id
+    assert open_run(store, "r2") != run_id
 
 
-def test_a_run_of_the_platform_is_adopted_reopened_and_never_ended(store, monkeypatch):
-    client = connection.connect(store)
-    experiment = client.create_experiment("platform", (store / "mlartifacts").as_uri())
-    theirs = client.create_run(experiment).info.run_id
-    client.set_terminated(theirs, "FINISHED")
-    monkeypatch.setenv("MLFLOW_RUN_ID", theirs)
-
-    run_id = open_run(store)
-    MlflowRun(run_id).end()
-
-    run = client.get_run(run_id)
-    assert (run_id, run.info.status, run.data.tags["infoxlm.run"]) == (theirs, "RUNNING", "r1")
-
-
-def test_tasks_for_which_the_platform_opens_nested_runs_share_the_outermost(store, monkeypatch):
+def test_outermost_run_of_the_plugin_is_used_reopened_and_never_ended(store, monkeypatch):
     client = connection.connect(store)
     experiment = client.create_experiment("platform", (store / "mlartifacts").as_uri())
 
-    def nested(parent: str) -> str:
-        return client.create_run(experiment, tags={"mlflow.parentRunId": parent}).info.run_id
+    def create_nested(parent_id: str) -> str:
+        return client.create_run(experiment, tags={"mlflow.parentRunId": parent_id}).info.run_id
 
-    whole = client.create_run(experiment).info.run_id
-    for task in (nested(whole), nested(nested(whole))):  # a task, and one of a loop
-        monkeypatch.setenv("MLFLOW_RUN_ID", task)
-        assert open_run(store) == whole
-        MlflowRun(whole).end()
-        MlflowRun(task).end()
-        assert client.get_run(whole).info.status == client.get_run(task).info.status == "RUNNING"
+    outermost_id = client.create_run(experiment).info.run_id
+    client.set_terminated(outermost_id, "FINISHED")
+    task_id = create_nested(outermost_id)
+    task_in_loop_id = create_nested(create_nested(outermost_id))
+    for run_id in (outermost_id, task_id, task_in_loop_id):
+        monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+        assert open_run(store) == outermost_id
+        MlflowRun(outermost_id).end()
+        MlflowRun(run_id).end()
+        assert client.get_run(outermost_id).info.status == "RUNNING"
+        assert client.get_run(run_id).info.status == "RUNNING"
+    assert client.get_run(outermost_id).data.tags["infoxlm.run"] == "r1"
 
     monkeypatch.delenv("MLFLOW_RUN_ID")
-    assert runs.find_or_create(client, "platform", "demo", {"infoxlm.run": "r1"}) == whole
+    assert runs.find_or_create(client, "platform", "demo", {"infoxlm.run": "r1"}) == outermost_id
 
 
-def test_nested_settings_become_parameters_and_may_be_logged_twice(store):
+def test_nested_config_becomes_parameters_that_cannot_change(store):
     run_id = open_run(store)
     config = {"pretraining": {"seed": 1, "model": {"start": None}, "betas": (0.9, 0.98)}, "corpora": [{"name": "a"}]}
 
@@ -78,47 +70,49 @@ def test_nested_settings_become_parameters_and_may_be_logged_twice(store):
         MlflowRun(run_id).log_params({"pretraining": {"seed": 2}})
 
 
-def test_an_experiment_that_points_elsewhere_is_refused(store, tmp_path):
+def test_experiment_with_artifacts_outside_of_the_store_is_refused(store, tmp_path):
     connection.connect(store).create_experiment("tests", (tmp_path / "elsewhere").as_uri())
 
     with pytest.raises(InputError, match=r"elsewhere.* use another experiment"):
         open_run(store)
 
 
-def test_corpora_are_inputs_of_a_run_by_digest_once_however_often_they_are_told(store):
-    from mlflow import MlflowClient
-
+def test_corpora_are_listed_once_as_inputs_of_a_run(store):
     run_id = open_run(store)
     corpora = [
         Dataset("mail", "a" * 64, held_out=False, languages=("de", "en"), lines={"mono kept": 7}),
         Dataset("exam", "b" * 64, held_out=True, languages=("en",)),
     ]
-    for place in ("s3://b/store/corpus/1", "s3://b/store/corpus/1"):
-        MlflowRun(run_id).log_datasets(corpora, place)
+    for _ in range(2):
+        MlflowRun(run_id).log_datasets(corpora, "s3://b/store/corpus/1")
 
-    found = {one.dataset.name: one for one in MlflowClient().get_run(run_id).inputs.dataset_inputs}
-    assert {name: one.tags[0].value for name, one in found.items()} == {"mail": "training", "exam": "evaluation"}
-    assert found["mail"].dataset.digest == "a" * 36 and "s3://b/store/corpus/1" in found["mail"].dataset.source
-    assert '"mono kept": 7' in found["mail"].dataset.profile
+    inputs = {entry.dataset.name: entry for entry in connection.connect(store).get_run(run_id).inputs.dataset_inputs}
+    assert inputs.keys() == {"mail", "exam"}
+    assert inputs["mail"].tags[0].value == "training"
+    assert inputs["exam"].tags[0].value == "evaluation"
+    dataset = inputs["mail"].dataset
+    assert dataset.digest == "a" * 36
+    assert "s3://b/store/corpus/1" in dataset.source
+    assert '"mono kept": 7' in dataset.profile
 
 
-def test_a_description_leads_to_files_of_its_run(store):
+def test_description_links_to_files_of_its_run(store):
     run_id = open_run(store)
     MlflowRun(run_id).annotate("good: [Report](artifact:evaluation/report.html)")
 
-    said = connection.connect(store).get_run(run_id).data.tags["mlflow.note.content"]
-    assert said.startswith("good: [Report](#/experiments/1/runs/")
-    assert f"/runs/{run_id}/artifacts/evaluation/report.html?workflowType=machine_learning)" in said
+    description = connection.connect(store).get_run(run_id).data.tags["mlflow.note.content"]
+    assert description.startswith("good: [Report](#/experiments/1/runs/")
+    assert f"/runs/{run_id}/artifacts/evaluation/report.html?workflowType=machine_learning)" in description
 
 
-@pytest.mark.parametrize("commit", ["c0ffee" + "0" * 34, "unknown", "c0ffee"])
-def test_the_commit_of_the_image_is_the_source_of_the_run_if_it_is_one(monkeypatch, commit):
+@pytest.mark.parametrize("commit", ["c0ffee" + "0" * 34, "unknown"])
+def test_valid_commit_of_the_image_is_the_source_of_the_run(monkeypatch, commit):
     monkeypatch.setenv(runs.COMMIT, commit)
 
     assert runs.source_tags().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
 
 
-def test_a_run_whose_name_has_a_quotation_mark_is_found_again(store):
+def test_run_with_a_quotation_mark_in_its_name_is_found_again(store):
     tags = {runs.RUN_TAG: "o'brien-20260101"}
 
     first = runs.open_run("tests", "o'brien", tags, store)
@@ -128,18 +122,20 @@ def test_a_run_whose_name_has_a_quotation_mark_is_found_again(store):
         runs.open_run("tests", "x", {runs.RUN_TAG: "a'b\"c"}, store)
 
 
-def test_a_failed_run_names_its_stage_and_message_until_it_is_opened_again(store):
+def test_failed_run_has_its_stage_and_message_until_it_is_opened_again(store):
     run_id = open_run(store, "r1")
     MlflowRun(run_id).end("FAILED", "pretrain", "loss is nan")
     client = connection.connect(store)
     run = client.get_run(run_id)
-    assert (run.info.status, run.data.tags["infoxlm.failed_stage"]) == ("FAILED", "pretrain")
+    assert run.info.status == "FAILED"
+    assert run.data.tags["infoxlm.failed_stage"] == "pretrain"
     assert run.data.tags["infoxlm.error"] == "loss is nan"
 
     open_run(store, "r1")
 
     run = client.get_run(run_id)
-    assert run.info.status == "RUNNING" and not {"infoxlm.failed_stage", "infoxlm.error"} & run.data.tags.keys()
+    assert run.info.status == "RUNNING"
+    assert not {"infoxlm.failed_stage", "infoxlm.error"} & run.data.tags.keys()
 
 
 def test_only_unfinished_runs_of_a_pipeline_run_and_its_trials_are_ended(store, monkeypatch):

@@ -1,4 +1,4 @@
-"""MLflow's tables in PostgreSQL, made by replicas that start at the same time."""
+"""Replicas that start at the same time create MLflow's tables in PostgreSQL one after the other."""
 
 import os
 import subprocess
@@ -15,43 +15,44 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
-def test_replicas_that_start_at_once_make_the_tables_one_after_the_other(database_of_replicas):
-    known = os.environ | {
-        "PGHOST": "127.0.0.1",
-        "PGPORT": str(database_of_replicas),
-        "PGUSER": postgres.USER,
-        "PGPASSWORD": postgres.PASSWORD,
-    }
-    command = [sys.executable, "-m", "components.adapters.mlflow.tables", "postgresql+psycopg2:///mlflow"]
-
-    with closing(postgres.connect(database_of_replicas)) as ours, ours.cursor() as cursor:
-        ours.autocommit = True
-        cursor.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
-        replicas = [
-            subprocess.Popen(command, env=known, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for _ in range(2)
-        ]
-        waiting = 0
-        while waiting < 2 and not [one for one in replicas if one.poll() is not None]:
-            time.sleep(0.2)
-            cursor.execute(WAITING)
-            [(waiting,)] = cursor.fetchall()
-        assert waiting == 2, "one has made tables without a word to the other"
-        assert postgres.dump(database_of_replicas) == {}
-    said = [one.communicate(timeout=200)[0] for one in replicas]
-
-    assert [one.returncode for one in replicas] == [0, 0], said
-    made = postgres.dump(database_of_replicas)
-    assert {"experiments", "registered_models", "users", "role_permissions"} <= set(made)
-    assert made["alembic_version"] and made["alembic_version_auth"]
-
-
 @pytest.fixture
-def database_of_replicas():
-    """Port of a PostgreSQL of its own, still without a table."""
+def empty_postgres():
+    """Yield the port of a new PostgreSQL server without tables."""
     try:
         postgres.find()
     except RuntimeError as error:
         pytest.skip(str(error))
     with postgres.serve() as port:
         yield port
+
+
+def test_simultaneous_replicas_create_the_tables_one_after_the_other(empty_postgres):
+    variables = os.environ | {
+        "PGHOST": "127.0.0.1",
+        "PGPORT": str(empty_postgres),
+        "PGUSER": postgres.USER,
+        "PGPASSWORD": postgres.PASSWORD,
+    }
+    command = [sys.executable, "-m", "components.adapters.mlflow.tables", "postgresql+psycopg2:///mlflow"]
+
+    with closing(postgres.connect(empty_postgres)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        cursor.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
+        replicas = [
+            subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for _ in range(2)
+        ]
+        waiting_count = 0
+        while waiting_count < 2 and all(replica.poll() is None for replica in replicas):
+            time.sleep(0.2)
+            cursor.execute(WAITING)
+            [(waiting_count,)] = cursor.fetchall()
+        assert waiting_count == 2, "a replica did not wait for the lock"
+        assert postgres.dump(empty_postgres) == {}
+    outputs = [replica.communicate(timeout=200)[0] for replica in replicas]
+
+    assert [replica.returncode for replica in replicas] == [0, 0], outputs
+    tables = postgres.dump(empty_postgres)
+    assert {"experiments", "registered_models", "users", "role_permissions"} <= set(tables)
+    assert tables["alembic_version"]
+    assert tables["alembic_version_auth"]
