@@ -55,7 +55,6 @@ SCENARIOS = {
     "infoxlm_core/training/test_long_evaluations.py",
     "infoxlm_core/training/test_rewinds.py",
     "components/adapters/kuberay/test_stop.py",
-    "components/adapters/ray/test_gpus.py",
     "components/adapters/ray/test_two_nodes.py",
 }
 """Tests of how several modules work together, named after what they prove."""

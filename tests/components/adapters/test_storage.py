@@ -7,14 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from components.adapters import storage
-from components.adapters.directory import Directory
 from components.adapters.s3 import store as s3
-from components.platform import artifacts, sources
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.servers.processes import answering
@@ -200,38 +197,6 @@ def test_unknown_or_missing_storage_is_refused():
         storage.open("gs://bucket/prefix")
     with pytest.raises(InputError, match="the store has no name: give a directory, or a URI"):  # an unset variable
         storage.open("")
-
-
-class Shelf:
-    """A storage that looks remote, because it does not tell its directory."""
-
-    root: ClassVar[Path]
-    directory = None
-
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-        self._files = Directory(str(self.root / uri.removeprefix("shelf://")))
-
-    def __getattr__(self, name: str):
-        return getattr(self._files, name)
-
-
-def test_another_storage_needs_only_a_class_and_a_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(Shelf, "root", tmp_path / "shelf", raising=False)
-    monkeypatch.setitem(storage.SCHEMES, "shelf", f"{__name__}:Shelf")
-    store, key = "shelf://team/store", "0123456789abcdef"
-    location = f"{store}/corpus/{key}"
-
-    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "first machine"))
-    built = artifacts.get_or_build(store, "corpus", key, lambda output: (output / "file").write_text("x") and {})
-    monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
-    downloaded = artifacts.get_or_build(store, "corpus", key, lambda output: pytest.fail("built twice"))
-    data = sources.fetch_data(f"{location}/file", tmp_path / "store")
-
-    assert artifacts.url_of(built) == location
-    assert artifacts.locate(location) == downloaded != built
-    assert (downloaded / "file").read_text() == data.read_text() == "x"
-    assert data.is_relative_to(tmp_path / "store")
 
 
 # ---------------------------------------------------------------- other servers and wrong settings
