@@ -4,9 +4,7 @@ Parameters are counted on a model on torch's meta device; a test compares the ex
 training run. FLOPs are the necessary ones (`flops.py`). Time is their number at an assumed utilisation of the GPUs.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,30 +24,20 @@ ACTIVATION_BYTES = 38
 """Bytes stored for the backward pass per token, layer and unit of d, in bf16 without compilation; tested."""
 
 ASSUMED_MFU = {True: 0.4, False: 0.25}
-"""Share of the GPUs' peak at which must-do FLOPs are computed, by whether layers are compiled. Nobody measured it."""
+"""Share of the GPUs' peak at which must-do FLOPs are computed, by whether layers are compiled. It is not measured."""
 
 
 class PlanRow(NamedTuple):
-    """A line of the plan: name, amount, unit, and how the amount is calculated."""
+    """A line of the plan."""
 
     name: str
     value: float
     unit: str
-    formula: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The tables of a plan."""
-
-    parameters: list[PlanRow]
-    memory: list[PlanRow]
-    steps: list[PlanRow]
-    run: list[PlanRow]
+    formula: str  # how the value is calculated, in words
 
 
 class Shape(NamedTuple):
-    """Tokens of the MLM, TLM and view sequences of a step, where all of a kind have equal length. 0: there are none."""
+    """The numbers of tokens of the sequences of a step: all of a kind have the same. 0: there are none of the kind."""
 
     name: str
     mlm: int
@@ -64,7 +52,7 @@ SHORT = Shape("short", 512, 96, 64)
 
 
 def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
-    """Return the sizes of the directory that `model.start` names if it is on this machine, else of the config."""
+    """Return the sizes of the model `model.start` if it is a directory of this machine, else those of the config."""
     model = config.model
     if model.start and (Path(model.start) / "config.json").is_file():
         from infoxlm_core.model.huggingface import pretrained  # here, since it imports transformers
@@ -73,20 +61,20 @@ def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
     return EncoderSize.of(model, vocabulary)
 
 
-def build(config: PretrainingConfig, vocabulary: int) -> tuple[InfoXLM, KeyEncoder]:
-    """Return the networks of a run on the meta device: shapes without memory."""
+def build_on_meta_device(config: PretrainingConfig, vocabulary: int) -> tuple[InfoXLM, KeyEncoder]:
+    """Return the networks of a run with shapes but without memory."""
     with torch.device("meta"):
         model = InfoXLM.of(config, size_of(config, vocabulary))
         return model, KeyEncoder(model)
 
 
-def count(module: nn.Module | None) -> int:
-    """Return the number of parameters."""
+def count_parameters(module: nn.Module | None) -> int:
+    """Return the number of parameters of a module, or 0 for None."""
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
 
 
 def fit_shape(config: PretrainingConfig, shape: Shape) -> Shape:
-    """Return a shape truncated to the configured lengths, without the objectives that are off."""
+    """Return a shape truncated to the configured lengths, without the disabled objectives."""
     objectives = config.objectives
     longest_pair = 2 * config.batches.side_tokens + 4
     return Shape(
@@ -97,7 +85,7 @@ def fit_shape(config: PretrainingConfig, shape: Shape) -> Shape:
     )
 
 
-def step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> float:
+def count_step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> float:
     """Return the must-do FLOPs of an optimizer step with sequences of a shape."""
     samples = config.batches.global_batch_size
     views = [shape.view] * samples if shape.view else []
@@ -105,56 +93,66 @@ def step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> fl
     for tokens in (shape.mlm, shape.tlm):
         if tokens:
             lm += [tokens] * samples
-    top = config.contrast.resolve_layer(size.layers)
+    contrast_layer = config.contrast.resolve_layer(size.layers)
     targets = round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples)
-    return flops.count_step_flops(size, lm, targets, views, views, top, config.contrast.queue_size)
+    return flops.must_do_flops(size, lm, targets, views, views, contrast_layer, config.contrast.queue_size)
 
 
-def step_tokens(config: PretrainingConfig, shape: Shape) -> int:
+def count_step_tokens(config: PretrainingConfig, shape: Shape) -> int:
     """Return the tokens of an optimizer step, both views of a contrast item included."""
     return config.batches.global_batch_size * (shape.mlm + shape.tlm + 2 * shape.view)
 
 
-def memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRow]:
-    """Return the bytes on each device. The first five rows are exact, the others estimates for long sequences."""
-    model, key_encoder = build(config, vocabulary)
-    size = model.encoder.size
-    d = size.hidden
-    parameter_count = count(model)
+def plan_memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRow]:
+    """Return the bytes on each device: the exact part, then estimates for long sequences."""
+    model, key_encoder = build_on_meta_device(config, vocabulary)
+    return [*_plan_state(config, model, key_encoder, gpus), *_plan_buffers(config, model, key_encoder, gpus)]
+
+
+def _plan_state(config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpus: int) -> list[PlanRow]:
+    """Return the bytes that a run occupies from its first step on. They are exact."""
+    parameters = count_parameters(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    trained_count = sum(parameter.numel() for parameter in trained)
-    key_encoder_count = 0
-    queue_size = 0
-    converted_count = 0  # weights of the key encoder of which autocast makes bf16 copies
-    if config.objectives.xlco:
-        key_encoder_count = count(key_encoder)
-        queue_size = config.contrast.queue_size
-        if not config.model.sharded:
-            converted_count = sum(count(module) for module in key_encoder.modules() if isinstance(module, Linear))
+    trained_parameters = sum(parameter.numel() for parameter in trained)
+    key_parameters = count_parameters(key_encoder)
+    key_bytes = 4 * key_parameters if config.objectives.xlco else 0
+    contrast = config.contrast
+    queue_bytes = contrast.queue_size * (4 * model.encoder.size.hidden + 24) if config.objectives.xlco else 0
     shards = gpus if config.model.sharded else 1
     by_gpus = f", by {gpus} GPUs" if config.model.sharded else ""
+    return [
+        PlanRow("weights", 4 * parameters / shards, "B", f"4 B x {parameters:,} parameters, fp32{by_gpus}"),
+        PlanRow("gradients", 4 * trained_parameters / shards, "B",
+                f"4 B x parameters that are trained, fp32{by_gpus}"),
+        PlanRow("AdamW moments", (8 * trained_parameters + 4 * len(trained)) / shards, "B",
+                f"8 B x parameters that are trained, fp32; 4 B x {len(trained)} tensors{by_gpus}"),
+        PlanRow("key encoder", key_bytes / shards, "B",
+                f"4 B x {key_parameters:,}: fp32, up to layer {model.contrast_layer}, and W{by_gpus}"),
+        PlanRow("queue", queue_bytes, "B", f"K x (4 d + 24) B: K {contrast.queue_size:,} keys, ids"),
+    ]  # fmt: skip
+
+
+def _plan_buffers(config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpus: int) -> list[PlanRow]:
+    """Return estimates of the bytes that a step occupies for a time."""
+    size = model.encoder.size
+    trained_parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    key_copies = 0  # weights of the key encoder of which autocast makes bf16 copies
+    if config.objectives.xlco and not config.model.sharded:
+        key_copies = sum(count_parameters(module) for module in key_encoder.modules() if isinstance(module, Linear))
     shape = fit_shape(config, LONG)
     lm_tokens = _count_micro_batch(config) * (shape.mlm + shape.tlm)
     activation_bytes, activations = _estimate_activations(config, size, model.contrast_layer, lm_tokens, shape.view)
     chunk_rows = min(ROWS, round(config.objectives.mask_ratio * lm_tokens))
-    rows = [
-        ("weights", 4 * parameter_count / shards, f"4 B x {parameter_count:,} parameters, fp32{by_gpus}"),
-        ("gradients", 4 * trained_count / shards, f"4 B x parameters that are trained, fp32{by_gpus}"),
-        ("AdamW moments", (8 * trained_count + 4 * len(trained)) / shards,
-         f"8 B x parameters that are trained, fp32; 4 B x {len(trained)} tensors{by_gpus}"),
-        ("key encoder", 4 * key_encoder_count / shards,
-         f"4 B x {count(key_encoder):,}: fp32, up to layer {model.contrast_layer}, and W{by_gpus}"),
-        ("queue", queue_size * (4 * d + 24), f"K x (4 d + 24) B: K {config.contrast.queue_size:,} keys, ids"),
-        ("gradients to be summed", 4 * trained_count if gpus > 1 else 0,
-         "4 B x parameters that are trained, with several workers; of shards until the step ends"),
-        ("bf16 weights", 2 * (parameter_count + converted_count),
-         f"2 B x parameters and {converted_count:,} of the key encoder, under autocast"),
-        ("activations", activation_bytes, activations),
-        ("one chunk of logits", 6 * chunk_rows * size.vocabulary,
-         f"6 B x {chunk_rows:,} rows x {size.vocabulary:,} words"),
-        ("gradient of the word table", 8 * d * size.vocabulary, "8 B x V x d, inside the loss"),
+    return [
+        PlanRow("gradients to be summed", 4 * trained_parameters if gpus > 1 else 0, "B",
+                "4 B x parameters that are trained, with several workers; of shards until the step ends"),
+        PlanRow("bf16 weights", 2 * (count_parameters(model) + key_copies), "B",
+                f"2 B x parameters and {key_copies:,} of the key encoder, under autocast"),
+        PlanRow("activations", activation_bytes, "B", activations),
+        PlanRow("one chunk of logits", 6 * chunk_rows * size.vocabulary, "B",
+                f"6 B x {chunk_rows:,} rows x {size.vocabulary:,} words"),
+        PlanRow("gradient of the word table", 8 * size.hidden * size.vocabulary, "B", "8 B x V x d, inside the loss"),
     ]  # fmt: skip
-    return [PlanRow(name, value, "B", formula) for name, value, formula in rows]
 
 
 def _count_micro_batch(config: PretrainingConfig) -> int:
@@ -182,16 +180,16 @@ def _estimate_activations(
     )
 
 
-def check_memory(config: PretrainingConfig, size: EncoderSize, available: float) -> None:
-    """Refuse a run if the exact part of its memory, which excludes the estimates, exceeds the device's memory.
+def check_memory(config: PretrainingConfig, size: EncoderSize, available_bytes: float) -> None:
+    """Refuse a run if the exact part of its memory, without the estimates, exceeds the memory of the device.
 
     Raises:
         ConfigError: the run does not fit; the message names the largest part and the setting that determines it.
     """
     gpus = config.batches.virtual_shards if config.model.sharded else 1
-    rows = memory(config, size.vocabulary, gpus)[:5]
+    rows = _plan_state(config, *build_on_meta_device(config, size.vocabulary), gpus)
     required_bytes = sum(row.value for row in rows)
-    if required_bytes <= available:
+    if required_bytes <= available_bytes:
         return
     largest = max(rows, key=lambda row: row.value)
     if largest.name == "queue":
@@ -201,50 +199,45 @@ def check_memory(config: PretrainingConfig, size: EncoderSize, available: float)
             f"pretraining.model ({size.layers} layers of {size.hidden}) or the vocabulary ({size.vocabulary:,} ids)"
         )
     raise ConfigError(
-        f"training needs {_bytes(required_bytes)} on each device, of which {largest.name} {_bytes(largest.value)}, "
-        f"and there are {_bytes(available)}: lower {setting}"
+        f"training needs {required_bytes / 1e9:,.1f} GB on each device, of which {largest.name} "
+        f"{largest.value / 1e9:,.1f} GB, and there are {available_bytes / 1e9:,.1f} GB: lower {setting}"
     )
 
 
-def _bytes(amount: float) -> str:
-    unit = min(5, max(0, int(math.log10(max(amount, 1))) // 3))
-    return f"{amount / 1000**unit:,.1f} {('B', 'kB', 'MB', 'GB', 'TB', 'PB')[unit]}"
-
-
-def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> Plan:
-    """Plan a run.
+def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> dict[str, list[PlanRow]]:
+    """Estimate a run. Return the tables `parameters`, `memory`, `steps` and `run`.
 
     Args:
-        config: of the run.
-        vocabulary: ids of the tokenizer.
-        gpus: number of GPUs, one worker each.
-        gpu: kind of GPU, a name of `flops.PEAKS` in any case.
+        config: settings of the run.
+        vocabulary: number of ids of the tokenizer.
+        gpus: number of GPUs, with one worker each.
+        gpu: type of GPU, a name of `flops.PEAKS` in upper or lower case.
 
     Raises:
-        InputError: the kind is unknown, or the run cannot have as many workers.
+        InputError: the type is unknown, or the run cannot have as many workers.
     """
     _check_request(config, gpus, gpu)
     gpu = gpu.upper()
-    model, _ = build(config, vocabulary)
+    model, _ = build_on_meta_device(config, vocabulary)
     parameters = _plan_parameters(model)
-    bytes_of = memory(config, vocabulary, gpus)
-    total_bytes = sum(row.value for row in bytes_of)
+    memory = plan_memory(config, vocabulary, gpus)
+    total_bytes = sum(row.value for row in memory)
     steps: list[PlanRow] = []
     run: list[PlanRow] = []
     for shape in (fit_shape(config, LONG), fit_shape(config, SHORT)):
-        flops_of_step = step_flops(config, model.encoder.size, shape)
-        steps += _plan_step(config, shape, flops_of_step)
-        run.append(_plan_duration(config, shape, flops_of_step, gpus, gpu))
-    all_reduced = next(row.value for row in bytes_of if row.name == "gradients to be summed")
+        step_flops = count_step_flops(config, model.encoder.size, shape)
+        steps += _plan_step(config, shape, step_flops)
+        run.append(_plan_duration(config, shape, step_flops, gpus, gpu))
+    all_reduced = next(row.value for row in memory if row.name == "gradients to be summed")
     queue_turnover = config.contrast.queue_size / config.batches.global_batch_size
     steps.append(PlanRow("all-reduce", all_reduced, "B", "gradients in fp32, once a step"))
     steps.append(PlanRow("queue turnover", queue_turnover, "steps", "K / samples a step"))
-    return Plan(
-        parameters=parameters,
-        memory=[*bytes_of, PlanRow("sum", total_bytes, "B", f"on each {gpu}")],
-        steps=steps,
-        run=run + _plan_files(config, vocabulary, parameters),
-    )
+    return {
+        "parameters": parameters,
+        "memory": [*memory, PlanRow("sum", total_bytes, "B", f"on each {gpu}")],
+        "steps": steps,
+        "run": run + _plan_files(config, vocabulary, parameters),
+    }
 
 
 def _check_request(config: PretrainingConfig, gpus: int, gpu: str) -> None:
@@ -263,10 +256,10 @@ def _check_request(config: PretrainingConfig, gpus: int, gpu: str) -> None:
 def _plan_parameters(model: InfoXLM) -> list[PlanRow]:
     """Return the numbers of parameters of the network."""
     projection = 0 if model.projection is None else model.projection.numel()
-    exported = count(model.encoder) + count(model.head) + model.encoder.size.hidden
+    exported = count_parameters(model.encoder) + count_parameters(model.head) + model.encoder.size.hidden
     return [
-        PlanRow("encoder", count(model.encoder), "", "embeddings and layers"),
-        PlanRow("masked-LM head", count(model.head), "", "its output matrix is the word table"),
+        PlanRow("encoder", count_parameters(model.encoder), "", "embeddings and layers"),
+        PlanRow("masked-LM head", count_parameters(model.head), "", "its output matrix is the word table"),
         PlanRow("contrast projection", projection, "", "d x d"),
         PlanRow("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
     ]
@@ -275,7 +268,7 @@ def _plan_parameters(model: InfoXLM) -> list[PlanRow]:
 def _plan_files(config: PretrainingConfig, vocabulary: int, parameters: Sequence[PlanRow]) -> list[PlanRow]:
     """Return the sizes of a checkpoint and of the exported encoder, whose `parameters` were counted."""
     in_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
-    on_one_gpu = memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
+    on_one_gpu = plan_memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
     checkpoint_bytes = sum(row.value for row in on_one_gpu if row.name in in_checkpoint)
     written = sum(row.value for row in parameters if row.name in ("exported", "contrast projection"))
     saving = f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"
@@ -290,7 +283,7 @@ def _plan_step(config: PretrainingConfig, shape: Shape, step_flops: float) -> li
     samples = config.batches.global_batch_size
     formula = f"{samples:,} x (MLM {shape.mlm} + TLM {shape.tlm} + 2 x XLCO {shape.view})"
     return [
-        PlanRow(f"{shape.name} sequences", step_tokens(config, shape), "tokens", formula),
+        PlanRow(f"{shape.name} sequences", count_step_tokens(config, shape), "tokens", formula),
         PlanRow("", step_flops, "FLOP", "must-do: no padding, masked rows only"),
     ]
 
@@ -301,7 +294,7 @@ def _plan_duration(config: PretrainingConfig, shape: Shape, step_flops: float, g
     step_seconds = step_flops / (mfu * gpus * flops.PEAKS[gpu])
     steps = config.optimization.steps
     if config.tokens:
-        steps = round(config.tokens / step_tokens(config, shape))
+        steps = round(config.tokens / count_step_tokens(config, shape))
     hours = steps * step_seconds / 3600
     formula = (
         f"{hours * gpus:,.0f} GPU-hours, {gpus} GPUs: {steps:,} steps of {step_seconds:.3g} s, "
@@ -310,17 +303,17 @@ def _plan_duration(config: PretrainingConfig, shape: Shape, step_flops: float, g
     return PlanRow(f"{shape.name} sequences", hours, "h", formula)
 
 
-def describe(tables: Plan) -> Sequence[str]:
-    """Return the plan as lines of text with aligned columns."""
+def describe(tables: Mapping[str, Sequence[PlanRow]]) -> list[str]:
+    """Return the tables of a plan as lines of text with aligned columns."""
     lines: list[str] = []
-    for title, rows in vars(tables).items():
+    for title, rows in tables.items():
         lines.append(title)
         for row in rows:
-            lines.append(f"  {row.name:28}{_amount(row):>16}   {row.formula}")
+            lines.append(f"  {row.name:28}{_format_amount(row):>16}   {row.formula}")
     return lines
 
 
-def _amount(row: PlanRow) -> str:
+def _format_amount(row: PlanRow) -> str:
     if row.unit == "B":
         return f"{row.value / 1e9:,.3f} GB"
     if row.unit == "FLOP":

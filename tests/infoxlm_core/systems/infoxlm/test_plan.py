@@ -1,4 +1,4 @@
-"""The plan of a run equals what a run really takes, where that can be measured, and the published figures elsewhere."""
+"""The plan of a run equals measurements of a tiny run and published figures of the large ones."""
 
 from pathlib import Path
 
@@ -18,22 +18,22 @@ from infoxlm_core.training.state import named_tensors
 from tests.toys.pretraining import VOCABULARY, tiny_config
 
 ROOT = Path(__file__).parents[4]
-WORDS = 250_002
+XLMR_VOCABULARY = 250_002
 
 
-def named(name: str):
+def load_config(name: str) -> PretrainingConfig:
     return run_file.load(ROOT / f"configs/{name}.yaml").pretraining
 
 
-def values(rows: list[plan.PlanRow]) -> dict[str, float]:
+def values_by_name(rows: list[plan.PlanRow]) -> dict[str, float]:
     return {row.name: row.value for row in rows}
 
 
-def bytes_of(tensors) -> int:
+def count_bytes(tensors) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny_shards):
+def test_planned_bytes_of_weights_optimizer_key_encoder_and_queue_are_exact(tiny_shards):
     config = tiny_config(optimization={"warmup_steps": 0})
     shards = open_shards(tiny_shards)
     model = build(config, shards)
@@ -42,125 +42,137 @@ def test_weights_optimizer_key_encoder_and_queue_take_the_bytes_of_the_plan(tiny
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
+    queue = learner.xlco.queue
+    checkpoint = named_tensors(learner, optimizer)
 
-    planned = values(plan.memory(config, VOCABULARY, gpus=1))
+    memory = values_by_name(plan.plan_memory(config, VOCABULARY, gpus=1))
+    run = values_by_name(plan.plan(config, VOCABULARY, gpus=1)["run"])
 
-    parameters = list(model.parameters())
-    assert planned["weights"] == bytes_of(parameters)
-    assert planned["gradients"] == bytes_of([parameter.grad for parameter in parameters])
-    assert planned["AdamW moments"] == bytes_of([t for state in optimizer.state.values() for t in state.values()])
-    assert planned["key encoder"] == bytes_of(learner.xlco.key_encoder.parameters())
-    assert planned["queue"] == bytes_of(
-        [learner.xlco.queue.rows, learner.xlco.queue.sentence_ids, learner.xlco.queue.added_at_step]
-    )
-    saved = named_tensors(learner, optimizer)
-    pointer = saved["learner/queue/pointer"].element_size()
-    run = values(plan.plan(config, VOCABULARY, gpus=1).run)
-    assert run["checkpoint"] == bytes_of(saved.values()) - pointer
+    assert memory["weights"] == count_bytes(model.parameters())
+    assert memory["gradients"] == count_bytes(parameter.grad for parameter in model.parameters())
+    moments = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    assert memory["AdamW moments"] == count_bytes(moments)
+    assert memory["key encoder"] == count_bytes(learner.xlco.key_encoder.parameters())
+    assert memory["queue"] == count_bytes([queue.rows, queue.sentence_ids, queue.born])
+    assert run["checkpoint"] == count_bytes(checkpoint.values()) - queue.pointer.element_size()
 
 
-def test_of_the_key_encoder_the_plan_counts_the_copies_in_bf16(tiny_shards):
-    config, shards = tiny_config(), open_shards(tiny_shards)
-    learner = InfoXLMLearner(config, build(config, shards), shards)
-    ids, lengths = torch.full((4,), 5), (4,)
+def test_bf16_weights_include_copies_of_the_key_encoder(tiny_shards):
+    config = tiny_config()
+    shards = open_shards(tiny_shards)
+    key_encoder = InfoXLMLearner(config, build(config, shards), shards).xlco.key_encoder
     with torch.autocast("cpu", torch.bfloat16):
-        learner.xlco.key_encoder(ids, torch.arange(4), lengths)
+        key_encoder(torch.full((4,), 5), torch.arange(4), (4,))
 
-    planned = [
-        values(plan.memory(tiny_config(objectives={"xlco": weight}), VOCABULARY, gpus=1))["bf16 weights"]
-        for weight in (0.0, 1.0)
-    ]
+    planned_bytes = {}
+    for weight in (0.0, 1.0):
+        rows = plan.plan_memory(tiny_config(objectives={"xlco": weight}), VOCABULARY, gpus=1)
+        planned_bytes[weight] = values_by_name(rows)["bf16 weights"]
 
-    assert planned[1] - planned[0] == bytes_of(learner.xlco.key_encoder.buffers()) > 0
+    assert planned_bytes[1.0] - planned_bytes[0.0] == count_bytes(key_encoder.buffers()) > 0
 
 
-def test_a_layer_keeps_the_bytes_of_the_plan_for_each_token():
+def test_a_layer_stores_the_planned_bytes_for_each_token():
     d, tokens, lengths = 128, 1536, (48,) * 32
     encoder = Encoder(EncoderSize(VOCABULARY, layers=2, hidden=d, ffn=4 * d, heads=2, positions=50))
-    weights = {shape for p in encoder.parameters() for shape in (p.shape, p.T.shape if p.dim() == 2 else p.shape)}
-    kept = {}
+    matrices = [parameter for parameter in encoder.parameters() if parameter.dim() == 2]
+    weight_shapes = {parameter.shape for parameter in encoder.parameters()} | {matrix.T.shape for matrix in matrices}
+    stored_bytes = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.shape not in weights:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+    def record(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape not in weight_shapes:
+            storage = tensor.untyped_storage()
+            stored_bytes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    hidden = torch.randn(tokens, d, requires_grad=True)
-    with torch.autocast("cpu", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        encoder.run(hidden, lengths, 0, 2)
-        found = sum(storage.nbytes() for storage in kept.values()) / (tokens * 2 * d)
-        kept.clear()
-        encoder.recompute = True
-        encoder.run(hidden, lengths, 0, 2)
+    def measure_bytes() -> float:
+        """Return the bytes stored for the backward pass per token, layer and unit of d."""
+        stored_bytes.clear()
+        hidden = torch.randn(tokens, d, requires_grad=True)
+        hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor)
+        with torch.autocast("cpu", torch.bfloat16), hooks:
+            output = encoder.run(hidden, lengths, 0, 2)
+        assert output.requires_grad
+        return sum(stored_bytes.values()) / (tokens * 2 * d)
 
-    assert found == pytest.approx(plan.ACTIVATION_BYTES, rel=0.02)
-    assert sum(storage.nbytes() for storage in kept.values()) / (tokens * 2 * d) == 2
+    assert measure_bytes() == pytest.approx(plan.ACTIVATION_BYTES, rel=0.02)
+    encoder.recompute = True
+    assert measure_bytes() == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "exported", "projection"), [("base", 278_295_186, 768**2), ("large", 560_142_482, 1024**2)]
-)
-def test_parameters_are_those_of_xlmr_and_the_projection(name, exported, projection):
-    found = values(plan.plan(named(name), WORDS).parameters)
+@pytest.mark.parametrize(("name", "exported", "hidden"), [("base", 278_295_186, 768), ("large", 560_142_482, 1024)])
+def test_parameters_are_those_of_xlmr_and_the_projection(name, exported, hidden):
+    parameters = values_by_name(plan.plan(load_config(name), XLMR_VOCABULARY)["parameters"])
 
-    assert found["exported"] == exported
-    assert found["contrast projection"] == projection
-    assert found["encoder"] + found["masked-LM head"] == exported - (768 if name == "base" else 1024)
+    assert parameters["exported"] == exported
+    assert parameters["contrast projection"] == hidden**2
+    assert parameters["encoder"] + parameters["masked-LM head"] == exported - hidden
 
 
 @pytest.mark.parametrize(("name", "long", "short"), [("base", 1.674, 0.645 * 1.507), ("large", 4.926, 1.904 * 1.507)])
-def test_a_step_of_the_papers_runs_takes_the_flops_of_the_formula(name, long, short):
-    config = named(name)
-    sizes = plan.size_of(config, WORDS)
+def test_flops_of_a_step_of_the_paper_follow_the_formula(name, long, short):
+    config = load_config(name)
+    size = plan.size_of(config, XLMR_VOCABULARY)
 
-    found = [plan.step_flops(config, sizes, shape) / 1e15 for shape in (plan.LONG, plan.SHORT)]
+    long_flops, short_flops = (plan.count_step_flops(config, size, shape) for shape in (plan.LONG, plan.SHORT))
 
-    assert found[0] == pytest.approx(long, abs=5e-4)
-    assert found[1] == pytest.approx(short, rel=2e-3)
+    assert long_flops / 1e15 == pytest.approx(long, abs=5e-4)
+    assert short_flops / 1e15 == pytest.approx(short, rel=2e-3)
 
 
 @pytest.mark.parametrize(("compiled", "mfu"), [(True, 0.4), (False, 0.25)])
-def test_the_hours_of_a_run_are_its_flops_at_the_assumed_utilisation(compiled, mfu):
-    config = named("base")
+def test_hours_of_a_run_are_its_flops_at_the_assumed_utilisation(compiled, mfu):
+    config = load_config("base")
     config = config.model_copy(update={"model": config.model.model_copy(update={"compiled": compiled})})
 
-    run = values(plan.plan(config, WORDS, gpus=8).run)
+    run = values_by_name(plan.plan(config, XLMR_VOCABULARY, gpus=8)["run"])
 
     assert run["long sequences"] == pytest.approx(150_000 * 1.674e15 / (mfu * 8 * 989e12) / 3600, rel=1e-3)
 
 
 def test_tokens_queue_turnover_and_all_reduce_of_a_step():
-    found = values(plan.plan(named("base"), WORDS, gpus=8).steps)
+    config = load_config("base")
+    steps = values_by_name(plan.plan(config, XLMR_VOCABULARY, gpus=8)["steps"])
 
-    assert found["long sequences"] == 2048 * (512 + 512 + 2 * 128)
-    assert found["queue turnover"] == 64
-    assert found["all-reduce"] == 4 * (278_295_186 - 768 + 768**2)
-    assert values(plan.plan(named("base"), WORDS, gpus=1).steps)["all-reduce"] == 0
+    assert steps["long sequences"] == 2048 * (512 + 512 + 2 * 128)
+    assert steps["queue turnover"] == 64
+    assert steps["all-reduce"] == 4 * (278_295_186 - 768 + 768**2)
+    assert values_by_name(plan.plan(config, XLMR_VOCABULARY, gpus=1)["steps"])["all-reduce"] == 0
 
 
-def test_the_plan_reads_as_lines_and_an_unknown_gpu_or_number_is_refused():
-    lines = "\n".join(plan.describe(plan.plan(named("base15"), WORDS, 8, "h100")))
+def test_plan_is_printed_with_units():
+    lines = "\n".join(plan.describe(plan.plan(load_config("base15"), XLMR_VOCABULARY, 8, "h100")))
 
-    assert "278,295,186" in lines and "1.674 PFLOP" in lines and "64.0 steps" in lines
-    with pytest.raises(InputError, match="gpu 'abacus' is not known: give one of A100, B200, H100"):
-        plan.plan(named("base"), WORDS, gpu="abacus")
-    for count in (0, 257, 10**30):
-        with pytest.raises(InputError, match=rf"gpus {count}: give 1 to 256 \(pretraining\.batches\.virtual_shards\)"):
-            plan.plan(named("base"), WORDS, gpus=count)
+    assert "278,295,186" in lines
+    assert "1.674 PFLOP" in lines
+    assert "64.0 steps" in lines
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("options", "message"),
     [
-        ({"contrast": {"queue_size": 10**12}}, r"of which queue 3\.1 PB, .*: lower pretraining\.contrast\.queue_size"),
-        (
-            {"model": {"hidden": 2**17, "heads": 8, "layers": 1000}},
-            r"moments .* TB, .*: lower pretraining\.model",
-        ),
+        ({"gpu": "abacus"}, "gpu 'abacus' is not known: give one of A100, B200, H100"),
+        ({"gpus": 0}, r"gpus 0: give 1 to 256 \(pretraining\.batches\.virtual_shards\)"),
+        ({"gpus": 257}, "gpus 257: give 1 to 256"),
     ],
 )
-def test_a_run_that_no_memory_holds_is_refused_before_anything_is_allocated(changes, said):
+def test_unknown_gpu_or_impossible_number_of_gpus_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        plan.plan(load_config("base"), XLMR_VOCABULARY, **options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"contrast": {"queue_size": 10**12}},
+            r"of which queue 3,096,000\.0 GB, .*: lower pretraining\.contrast\.queue_size",
+        ),
+        ({"model": {"hidden": 2**17, "heads": 8, "layers": 1000}}, r"moments .* GB, .*: lower pretraining\.model"),
+    ],
+)
+def test_run_that_no_memory_can_hold_is_refused_before_anything_is_allocated(changes, message):
     config = PretrainingConfig.parse(changes)
 
-    with pytest.raises(ConfigError, match=said):
-        plan.check_memory(config, EncoderSize.of(config.model, WORDS), 256e9)
+    with pytest.raises(ConfigError, match=message):
+        plan.check_memory(config, EncoderSize.of(config.model, XLMR_VOCABULARY), 256e9)
