@@ -33,7 +33,7 @@ GPU_TILE = 128  # rows of a tile of matrix products on GPUs
 
 
 class InfoXLMLearner(Learner):
-    """The query encoder with its objectives. XLCO brings the key encoder and the queue."""
+    """Trains the query encoder on the enabled objectives. The objective XLCO has the key encoder and the queue."""
 
     module: InfoXLM
 
@@ -64,11 +64,10 @@ class InfoXLMLearner(Learner):
         return next(objective for objective in self.objectives if isinstance(objective, XLCO))
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[PackedBatch]:
+        my_shards = self.shares[distributed.rank()]
         # Dropout is drawn for each micro-batch, so a micro-batch must not depend on the number of workers.
         by_shard = self.config.model.dropout > 0
-        shard_ranges = [self.shares[distributed.rank()]]
-        if by_shard:
-            shard_ranges = [range(shard, shard + 1) for shard in shard_ranges[0]]
+        shard_ranges = [range(shard, shard + 1) for shard in my_shards] if by_shard else [my_shards]
         batches: list[PackedBatch] = []
         for shard_range in shard_ranges:
             batches += self._draw_batches(step, step + skipped, shard_range)
@@ -137,10 +136,13 @@ class InfoXLMLearner(Learner):
         sums = {"by_group": by_group}
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):
-            outputs = self.module(batch, self._scale(batch, scales))
+            outputs = self.module(batch, self._scale_of_targets(batch, scales))
         if outputs.losses is not None:
-            lm_losses = {"mlm": outputs.losses[: batch.mlm_targets], "tlm": outputs.losses[batch.mlm_targets :]}
-            for name, losses in lm_losses.items():
+            losses_by_objective = {
+                "mlm": outputs.losses[: batch.mlm_targets],
+                "tlm": outputs.losses[batch.mlm_targets :],
+            }
+            for name, losses in losses_by_objective.items():
                 if name in self.weights.by_name:
                     sums[name] = losses.sum()
             loss = loss + outputs.loss
@@ -153,15 +155,15 @@ class InfoXLMLearner(Learner):
         return loss, sums
 
     def _idle_loss(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
-        """Return a loss of weight 0 that takes part in the other workers' communication."""
-        keys = self.xlco.new_keys if self.has_contrast else []
-        key_count = len(keys)
+        """Return a loss of weight 0, computed to take part in the communication of the other workers."""
+        new_keys = self.xlco.new_keys if self.has_contrast else []
+        key_count = len(new_keys)
         loss, _ = self.losses(replace(batch, idle=False), dict.fromkeys(scales, 0.0))
-        del keys[key_count:]
+        del new_keys[key_count:]  # an idle batch must not enter the queue
         return loss
 
-    def _scale(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
-        """Return the factor of each target in the loss (N,): MLM's first, then TLM's."""
+    def _scale_of_targets(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
+        """Return the factor (N,) of each target in the loss. The targets of MLM come first."""
         dtype = self.module.encoder.token_embedding.weight.dtype
         scale = torch.full((len(batch.target_ids),), scales.get("tlm", 0.0), dtype=dtype, device=self.device)
         scale[: batch.mlm_targets] = scales.get("mlm", 0.0)
@@ -170,11 +172,11 @@ class InfoXLMLearner(Learner):
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
         figures = {}
         by_language: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # sum and number of losses
-        for group, losses in zip(self.sampler.groups, sums["by_group"].T, strict=True):
+        for group, (loss_sum, loss_count) in zip(self.sampler.groups, sums["by_group"].T, strict=True):
             objective_and_language, _, _ = group.rpartition("/")
-            by_language[objective_and_language] += losses
-            if losses[1]:
-                figures[f"targets/{group}"] = float(losses[1])
+            by_language[objective_and_language] += (loss_sum, loss_count)
+            if loss_count:
+                figures[f"targets/{group}"] = float(loss_count)
         for objective_and_language, (loss_sum, loss_count) in by_language.items():
             if loss_count:
                 figures[f"loss_{objective_and_language}"] = float(loss_sum / loss_count)
@@ -191,19 +193,19 @@ class InfoXLMLearner(Learner):
 
     def _fill_queue(self) -> None:
         """Fill the queue with the keys of K samples, from a random stream that training batches do not use."""
-        size = self.config.contrast.queue_size
-        samples = self.config.batches.global_batch_size
+        queue_size = self.config.contrast.queue_size
+        samples_per_draw = self.config.batches.global_batch_size
         my_shards = self.shares[distributed.rank()]
-        for number in range(math.ceil(size / samples)):
+        for number in range(math.ceil(queue_size / samples_per_draw)):
             draw = self.sampler.draw(f"prefill {number}", my_shards, only="xlco")
             batches = micro_batches(draw, self.config.batches.micro_batch_size)
             for batch in self._add_idle_batches(batches, by_shard=False):
                 self.xlco.make_keys(batch.to(self.device))
                 if batch.idle:
                     self.xlco.new_keys.pop()
-            self.xlco.enqueue(self.config.contrast.start_step, limit=size - number * samples)
+            self.xlco.enqueue(self.config.contrast.start_step, limit=queue_size - number * samples_per_draw)
         self.xlco.queue.pointer.zero_()
-        logger.info("filled the queue with %d keys", size)
+        logger.info("filled the queue with %d keys", queue_size)
 
     def state(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -21,16 +21,16 @@ from infoxlm_core.tasks.retrieval.nearest import find_nearest
 from infoxlm_core.training import distributed, sharding
 from infoxlm_core.training.learner import autocast
 
-SEQUENCES = 64  # of one forward pass
+BATCH_SEQUENCES = 64  # sequences of one forward pass
 
 
 class Probe:
     """Retrieval among the first held-out pairs of each language pair.
 
     Args:
-        shards: have the held-out pairs.
+        shards: the shards of the training, with its held-out pairs.
         count: number of pairs of each language pair.
-        max_tokens: to which each side is truncated.
+        max_tokens: number of tokens to which each side is truncated.
     """
 
     def __init__(self, shards: Shards, count: int, max_tokens: int) -> None:
@@ -54,29 +54,21 @@ class Probe:
         return {"probe/retrieval": fmean(scores.values()), **scores}
 
 
-@dataclass(frozen=True)
-class ProbeObserver:
-    """Scores the probe during a training, every `probe.every` steps."""
+def observe(probe: Probe, model: InfoXLM, config: PretrainingConfig, step: int) -> dict[str, float]:
+    """Return the scores of the probe every `probe.every` steps, and no scores after other steps."""
+    if step % config.probe.every:
+        return {}
+    score = partial(_score, probe, model, config)
+    if sharding.is_sharded(model):  # all workers must gather the shards
+        return score()
+    return distributed.on_first(score) or {}
 
-    probe: Probe
-    model: InfoXLM
-    config: PretrainingConfig
 
-    def __call__(self, step: int) -> dict[str, float]:
-        """Return the scores that are due after a step."""
-        if step % self.config.probe.every:
-            return {}
-        if sharding.is_sharded(self.model):  # all workers must call it
-            return self._score()
-        return distributed.on_first(self._score) or {}
-
-    def _score(self) -> dict[str, float]:
-        pooling = self.config.contrast.pooling
-        precision = self.config.model.precision
-        with sharding.gathered(self.model):
-            return self.probe.score(
-                self.model.encoder, self.model.contrast_layer, pooling, distributed.device(), precision
-            )
+def _score(probe: Probe, model: InfoXLM, config: PretrainingConfig) -> dict[str, float]:
+    with sharding.gathered(model):
+        return probe.score(
+            model.encoder, model.contrast_layer, config.contrast.pooling, distributed.device(), config.model.precision
+        )
 
 
 def _accuracy(queries: Tensor, candidates: Tensor) -> float:
@@ -99,7 +91,7 @@ def _read_first_pairs(
 def _find_distinct_pairs(tables: Sequence[Pairs], max_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield the table number and row of each pair that shares no sentence with an earlier one.
 
-    With two equal sentences, either would be a right answer.
+    If a sentence occurred twice, two answers would be right.
     """
     source_sentences: set[bytes] = set()
     target_sentences: set[bytes] = set()
@@ -122,10 +114,13 @@ def _read_bytes(table: Table, row: int, max_tokens: int) -> bytes:
 def _encode(
     encoder: Encoder, side: Sequences, layer: int, pooling: str, device: torch.device, precision: str
 ) -> Tensor:
-    """Return unit vectors (N, d) of N sentences. Compute in the precision of training, because other workers wait."""
+    """Return unit vectors (N, d) of N sentences.
+
+    They are computed in the precision of the training, which is faster than fp32, because the other workers wait.
+    """
     vectors = []
-    for start in range(0, len(side.lengths), SEQUENCES):
-        batch = side[start : start + SEQUENCES]
+    for start in range(0, len(side.lengths), BATCH_SEQUENCES):
+        batch = side[start : start + BATCH_SEQUENCES]
         lengths = batch.lengths.tolist()
         ids = devices.send(torch.from_numpy(batch.flat), device)  # (T,) tokens of all sentences end to end
         position_ids = devices.send(torch.from_numpy(number_positions(batch.lengths)), device)  # (T,)

@@ -1,6 +1,5 @@
 """Objectives on the sentence vectors of translation pairs: XLCO, and the class that others would derive from."""
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -24,8 +23,7 @@ from infoxlm_core.model.objectives import (
 from infoxlm_core.training import distributed, sharding
 from infoxlm_core.training.learner import autocast
 
-logger = logging.getLogger(__name__)
-STATISTICS_ROWS = 4096  # negatives from which mean and spread of the logits are estimated
+STATISTICS_ROWS = 4096  # negatives whose logits give the logged mean and spread: all of them would take longer
 
 
 class SentenceObjective(ABC):
@@ -191,12 +189,10 @@ class XLCO(SentenceObjective):
         }
 
     def state(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = {}
-        for name, parameter in self.key_encoder.named_parameters():
-            tensors[f"key_encoder/{name}"] = parameter
-        for name, tensor in self.queue.state().items():
-            tensors[f"queue/{name}"] = tensor
-        return tensors
+        weights: dict[str, Tensor] = {
+            f"key_encoder/{name}": weight for name, weight in self.key_encoder.named_parameters()
+        }
+        return weights | {f"queue/{name}": tensor for name, tensor in self.queue.state().items()}
 
 
 SENTENCE_OBJECTIVES: tuple[type[SentenceObjective], ...] = (XLCO,)

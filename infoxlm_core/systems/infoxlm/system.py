@@ -1,6 +1,7 @@
 """InfoXLM (Chi et al. 2021) and its ablations: XLM-R's encoder on MLM, TLM and XLCO."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 from infoxlm_core import manifests
@@ -15,7 +16,7 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.plan import check_memory
-from infoxlm_core.systems.infoxlm.probe import Probe, ProbeObserver
+from infoxlm_core.systems.infoxlm.probe import Probe, observe
 from infoxlm_core.systems.system import Observe, System
 from infoxlm_core.training import distributed
 
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class InfoXLMSystem(System):
-    """InfoXLM as a system."""
+    """InfoXLM as a system, exported as Hugging Face's `XLMRobertaForMaskedLM` or in the class of its start."""
 
     def build(self, config: PretrainingConfig, shards: Shards) -> InfoXLM:
         return build(config, shards)
@@ -49,11 +50,11 @@ class InfoXLMSystem(System):
         pretrained.export(model, shards.directory / "tokenizer", directory, start, shards.prefix)
 
     def observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
-        """Return the function that scores the probe every `probe.every` steps, or None if there is nothing to score."""
+        """Return the function that scores the probe, or None if the probe is off or has no pairs."""
         probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
         if not config.probe.every or not probe.pairs:
             return None
-        return ProbeObserver(probe, learner.module, config)
+        return partial(observe, probe, learner.module, config)
 
     def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
         _check_size(directory, pretrained.size_of(directory), config)
@@ -77,11 +78,11 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
     model = InfoXLM.of(config, size)
     initialise(model, config.seed)
     if start:
-        optional: tuple[str, ...] = ("projection",)
+        optional_weights: tuple[str, ...] = ("projection",)
         if model.head is not None and not pretrained.has_masked_lm_head(start):
-            optional = ("projection", "head.")
+            optional_weights = ("projection", "head.")
             logger.warning("%s has no masked-LM head: MLM and TLM train a new one with random weights", start)
-        pretrained.load_into(model, start, optional)
+        pretrained.load_into(model, start, optional_weights)
     return model.to(distributed.device())
 
 

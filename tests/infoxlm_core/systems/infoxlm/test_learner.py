@@ -1,4 +1,4 @@
-"""Contrast in the step: the queue's place in it, and every switch of it (items A8, A10 - A13, A27)."""
+"""Contrast in the step: its loss, the queue and the key encoder, and every switch (items A8, A10, A12, A13, A27)."""
 
 from collections import Counter
 
@@ -16,255 +16,217 @@ from infoxlm_core.systems.infoxlm.system import build
 from infoxlm_core.training import distributed, optimizer, tracker
 from infoxlm_core.training.state import Progress
 from infoxlm_core.training.step import train_step
-from tests.helpers.curves import losses
 from tests.toys.pretraining import VOCABULARY, tiny_config
+
+ONLY_CONTRAST = {"objectives": {"mlm": 0, "tlm": 0}, "batches": {"micro_batch_size": 8}}
 
 
 @pytest.fixture
 def learner_of(tiny_shards):
-    def make(**changes) -> InfoXLMLearner:
-        config, shards = tiny_config(**changes), open_shards(tiny_shards)
+    """Return a function that makes a learner by changes of the tiny config."""
+
+    def create(**changes) -> InfoXLMLearner:
+        config = tiny_config(**changes)
+        shards = open_shards(tiny_shards)
         learner = InfoXLMLearner(config, build(config, shards), shards)
-        with torch.no_grad():  # first weights are so small that all vectors look alike
+        with torch.no_grad():  # initial weights are so small that all vectors look alike
             for parameter in learner.module.parameters():
                 parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
         learner.after_step(0)
         return learner
 
-    return make
+    return create
 
 
-def step(learner: InfoXLMLearner, number: int = 0) -> dict[str, float]:
+def take_steps(learner: InfoXLMLearner, count: int = 1, step: int = 0) -> dict[str, float]:
+    """Take optimizer steps from `step` on, and return the metrics of the last one."""
     adam = optimizer.make_adamw(learner.module.parameters(), learner.config.optimization)
-    return train_step(learner, adam, learner.config.optimization, Progress(step=number), learner.batches(number))[0]
-
-
-ALONE = {"objectives": {"mlm": 0, "tlm": 0}, "batches": {"micro_batch_size": 8}}
-
-
-def by_hand(
-    learner: InfoXLMLearner, queries: torch.Tensor, keys: torch.Tensor, negatives: torch.Tensor
-) -> torch.Tensor:
-    """-q.k / tau + logsumexp over the key and the negatives, item by item."""
-    tau = learner.config.contrast.temperature
-    positive = (queries * keys).sum(1) / tau
-    return torch.logsumexp(torch.cat([positive[:, None], queries @ negatives.T / tau], 1), 1) - positive
+    progress = Progress(step=step)
+    for _ in range(count):
+        batches = learner.batches(progress.step)
+        metrics, _ = train_step(learner, adam, learner.config.optimization, progress, batches)
+    return metrics
 
 
 @torch.no_grad()
-def vectors(learner: InfoXLMLearner) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_queries_and_keys(learner: InfoXLMLearner) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the queries and keys (B, d) of the only micro-batch of step 0."""
     (batch,) = learner.batches(0)
-    return learner.module(batch).queries, learner.xlco.key_encoder(
-        batch.key_ids, batch.key_positions, batch.key_lengths
-    )
+    keys = learner.xlco.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
+    return learner.module(batch).queries, keys
 
 
 @pytest.mark.usefixtures("in_fp64")
 @pytest.mark.item("A1")
-def test_the_loss_of_a_step_is_the_mean_of_the_formula(learner_of):
-    learner = learner_of(**ALONE, contrast={"false_negatives": "off"})
-    queries, keys = vectors(learner)
-    expected = by_hand(learner, queries, keys, learner.xlco.queue.rows.clone()).mean()
+def test_loss_of_a_step_is_the_mean_of_the_formula(learner_of):
+    learner = learner_of(**ONLY_CONTRAST, contrast={"false_negatives": "off"})
+    queries, keys = compute_queries_and_keys(learner)
+    temperature = learner.config.contrast.temperature
+    positive = (queries * keys).sum(1) / temperature
+    negatives = queries @ learner.xlco.queue.rows.T / temperature
+    expected = (torch.logsumexp(torch.cat([positive[:, None], negatives], 1), 1) - positive).mean()
 
-    assert step(learner)["loss/xlco"] == pytest.approx(expected.item(), rel=1e-9)
-
-
-@pytest.mark.usefixtures("in_fp64")
-def test_symmetric_contrast_is_half_of_each_direction_and_enqueues_only_the_targets(learner_of):
-    learner = learner_of(**ALONE, contrast={"false_negatives": "off", "symmetric": True})
-    queries, keys = vectors(learner)  # 8 items, then the same 8 from the other side
-    rows = learner.xlco.queue.rows.clone()
-    expected = by_hand(learner, queries, keys, rows).view(2, 8).mean()
-    forward = by_hand(learner, queries[:8], keys[:8], rows).mean()
-
-    figures = step(learner)
-
-    assert figures["loss/xlco"] == pytest.approx(expected.item(), rel=1e-9)
-    assert expected.item() != pytest.approx(forward.item(), rel=1e-6)
-    replaced = (learner.xlco.queue.rows != rows).any(1)
-    assert replaced.sum() == 8 and replaced[:8].all()
+    assert take_steps(learner)["loss/xlco"] == pytest.approx(expected.item(), rel=1e-9)
 
 
 @pytest.mark.usefixtures("in_fp64")
-def test_in_batch_negatives_are_the_other_keys_of_the_micro_batch(learner_of):
-    learner = learner_of(**ALONE, contrast={"false_negatives": "off", "in_batch_negatives": True})
-    queries, keys = vectors(learner)
-    others = [keys[[j for j in range(8) if j != i]] for i in range(8)]
-    expected = torch.cat(
-        [
-            by_hand(learner, queries[i : i + 1], keys[i : i + 1], torch.cat([learner.xlco.queue.rows, others[i]]))
-            for i in range(8)
-        ]
-    ).mean()
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_in_batch_negatives_symmetry_and_margin_follow_their_formula(learner_of, symmetric):
+    switches = {"false_negatives": "off", "in_batch_negatives": True, "margin": 0.3, "symmetric": symmetric}
+    learner = learner_of(**ONLY_CONTRAST, contrast=switches)
+    queries, keys = compute_queries_and_keys(learner)  # with `symmetric` 8 items, then the same 8 from the other side
+    temperature = learner.config.contrast.temperature
+    queue = learner.xlco.queue.rows.clone()
+    item_losses = []
+    for row in range(len(queries)):
+        other_items = [other for other in range(len(queries)) if other % 8 != row % 8]
+        positive = (queries[row] @ keys[row] - 0.3) / temperature
+        negatives = torch.cat([queue, keys[other_items]]) @ queries[row] / temperature
+        item_losses.append(torch.logsumexp(torch.cat([positive[None], negatives]), 0) - positive)
+    similarity = ((queries * keys).sum(1) / temperature).mean()
 
-    assert step(learner)["loss/xlco"] == pytest.approx(expected.item(), rel=1e-9)
+    metrics = take_steps(learner)
 
-
-@pytest.mark.usefixtures("in_fp64")
-def test_the_margin_applies_to_the_translations_of_both_directions_and_not_to_the_logged_similarity(learner_of):
-    switches = {"false_negatives": "off", "symmetric": True, "in_batch_negatives": True}
-    learner = learner_of(**ALONE, contrast={**switches, "margin": 0.3})
-    queries, keys = vectors(learner)  # 8 items, then the same 8 from the other side
-    tau, rows = learner.config.contrast.temperature, learner.xlco.queue.rows.clone()
-    losses = []
-    for i in range(16):
-        sides_of_item_i = (i, (i + 8) % 16)
-        others = [j for j in range(16) if j not in sides_of_item_i]
-        translation = (queries[i] @ keys[i] - 0.3) / tau
-        negatives = torch.cat([rows, keys[others]]) @ queries[i] / tau
-        losses.append(torch.logsumexp(torch.cat([translation[None], negatives]), 0) - translation)
-    expected = torch.stack(losses).mean()
-    similarity = ((queries * keys).sum(1) / tau).mean()
-
-    figures = step(learner)
-
-    assert figures["loss/xlco"] == pytest.approx(expected.item(), rel=1e-9)
-    assert figures["xlco/positive_logit"] == pytest.approx(similarity.item(), rel=1e-9)
+    assert len(queries) == (16 if symmetric else 8)
+    assert metrics["loss/xlco"] == pytest.approx(torch.stack(item_losses).mean().item(), rel=1e-9)
+    assert metrics["xlco/positive_logit"] == pytest.approx(similarity.item(), rel=1e-9)  # without the margin
+    is_replaced = (learner.xlco.queue.rows != queue).any(1)
+    assert is_replaced.tolist() == [True] * 8 + [False] * 24  # only the keys of the first direction
 
 
 @pytest.mark.item("A10")
-@pytest.mark.parametrize("size", [5, 8, 32, 37])
-def test_the_queue_begins_with_as_many_real_keys_as_it_has_rows(learner_of, size):
+@pytest.mark.parametrize("size", [5, 37])
+def test_queue_starts_with_real_keys_in_all_its_rows(learner_of, size):
     learner = learner_of(contrast={"queue_size": size})
-    expected = []
+    other_learner = learner_of(contrast={"queue_size": 64})
+    keys = []
     for number in range(-(-size // 8)):  # the reserved stream, one global batch after the other
         for batch in micro_batches(learner.sampler.draw(f"prefill {number}", range(4), only="xlco"), 4):
-            expected.append(learner.xlco.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths))
+            keys.append(learner.xlco.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths))
 
-    assert torch.equal(learner.xlco.queue.rows, torch.cat(expected)[:size])
-    assert learner.xlco.queue.pointer == 0 and (learner.xlco.queue.sentence_ids != 0).all()
-    other = learner_of(contrast={"queue_size": 64})
-    assert all(torch.equal(a.ids, b.ids) for a, b in zip(learner.batches(0), other.batches(0), strict=True))
-    step(learner)
+    assert torch.equal(learner.xlco.queue.rows, torch.cat(keys)[:size])
+    assert learner.xlco.queue.pointer == 0
+    assert (learner.xlco.queue.sentence_ids != 0).all()
+    batches = zip(learner.batches(0), other_learner.batches(0), strict=True)
+    assert all(torch.equal(batch.ids, other_batch.ids) for batch, other_batch in batches)
+    take_steps(learner)
     assert learner.xlco.queue.rows.shape == (size, 16)
 
 
 @pytest.mark.usefixtures("in_fp64")
 @pytest.mark.item("A13")
-def test_only_when_keys_are_enqueued_once_a_step_does_the_micro_batch_not_matter(learner_of):
-    def losses_of(enqueue: str) -> list[float]:
-        return [
-            step(learner_of(objectives={"mlm": 0, "tlm": 0}, batches={"micro_batch_size": size},
-                            contrast={"enqueue": enqueue}))["loss/xlco"]
-            for size in (8, 2)
-        ]  # fmt: skip
+def test_loss_depends_on_the_micro_batch_only_if_keys_are_enqueued_with_it(learner_of):
+    losses = {}
+    for enqueue in ("step", "micro_batch"):  # the released code enqueues with each micro-batch
+        for size in (8, 2):
+            batches = {"micro_batch_size": size}
+            learner = learner_of(objectives={"mlm": 0, "tlm": 0}, batches=batches, contrast={"enqueue": enqueue})
+            losses[enqueue, size] = take_steps(learner)["loss/xlco"]
 
-    whole, split = losses_of("step")
-    assert split == pytest.approx(whole, rel=1e-9)
-    whole, split = losses_of("micro_batch")  # the released code: keys of one micro-batch are negatives of the next
-    assert split != pytest.approx(whole, rel=1e-5)
+    assert losses["step", 2] == pytest.approx(losses["step", 8], rel=1e-9)
+    assert losses["micro_batch", 2] != pytest.approx(losses["micro_batch", 8], rel=1e-5)
 
 
 @pytest.mark.item("A12")
 @pytest.mark.parametrize("false_negatives", ["overlap", "exact"])
-def test_a_corpus_smaller_than_the_queue_stays_finite_and_no_pair_is_its_own_negative(learner_of, false_negatives):
-    learner = learner_of(
-        contrast={"queue_size": 512, "false_negatives": false_negatives, "mixup": 0.0}, optimization={"steps": 40}
-    )  # 130 pairs: the queue holds each about four times, 40 steps of 8 are two epochs
+def test_corpus_smaller_than_the_queue_has_finite_losses_and_excludes_equal_pairs(learner_of, false_negatives):
+    contrast = {"queue_size": 512, "false_negatives": false_negatives, "mixup": 0.0}
+    learner = learner_of(contrast=contrast, optimization={"steps": 40})
 
-    for number in range(40):
-        assert np.isfinite(step(learner, number)["loss/xlco"])
+    for step in range(40):  # two epochs of 130 pairs; the queue holds each pair about four times
+        assert np.isfinite(take_steps(learner, step=step)["loss/xlco"])
+
     batch = learner.batches(40)[0]
     excluded = learner.xlco.exclude(batch.sentence_ids, learner.xlco.queue.sentence_ids)
-    for row, mine in zip(excluded, batch.sentence_ids, strict=True):
-        assert row.tolist() == [mine[0].item() in kept for kept in learner.xlco.queue.sentence_ids.tolist()]
+    queue_ids = learner.xlco.queue.sentence_ids[:, 0]
+    assert torch.equal(excluded, batch.sentence_ids[:, :1] == queue_ids)
     assert excluded.any()
 
 
-def test_corrupted_views_hide_a_share_of_their_tokens_and_ask_for_none(tiny_shards):
-    changes = {"batches": {"global_batch_size": 400, "virtual_shards": 1}}
-    plain, corrupted = (
-        Sampler(open_shards(tiny_shards), tiny_config(contrast={"corruption": share}, **changes)).draw(0, range(1))
-        for share in (0.0, 0.15)
-    )
+def test_corrupted_views_mask_a_share_of_their_tokens_without_targets(tiny_shards):
+    batches = {"global_batch_size": 400, "virtual_shards": 1}
+    draws = []
+    for share in (0.0, 0.15):
+        config = tiny_config(contrast={"corruption": share}, batches=batches)
+        draws.append(Sampler(open_shards(tiny_shards), config).draw(0, range(1)))
+    clean, corrupted = draws
 
-    for before, after in ((plain.xlco.queries, corrupted.xlco.queries), (plain.xlco.keys, corrupted.xlco.keys)):
-        changed = (before.flat != after.flat).mean()
-        assert changed == pytest.approx(0.15 * 0.9, abs=0.02)  # a tenth of the chosen stay as they are
-        assert (after.flat == VOCABULARY - 1).mean() == pytest.approx(0.15 * 0.8, abs=0.02)
-    assert np.array_equal(plain.mlm.masked_ids, corrupted.mlm.masked_ids)
+    for name in ("queries", "keys"):
+        clean_ids = getattr(clean.xlco, name).flat
+        corrupted_ids = getattr(corrupted.xlco, name).flat
+        changed_share = (clean_ids != corrupted_ids).mean()
+        assert changed_share == pytest.approx(0.15 * 0.9, abs=0.02)  # a tenth of the chosen tokens stay as they are
+        assert (corrupted_ids == VOCABULARY - 1).mean() == pytest.approx(0.15 * 0.8, abs=0.02)
+    assert np.array_equal(clean.mlm.masked_ids, corrupted.mlm.masked_ids)
 
 
-def test_the_next_partner_is_always_the_pair_that_follows_in_the_file(tiny_shards):
+def test_next_partner_is_the_following_pair_of_the_file(tiny_shards):
     shards = open_shards(tiny_shards)
     sampler = Sampler(shards, tiny_config(contrast={"partner": "next"}))
-    following = {}
+    following_ids = {}
     for tables in shards.pairs.values():
         for table in tables:
             ids = table.read_pairs().sentence_ids
-            following |= dict(zip(ids.tolist(), np.roll(ids, -1).tolist(), strict=True))
+            following_ids |= dict(zip(ids.tolist(), np.roll(ids, -1).tolist(), strict=True))
 
-    sentence_ids = [pair for number in range(5) for pair in sampler.draw(number, range(4)).xlco.sentence_ids.tolist()]
+    for step in range(5):
+        for sentence_id, partner_id in sampler.draw(step, range(4)).xlco.sentence_ids.tolist():
+            assert following_ids[sentence_id] == partner_id
 
-    assert all(following[mine] == partner for mine, partner in sentence_ids)
 
-
-def test_contrast_may_start_later_with_a_fresh_copy_and_a_full_queue(tiny_shards, tmp_path):
+def test_contrast_that_starts_later_has_a_full_queue(tiny_shards, tmp_path):
     config = tiny_config(contrast={"start_step": 3})
     pretrain(config, tiny_shards, tmp_path / "out", tmp_path / "run")
 
     points = dict(tracker.read(tmp_path / "run" / tracker.METRICS))
-    assert ["loss/xlco" in points[number] for number in range(1, 7)] == [False] * 3 + [True] * 3
+    assert ["loss/xlco" in points[step] for step in range(1, 7)] == [False] * 3 + [True] * 3
     assert points[4]["queue/age"] == 0.75  # 8 keys of this step, 24 of the start, one step ago
 
 
 @pytest.mark.item("A27")
-@pytest.mark.parametrize(
-    "switch", [{"momentum": 0.0}, {"mixup": 0.0}, {"layer": 2}], ids=["-Momentum", "-Mixup", "-Universal"]
-)
-def test_the_ablations_run_by_one_switch_and_repeat_themselves(tiny_shards, tmp_path, switch):
-    for name, changes in (("first", switch), ("second", switch), ("plain", {})):
-        pretrain(tiny_config(contrast=changes), tiny_shards, tmp_path / name / "out", tmp_path / name)
+def test_each_ablation_is_one_setting_that_changes_the_losses(learner_of):
+    switches = {"InfoXLM": {}, "-Momentum": {"momentum": 0.0}, "-Mixup": {"mixup": 0.0}, "-Universal": {"layer": 2}}
 
-    first, second, plain = (losses(tmp_path / name) for name in ("first", "second", "plain"))
-    assert first == second != plain
+    losses = {name: take_steps(learner_of(contrast=switch), count=3)["loss/xlco"] for name, switch in switches.items()}
 
-
-@pytest.mark.item("A27")
-def test_without_momentum_the_key_encoder_is_the_query_encoder_after_each_step(learner_of):
-    learner = learner_of(contrast={"momentum": 0.0})
-
-    step(learner)
-
-    queries = dict(learner.module.named_parameters())
-    assert all(torch.equal(key, queries[name]) for name, key in learner.xlco.key_encoder.named_parameters())
+    assert len(set(losses.values())) == 4
+    assert take_steps(learner_of(contrast={"mixup": 0.0}), count=3)["loss/xlco"] == losses["-Mixup"]
 
 
 @pytest.mark.item("A8")
-def test_a_skipped_step_moves_no_key_and_a_good_one_moves_it_once(learner_of):
+def test_skipped_step_leaves_the_key_encoder_and_a_good_step_updates_it_once(learner_of):
     learner = learner_of(contrast={"momentum": 0.9})
-    before = learner.xlco.key_encoder.projection.clone()
+    projection = learner.xlco.key_encoder.projection.clone()
 
     learner.after_step(1, good=False)
-    assert torch.equal(learner.xlco.key_encoder.projection, before)
-    step(learner)
+    assert torch.equal(learner.xlco.key_encoder.projection, projection)
+    take_steps(learner)
 
-    expected = before + 0.1 * (learner.module.projection.detach() - before)
+    expected = projection + 0.1 * (learner.module.projection.detach() - projection)
     torch.testing.assert_close(learner.xlco.key_encoder.projection, expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.usefixtures("in_fp64")
-def test_losses_by_language_add_up_to_the_loss(learner_of):
+@pytest.mark.parametrize(("objective", "groups_field"), [("mlm", "target_groups"), ("xlco", "view_groups")])
+def test_mean_of_the_losses_by_language_is_the_loss(learner_of, objective, groups_field):
     learner = learner_of()
-    batches = learner.batches(0)
-    figures = step(learner)
+    groups = torch.cat([getattr(batch, groups_field) for batch in learner.batches(0)])
+    metrics = take_steps(learner)
 
-    for objective, of in (("mlm", "target_groups"), ("xlco", "view_groups")):
-        named = {name: value for name, value in figures.items() if name.startswith(f"loss_{objective}/")}
-        groups = torch.cat([getattr(batch, of) for batch in batches])
-        counts = Counter()
-        for number, name in enumerate(learner.sampler.groups):
+    counts = Counter()
+    for number, group in enumerate(learner.sampler.groups):
+        if group.startswith(objective):
             count = (groups == number).sum().item()
-            counts[f"loss_{name.rpartition('/')[0]}"] += count
-            if name.startswith(objective):
-                assert figures.get(f"targets/{name}", 0) == count
-        total = sum(counts[name] for name in named)
-        mean = sum(counts[name] * value for name, value in named.items()) / total
-        assert len(named) == 2 and mean == pytest.approx(figures[f"loss/{objective}"], rel=1e-9)
+            counts[f"loss_{group.rpartition('/')[0]}"] += count
+            assert metrics.get(f"targets/{group}", 0) == count
+    loss_by_language = {name: value for name, value in metrics.items() if name.startswith(f"loss_{objective}/")}
+    assert len(loss_by_language) == 2
+    mean = sum(counts[name] * loss for name, loss in loss_by_language.items()) / counts.total()
+    assert mean == pytest.approx(metrics[f"loss/{objective}"], rel=1e-9)
 
 
-def test_a_training_in_bf16_on_batches_for_a_gpu_follows_that_in_fp32(learner_of, monkeypatch, caplog):
-    def figures(precision: str, aligned: bool) -> list[dict[str, float]]:
+def test_bf16_training_on_batches_for_a_gpu_follows_fp32_training(learner_of, monkeypatch, caplog):
+    def train(precision: str, is_aligned: bool) -> list[dict[str, float]]:
         learner = learner_of(
             optimization={"learning_rate": 0.1, "warmup_steps": 0},
             model={"layers": 2, "hidden": 16, "ffn": 32, "heads": 2, "max_tokens": 32, "precision": precision},
@@ -273,40 +235,46 @@ def test_a_training_in_bf16_on_batches_for_a_gpu_follows_that_in_fp32(learner_of
             for parameter in learner.module.parameters():
                 parameter.mul_(0.4)
         adam = optimizer.make_adamw(learner.module.parameters(), learner.config.optimization)
-        progress, found = Progress(), []
+        progress = Progress()
+        curve = []
         for _ in range(8):
-            batches = [batch.aligned(16, 1) if aligned else batch for batch in learner.batches(0)]
-            found.append(train_step(learner, adam, learner.config.optimization, progress, batches)[0])
-        return found
+            batches = [batch.aligned(16, 1) if is_aligned else batch for batch in learner.batches(0)]
+            curve.append(train_step(learner, adam, learner.config.optimization, progress, batches)[0])
+        return curve
 
     monkeypatch.setattr(devices, "cpu_multiplies_bf16", lambda: False)
-    plain = figures("auto", aligned=False)
+    fp32_curve = train("auto", is_aligned=False)
     assert "no instructions" not in caplog.text
-    half = figures("bf16", aligned=True)
+    bf16_curve = train("bf16", is_aligned=True)
 
     assert "no instructions" in caplog.text
-    losses, in_half = ([row["loss/mlm"] for row in rows] for rows in (plain, half))
-    assert losses[-1] < 0.95 * losses[0]
-    assert in_half == pytest.approx(losses, rel=0.0015)  # 0.0055 if layers kept their first weights
+    fp32_losses = [metrics["loss/mlm"] for metrics in fp32_curve]
+    bf16_losses = [metrics["loss/mlm"] for metrics in bf16_curve]
+    assert fp32_losses[-1] < 0.95 * fp32_losses[0]
+    assert bf16_losses == pytest.approx(fp32_losses, rel=0.0015)  # 0.0055 if layers kept their initial weights
     # the first gradient: some 16 roundings a layer, forward and backward, each off by 2^-9 / sqrt(3) on average
-    norms = [rows[0]["gradient_norm"] for rows in (plain, half)]
-    assert norms[0] != norms[1] == pytest.approx(norms[0], rel=32**0.5 * 2**-9 / 3**0.5)
+    fp32_norm = fp32_curve[0]["gradient_norm"]
+    bf16_norm = bf16_curve[0]["gradient_norm"]
+    assert bf16_norm != fp32_norm
+    assert bf16_norm == pytest.approx(fp32_norm, rel=32**0.5 * 2**-9 / 3**0.5)
 
 
 @pytest.mark.usefixtures("in_fp64")
-def test_with_dropout_too_the_samples_and_losses_do_not_depend_on_the_workers(tiny_shards, monkeypatch):
-    config, shards = tiny_config(model={"dropout": 0.2}), open_shards(tiny_shards)
+def test_losses_with_dropout_do_not_depend_on_the_number_of_workers(tiny_shards, monkeypatch):
+    config = tiny_config(model={"dropout": 0.2})
+    shards = open_shards(tiny_shards)
     learner = InfoXLMLearner(config, build(config, shards), shards)
     learner.after_step(0)
     scales = dict.fromkeys(learner.weights.by_name, 1.0)
 
-    def total(count: int) -> float:
-        monkeypatch.setattr(distributed, "world_size", lambda: count)
+    losses = []
+    for worker_count in (1, 2, 4):
+        monkeypatch.setattr(distributed, "world_size", lambda count=worker_count: count)
         learner.shares = distributed.shares(config.batches.virtual_shards)  # as a learner of so many workers has
         loss = 0.0
-        for rank in range(count):
+        for rank in range(worker_count):
             monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
             loss += sum(learner.losses(batch, scales)[1]["mlm"].item() for batch in learner.batches(0))
-        return loss
+        losses.append(loss)
 
-    assert total(1) == pytest.approx(total(2), rel=1e-9) == pytest.approx(total(4), rel=1e-9)
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-9)

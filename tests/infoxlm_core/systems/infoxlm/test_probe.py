@@ -11,74 +11,73 @@ from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.writing import write_table
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.systems.infoxlm import probe
 from infoxlm_core.systems.infoxlm.probe import Probe
-from infoxlm_core.tasks.retrieval.nearest import find_nearest
 from infoxlm_core.training import tracker
 from tests.toys.pretraining import VOCABULARY, make_pairs, tiny_config, write_shards
 
 
 @pytest.fixture
-def with_held_out(tmp_path):
-    """Tiny shards and ten held-out pairs: five whose translation is the sentence itself, five swapped about."""
+def shards_with_pairs(tmp_path):
+    """Return tiny shards with ten held-out pairs: five of equal sentences, and five whose targets are rotated."""
     directory = write_shards(tmp_path / "shards", {"one": 40})
-    manifest = manifests.load(directory)
-    rows = np.arange(4, 34).reshape(10, 3)
-    turned = np.concatenate([rows[:5], rows[[6, 7, 8, 9, 5]]])
-    pairs = make_pairs(rows.ravel(), turned.ravel(), np.full(10, 3), np.arange(10))
-    stem = "held_out/en-de/kept"
-    manifest["facts"]["tables"][stem] = write_table(directory, stem, [pairs])
-    manifests.write(directory, "shards", manifest["facts"])
+    facts = manifests.load(directory)["facts"]
+    sources = np.arange(4, 34).reshape(10, 3)
+    targets = np.concatenate([sources[:5], sources[[6, 7, 8, 9, 5]]])
+    pairs = make_pairs(sources.ravel(), targets.ravel(), np.full(10, 3), np.arange(10))
+    name = "held_out/en-de/kept"
+    facts["tables"][name] = write_table(directory, name, [pairs])
+    manifests.write(directory, "shards", facts)
     return directory
 
 
-def test_it_counts_the_sentences_whose_translation_is_nearest(with_held_out):
+@pytest.fixture
+def encoder() -> Encoder:
     encoder = Encoder(EncoderSize(VOCABULARY, layers=2, hidden=16, ffn=32, heads=2, positions=34))
     initialise(encoder, seed=1)
-    opened = open_shards(with_held_out)
+    return encoder
 
-    assert Probe(opened, 10, 12).score(encoder, 1, "mean", torch.device("cpu")) == {
+
+CPU = torch.device("cpu")
+
+
+def test_score_is_the_share_of_sentences_whose_translation_is_nearest(shards_with_pairs, encoder):
+    shards = open_shards(shards_with_pairs)
+
+    assert Probe(shards, 10, 12).score(encoder, 1, "mean", CPU) == {
         "probe/retrieval": 0.5, "probe/retrieval/en-de": 0.5
     }  # fmt: skip
-    assert Probe(opened, 5, 12).score(encoder, 2, "mean", torch.device("cpu"))["probe/retrieval"] == 1.0
+    assert Probe(shards, 5, 12).score(encoder, 2, "mean", CPU)["probe/retrieval"] == 1.0
 
 
-def test_pairs_that_share_a_side_are_no_two_questions(with_held_out):
-    opened = open_shards(with_held_out)
-    (pairs,) = opened.held_out["en-de"]
-    repeated = replace(opened, held_out={"en-de": [pairs, pairs]})
+def test_pairs_that_share_a_sentence_with_an_earlier_pair_are_left_out(shards_with_pairs):
+    shards = open_shards(shards_with_pairs)
+    (pairs,) = shards.held_out["en-de"]
+    repeated_shards = replace(shards, held_out={"en-de": [pairs, pairs]})
 
-    source, target = Probe(repeated, 15, 12).pairs["en-de"]
+    source, target = Probe(repeated_shards, 15, 12).pairs["en-de"]
 
     assert len(source.lengths) == len(target.lengths) == 10
-    assert len(Probe(repeated, 15, 2).pairs["en-de"][0].lengths) == 10
+    assert len(Probe(repeated_shards, 15, 2).pairs["en-de"][0].lengths) == 10
 
 
-def test_it_computes_in_the_precision_of_the_training_and_searches_in_fp32(with_held_out, monkeypatch):
-    encoder = Encoder(EncoderSize(VOCABULARY, layers=2, hidden=16, ffn=32, heads=2, positions=34))
-    initialise(encoder, seed=1)
-    kinds = []
-    encoder.layers[0].query.register_forward_hook(lambda *hooked: kinds.append(hooked[2].dtype))
-    monkeypatch.setattr(probe, "find_nearest", lambda a, b: kinds.extend([a.dtype, b.dtype]) or find_nearest(a, b))
+def test_vectors_are_computed_in_the_precision_of_the_training(shards_with_pairs, encoder):
+    dtypes = []
+    encoder.layers[0].query.register_forward_hook(lambda _module, _inputs, output: dtypes.append(output.dtype))
 
-    found = Probe(open_shards(with_held_out), 10, 12).score(encoder, 1, "mean", torch.device("cpu"), "bf16")
+    scores = Probe(open_shards(shards_with_pairs), 10, 12).score(encoder, 1, "mean", CPU, "bf16")
 
-    assert kinds == [torch.bfloat16] * 2 + [torch.float32] * 4
-    assert found["probe/retrieval"] == 0.5
+    assert dtypes == [torch.bfloat16] * 2
+    assert scores["probe/retrieval"] == 0.5
 
 
-def test_it_is_a_curve_of_the_run_and_changes_no_step(with_held_out, tmp_path, monkeypatch):
-    precisions, score = [], Probe.score
-    monkeypatch.setattr(Probe, "score", lambda *given: precisions.append(given[-1]) or score(*given))
+def test_probe_adds_a_curve_and_changes_no_loss(shards_with_pairs, tmp_path):
+    curves = {}
+    for every in (3, 0):
+        run = tmp_path / f"run {every}"
+        pretrain(tiny_config(probe={"every": every, "pairs": 10}), shards_with_pairs, tmp_path / f"out {every}", run)
+        curves[every] = [values for _, values in tracker.read(run / tracker.METRICS)]
 
-    def losses(every: int) -> list[dict]:
-        config = tiny_config(probe={"every": every, "pairs": 10})
-        pretrain(config, with_held_out, tmp_path / f"out {every}", tmp_path / f"run {every}")
-        return [values for _, values in tracker.read(tmp_path / f"run {every}" / tracker.METRICS)]
-
-    probed, plain = losses(3), losses(0)
-
-    assert ["probe/retrieval" in values for values in probed] == [False, False, True, False, False, True]
-    assert not any("probe/retrieval" in values for values in plain)
-    assert precisions == ["auto"] * 2  # of the config
-    assert [v["loss/mlm"].hex() for v in probed] == [v["loss/mlm"].hex() for v in plain]
+    has_score = ["probe/retrieval" in values for values in curves[3]]
+    assert has_score == [False, False, True, False, False, True]
+    assert not any("probe/retrieval" in values for values in curves[0])
+    assert [values["loss/mlm"] for values in curves[3]] == [values["loss/mlm"] for values in curves[0]]
