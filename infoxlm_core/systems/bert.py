@@ -5,7 +5,7 @@ Our corpora have no document boundaries, so 32 consecutive sentences of a corpus
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -22,9 +22,8 @@ from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, pool
 from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained
-from infoxlm_core.model.objectives import cross_entropy
-from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler
-from infoxlm_core.systems.text_learner import Loss, TargetStates, TextNetwork
+from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, pack_segments
+from infoxlm_core.systems.text_learner import TargetStates, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
 DOCUMENT_SENTENCES = 32
@@ -101,18 +100,18 @@ class BERTSampler(TextSampler):
         first_parts = []
         second_parts = []
         labels = []
-        tables, rows = self.sampler.draw(self.samples_per_shard, rng)
-        for table, row in zip(tables.tolist(), rows.tolist(), strict=True):
-            pair = self._draw_pair(table, row, rng)
+        table_numbers, rows = self.sampler.draw(self.per_shard, rng)
+        for table_number, row in zip(table_numbers.tolist(), rows.tolist(), strict=True):
+            pair = self._draw_pair(table_number, row, rng)
             first_parts.append(pair.first)
             second_parts.append(pair.second)
             labels.append(pair.label)
-        first = _pack(first_parts)
-        second = _pack(second_parts)
+        first = pack_segments(first_parts)
+        second = pack_segments(second_parts)
         sequences = lay_out([first, second], self.vocabulary)  # [CLS] a [SEP] b [SEP]
         positions = number_positions(sequences.lengths)
-        second_starts = np.repeat(first.lengths + 2, sequences.lengths)  # (T,) 2: [CLS] and [SEP]
-        segments = (positions >= second_starts).astype(np.int64)  # (T,) token types: 0 in the first part, else 1
+        second_starts = np.repeat(first.lengths + 2, sequences.lengths)  # (T,) after [CLS], the first part and [SEP]
+        segments = (positions >= second_starts).astype(np.int64)  # (T,) 0 in the first part, 1 in the second
         masked_ids, target_rows = self.mask(sequences, mask_rng)
         return Samples(
             objective="mlm",
@@ -124,7 +123,7 @@ class BERTSampler(TextSampler):
             labels={"nsp": np.array(labels, np.int64)},
         )
 
-    def _draw_pair(self, table: int, row: int, rng: np.random.Generator) -> NextSentencePair:
+    def _draw_pair(self, table_number: int, row: int, rng: np.random.Generator) -> NextSentencePair:
         """Draw the two parts of a sample that starts at a sentence of a table.
 
         No sample starts with the last sentence of a document, unless it is the only one.
@@ -133,63 +132,60 @@ class BERTSampler(TextSampler):
         target_tokens = max_tokens
         if rng.random() < SHORT_SHARE:
             target_tokens = int(rng.integers(2, max_tokens + 1))
+        table = self.tables[table_number]
         document = row // DOCUMENT_SENTENCES
-        document_start, document_end = self._document_rows(table, document)
+        document_start, document_end = self._document_rows(table_number, document)
         start = max(document_start, min(row, document_end - 2))
-        end = _find_end(self.tables[table], start, document_end, target_tokens)
-        middle = end
-        if end - start > 1:
-            middle = int(rng.integers(start + 1, end))
-        is_random_continuation = end - start == 1 or rng.random() < 0.5
-        first_part = _read_tokens(self.tables[table], start, middle)
+        end = _find_end(table, start, document_end, target_tokens)
+        has_several_sentences = end - start > 1
+        middle = int(rng.integers(start + 1, end)) if has_several_sentences else end
+        is_random_continuation = not has_several_sentences or rng.random() < 0.5
+        first_part = _read_tokens(table, start, middle)
         if is_random_continuation:
-            second_part = self._draw_continuation(table, document, target_tokens - len(first_part), rng)
+            second_part = self._draw_continuation(table_number, document, target_tokens - len(first_part), rng)
         else:
-            second_part = _read_tokens(self.tables[table], middle, end)
+            second_part = _read_tokens(table, middle, end)
         first_part, second_part = truncate(first_part, second_part, max_tokens, rng)
         return NextSentencePair(first_part, second_part, int(is_random_continuation))
 
-    def _draw_continuation(self, table: int, document: int, tokens: int, rng: np.random.Generator) -> np.ndarray:
-        """Return about `tokens` tokens of another document of the same language, from a random sentence on."""
-        other_table, other_document = self._draw_other_document(table, document, rng)
+    def _draw_continuation(
+        self, table_number: int, document: int, token_count: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Return about `token_count` tokens of another document of the same language, from a random sentence on."""
+        other_table, other_document = self._draw_other_document(table_number, document, rng)
         document_start, document_end = self._document_rows(other_table, other_document)
         start = int(rng.integers(document_start, document_end))
-        end = _find_end(self.tables[other_table], start, document_end, tokens)
+        end = _find_end(self.tables[other_table], start, document_end, token_count)
         return _read_tokens(self.tables[other_table], start, end)
 
-    def _document_rows(self, table: int, document: int) -> tuple[int, int]:
+    def _document_rows(self, table_number: int, document: int) -> tuple[int, int]:
         """Return the first row of a document, and the row after its last row."""
         start = document * DOCUMENT_SENTENCES
-        return start, min(start + DOCUMENT_SENTENCES, len(self.tables[table]))
+        return start, min(start + DOCUMENT_SENTENCES, len(self.tables[table_number]))
 
-    def _draw_other_document(self, table: int, document: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Draw another document of the same language. Return its table, and its number in that table."""
-        tables = np.flatnonzero(self.language_of_table == self.language_of_table[table])
+    def _draw_other_document(self, table_number: int, document: int, rng: np.random.Generator) -> tuple[int, int]:
+        """Draw another document of the same language. Return the number of its table, and its number in the table."""
+        tables = np.flatnonzero(self.language_of_table == self.language_of_table[table_number])
         counts = self.document_counts[tables]
-        # Number all documents of the language, draw a number other than the current one, and find its table.
-        current = counts[tables < table].sum() + document
-        drawn = int(rng.integers(0, counts.sum() - 1))
-        if drawn >= current:
-            drawn += 1
-        index = int(np.searchsorted(counts.cumsum(), drawn, side="right"))
+        # Number all documents of the language, draw a number other than that of `document`, and find its table.
+        number = counts[tables < table_number].sum() + document
+        other_number = int(rng.integers(0, counts.sum() - 1))
+        if other_number >= number:
+            other_number += 1
+        index = int(np.searchsorted(counts.cumsum(), other_number, side="right"))
         documents_before = int(counts[:index].sum())
-        return int(tables[index]), drawn - documents_before
+        return int(tables[index]), other_number - documents_before
 
 
-def _pack(segments: list[np.ndarray]) -> Sequences:
-    """Put the tokens of several segments end to end."""
-    return Sequences(np.concatenate(segments), np.array([len(segment) for segment in segments]))
-
-
-def _find_end(table: Table, start: int, document_end: int, tokens: int) -> int:
-    """Return the end row of the shortest run of sentences from `start` on with `tokens` tokens.
+def _find_end(table: Table, start: int, document_end: int, token_count: int) -> int:
+    """Return the row after the shortest run of sentences that begins at `start` and has `token_count` tokens.
 
     The run has at least one sentence, and ends at the latest at `document_end`.
     """
     sentence_counts = np.arange(1, document_end - start + 1)
     stored_tokens = table.offsets[start + 1 : document_end + 1] - table.offsets[start]
     run_tokens = stored_tokens - sentence_counts  # tokens of the run that ends after each sentence, without </s>
-    shorter_runs = int(np.searchsorted(run_tokens, tokens))
+    shorter_runs = int(np.searchsorted(run_tokens, token_count))
     return min(start + 1 + shorter_runs, document_end)
 
 
@@ -224,14 +220,13 @@ def _drop_at_ends(tokens: np.ndarray, length: int, rng: np.random.Generator) -> 
 
 
 class BERTSystem(TextSystem):
-    """BERT as a system, with its parameter names in Hugging Face's class."""
+    """BERT as a system, exported as Hugging Face's `BertForPreTraining`."""
 
     network = BERT
     sampler = BERTSampler
-    losses: ClassVar[Mapping[str, Loss]] = {"nsp": cross_entropy}
     config_class = BertConfig
     first_token = "<s>"  # noqa: S105 - a token of the vocabulary, not a password
-    second_segment = 1
+    second_type = 1
     parameter_names: ClassVar[list[tuple[str, str]]] = [  # the other names are XLM-R's, with the prefix `bert.`
         (r"^head\.dense\.", "cls.predictions.transform.dense."),
         (r"^head\.norm\.", "cls.predictions.transform.LayerNorm."),
@@ -240,13 +235,13 @@ class BERTSystem(TextSystem):
         (r"^follows\.", "cls.seq_relationship."),
     ]
 
-    def types(self, languages: Sequence[str]) -> int:  # noqa: ARG002 - the two segments, whatever the languages
+    def count_types(self, languages: Sequence[str]) -> int:  # noqa: ARG002 - two segments, whatever the languages
         return 2
 
-    def size_from(self, config: PretrainedConfig) -> dict[str, int]:
-        return {"ffn": config.intermediate_size, "types": config.type_vocab_size}
+    def read_ffn_and_types(self, config: PretrainedConfig) -> tuple[int, int]:
+        return config.intermediate_size, config.type_vocab_size
 
-    def hugging_face_config(
+    def make_config(
         self,
         size: EncoderSize,
         config: PretrainingConfig,  # noqa: ARG002

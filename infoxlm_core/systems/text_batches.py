@@ -1,6 +1,6 @@
-"""The samples of XLM and BERT for one virtual shard and step, and their packed micro-batches."""
+"""The samples of XLM and BERT for one virtual shard and step, their packed micro-batches, and how rows are drawn."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from infoxlm_core.data.batches import add_missing_rows
-from infoxlm_core.data.layouts import Sequences
+from infoxlm_core.data.layouts import Sequences, gather
 from infoxlm_core.data.samples import StepSampler
-from infoxlm_core.data.shards import Shards, end_to_end
+from infoxlm_core.data.sampling import TableSampler
+from infoxlm_core.data.shards import Shards, Table, end_to_end
 from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.model import devices
 
@@ -48,11 +49,13 @@ class TextBatch:
 
     @property
     def counts(self) -> dict[str, float]:
-        """The numbers of targets of each objective, of tokens and of FLOPs."""
-        counts: dict[str, float] = {self.objective: len(self.target_ids), "tokens": len(self.ids), "flops": self.flops}
-        for name, labels in self.labels.items():
-            counts[name] = len(labels)
-        return counts
+        """Return the numbers of targets of each objective, of tokens and of FLOPs."""
+        sentence_counts = {name: len(labels) for name, labels in self.labels.items()}
+        return {
+            self.objective: len(self.target_ids),
+            "tokens": len(self.ids),
+            "flops": self.flops,
+        } | sentence_counts
 
     def to(self, device: torch.device) -> "TextBatch":
         """Copy the batch to a device. On a GPU every sequence gets a row, which FlashAttention 3 requires."""
@@ -60,28 +63,28 @@ class TextBatch:
         if device.type == "cuda":
             rows, counts, answered = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
             batch = replace(self, target_rows=rows, target_counts=counts, answered=answered)
-        sent: dict[str, Any] = {}
+        copies: dict[str, Any] = {}
         for name, value in vars(batch).items():
             if isinstance(value, Tensor):
-                sent[name] = devices.send(value, device)
+                copies[name] = devices.send(value, device)
         labels = {name: devices.send(values, device) for name, values in self.labels.items()}
-        return replace(batch, **sent, labels=labels)
+        return replace(batch, **copies, labels=labels)
 
 
 def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[TextBatch]:
     """Split a virtual shard's samples into packed micro-batches of at most `size` sequences."""
     batches = []
     sequence_count = len(samples.inputs.lengths)
-    for number, first in enumerate(range(0, sequence_count, size)):
-        end = min(first + size, sequence_count)
-        batches.append(_pack(samples, first, end, rng_key=(step, shard, number)))
+    for number, start in enumerate(range(0, sequence_count, size)):
+        end = min(start + size, sequence_count)
+        batches.append(_pack(samples, start, end, rng_key=(step, shard, number)))
     return batches
 
 
-def _pack(samples: Samples, first: int, end: int, rng_key: tuple[int, int, int]) -> TextBatch:
-    """Return the micro-batch of the sequences from number `first` to before `end`."""
-    lengths = samples.inputs.lengths[first:end]
-    first_token = int(samples.inputs.lengths[:first].sum())
+def _pack(samples: Samples, start: int, end: int, rng_key: tuple[int, int, int]) -> TextBatch:
+    """Return the micro-batch of the sequences from number `start` to before `end`."""
+    lengths = samples.inputs.lengths[start:end]
+    first_token = int(samples.inputs.lengths[:start].sum())
     end_token = first_token + int(lengths.sum())
     tokens = slice(first_token, end_token)
     first_target, end_target = np.searchsorted(samples.target_rows, [first_token, end_token])
@@ -97,13 +100,13 @@ def _pack(samples: Samples, first: int, end: int, rng_key: tuple[int, int, int])
         target_rows=torch.from_numpy(target_rows),
         target_counts=tuple(np.bincount(sequence_of_target, minlength=len(lengths)).tolist()),
         target_ids=torch.from_numpy(samples.target_ids[targets]),
-        labels={name: torch.from_numpy(labels[first:end]) for name, labels in samples.labels.items()},
+        labels={name: torch.from_numpy(labels[start:end]) for name, labels in samples.labels.items()},
         rng_key=rng_key,
     )
 
 
 class TextSampler(StepSampler):
-    """Draws the samples of a virtual shard at a step: a pure function of (seed, step, shard)."""
+    """Draws training samples. What it draws depends only on seed, step and virtual shard."""
 
     def draw(self, step: int, shard: int) -> Samples:
         """Return the samples of a virtual shard at a step."""
@@ -114,7 +117,47 @@ class TextSampler(StepSampler):
         return ""
 
 
-def languages_of(shards: Shards) -> list[str]:
+@dataclass(frozen=True)
+class ShortRows:
+    """The rows of a corpus of which no side is longer than a limit."""
+
+    sides: tuple[Table, ...]  # the sentences of one language, or the source and the target of pairs
+    numbers: np.ndarray  # (rows,) ascending row numbers
+
+    @classmethod
+    def select(cls, sides: tuple[Table, ...], max_tokens: int) -> "ShortRows":
+        """Select the rows whose sides all have at most `max_tokens` tokens."""
+        lengths = np.stack([np.diff(side.offsets) for side in sides])  # (sides, all rows)
+        return cls(sides, np.flatnonzero(lengths.max(axis=0) <= max_tokens))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+def draw_rows(corpora: Sequence[ShortRows], count: int, max_tokens: int, rng: np.random.Generator) -> list[Sequences]:
+    """Draw rows uniformly from all corpora together.
+
+    Args:
+        corpora: of one language or of one language pair.
+        count: number of rows to draw.
+        max_tokens: the limit with which the rows were selected.
+        rng: draws corpora and rows.
+
+    Returns:
+        For each side its sentences, as they are stored.
+    """
+    sampler = TableSampler([[len(corpus) for corpus in corpora]], alpha=1.0)
+    drawn_corpora, drawn_indices = sampler.draw(count, rng)  # (count,) each
+    row_numbers = []
+    for corpus_number, index in zip(drawn_corpora, drawn_indices, strict=True):
+        row_numbers.append(corpora[corpus_number].numbers[index])
+    sequences_by_side = []
+    for tables_of_side in zip(*(corpus.sides for corpus in corpora), strict=True):
+        sequences_by_side.append(gather(list(tables_of_side), drawn_corpora, np.array(row_numbers), max_tokens))
+    return sequences_by_side
+
+
+def list_languages(shards: Shards) -> list[str]:
     """Return all languages of texts and pairs in alphabetical order. The index of a language is its number."""
     languages = set(shards.mono)
     for pair in shards.pairs:
@@ -122,10 +165,12 @@ def languages_of(shards: Shards) -> list[str]:
     return sorted(languages)
 
 
+def pack_segments(segments: Sequence[np.ndarray]) -> Sequences:
+    """Put segments of token ids end to end."""
+    return Sequences(end_to_end(segments), np.array([len(segment) for segment in segments], np.int64))
+
+
 def wrap(segments: Sequences) -> Sequences:
     """Return `</s> segment </s>` for each segment, such as one side of an XLM pair."""
-    separator = np.array([EOS])
-    token_runs = []
-    for segment in segments.rows:
-        token_runs += [separator, segment, separator]
-    return Sequences(end_to_end(token_runs), segments.lengths + 2)
+    end = np.array([EOS])
+    return pack_segments([np.concatenate([end, segment, end]) for segment in segments.rows])

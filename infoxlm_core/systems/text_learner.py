@@ -1,26 +1,27 @@
 """The learner of XLM and BERT, which has no state besides the weights and Adam's moments."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.flops import count_step_flops
 from infoxlm_core.model.linear_cross_entropy import linear_cross_entropy
+from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.text_batches import TextBatch, TextSampler, micro_batches
 from infoxlm_core.training import distributed
 from infoxlm_core.training.learner import Learner, LossWeights, autocast, prepare_encoder, seed_dropout
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits and labels of a sentence objective -> their summed loss
-
 
 class TargetStates(NamedTuple):
-    """The inputs of the losses. The logits of a target are its state times the word embeddings, plus the bias."""
+    """The inputs of the losses.
+
+    The logits of a target over the vocabulary are its state times the word embeddings, plus the bias.
+    """
 
     states: Tensor  # (N, d) at the target rows of a batch
     bias: Tensor  # (V,)
@@ -28,9 +29,9 @@ class TargetStates(NamedTuple):
 
 
 class TextLosses(NamedTuple):
-    """The losses of N targets, which are None if they are not needed, and the logits of sentence objectives."""
+    """The losses of N targets, and the logits of sentence objectives."""
 
-    scaled_sum: Tensor | None  # to differentiate
+    scaled_sum: Tensor | None  # to differentiate; None: the losses of the targets are not needed
     by_target: Tensor | None  # (N,) in nats
     sentence_logits: dict[str, Tensor]
 
@@ -45,13 +46,8 @@ class TextNetwork(nn.Module):
         self.encoder = Encoder(size, dropout)
 
     def states(self, batch: TextBatch) -> TargetStates:
-        """Compute the inputs of the losses."""
+        """Compute the states of the targets, from which `forward` computes the losses."""
         raise NotImplementedError
-
-    def logits(self, batch: TextBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the logits (N, V) of the batch's targets, and those of sentence objectives."""
-        states, bias, sentence_logits = self.states(batch)
-        return F.linear(states, self.encoder.token_embedding.weight, bias), sentence_logits
 
     def forward(self, batch: TextBatch, scale: Tensor | None = None) -> TextLosses:
         """Compute the losses of the targets without storing their (N, V) logits.
@@ -64,33 +60,27 @@ class TextNetwork(nn.Module):
         if scale is None:
             return TextLosses(None, None, sentence_logits)
         word_embeddings = self.encoder.token_embedding.weight  # (V, d)
-        loss, losses = linear_cross_entropy(
+        scaled_sum, losses = linear_cross_entropy(
             states, word_embeddings, bias, batch.target_ids, scale, compiler=self.compiler
         )
-        return TextLosses(loss, losses, sentence_logits)
+        return TextLosses(scaled_sum, losses, sentence_logits)
 
 
 class TextLearner(Learner):
-    """Trains a `TextNetwork` on the enabled objectives, with one packed forward pass per micro-batch."""
+    """Trains a `TextNetwork` with one packed forward pass per micro-batch, for all its objectives."""
 
     module: TextNetwork
 
-    def __init__(
-        self, config: PretrainingConfig, model: TextNetwork, sampler: TextSampler, losses: Mapping[str, Loss]
-    ) -> None:
+    def __init__(self, config: PretrainingConfig, model: TextNetwork, sampler: TextSampler) -> None:
         self.config = config
         self.module = model
         self.sampler = sampler
-        self.sentence_losses = losses
         self.weights = LossWeights(config.objectives.weights(), config.objectives.weighting)
         self.device = distributed.device()
         model.compiler = prepare_encoder(model.encoder, config.model, self.device)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
-        """Return this worker's micro-batches.
-
-        A micro-batch has samples of one virtual shard only, so that dropout does not depend on the number of workers.
-        """
+        # A micro-batch has samples of one virtual shard only, so that dropout does not depend on the number of workers.
         size = self.module.encoder.size
         batches = []
         for shard in distributed.my_share(self.config.batches.virtual_shards):
@@ -104,17 +94,16 @@ class TextLearner(Learner):
         return self.sampler.kind_of(step + skipped)
 
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the scaled loss of a micro-batch, and the unscaled sums of its losses and hits. See `Learner`."""
         batch = batch.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):
-            outputs = self.module(batch, self._token_scale(batch, scales))
+            outputs = self.module(batch, self._scale_of_targets(batch, scales))
         scaled_losses = [] if outputs.scaled_sum is None else [outputs.scaled_sum]
         sums: dict[str, Tensor] = {}
         for name, labels in batch.labels.items():
             if name in self.weights.by_name:
                 logits = outputs.sentence_logits[name]  # (sequences, classes)
-                sentence_loss = self.sentence_losses[name](logits, labels)
+                sentence_loss = cross_entropy(logits, labels)
                 scaled_losses.append(scales[name] * sentence_loss)
                 sums[name] = sentence_loss.detach()
                 sums[f"{name} hits"] = (logits.detach().argmax(dim=1) == labels).sum()
@@ -122,7 +111,7 @@ class TextLearner(Learner):
             sums[batch.objective] = outputs.by_target.sum()
         return torch.stack(scaled_losses).sum(), sums
 
-    def _token_scale(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:
+    def _scale_of_targets(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:
         """Return the factor (N,) of each target in the loss, or None if the objective is disabled."""
         if batch.objective not in self.weights.by_name:
             return None

@@ -1,7 +1,7 @@
 """The common base of the systems XLM and BERT: builds networks, and reads and writes them as Hugging Face models."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,46 +20,43 @@ from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.huggingface import pretrained, stored_weights, tokenizers
 from infoxlm_core.model.huggingface.pretrained import WEIGHTS
 from infoxlm_core.systems.system import System
-from infoxlm_core.systems.text_batches import TextSampler, languages_of
-from infoxlm_core.systems.text_learner import Loss, TextLearner, TextNetwork
+from infoxlm_core.systems.text_batches import TextSampler, list_languages
+from infoxlm_core.systems.text_learner import TextLearner, TextNetwork
 from infoxlm_core.training import distributed
 
 EPSILON = 1e-12  # epsilon of LayerNorm in XLM and BERT
 
 
 class TextSystem(System):
-    """A base class of systems. Subclasses set the attributes below. Positions count from 0."""
+    """The base class of XLM and BERT, which set the attributes below. Positions count from 0."""
 
     network: ClassVar[type[TextNetwork]]
     sampler: ClassVar[type[TextSampler]]
-    losses: ClassVar[Mapping[str, Loss]]  # name of a sentence objective -> its loss
     config_class: ClassVar[type[PretrainedConfig]]
     parameter_names: ClassVar[list[tuple[str, str]]]  # rules (pattern, replacement) that precede XLM-R's
     first_token: ClassVar[str]  # the token that starts every sequence
-    second_segment: ClassVar[int]  # the token type of a pair's second text
+    second_type: ClassVar[int]  # the token type of a pair's second text
 
-    def types(self, languages: Sequence[str]) -> int:
+    def count_types(self, languages: Sequence[str]) -> int:
         """Return the number of token types, or 0 if there is no type table."""
         raise NotImplementedError
 
-    def size_from(self, config: PretrainedConfig) -> dict[str, int]:
-        """Return `ffn` and `types` of an exported model. The other sizes have the same names in all systems."""
+    def read_ffn_and_types(self, config: PretrainedConfig) -> tuple[int, int]:
+        """Return the FFN size and the number of token types of an exported model."""
         raise NotImplementedError
 
-    def hugging_face_config(
-        self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]
-    ) -> PretrainedConfig:
-        """Return the configuration to export."""
+    def make_config(self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]) -> PretrainedConfig:
+        """Return the config.json of an exported model."""
         raise NotImplementedError
 
-    def check(self, config: PretrainingConfig) -> None:
-        """Raise ConfigError if a size does not fit the system."""
+    def check_sizes(self, config: PretrainingConfig) -> None:
+        """Raise ConfigError if a configured size does not fit the system."""
 
-    def check_start(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
-        """Raise ConfigError if an exported model cannot be trained on these shards."""
+    def check_languages(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
+        """Raise ConfigError if an exported model has other languages than the shards."""
 
     def initialise(self, model: nn.Module, seed: int) -> None:
-        """Set the weights to random values by the seed."""
+        """Set the weights to random values that depend on the seed."""
         initialise(model, seed)
 
     def build(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
@@ -70,7 +67,7 @@ class TextSystem(System):
             TokenizerMismatch: the tokenizer of the shards does not have XLM-R's layout; see also `size_of`.
             InputError: see `size_of` and `load_into`.
         """
-        self.check(config)
+        self.check_sizes(config)
         shards.vocabulary.check_xlm_r(config.system)
         if config.model.start:
             directory = Path(config.model.start)
@@ -84,7 +81,7 @@ class TextSystem(System):
                 shards.vocabulary_size,
                 positions=config.model.max_tokens,
                 epsilon=EPSILON,
-                types=self.types(languages_of(shards)),
+                types=self.count_types(list_languages(shards)),
                 first_position=0,
             )
             model = self.network(size, config.model.dropout)
@@ -100,7 +97,7 @@ class TextSystem(System):
             )
 
     def learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
-        return TextLearner(config, model, self.sampler(shards, config), self.losses)
+        return TextLearner(config, model, self.sampler(shards, config))
 
     def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
         sampler = self.sampler(shards, config)
@@ -114,7 +111,7 @@ class TextSystem(System):
         """Write a directory that `XLMWithLMHeadModel` or `BertForPreTraining` loads, with the shards' tokenizer."""
         size = model.encoder.size
         weights = {self.hugging_face_name(name): value for name, value in model.named_parameters()}
-        exported_config = self.hugging_face_config(size, config, languages_of(shards))
+        exported_config = self.make_config(size, config, list_languages(shards))
         pretrained.write_model(weights, exported_config, directory)
         self._write_tokenizer(size, shards.directory / "tokenizer", directory)
 
@@ -130,17 +127,15 @@ class TextSystem(System):
             return
         with tokenizers.reading(str(path)):
             fast_tokenizer = Tokenizer.from_file(str(path))
-        first_token = self.first_token
-        segment = self.second_segment  # token type of the second text
         fast_tokenizer.post_processor = TemplateProcessing(
-            single=f"{first_token} $A </s>",
-            pair=f"{first_token} $A </s> $B:{segment} </s>:{segment}",
+            single=f"{self.first_token} $A </s>",
+            pair=f"{self.first_token} $A </s> $B:{self.second_type} </s>:{self.second_type}",
             special_tokens=[("<s>", BOS), ("</s>", EOS)],
         )
         fast_tokenizer.save(str(path))
         settings_path = directory / "tokenizer_config.json"
         settings = outside.read_json(settings_path, dict[str, Any], "copy it again")
-        settings |= {"bos_token": first_token, "cls_token": first_token}
+        settings |= {"bos_token": self.first_token, "cls_token": self.first_token}
         settings_path.write_text(json.dumps(settings, indent=1) + "\n")
 
     def size_of(self, directory: Path, shards: Shards) -> EncoderSize:
@@ -149,7 +144,7 @@ class TextSystem(System):
         Raises:
             InputError: the file is missing, of another architecture, or does not describe the stored weights.
             TokenizerMismatch: the model has another vocabulary than the shards.
-            ConfigError: see `check_start`.
+            ConfigError: see `check_languages`.
         """
         config = self._read_config(directory)
         if config.vocab_size != shards.vocabulary_size:
@@ -157,23 +152,20 @@ class TextSystem(System):
                 f"{directory} has {config.vocab_size} embeddings, but {shards.directory} has {shards.vocabulary_size} "
                 "ids: tokenize with the model's own SentencePiece model (tokenization.model)"
             )
-        self.check_start(config, directory, shards)
-        system_sizes = self.size_from(config)
-        type_count = system_sizes["types"]
+        self.check_languages(config, directory, shards)
+        ffn, type_count = self.read_ffn_and_types(config)
         size = EncoderSize(
             vocabulary=config.vocab_size,
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            ffn=system_sizes["ffn"],
+            ffn=ffn,
             heads=config.num_attention_heads,
             positions=config.max_position_embeddings,
             epsilon=config.layer_norm_eps,
             types=type_count if type_count > 1 else 0,
             first_position=0,
         )
-        with torch.device("meta"):
-            network = self.network(size, 0.0)
-        self._check_stored_shapes(network, directory)
+        self._check_stored_shapes(size, directory)
         return size
 
     def _read_config(self, directory: Path) -> PretrainedConfig:
@@ -188,25 +180,27 @@ class TextSystem(System):
             )
         return self.config_class.from_dict(content)
 
-    def _check_stored_shapes(self, network: nn.Module, directory: Path) -> None:
-        """Raise InputError if the directory has weight files, but not the weights of this network."""
+    def _check_stored_shapes(self, size: EncoderSize, directory: Path) -> None:
+        """Raise InputError if the directory has weights, but not those of a network of this size."""
+        weights = stored_weights.read_headers(directory)
+        if not weights:  # only the small files of a model may be there
+            return
+        with torch.device("meta"):
+            network = self.network(size)
         expected_shapes = {self.hugging_face_name(name): tuple(p.shape) for name, p in network.named_parameters()}
-        stored_shapes = {name: weight.shape for name, weight in stored_weights.read_headers(directory).items()}
-        if stored_shapes:
-            stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
+        stored_shapes = {name: weight.shape for name, weight in weights.items()}
+        stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
 
     def load_into(self, model: TextNetwork, directory: Path) -> None:
-        """Copy the weights of an exported model into another model.
+        """Copy the weights of an exported model into a network of the size that `size_of` returned for it.
 
         Raises:
-            InputError: the file of weights is missing or damaged, or a weight is missing, has another shape, or is not
-                finite.
+            InputError: the file of weights is missing or damaged, or a weight is not finite.
         """
         path = directory / WEIGHTS
         if not path.is_file():
             raise InputError(f"{path} is missing: give the directory of a trained model")
         stored_weights.check_dtypes(directory)
-        self._check_stored_shapes(model, directory)
         weights = pretrained.read_tensors(path)
         model.load_state_dict({name: weights[self.hugging_face_name(name)] for name, _ in model.named_parameters()})
         stored_weights.check_numbers(model, directory)

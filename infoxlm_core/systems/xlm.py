@@ -10,7 +10,7 @@ CLM, MLM and TLM alternate from step to step, and a step has one language (pair)
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,15 +20,23 @@ from torch import nn
 from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.layouts import Sequences, gather, number_positions
+from infoxlm_core.data.layouts import Sequences, number_positions
 from infoxlm_core.data.sampling import TableSampler, choose_indices, generator, probabilities
-from infoxlm_core.data.shards import Pairs, Shards, Table, end_to_end
+from infoxlm_core.data.shards import Shards, Table, end_to_end
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.huggingface import pretrained
-from infoxlm_core.systems.text_batches import Samples, TextBatch, TextSampler, languages_of, wrap
-from infoxlm_core.systems.text_learner import Loss, TargetStates, TextNetwork
+from infoxlm_core.systems.text_batches import (
+    Samples,
+    ShortRows,
+    TextBatch,
+    TextSampler,
+    draw_rows,
+    list_languages,
+    wrap,
+)
+from infoxlm_core.systems.text_learner import TargetStates, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
 
@@ -98,19 +106,12 @@ def read_windows(table: Table, windows: np.ndarray, window_tokens: int) -> np.nd
     return np.where(indices < 0, EOS, tokens)
 
 
-class ShortPairs(NamedTuple):
-    """The pairs of a corpus whose sides are both short."""
-
-    pairs: Pairs  # all pairs of the corpus
-    rows: np.ndarray  # row numbers of the short pairs
-
-
 class StepChoice(NamedTuple):
     """What a step trains on."""
 
     objective: str
-    name: str  # of the language or of the language pair
-    is_reversed: bool  # whether a pair is read in the direction opposite to its name
+    languages: str  # a language or a language pair, such as de or en-de
+    is_reversed: bool  # whether the second language of a pair comes first
 
 
 class XLMSampler(TextSampler):
@@ -123,37 +124,32 @@ class XLMSampler(TextSampler):
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
         super().__init__(shards, config)
         self.objectives = list(config.objectives.weights())
-        self.language_numbers = {language: number for number, language in enumerate(languages_of(shards))}
-        self.mono: dict[str, list[Table]] = {}
+        self.language_numbers = {language: number for number, language in enumerate(list_languages(shards))}
+        self.texts: dict[str, list[Table]] = {}
+        text_counts: dict[str, int] = {}  # sentences by language
         for language, stored_tables in shards.mono.items():
             tables = [table.read_text() for table in stored_tables]
             if any(len(table.tokens) for table in tables):
-                self.mono[language] = tables
-        self.pairs: dict[str, list[ShortPairs]] = {}
-        for name, stored_tables in shards.pairs.items():
-            short_pairs_by_corpus = [self._select_short_pairs(table.read_pairs()) for table in stored_tables]
-            if any(len(short_pairs.rows) for short_pairs in short_pairs_by_corpus):
-                self.pairs[name] = short_pairs_by_corpus
+                self.texts[language] = tables
+                text_counts[language] = sum(len(table) for table in tables)
+        self.pairs: dict[str, list[ShortRows]] = {}
+        pair_counts: dict[str, int] = {}  # pairs by language pair
+        for language_pair, stored_tables in shards.pairs.items():
+            corpora = []
+            for stored_table in stored_tables:
+                pairs = stored_table.read_pairs()
+                # Like XLM, drop pairs with a long side instead of truncating them.
+                corpora.append(ShortRows.select((pairs.source, pairs.target), config.batches.side_tokens))
+            if any(len(corpus) for corpus in corpora):
+                self.pairs[language_pair] = corpora
+                pair_counts[language_pair] = sum(len(corpus) for corpus in corpora)
         self._check_amount_of_text()
-        sentence_counts: dict[str, int] = {}
-        for language, tables in self.mono.items():
-            sentence_counts[language] = sum(len(table) for table in tables)
-        pair_counts: dict[str, int] = {}
-        for name, corpora in self.pairs.items():
-            pair_counts[name] = sum(len(short_pairs.rows) for short_pairs in corpora)
-        self.sample_counts = {"mlm": sentence_counts, "tlm": pair_counts, "clm": sentence_counts}
-
-    def _select_short_pairs(self, pairs: Pairs) -> ShortPairs:
-        """Select the rows whose sides are both within the limit. Like XLM, drop the others."""
-        source_lengths = np.diff(pairs.source.offsets)
-        target_lengths = np.diff(pairs.target.offsets)
-        longer_lengths = np.maximum(source_lengths, target_lengths)  # (pairs,)
-        return ShortPairs(pairs, np.flatnonzero(longer_lengths <= self.config.batches.side_tokens))
+        self.sample_counts = {"mlm": text_counts, "tlm": pair_counts, "clm": text_counts}
 
     def _check_amount_of_text(self) -> None:
         """Raise CorpusTooSmall if an enabled objective has no text."""
         objectives = self.config.objectives
-        if not self.mono and (objectives.mlm or objectives.clm):
+        if not self.texts and (objectives.mlm or objectives.clm):
             raise CorpusTooSmall("MLM and CLM need monolingual text, but the shards have none: add text")
         if not self.pairs and objectives.tlm:
             raise CorpusTooSmall(
@@ -164,15 +160,15 @@ class XLMSampler(TextSampler):
     def draw(self, step: int, shard: int) -> Samples:
         """Return the samples of a virtual shard at a step."""
         seed = self.config.seed
-        objective, name, is_reversed = self._choose(step)
+        objective, languages, is_reversed = self._choose(step)
         rng = generator(seed, step, shard, objective)
         mask_rng = generator(seed, step, shard, objective, "mask")
         if objective == "tlm":
-            sequences, positions, types = self._draw_pairs(name, is_reversed, rng)
+            sequences, positions, types = self._draw_pairs(languages, is_reversed, rng)
         else:
-            sequences = self._draw_windows(name, rng)
+            sequences = self._draw_windows(languages, rng)
             positions = number_positions(sequences.lengths)
-            types = np.full(len(sequences.flat), self.language_numbers[name])
+            types = np.full(len(sequences.flat), self.language_numbers[languages])
         if objective == "clm":
             input_ids = sequences.flat
             target_rows = np.flatnonzero(positions < self.config.batches.block_tokens - 1)  # all but the last token
@@ -184,8 +180,8 @@ class XLMSampler(TextSampler):
         return Samples(objective, inputs, positions, types, target_rows, target_ids)
 
     def kind_of(self, step: int) -> str:
-        objective, name, _ = self._choose(step)
-        return f"{objective}/{name}"
+        objective, languages, _ = self._choose(step)
+        return f"{objective}/{languages}"
 
     def _choose(self, step: int) -> StepChoice:
         """Choose the objective, the language (pair) and the direction of a step."""
@@ -199,7 +195,7 @@ class XLMSampler(TextSampler):
 
     def _draw_windows(self, language: str, rng: np.random.Generator) -> Sequences:
         """Draw windows of the streams of a language."""
-        tables = self.mono[language]
+        tables = self.texts[language]
         window_tokens = self.config.batches.block_tokens
         window_counts = [count_windows(table, window_tokens) for table in tables]
         drawn_tables, drawn_windows = TableSampler([window_counts], alpha=1.0).draw(self.samples_per_shard, rng)
@@ -209,19 +205,11 @@ class XLMSampler(TextSampler):
             tokens[is_drawn] = read_windows(tables[table], drawn_windows[is_drawn], window_tokens)
         return Sequences(tokens.ravel(), np.full(self.samples_per_shard, window_tokens))
 
-    def _draw_pairs(self, name: str, is_reversed: bool, rng: np.random.Generator) -> XLMInputs:
+    def _draw_pairs(self, language_pair: str, is_reversed: bool, rng: np.random.Generator) -> XLMInputs:
         """Draw pairs of a language pair, in the direction of its name or reversed, and lay them out."""
-        corpora = self.pairs[name]
-        max_side_tokens = self.config.batches.side_tokens
-        pair_counts = [len(pairs.rows) for pairs in corpora]
-        drawn_corpora, drawn_indices = TableSampler([pair_counts], alpha=1.0).draw(self.samples_per_shard, rng)
-        drawn_rows = []
-        for corpus, index in zip(drawn_corpora, drawn_indices, strict=True):
-            drawn_rows.append(corpora[corpus].rows[index])
-        rows = np.array(drawn_rows)
-        sources = gather([corpus.pairs.source for corpus in corpora], drawn_corpora, rows, max_side_tokens)
-        targets = gather([corpus.pairs.target for corpus in corpora], drawn_corpora, rows, max_side_tokens)
-        source_language, target_language = name.split("-")
+        corpora = self.pairs[language_pair]
+        sources, targets = draw_rows(corpora, self.per_shard, self.config.batches.side_tokens, rng)
+        source_language, target_language = language_pair.split("-")
         source_number = self.language_numbers[source_language]
         target_number = self.language_numbers[target_language]
         if is_reversed:
@@ -230,14 +218,13 @@ class XLMSampler(TextSampler):
 
 
 class XLMSystem(TextSystem):
-    """XLM as a system, and its names in Hugging Face's class."""
+    """XLM as a system, exported as Hugging Face's `XLMWithLMHeadModel`."""
 
     network = XLM
     sampler = XLMSampler
-    losses: ClassVar[Mapping[str, Loss]] = {}
     config_class = XLMConfig
     first_token = "</s>"  # noqa: S105 - a token of the vocabulary, not a password
-    second_segment = 0
+    second_type = 0
     parameter_names: ClassVar[list[tuple[str, str]]] = [
         (r"^encoder\.token_embedding\.", "transformer.embeddings."),
         (r"^encoder\.position_embedding\.", "transformer.position_embeddings."),
@@ -261,29 +248,27 @@ class XLMSystem(TextSystem):
                 if isinstance(module, nn.Embedding):
                     module.weight.mul_(module.embedding_dim**-0.5 / bert_deviation)
 
-    def types(self, languages: Sequence[str]) -> int:
+    def count_types(self, languages: Sequence[str]) -> int:
         return len(languages) if len(languages) > 1 else 0
 
-    def check(self, config: PretrainingConfig) -> None:
+    def check_sizes(self, config: PretrainingConfig) -> None:
         model = config.model
-        if model.start is None and model.ffn != 4 * model.hidden:
+        if model.start is None and model.ffn != 4 * model.hidden:  # XLM's config.json has no FFN size
             raise ConfigError(f"model.ffn ({model.ffn}) must be 4 * model.hidden ({4 * model.hidden}) with system xlm")
 
-    def size_from(self, config: PretrainedConfig) -> dict[str, int]:
-        return {"ffn": 4 * config.hidden_size, "types": config.n_langs}
+    def read_ffn_and_types(self, config: PretrainedConfig) -> tuple[int, int]:
+        return 4 * config.hidden_size, config.n_langs
 
-    def check_start(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
+    def check_languages(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
         model_languages = list(config.lang2id or {})
-        shard_languages = languages_of(shards)
+        shard_languages = list_languages(shards)
         if model_languages != shard_languages:
             raise ConfigError(
                 f"{directory} has the languages {model_languages}, but the shards have {shard_languages}: "
                 "prepare the shards with the model's languages"
             )
 
-    def hugging_face_config(
-        self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]
-    ) -> PretrainedConfig:
+    def make_config(self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]) -> PretrainedConfig:
         language_ids: dict[str, Any] = {
             "lang2id": {language: number for number, language in enumerate(languages)},
             "id2lang": dict(enumerate(languages)),

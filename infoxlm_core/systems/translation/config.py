@@ -104,8 +104,3 @@ class TranslationConfig(StageConfig):
                 "raise the weight, or set back_translation or parallel_share"
             )
         return self
-
-
-def generated_tokens(source: int, factor: float, extra: int) -> int:
-    """Return the largest number of tokens of a translation of `source` tokens, special tokens included."""
-    return int(factor * source + extra)

@@ -20,8 +20,8 @@ from infoxlm_core.data.vocabulary import FIRST_PIECE
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.encoder import EncoderSize, evaluating
 from infoxlm_core.model.huggingface import directories, pretrained, stored_weights, tokenizers
-from infoxlm_core.systems.text_batches import languages_of
-from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
+from infoxlm_core.systems.text_batches import list_languages
+from infoxlm_core.systems.translation.config import TranslationConfig
 from infoxlm_core.systems.translation.model import Translator
 from infoxlm_core.systems.translation.samples import pack_sentences
 from infoxlm_core.training.learner import autocast
@@ -32,8 +32,13 @@ KIND = "translator"
 """Kind of the manifest beside a translator."""
 
 
+def max_translation_tokens(source_tokens: int) -> int:
+    """Return the largest number of tokens of a translation, special tokens included, as in XLM's evaluation."""
+    return int(1.5 * source_tokens + 10)
+
+
 def metric_of(language: str) -> BLEU:
-    """Return BLEU with the tokenizer of sacreBLEU for a target language."""
+    """Return the BLEU of sacreBLEU whose tokenizer suits a target language."""
     code = languages.two_letters(language)
     if code == "zh":
         return BLEU(tokenize="zh")
@@ -68,29 +73,37 @@ class _Description(TypedDict):
 
 @dataclass(frozen=True)
 class TextTranslator:
-    """A translator with its tokenizer, which translates text."""
+    """A translation model with its tokenizer, to translate text."""
 
     model: Translator
     processor: sentencepiece.SentencePieceProcessor
     languages: Sequence[str]
-    """All languages of the tokenized text; the index of a language is the number of its embedding."""
+    """All languages of the tokenized text. The index of a language is the number of its embedding."""
     pair: tuple[str, str]
     """The two languages that the model translates into each other."""
     side_tokens: int
-    """Largest number of tokens of a sentence; longer ones are truncated."""
+    """Largest number of tokens of a sentence. Longer sentences are truncated."""
 
     @classmethod
     def of(cls, model: Translator, config: TranslationConfig, shards: Shards) -> "TextTranslator":
-        """Return a model in training with the tokenizer of its shards. Raise InputError if it is not SentencePiece."""
+        """Return a model in training with the tokenizer of its shards.
+
+        Raises:
+            InputError: the tokenizer is not a SentencePiece model.
+        """
         model_file = shards.directory / "tokenizer" / tokenizers.MODEL
         if not model_file.is_file():
             raise InputError(f"{model_file}: no such file: set tokenization.model to a SentencePiece model")
         processor = sentencepiece.SentencePieceProcessor(str(model_file))
-        return cls(model, processor, languages_of(shards), config.languages, config.side_tokens)
+        return cls(model, processor, list_languages(shards), config.languages, config.side_tokens)
 
     @classmethod
     def load(cls, directory: Path) -> "TextTranslator":
-        """Load a translator that `save` wrote, in evaluation mode. Raise InputError for a directory without one."""
+        """Load a translator that `save` wrote, in evaluation mode.
+
+        Raises:
+            InputError: the directory has no translator, or its weights do not fit its config.json.
+        """
         remedy = "give the output of translate"
         if not directories.is_translator(directory):
             raise InputError(f"{directory} has no translator: {remedy}")
@@ -119,7 +132,7 @@ class TextTranslator:
         (directory / CONFIG).write_text(json.dumps(description, indent=1, default=asdict) + "\n")
 
     def source_of(self, target: str) -> str:
-        """Return the language from which the model translates into `target`. Raise InputError if it does not."""
+        """Return the language from which the model translates into `target`. Raise InputError if it cannot."""
         if target not in self.pair:
             raise InputError(f"the model translates between {' and '.join(self.pair)}, not into {target}")
         first, second = self.pair
@@ -139,7 +152,7 @@ class TextTranslator:
                 # Sentences of similar length finish after similar numbers of generated tokens.
                 indices = shortest_first[start : start + BATCH_SIZE]
                 batch = pack_sentences([sentences[index] for index in indices], source_number).to(device)
-                max_lengths = [generated_tokens(length, 1.5, 10) for length in batch.lengths]
+                max_lengths = [max_translation_tokens(length) for length in batch.lengths]
                 batch_translations = self.model.generate(batch, target_number, max_lengths)
                 for index, token_ids in zip(indices, batch_translations, strict=True):
                     translations[index] = self.decode(token_ids)

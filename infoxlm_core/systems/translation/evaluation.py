@@ -1,4 +1,4 @@
-"""The evaluation of a translator: BLEU on held-out pairs in both directions, and what the gate compares.
+"""The scores of a translator: BLEU on held-out pairs in both directions, and what the gate compares.
 
 scores.json has every sentence with its translation, so that translators can be compared on the same sentences:
 
@@ -8,7 +8,7 @@ scores.json has every sentence with its translation, so that translators can be 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from sacrebleu.metrics import CHRF
 from infoxlm_core import manifests
 from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
-from infoxlm_core.results import evidence
 from infoxlm_core.systems.translation.decoding import TextTranslator, bleu
 from infoxlm_core.tasks.questions import tabulate_outcomes
 from infoxlm_core.training import tracker
@@ -61,7 +60,7 @@ class HeldOutPairs:
         return cls(texts)
 
     def first(self, count: int) -> "HeldOutPairs":
-        """Return the first pairs, which choose the weights of a training."""
+        """Return the first pairs, with which a training chooses its weights."""
         return HeldOutPairs({language: texts[:count] for language, texts in self.texts.items()})
 
     def after(self, count: int) -> "HeldOutPairs":
@@ -82,30 +81,6 @@ class HeldOutPairs:
                 score, signature, self.texts[source], references, translations
             )
         return results
-
-
-def evaluate(translator: Path, corpus: Path, validation_pairs: int, output: Path) -> dict[str, Any]:
-    """Translate the held-out pairs that did not select the checkpoint. Write items.parquet and return the scores.
-
-    Args:
-        translator: directory of the translator.
-        corpus: a prepared corpus with held-out pairs of the two languages.
-        validation_pairs: number of the first held-out pairs, which selected the checkpoint and are not translated.
-        output: directory for items.parquet.
-    """
-    loaded = TextTranslator.load(translator)
-    pairs = HeldOutPairs.read(corpus, loaded.pair).after(validation_pairs)
-    results = pairs.translate(loaded)
-    outcomes = pd.concat([score_sentences(direction, result) for direction, result in results.items()])
-    evidence.write(output / evidence.FILE, {"translator": outcomes})
-    return {
-        "model": "translator",
-        "pivot": loaded.pair[0],
-        "test_set": manifests.digest(pairs.texts),
-        "chrf": outcomes["right"].mean(),
-        "curve": _read_curve(translator / tracker.METRICS),
-        "directions": {direction: asdict(result) for direction, result in results.items()},
-    }
 
 
 def name_metrics(scores: Mapping[str, Any]) -> dict[str, float]:
@@ -130,7 +105,7 @@ def score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
     return tabulate_outcomes("translation", target, questions, chrf_scores, direction=f"from_{source}")
 
 
-def _read_curve(path: Path) -> dict[str, list[tuple[int, float]]]:
+def read_curve(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Return BLEU of both directions at the validations of a training: direction -> points (step, BLEU)."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for step, values in tracker.read(path):

@@ -13,13 +13,14 @@ from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.model.attention import Packing, attend, pack
 from infoxlm_core.model.encoder import Encoder, EncoderSize, Layer
 from infoxlm_core.model.mixed import AddNorm, Linear
+from infoxlm_core.systems.translation.config import Initialisation
 from infoxlm_core.systems.translation.samples import PackedSentences
 from infoxlm_core.systems.xlm import XLM
 
 
 @dataclass
 class DecoderCache:
-    """The keys and values of a decoder layer while it generates N translations."""
+    """The keys and values that a decoder layer has computed while it generates N translations."""
 
     key: Tensor  # (N, tokens so far, d)
     value: Tensor  # (N, tokens so far, d)
@@ -112,7 +113,7 @@ class Translator(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def encode(self, source: PackedSentences) -> Tensor:
-        """Return the encoder's output (S, d) for the source."""
+        """Return the encoder's output (S, d) for source sentences of S tokens together."""
         hidden = self.encoder.embed(source.ids, source.positions, source.types)
         return self.encoder.run(hidden, source.lengths, 0, len(self.encoder.layers))
 
@@ -133,6 +134,7 @@ class Translator(nn.Module):
         return self._logits(hidden[has_next_token])
 
     def _logits(self, hidden: Tensor) -> Tensor:
+        """(N, d) -> (N, V)."""
         return F.linear(hidden, self.decoder.token_embedding.weight, self.bias)
 
     @torch.no_grad()
@@ -179,22 +181,27 @@ def _cut_at_end(ids: list[int]) -> list[int]:
     return ids[: ids.index(EOS)] if EOS in ids else ids
 
 
-def start_from(model: Translator, pretrained: XLM, half: str, only_embeddings: bool = False) -> None:
-    """Copy a pre-trained XLM into one half of a translator of the same size.
+def start_from(model: Translator, xlm: XLM, encoder: Initialisation, decoder: Initialisation) -> None:
+    """Copy weights of a pre-trained XLM of the same size into the encoder and the decoder of a translator.
 
-    The decoder keeps its random cross-attention, which XLM does not have, and gets XLM's output bias.
+    The attention to the source, which XLM does not have, keeps its random weights.
 
     Args:
-        model: the translator.
-        pretrained: the model to copy.
-        half: `encoder` or `decoder`.
-        only_embeddings: copy only the word embeddings.
+        model: the translator, with random weights.
+        xlm: the model to copy.
+        encoder: what to copy into the encoder.
+        decoder: what to copy into the decoder. With `pretrained`, the translator also gets XLM's output bias.
     """
-    weights = pretrained.encoder.state_dict()
-    if only_embeddings:
-        weights = {"token_embedding.weight": weights["token_embedding.weight"]}
-    target = model.encoder if half == "encoder" else model.decoder
-    target.load_state_dict(weights, strict=False)
-    if half == "decoder" and not only_embeddings:
+    _copy_weights(xlm.encoder, model.encoder, encoder)
+    _copy_weights(xlm.encoder, model.decoder, decoder)
+    if decoder == "pretrained":
         with torch.no_grad():
-            model.bias.copy_(pretrained.bias)
+            model.bias.copy_(xlm.bias)
+
+
+def _copy_weights(source: Encoder, target: Encoder, initialisation: Initialisation) -> None:
+    """Copy no weights (`random`), the word embeddings (`embeddings`), or all weights of the source (`pretrained`)."""
+    if initialisation == "embeddings":
+        target.token_embedding.load_state_dict(source.token_embedding.state_dict())
+    elif initialisation == "pretrained":
+        target.load_state_dict(source.state_dict(), strict=False)

@@ -1,21 +1,25 @@
-"""The page of translators: BLEU beside XLM's table, intervals, curves, and example sentences."""
+"""The evaluation of translators and its page: BLEU beside XLM's table, intervals, curves, and example sentences."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 from sacrebleu.significance import PairedTest
 
-from infoxlm_core.results import figures, page, published
+from infoxlm_core import manifests
+from infoxlm_core.results import evidence, figures, page, published
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.summary import Summary, summarise_metrics
 from infoxlm_core.results.tables import SENTENCE, Cell, Column, Line, PageTable, short
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.systems.translation import evaluation
-from infoxlm_core.systems.translation.decoding import metric_of
-from infoxlm_core.systems.translation.evaluation import METRIC
+from infoxlm_core.systems.translation.decoding import TextTranslator, metric_of
+from infoxlm_core.systems.translation.evaluation import METRIC, HeldOutPairs
+from infoxlm_core.training import tracker
 
 RESAMPLES = 1_000
 EXAMPLES = 8
@@ -30,11 +34,23 @@ def evaluate(translator: Path, corpus: Path, validation_pairs: int, name: str, o
     Args:
         translator: directory of the translator.
         corpus: a prepared corpus with held-out pairs of the two languages.
-        validation_pairs: number of the first held-out pairs, which the training used.
+        validation_pairs: number of the first held-out pairs, which chose the weights and are not translated.
         name: name of the translator on the page.
         output: directory for the files.
     """
-    scores = evaluation.evaluate(translator, corpus, validation_pairs, output)
+    text_translator = TextTranslator.load(translator)
+    pairs = HeldOutPairs.read(corpus, text_translator.pair).after(validation_pairs)
+    results = pairs.translate(text_translator)
+    outcomes = pd.concat([evaluation.score_sentences(direction, result) for direction, result in results.items()])
+    evidence.write(output / evidence.FILE, {"translator": outcomes})
+    scores = {
+        "model": "translator",
+        "pivot": text_translator.pair[0],
+        "test_set": manifests.digest(pairs.texts),
+        "chrf": outcomes["right"].mean(),
+        "curve": evaluation.read_curve(translator / tracker.METRICS),
+        "directions": {direction: asdict(result) for direction, result in results.items()},
+    }
     metrics = evaluation.name_metrics(scores)
     page.write_files(output, {"scores.json": page.to_json(scores)})
     summary = summarise_metrics(name, [(Trial(name, name, 1), metrics)])
@@ -49,8 +65,8 @@ def write(output: Path, name: str, summary: Summary, scores_of: Mapping[str, Sco
         output: the directory.
         name: file name of the page.
         summary: BLEU of every variant over its seeds.
-        scores_of: variant -> the scores of its first seed, if it is finished. The first variant is the baseline of the
-            intervals.
+        scores_of: variant -> the scores of its first seed. Unfinished variants are missing. The first variant is the
+            baseline of the p-values.
     """
     sections = [*page.lay_out(summary), _compare_with_paper(summary)]
     directions = [direction for scores in scores_of.values() for direction in scores["directions"]]
@@ -97,18 +113,17 @@ def _tabulate_intervals(direction: str, scores_of: Mapping[str, Scores]) -> Page
     """Tabulate BLEU with its bootstrap interval, and the probability of a chance gain over the first variant."""
     results = {variant: scores["directions"][direction] for variant, scores in scores_of.items()}
     first = next(iter(results.values()))
-    lines = []
-    if len(results) > 1:
+    lines = [Line(variant, (result["bleu"], "", "")) for variant, result in results.items()]
+    if len(results) > 1:  # the paired test needs a baseline
         systems = [(variant, result["translations"]) for variant, result in results.items()]
         metric = metric_of(direction.partition("-")[2])
         test = PairedTest(systems, {"BLEU": metric}, [first["references"]], test_type="bs", n_samples=RESAMPLES)
         scores: Any = test()[1]["BLEU"]
+        lines = []
         for variant, score in zip(results, scores, strict=True):
             interval = f"{score.mean - score.ci:.1f} … {score.mean + score.ci:.1f}"
             p_value = "" if score.p_value is None else f"{score.p_value:.3f}"
             lines.append(Line(variant, (score.score, interval, p_value)))
-    else:
-        lines = [Line(variant, (result["bleu"], "", "")) for variant, result in results.items()]
     columns = (Column("BLEU", short), Column("95 % interval"), Column("p"))
     notes = (f"{len(first['references'])} sentences, {first['signature']}",)
     return PageTable(f"bleu-{direction}", "", columns, tuple(lines), notes=notes, head="initialisation")

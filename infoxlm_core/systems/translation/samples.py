@@ -5,18 +5,18 @@ The source of a sentence is a noisy version of it, or its translation by people 
 Encoder and decoder read `</s> x </s>`. Source: Lample and Conneau 2019, section 5.3.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from infoxlm_core.data.layouts import Sequences, gather, number_positions
-from infoxlm_core.data.sampling import TableSampler, generator
-from infoxlm_core.data.shards import Shards, Table, end_to_end
+from infoxlm_core.data.layouts import number_positions
+from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.model import devices
-from infoxlm_core.systems.text_batches import languages_of, wrap
+from infoxlm_core.systems.text_batches import ShortRows, draw_rows, list_languages, pack_segments, wrap
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
 
 
@@ -38,8 +38,7 @@ class PackedSentences:
 
 def pack_sentences(sentences: list[np.ndarray], language: int) -> PackedSentences:
     """Pack sentences without special tokens; `language` is the number of their language."""
-    lengths = np.array([len(sentence) for sentence in sentences], np.int64)
-    wrapped = wrap(Sequences(end_to_end(sentences), lengths))
+    wrapped = wrap(pack_segments(sentences))
     return PackedSentences(
         ids=torch.from_numpy(wrapped.flat),
         positions=torch.from_numpy(number_positions(wrapped.lengths)),
@@ -87,15 +86,6 @@ class TranslationBatch:
         return {self.objective: target_tokens, "tokens": len(self.target.ids) + len(source.ids)}
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """The sentences of one corpus in the target language, and in a parallel corpus their translations."""
-
-    target: Table
-    source: Table | None
-    rows: np.ndarray  # numbers of the rows to draw from
-
-
 class TranslationSampler:
     """Draws sentences uniformly within a language, while objectives and languages alternate from step to step.
 
@@ -105,16 +95,17 @@ class TranslationSampler:
     def __init__(self, shards: Shards, config: TranslationConfig) -> None:
         self.config = config
         self.mask_id = shards.vocabulary.mask
-        all_languages = languages_of(shards)
+        all_languages = list_languages(shards)
         self.language_numbers = {language: all_languages.index(language) for language in config.languages}
-        self.mono: dict[str, list[Corpus]] = {}
-        self.pairs: dict[str, list[Corpus]] = {}
+        self.texts: dict[str, list[ShortRows]] = {}
+        self.pairs: dict[str, list[ShortRows]] = {}  # by the language of their first side, which is the target
         for language in config.languages:
             if config.denoising or config.back_translation:
-                self.mono[language] = _check_text(_select_sentences(shards, language, config), language, config)
+                self.texts[language] = _select_sentences(shards, language, config)
+                _check_amount_of_text(self.texts[language], language, config)
             if config.parallel_share:
-                pairs = _select_pairs(shards, language, config)
-                self.pairs[language] = _check_text(pairs, f"pairs with {language}", config)
+                self.pairs[language] = _select_pairs(shards, language, config)
+                _check_amount_of_text(self.pairs[language], f"pairs with {language}", config)
 
     def list_turns(self, step: int) -> list[tuple[str, str]]:
         """Return the pairs (objective, target language) among which the steps around this one alternate."""
@@ -133,90 +124,76 @@ class TranslationSampler:
         objective, language = turns[step % len(turns)]
         rng = generator(self.config.seed, step, shard, objective)
         language_number = self.language_numbers[language]
-        rng_key = (step, shard, 0)
+        source = None
         if objective == "bt":
-            sentences, _ = self._draw(self.mono[language], self.config.back_translation_sentences, rng)
-            return TranslationBatch("bt", pack_sentences(sentences, language_number), None, rng_key)
-        corpora = self.pairs[language] if objective == "mt" else self.mono[language]
-        sentences, translations = self._draw_full_batch(corpora, rng)
-        if objective == "mt":
+            sentences = self._draw_sentences(language, self.config.back_translation_sentences, rng)
+        elif objective == "mt":
+            sentences, translations = self._draw_pairs(language, rng)
             source = pack_sentences(translations, self.other_number(language_number))
         else:
+            sentences = self._fill_batch(self._draw_sentences(language, self._most_sentences, rng))
             noisy_sentences = [add_noise(sentence, self.config.noise, self.mask_id, rng) for sentence in sentences]
             source = pack_sentences(noisy_sentences, language_number)
-        return TranslationBatch(objective, pack_sentences(sentences, language_number), source, rng_key)
+        target = pack_sentences(sentences, language_number)
+        return TranslationBatch(objective, target, source, rng_key=(step, shard, 0))
 
     def other_number(self, language_number: int) -> int:
         """Return the number of the other language."""
         first_language, second_language = self.language_numbers.values()
         return second_language if language_number == first_language else first_language
 
-    def _draw_full_batch(
-        self, corpora: list[Corpus], rng: np.random.Generator
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Draw as many sentences as fit into `batch_tokens`, but at least one. See `_draw`."""
+    @property
+    def _most_sentences(self) -> int:
+        """The number of sentences in a batch of the shortest ones."""
         shortest_sequence = 3  # `</s> x </s>`
-        most_sentences = max(1, self.config.batch_tokens // shortest_sequence)
-        sentences, translations = self._draw(corpora, most_sentences, rng)
+        return max(1, self.config.batch_tokens // shortest_sequence)
+
+    def _draw_sentences(self, language: str, count: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Draw sentences of a language. Return their tokens without `</s>`."""
+        [sentences] = draw_rows(self.texts[language], count, self.config.side_tokens + 1, rng)
+        return [sentence[:-1] for sentence in sentences.rows]  # stored sentences end with `</s>`
+
+    def _draw_pairs(self, language: str, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Draw a batch of pairs. Return the sentences in a language, and their translations."""
+        sentences, translations = draw_rows(self.pairs[language], self._most_sentences, self.config.side_tokens, rng)
+        batch_sentences = self._fill_batch(sentences.rows)
+        return batch_sentences, translations.rows[: len(batch_sentences)]
+
+    def _fill_batch(self, sentences: list[np.ndarray]) -> list[np.ndarray]:
+        """Return as many of the first sentences as fit into `batch_tokens`, but at least one."""
         total_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])
         count = max(1, int(np.searchsorted(total_tokens, self.config.batch_tokens, side="right")))
-        return sentences[:count], translations[:count]
-
-    def _draw(
-        self, corpora: list[Corpus], count: int, rng: np.random.Generator
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Draw sentences. Return them without `</s>`, and in a parallel corpus their translations."""
-        sampler = TableSampler([[len(corpus.rows) for corpus in corpora]], alpha=1.0)
-        drawn_corpora, drawn_indices = sampler.draw(count, rng)  # (count,) each
-        drawn_rows = []
-        for corpus_number, index in zip(drawn_corpora, drawn_indices, strict=True):
-            drawn_rows.append(corpora[corpus_number].rows[index])
-        rows = np.array(drawn_rows)
-        max_row_tokens = self.config.side_tokens + 1
-        targets = gather([corpus.target for corpus in corpora], drawn_corpora, rows, max_row_tokens).rows
-        sources = [corpus.source for corpus in corpora if corpus.source]
-        if not sources:
-            return [sentence[:-1] for sentence in targets], []  # monolingual rows end with </s>
-        return targets, gather(sources, drawn_corpora, rows, max_row_tokens).rows
+        return sentences[:count]
 
 
-def _short_rows(table: Table, max_tokens: int) -> np.ndarray:
-    """Return the numbers of the rows with at most `max_tokens` tokens."""
-    return np.flatnonzero(np.diff(table.offsets) <= max_tokens)
-
-
-def _select_sentences(shards: Shards, language: str, config: TranslationConfig) -> list[Corpus]:
+def _select_sentences(shards: Shards, language: str, config: TranslationConfig) -> list[ShortRows]:
     """Return the sentences of a language that have at most `side_tokens` tokens."""
     max_tokens = config.side_tokens + 1  # stored sentences end with </s>
-    tables = [table.read_text() for table in shards.mono.get(language, [])]
-    return [Corpus(table, None, _short_rows(table, max_tokens)) for table in tables]
+    return [ShortRows.select((table.read_text(),), max_tokens) for table in shards.mono.get(language, [])]
 
 
-def _select_pairs(shards: Shards, target_language: str, config: TranslationConfig) -> list[Corpus]:
-    """Return the share `parallel_share` of the training pairs, with `target_language` on the target side."""
+def _select_pairs(shards: Shards, target_language: str, config: TranslationConfig) -> list[ShortRows]:
+    """Return the share `parallel_share` of the training pairs, with `target_language` on the first side."""
     corpora = []
     for name, tables in shards.pairs.items():
         if sorted(name.split("-")) != sorted(config.languages):
             continue
         for table in tables:
             pairs = table.read_pairs()
-            source = pairs.source
-            target = pairs.target
-            if not name.endswith(f"-{target_language}"):
-                source, target = target, source
+            sides = (pairs.source, pairs.target)
+            if name.endswith(f"-{target_language}"):
+                sides = (pairs.target, pairs.source)
+            short_pairs = ShortRows.select(sides, config.side_tokens)
             is_selected = (pairs.sentence_ids.astype(np.uint64) % 10_000) < 10_000 * config.parallel_share  # (pairs,)
-            short_sources = _short_rows(source, config.side_tokens)
-            short_targets = _short_rows(target, config.side_tokens)
-            short_rows = np.intersect1d(short_sources, short_targets)
-            corpora.append(Corpus(target, source, short_rows[is_selected[short_rows]]))
+            numbers = short_pairs.numbers[is_selected[short_pairs.numbers]]
+            corpora.append(replace(short_pairs, numbers=numbers))
     return corpora
 
 
-def _check_text(corpora: list[Corpus], text: str, config: TranslationConfig) -> list[Corpus]:
-    """Return the corpora. Raise CorpusTooSmall if they have no row to draw from; `text` is their name."""
-    if not any(len(corpus.rows) for corpus in corpora):
+def _check_amount_of_text(corpora: list[ShortRows], text: str, config: TranslationConfig) -> None:
+    """Raise CorpusTooSmall if corpora have no row to draw from; `text` is their name."""
+    if not any(len(corpus) for corpus in corpora):
         raise CorpusTooSmall(
             f"{text} has no sentence of at most {config.side_tokens} tokens: add text, or raise side_tokens or "
             "parallel_share"
         )
-    return corpora

@@ -21,8 +21,8 @@ from infoxlm_core.model.encoder import evaluating
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.objectives import cross_entropy
 from infoxlm_core.systems.translation import decoding
-from infoxlm_core.systems.translation.config import TranslationConfig, generated_tokens
-from infoxlm_core.systems.translation.decoding import TextTranslator
+from infoxlm_core.systems.translation.config import TranslationConfig
+from infoxlm_core.systems.translation.decoding import TextTranslator, max_translation_tokens
 from infoxlm_core.systems.translation.evaluation import HeldOutPairs
 from infoxlm_core.systems.translation.model import Translator, start_from
 from infoxlm_core.systems.translation.samples import (
@@ -53,7 +53,7 @@ def train(
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Train from the newest valid checkpoint in `run`. Every worker calls this function.
+    """Train a translator from the newest valid checkpoint in `run`. Every worker calls this function.
 
     Args:
         config: settings of the stage.
@@ -62,8 +62,8 @@ def train(
         encoder: an exported model of system xlm, from which the weights start.
         output: gets `translator/`.
         run: gets checkpoints, the best weights and `metrics.jsonl`; an existing run is resumed.
-        track: returns the tracker that writes a file of curves.
-        remote: the checkpoints where machines share no disk.
+        track: creates the tracker that writes the curves to a file.
+        remote: storage of the checkpoints if the machines share no disk.
 
     Returns:
         The figures of the last step, and `steps`, the steps of the training.
@@ -74,7 +74,7 @@ def train(
     """
     shards = open_shards(shards_path)
     held_out = HeldOutPairs.read(corpus, config.languages)
-    held_out.after(config.validation_pairs)  # refuses now, and not after the training, a corpus without test pairs
+    held_out.after(config.validation_pairs)  # raises InputError without test pairs, which the evaluation needs later
     validation = held_out.first(config.validation_pairs)
     best = BestCheckpoints(run, SelectionConfig(rule="joint"), source="")
     model = build(config, shards, encoder)
@@ -109,7 +109,7 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
     shards.vocabulary.check_xlm_r("translation")
     system = XLMSystem()
     size = system.size_of(encoder, shards)
-    longest = generated_tokens(config.side_tokens + 2, 1.5, 10)
+    longest = max_translation_tokens(config.side_tokens + 2)
     if longest > size.positions:
         raise ConfigError(
             f"translations of {longest} tokens (1.5 * side_tokens + 13) exceed the {size.positions} positions of "
@@ -119,10 +119,7 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
     system.initialise(model, config.seed)
     pretrained_xlm = XLM(size)
     system.load_into(pretrained_xlm, encoder)
-    if config.encoder != "random":
-        start_from(model, pretrained_xlm, "encoder", only_embeddings=config.encoder == "embeddings")
-    if config.decoder != "random":
-        start_from(model, pretrained_xlm, "decoder", only_embeddings=config.decoder == "embeddings")
+    start_from(model, pretrained_xlm, config.encoder, config.decoder)
     return model.to(distributed.device())
 
 
@@ -130,7 +127,6 @@ class TranslationLearner(Learner):
     """Alternates between the objectives, with one target language per step."""
 
     module: Translator
-
     weights = LossWeights({"dae": 1.0, "bt": 1.0, "mt": 1.0})
 
     def __init__(
@@ -167,7 +163,7 @@ class TranslationLearner(Learner):
     def back_translate(self, target: PackedSentences) -> PackedSentences:
         """Translate sentences into the other language, without dropout and without gradient."""
         source_language = self.sampler.other_number(int(target.types[0]))
-        max_lengths = [generated_tokens(length, 1.3, 5) for length in target.lengths]
+        max_lengths = [int(1.3 * length + 5) for length in target.lengths]  # as in XLM's training
         with evaluating(self.module), torch.no_grad(), autocast(self.device):
             translations = self.module.generate(target, source_language, max_lengths)
         sentences = [np.array(translation, np.int64) for translation in translations]
@@ -178,11 +174,11 @@ class TranslationLearner(Learner):
         is_due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
         if not is_due:
             return {}
-        return distributed.on_first(lambda: self._validate(step)) or {}
+        return distributed.on_first(partial(self._validate, step)) or {}
 
     def _validate(self, step: int) -> dict[str, float]:
-        scores = {direction: result.bleu for direction, result in self.validation.translate(self.translator).items()}
-        dev_scores = DevScores(step, scores)
+        results = self.validation.translate(self.translator)
+        dev_scores = DevScores(step, {direction: result.bleu for direction, result in results.items()})
         self.best.update(self.module, [*self.best.evaluations(), dev_scores])
         return name_metrics(dev_scores)
 
