@@ -18,9 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,11 @@ LANGUAGES = ("en", "de")
 FILES_PER_LANGUAGE = 2
 UNMARKED = 10  # one row of ten has no word that marks its copy
 LETTERS = "bcdfghjklmnpqrstvwxz"
-REQUESTS = ("reads", "puts", "bytes read", "bytes put")
 PEER_TASKS = len(LANGUAGES) * FILES_PER_LANGUAGE
 LARGE_ROWS = (10**9, 10**10)
 LARGE_CORES = 256
 TASK_SECONDS = 0.0004  # CPU time of the driver for one Ray task
-ROWS_OF_TASK = 1 << 17
-
-
-# ---------------------------------------------------------------- text
+ROWS_PER_TASK = 1 << 17
 
 
 def write_rows(folder: Path, row_count: int) -> None:
@@ -81,46 +76,16 @@ def mark(text: str, copy: int, is_marked: bool) -> str:
     return f"{text} q{''.join(letters)}"
 
 
-# ---------------------------------------------------------------- our preparation
-
-
 @dataclass
-class CountingFiles:
-    """Counts the requests to the intermediate files and their bytes."""
+class MeasuredTask:
+    """Runs a task of the preparation, and returns its CPU seconds and its memory beside its record."""
 
-    files: Any
-    counts: Counter[str] = field(default_factory=Counter)
-    directory: Path | None = None  # a task that maps a file of it makes no request
+    work: Any  # a partial of a phase's function
 
-    def __post_init__(self) -> None:
-        self.directory = self.files.directory
-
-    def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        content: bytes = self.files.read(name, start, length)
-        self.counts.update({"reads": 1, "bytes read": len(content)})
-        return content
-
-    def put(self, name: str, content: str | bytes) -> None:
-        self.counts.update({"puts": 1, "bytes put": len(content)})
-        self.files.put(name, content)
-
-    def entries(self) -> Any:
-        return self.files.entries()
-
-
-@dataclass
-class Measured:
-    """Runs a task of the preparation, and returns what it cost beside its record."""
-
-    work: Any  # a partial of a phase's function with the task and the job
-
-    def __call__(self, number: int) -> tuple[Any, dict[str, float]]:
-        task, job = self.work.args
-        files = CountingFiles(job.files)
+    def __call__(self, number: int) -> tuple[Any, float, float]:
         start_seconds = time.process_time()
-        record = self.work.func(task, replace(job, files=files), number)
-        seconds = time.process_time() - start_seconds
-        return record, {"seconds": seconds, "memory": peak_memory(), **files.counts}
+        record = self.work(number)
+        return record, time.process_time() - start_seconds, peak_memory()
 
 
 def make_config(text: Path) -> PreparationConfig:
@@ -135,42 +100,41 @@ def make_config(text: Path) -> PreparationConfig:
 
 
 def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
-    """Prepare the rows with `workers` processes and return the cost of each phase, of the driver, and the memory."""
+    """Prepare the rows with `workers` processes. Return the CPU time and the memory of the tasks and of the driver."""
     from components.adapters import storage
     from infoxlm_core.corpora import parallel
     from infoxlm_core.stages import preparation
 
     run_tasks = parallel.in_processes(workers) if workers else parallel.in_process
-    phases: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    task_memory = [0.0]
+    seconds_of_tasks: list[float] = []
+    memory_of_tasks: list[float] = []
+    phases: set[str] = set()
 
     def measure(work: Any, items: Iterable[Any]) -> Iterator[Any]:
-        for record, cost in run_tasks(Measured(work), items):
-            task_memory.append(cost.pop("memory"))
-            phases[work.args[0].__name__].update({"tasks": 1, **cost})
+        phases.add(work.args[0].__name__)
+        for record, seconds, memory in run_tasks(MeasuredTask(work), items):
+            seconds_of_tasks.append(seconds)
+            memory_of_tasks.append(memory)
             yield record
 
     with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
         files = storage.open(f"{files_location}/{os.getpid()}" if files_location else f"{folder}/files")
         output = Path(folder) / "corpus"
         start_seconds = time.process_time()
-        start_time = time.monotonic()
-        report = preparation.prepare(make_config(text), output, CountingFiles(files), measure)
+        report = preparation.prepare(make_config(text), output, files, measure)
         process_seconds = time.process_time() - start_seconds
-        wall_seconds = time.monotonic() - start_time
         digest = digest_rows(output)
         files.delete(*(entry.name for entry in files.entries()))
-    task_seconds = sum(phase["seconds"] for phase in phases.values())
+    task_seconds = sum(seconds_of_tasks)
     driver_seconds = process_seconds if workers else process_seconds - task_seconds
     return {
         "kept": sum(report["languages"]["mono"].values()),
         "digest": digest,
-        "wall": wall_seconds,
         "driver": driver_seconds,
         "tasks": task_seconds,
         "driver_memory": peak_memory(),
-        "task_memory": max(task_memory),
-        "phases": phases,
+        "task_memory": max(memory_of_tasks),
+        "phases": len(phases),
     }
 
 
@@ -194,9 +158,6 @@ def scratch_folder() -> Path:
     folder = Path(os.environ.get("TMPDIR", "/var/tmp"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-# ---------------------------------------------------------------- peer
 
 
 def clean_document(document: Any) -> bool:
@@ -255,9 +216,6 @@ def run_peer(text: Path) -> dict[str, Any]:
     }
 
 
-# ---------------------------------------------------------------- report
-
-
 def run_case(python: str, *arguments: str) -> dict[str, Any]:
     """Run one case in a process of its own and return its figures."""
     command = [python, "-m", "benchmarks.scale", "--case", *arguments]
@@ -267,7 +225,7 @@ def run_case(python: str, *arguments: str) -> dict[str, Any]:
 
 
 def describe(rows: int, workers: str, result: dict[str, Any]) -> str:
-    """Return the row of the first table for a case."""
+    """Return the row of the table for a case."""
     cpu_seconds = result["tasks"] + result["driver"]
     cells = [
         f"{rows:,}",
@@ -283,22 +241,15 @@ def describe(rows: int, workers: str, result: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def describe_phases(rows: int, result: dict[str, Any]) -> Iterator[str]:
-    """Yield a row of the second table for each phase of a case."""
-    for name, phase in result["phases"].items():
-        requests = " | ".join(f"{phase.get(request, 0):,}" for request in REQUESTS)
-        yield f"| {name} | {phase['tasks']} | {phase['seconds'] / rows * 1e6:.2f} | {requests} |"
-
-
 def estimate_hours(rows: int, result: dict[str, Any], large_rows: int) -> float:
     """Return the hours that `large_rows` take: the tasks on all cores, and the driver's time for each task."""
     seconds_per_row = result["tasks"] / rows
-    task_count = len(result["phases"]) * large_rows / ROWS_OF_TASK
+    task_count = result["phases"] * large_rows / ROWS_PER_TASK
     return (large_rows * seconds_per_row / LARGE_CORES + TASK_SECONDS * task_count) / 3600
 
 
 def main() -> None:
-    """Run all cases and print three tables in Markdown."""
+    """Run all cases, print a table in Markdown, and estimate the time of larger runs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000])
     parser.add_argument("--workers", nargs="+", default=["0", "1", "2"])
@@ -324,8 +275,6 @@ def main() -> None:
             if options.peer:
                 print(describe(rows, "datatrove", run_case(options.peer, text, "peer", "")), flush=True)
     rows, result = max(results.items())
-    print(f"\n| phase ({rows:,} rows) | tasks | CPU µs a row | {' | '.join(REQUESTS)} |\n|---|---|---|---|---|---|---|")
-    print("\n".join(describe_phases(rows, result)))
     for large_rows in LARGE_ROWS:
         hours = estimate_hours(rows, result, large_rows)
         print(f"\n{large_rows:,} rows on {LARGE_CORES} cores: {hours:.2f} hours (calculated)")

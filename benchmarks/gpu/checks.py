@@ -1,6 +1,6 @@
-"""Checks of results on a GPU. Each check yields rows; `ok` in a row says whether its numbers are within their limit.
+"""Checks of results on a GPU. Each check yields rows; `ok` in a row tells whether its numbers are within their limit.
 
-`small` selects toy sizes, with which tests run the checks on a CPU.
+`small` selects toy sizes, with which the tests run the checks on a CPU.
 """
 
 import contextlib
@@ -10,8 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -195,23 +193,6 @@ def step(small: bool) -> Iterator[Row]:
     yield {"loss off": relative_error, "gradient cosine": cosine, "ok": is_equal}
 
 
-def repeatable(small: bool) -> Iterator[Row]:
-    """Take three steps twice and compare the weights, with torch's default and with its deterministic kernels."""
-    on_cpu = devices.choose().type == "cpu"
-    for deterministic in (False, True):
-        torch.use_deterministic_algorithms(deterministic, warn_only=True)
-        weights = []
-        for _ in range(2):
-            learner, _, _ = one_step(small)
-            words = learner.module.encoder.size.vocabulary
-            for number in range(3):
-                learner.take_step(inputs.batch("ragged", words, number, ("mlm", "tlm", "xlco")))
-            weights.append([p.detach().cpu().clone() for p in learner.module.parameters()])
-        torch.use_deterministic_algorithms(False)
-        equal = all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-        yield {"deterministic": deterministic, "equal": equal, "ok": equal or not (deterministic or on_cpu)}
-
-
 def inference_then_training(small: bool) -> Iterator[Row]:
     """Run 32 short sequences in inference mode, then in training: no tensor may be cached from inference."""
     device = devices.choose()
@@ -228,68 +209,12 @@ def inference_then_training(small: bool) -> Iterator[Row]:
     yield {"gradient": float(model.token_embedding.weight.grad.norm()), "ok": True}
 
 
-def fewer_gpus_than_workers(small: bool) -> Iterator[Row]:
-    """Request one worker more than there are GPUs: as many workers train as have a GPU each."""
-    from components.adapters.torchrun import train
-
-    gpus = devices.count_gpus()
-    with tempfile.TemporaryDirectory() as folder:
-        workers = train.run(count_workers, gpus + 1, run=Path(folder))["workers"]
-    yield {"GPUs": gpus, "workers": workers, "ok": workers == max(1, gpus)}
-
-
-def count_workers(run: Path) -> dict[str, Any]:
-    """Return the number of workers, summed over the network that gradients use. This runs in each worker."""
-    return {"workers": int(distributed.sum_over_workers(torch.ones((), device=distributed.device())))}
-
-
 def several_workers(small: bool) -> Iterator[Row]:
     """Compare small trainings of one and of two workers, whole and sharded, undisturbed and killed."""
     from benchmarks.gpu import trainings
 
     on_cpu = devices.choose().type == "cpu"
     yield from trainings.compare(2 if on_cpu else devices.count_gpus(), trainings.LIMITS["cpu" if on_cpu else "cuda"])
-
-
-def waiting(small: bool) -> Iterator[Row]:
-    """Count the lines of ours that wait for the GPU in three steps. Only the end of a step may wait."""
-    learner, _, _ = one_step(small=False)
-    batch = inputs.batch("ragged", inputs.VOCABULARIES["32k"], 1, ("mlm", "tlm", "xlco"))
-    learner.take_step(batch)
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(3):
-                learner.take_step(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    lines: Counter[str] = Counter()
-    for warning in caught:
-        if "synchroniz" in str(warning.message):
-            lines[f"{'/'.join(Path(warning.filename).parts[-3:])}:{warning.lineno}"] += 1
-    waits_per_step = lines.total() / 3
-    # One wait is needed, for the check of the losses for NaN.
-    yield {"a step": waits_per_step, "lines": dict(lines), "ok": waits_per_step <= 1}
-
-
-def profile(small: bool) -> Iterator[Row]:
-    """Profile one step: the time of all kernels, and the ten kernels that take the most time."""
-    learner = speed.make_learner("base", "InfoXLM")
-    batch = speed.make_batch("InfoXLM", "full").to("cuda")
-    for _ in range(3):
-        learner.take_step(batch)
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as traced:
-        learner.take_step(batch)
-        torch.cuda.synchronize()
-    kernels = [average for average in traced.key_averages() if average.device_type == torch.autograd.DeviceType.CUDA]
-    kernels.sort(key=lambda kernel: kernel.self_device_time_total, reverse=True)
-    total_us = sum(kernel.self_device_time_total for kernel in kernels)
-    yield {"kernels": sum(kernel.count for kernel in kernels), "ms": total_us / 1e3}
-    for kernel in kernels[:10]:
-        kernel_us = kernel.self_device_time_total
-        yield {"kernel": kernel.key[:100], "ms": kernel_us / 1e3, "share": kernel_us / total_us}
 
 
 def memory(small: bool) -> Iterator[Row]:
@@ -309,10 +234,8 @@ CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "dropout": dropout,
     "loss": loss,
     "step": step,
-    "repeatable": repeatable,
     "inference, then training": inference_then_training,
-    "fewer GPUs than workers": fewer_gpus_than_workers,
     "several workers": several_workers,
 }
-GPU_CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {"waiting": waiting, "profile": profile, "memory": memory}
+GPU_CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {"memory": memory}
 """Checks that a CPU cannot run."""

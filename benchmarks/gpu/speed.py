@@ -1,4 +1,4 @@
-"""Measurements on one GPU in bf16: ceilings of the machine, whole steps with their MFU, Hugging Face beside us.
+"""Measurements on one GPU in bf16: ceilings of the machine, and whole steps with their MFU.
 
 Each measurement yields rows. Text is random, and nothing is downloaded.
 """
@@ -6,7 +6,6 @@ Each measurement yields rows. Text is random, and nothing is downloaded.
 import functools
 import gc
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -106,15 +105,15 @@ def step(name: str, objective: str, shape: str, fastest_product: float) -> Row:
     }
 
 
-def make_batch(objective: str, shape: str, divisor: int = 1) -> PackedBatch:
-    """Return about 65,000 tokens, divided by `divisor`: blocks of 512 and views of 128, or sentences."""
+def make_batch(objective: str, shape: str) -> PackedBatch:
+    """Return about 65,000 tokens: blocks of 512 and views of 128, or sentences."""
     rng = np.random.default_rng(inputs.SEED)
     if shape == "full":
         lengths = {"mlm": 512} if objective == "MLM" else {"mlm": 512, "tlm": 512, "query": 128, "key": 128}
-        count = (128 if objective == "MLM" else 48) // divisor
+        count = 128 if objective == "MLM" else 48
         return inputs.pack({name: np.full(count, length) for name, length in lengths.items()}, WORDS, rng)
     sentences = {"mlm": 1} if objective == "MLM" else {"mlm": 1, "tlm": 2, "query": 2, "key": 2}
-    count = (1600 if objective == "MLM" else 224) // divisor
+    count = 1600 if objective == "MLM" else 224
     drawn = {name: inputs.lengths("ragged", rng, count, number) for name, number in sentences.items()}
     return inputs.pack(drawn, WORDS, rng)
 
@@ -134,54 +133,4 @@ def one_batch_a_step(config: PretrainingConfig, samples: int) -> PretrainingConf
     return PretrainingConfig.parse(values)
 
 
-def hugging_face(full: bool) -> Iterator[Row]:
-    """Measure MLM forward and backward beside Hugging Face's model, eager and compiled.
-
-    The batch has an eighth of the tokens, because Hugging Face stores the logits of every token.
-    """
-    for name in SIZES if full else ["base"]:
-        for shape in inputs.SHAPES:
-            for variant in ("ours", "eager", "compiled"):
-                yield {"model": name, "shape": shape, "variant": variant} | attempt(
-                    forward_backward, name, shape, variant
-                )
-
-
-def forward_backward(name: str, shape: str, variant: str) -> Row:
-    """Measure forward and backward of one variant. The first call includes compilation."""
-    learner = make_learner(name, "MLM")
-    batch = make_batch("MLM", shape, divisor=8)
-    if variant == "ours":
-        on_gpu = batch.to("cuda")
-
-        def work() -> None:
-            learner.module.zero_grad()
-            learner.mean_loss(on_gpu).backward()
-    else:
-        from benchmarks.speed import peers  # the only measurement that needs transformers
-
-        peer = peers.HuggingFace(learner.module.cpu())
-        peer_inputs = {name: tensor.cuda() for name, tensor in peer.inputs(batch).items()}
-        model = peer.model.cuda()
-        call = torch.compile(model) if variant == "compiled" else model
-
-        def work() -> None:
-            model.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = call(**peer_inputs).loss
-            loss.backward()
-
-    start_time = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    first_seconds = time.perf_counter() - start_time
-    seconds = median_seconds(work)
-    peak_memory = torch.cuda.max_memory_allocated()
-    return {"tokens": batch.tokens, "ms": seconds * 1e3, "first call s": first_seconds, "peak GB": peak_memory / 1e9}
-
-
-FIGURES: dict[str, Callable[[bool], Iterator[Row]]] = {
-    "ceilings": ceilings,
-    "steps": steps,
-    "Hugging Face": hugging_face,
-}
+FIGURES: dict[str, Callable[[bool], Iterator[Row]]] = {"ceilings": ceilings, "steps": steps}

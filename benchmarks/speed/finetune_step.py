@@ -77,23 +77,16 @@ def make_learner(model: task_models.TaskModel, task: Training) -> TaskLearner:
 
 
 def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int) -> dict:
-    """Return the Trainer, padding random or similar pairs to the longest, or to 128 as its example script does."""
-    rows = [
-        {"input_ids": task.examples.take([row]).ids.tolist(), "labels": int(label)}
-        for row, label in enumerate(task.targets)
-    ]
-    fast_tokenizer = tokenizers.load_fast(tokenizer)
+    """Return the Trainer, on batches of random or of similar pairs."""
+    rows = []
+    for row, label in enumerate(task.targets):
+        rows.append({"input_ids": task.examples.take([row]).ids.tolist(), "labels": int(label)})
+    collate = DataCollatorWithPadding(tokenizers.load_fast(tokenizer))
     variants = {}
-    for name, sampling, padding, max_length in (
-        ("Trainer", "random", "longest", None),
-        ("Trainer, group_by_length", "group_by_length", "longest", None),
-        ("Trainer, as in run_xnli.py", "random", "max_length", 128),
-    ):
-        collate = DataCollatorWithPadding(fast_tokenizer, padding, max_length)
+    for name, sampling in (("Trainer", "random"), ("Trainer, group_by_length", "group_by_length")):
         variants[name] = trainer.make_round(peer, rows, collate, sampling, BATCH, steps, weight_decay=0.0)
-        padded_to = max_length or padding
         case.about[name] = (
-            f"transformers Trainer, {sampling}, padded to {padded_to}, sdpa, dropout 0, fused AdamW; text "
+            f"transformers Trainer, {sampling}, padded to the longest, sdpa, dropout 0, fused AdamW; text "
             "tokenized before"
         )
     return variants

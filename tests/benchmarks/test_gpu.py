@@ -14,15 +14,15 @@ from benchmarks.gpu import checks, speed, trainings
 from infoxlm_core.model import encoder
 
 
-@pytest.mark.parametrize("check", [checks.attention, checks.dropout, checks.loss, checks.inference_then_training,
-                                   checks.fewer_gpus_than_workers])  # fmt: skip
-def test_a_check_passes_where_all_is_right(check):
+@pytest.mark.parametrize("check", [checks.attention, checks.dropout, checks.loss, checks.inference_then_training])
+def test_check_passes_on_a_cpu(check):
     rows = list(check(small=True))
 
-    assert rows and all(row["ok"] for row in rows)
+    assert rows
+    assert all(row["ok"] for row in rows)
 
 
-def test_attention_that_reads_the_next_sequence_is_noticed(monkeypatch):
+def test_attention_to_another_sequence_fails_the_check(monkeypatch):
     correct = encoder.attend
 
     def leaking(query, *arguments, **options):
@@ -45,17 +45,21 @@ def dies(small):
     yield {"figure": 1}
     os.abort()
 
-checks.CHECKS = {"raises": raises, "dies": dies, "hangs": lambda small: time.sleep(600), "last": lambda small: [{"ok": 1}]}
+def hangs(small):
+    time.sleep(600)
+
+checks.CHECKS = {"raises": raises, "dies": dies, "hangs": hangs, "last": lambda small: [{"ok": 1}]}
 sys.exit(runner.main())
-"""  # noqa: E501
+"""
 
 
-def test_a_check_that_raises_dies_or_hangs_is_reported_and_the_next_check_runs(monkeypatch, tmp_path):
+def test_failed_check_is_reported_and_the_next_check_runs(monkeypatch, tmp_path):
     script = tmp_path / "checks.py"
     script.write_text(CHECKS)
     monkeypatch.setattr(runner, "COMMAND", [sys.executable, str(script)])
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    options, rows = argparse.Namespace(cpu=True, full=False), []
+    options = argparse.Namespace(cpu=True, full=False)
+    rows = []
 
     failures = runner.run_all(["raises", "dies", "last"], options, rows.append)
 
@@ -65,24 +69,23 @@ def test_a_check_that_raises_dies_or_hangs_is_reported_and_the_next_check_runs(m
     assert {"check": "dies", "ok": False, "why": "The process ended with code -6."} in rows
     assert {"check": "last", "ok": 1} in rows
     monkeypatch.setattr(runner, "SECONDS", 1.0)
-    assert list(runner.run_in_process("hangs", options)) == [
-        {"ok": False, "why": "The process did not end within 1 s."}
-    ]
+    late_rows = list(runner.run_in_process("hangs", options))
+    assert late_rows == [{"ok": False, "why": "The process did not end within 1 s."}]
 
 
-def test_checks_and_measurements_need_no_packages_that_a_machine_with_torch_may_lack():
+def test_checks_and_measurements_import_only_the_required_packages():
     absent = ("transformers", "tokenizers", "pandas", "matplotlib", "kfp", "ray", "mlflow", "typer", "rich", "boto3")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
         "from benchmarks import machine\nfrom benchmarks.gpu import checks, speed"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
-def test_a_size_that_does_not_fit_costs_its_own_row_alone(monkeypatch):
+def test_step_that_does_not_fit_into_memory_skips_only_its_own_row(monkeypatch):
     def step(name, objective, shape, fastest_product):
         if name == "large" and shape == "full":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4 GiB\nand more words")
@@ -95,11 +98,11 @@ def test_a_size_that_does_not_fit_costs_its_own_row_alone(monkeypatch):
     rows = list(speed.steps(full=True))
 
     skipped = [row for row in rows if "skipped" in row]
+    assert len(rows) == 8
     assert [(row["model"], row["objective"], row["shape"]) for row in skipped] == [
         ("large", "MLM", "full"), ("large", "InfoXLM", "full")
     ]  # fmt: skip
     assert {row["skipped"] for row in skipped} == {"CUDA out of memory. Tried to allocate 4 GiB"}
-    assert len(rows) == 8 and all(row["fastest product"] == 6e14 for row in rows if row not in skipped)
 
 
 @pytest.fixture
@@ -125,25 +128,28 @@ def in_this_process(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_a_killed_training_has_the_losses_of_an_undisturbed_one():
+def test_killed_training_and_two_workers_have_the_losses_of_one_undisturbed_worker():
     rows = list(trainings.compare(gpus=2, limit=1e-4))
 
     assert [row["training"] for row in rows] == ["one worker", "one worker, killed and resumed", "two workers"]
-    assert [row["killed"] for row in rows] == [False, True, False] and all(row["ok"] for row in rows)
+    assert [row["killed"] for row in rows] == [False, True, False]
+    assert all(row["ok"] for row in rows)
     assert [row["off"] for row in rows[1:]] == [0.0, 0.0]
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_different_losses_are_noticed_and_two_workers_need_two_gpus(monkeypatch):
+def test_different_losses_fail_and_two_workers_need_two_gpus(monkeypatch):
     read = trainings.tracker.read
 
-    def read_wrongly(path):
+    def read_wrong_losses(path):
         factor = 1.001 if "killed" in str(path) else 1.0
         return [(step, {name: factor * value for name, value in values.items()}) for step, values in read(path)]
 
-    monkeypatch.setattr(trainings.tracker, "read", read_wrongly)
+    monkeypatch.setattr(trainings.tracker, "read", read_wrong_losses)
 
     undisturbed, killed, two_workers = trainings.compare(gpus=1, limit=1e-4)
 
-    assert undisturbed["ok"] and not killed["ok"] and killed["off"] > 1e-4
+    assert undisturbed["ok"]
+    assert not killed["ok"]
+    assert killed["off"] > 1e-4
     assert two_workers == {"training": "two workers", "skipped": "1 GPU"}

@@ -1,4 +1,4 @@
-"""The benchmark of the preparation counts rows, requests and time."""
+"""The benchmark of the preparation counts rows and CPU time."""
 
 import json
 
@@ -11,7 +11,7 @@ def test_only_copies_without_a_mark_are_duplicates():
     assert len(set(texts)) == 81  # 80 marked copies and the text itself
 
 
-def test_the_cost_of_every_phase_is_measured(tmp_path):
+def test_preparation_is_measured(tmp_path):
     texts = [
         "The settings of this folder were saved.",
         "Another program has changed the file.",
@@ -23,7 +23,6 @@ def test_the_cost_of_every_phase_is_measured(tmp_path):
     result = scale.run_ours(tmp_path, 0, "")
 
     assert result["kept"] == 2
-    assert list(result["phases"]) == ["read", "clean", "unite", "offer", "reduce", "write"]
-    for name, phase in result["phases"].items():
-        assert phase["tasks"] == 1 and phase["puts"] >= 1, name
-    assert len(list(scale.describe_phases(3, result))) == 6
+    assert result["phases"] == 6  # read, clean, unite, offer, reduce, write
+    assert result["tasks"] > 0
+    assert result["task_memory"] > 1

@@ -1,1 +1,0 @@
-"""A public encoder in our evaluation and fine-tuning, beside published numbers."""
