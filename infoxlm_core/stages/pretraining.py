@@ -54,9 +54,9 @@ def pretrain(
     """
     system = SYSTEMS[config.system]
     shards = open_shards(shards_path, shards_source)
-    config = _choose_steps(config, shards)
-    learner = system.learner(config, system.build(config, shards), shards)
-    observe = system.observer(config, learner, shards)
+    config = choose_steps(config, shards)
+    learner = system.create_learner(config, system.build(config, shards), shards)
+    observe = system.create_observer(config, learner, shards)
     inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
     if config.model.start:
         inputs["model.start"] = pretrained.digest_of(Path(config.model.start))

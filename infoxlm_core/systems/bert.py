@@ -27,7 +27,7 @@ from infoxlm_core.systems.text_learner import TargetStates, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
 DOCUMENT_SENTENCES = 32
-SHORT_SHARE = 0.1  # share of samples with a random target length, so that short sequences occur
+SHORT_SHARE = 0.1  # share of samples with a random target length, as in BERT, so that short sequences occur too
 
 
 class BERT(TextNetwork):

@@ -99,7 +99,7 @@ class TextLearner(Learner):
         with autocast(self.device, self.config.model.precision):
             outputs = self.module(batch, self._scale_of_targets(batch, scales))
         scaled_losses = [] if outputs.scaled_sum is None else [outputs.scaled_sum]
-        sums: dict[str, Tensor] = {}
+        sums: dict[str, Tensor] = {}  # unscaled
         for name, labels in batch.labels.items():
             if name in self.weights.by_name:
                 logits = outputs.sentence_logits[name]  # (sequences, classes)

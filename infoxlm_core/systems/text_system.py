@@ -96,7 +96,7 @@ class TextSystem(System):
                 "lower batches.block_tokens and batches.side_tokens"
             )
 
-    def learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
+    def create_learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
         return TextLearner(config, model, self.sampler(shards, config))
 
     def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:

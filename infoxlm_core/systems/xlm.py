@@ -242,7 +242,7 @@ class XLMSystem(TextSystem):
     def initialise(self, model: nn.Module, seed: int) -> None:
         """Initialise like BERT, except that embeddings have a standard deviation of d^-0.5."""
         initialise(model, seed)
-        bert_deviation = 0.02
+        bert_deviation = 0.02  # that of `initialise`
         with torch.no_grad():
             for module in model.modules():
                 if isinstance(module, nn.Embedding):

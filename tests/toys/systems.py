@@ -26,7 +26,7 @@ SIZES = {
 
 def learner_of(config: PretrainingConfig, shards: Shards) -> TextLearner:
     system = SYSTEMS[config.system]
-    return system.learner(config, system.build(config, shards), shards)
+    return system.create_learner(config, system.build(config, shards), shards)
 
 
 def export(learner: TextLearner, shards: Shards, directory: Path) -> None:

@@ -105,17 +105,8 @@ class XLCO(SentenceObjective):
         weight = batch.items / len(losses)  # 1, or 1/2 where each item is contrasted from both sides
         with torch.no_grad():
             add_by_group(by_group, batch.view_groups, losses.detach(), weight)
-            stride = math.ceil(len(negatives) / STATISTICS_ROWS)
-            negative_logits = logits[:, 1::stride]  # (B, sampled negatives); column 0 has the positive logits
-            negative_logits = negative_logits.masked_fill(negative_logits.isinf(), torch.nan)  # excluded ones
-            sums = {
-                "xlco": losses.sum() * weight,
-                "hits": xlco_hits(logits) * weight,
-                "positive": logits[:, 0].sum() * weight,
-                "negative": negative_logits.nanmean(dim=1).nan_to_num().sum() * weight,
-                "negative_square": negative_logits.square().nanmean(dim=1).nan_to_num().sum() * weight,
-                "key_check": keys.sum() * 0.0,  # not finite if any key is not
-            }
+            sums = {"xlco": losses.sum() * weight} | _sum_statistics(logits, weight)
+            sums["key_check"] = keys.sum() * 0.0  # not finite if any key is not
         return losses.sum() * weight, sums
 
     def exclude(self, query_ids: Tensor, key_ids: Tensor) -> Tensor | None:
@@ -193,6 +184,24 @@ class XLCO(SentenceObjective):
             f"key_encoder/{name}": weight for name, weight in self.key_encoder.named_parameters()
         }
         return weights | {f"queue/{name}": tensor for name, tensor in self.queue.state().items()}
+
+
+def _sum_statistics(logits: Tensor, weight: float) -> dict[str, Tensor]:
+    """Return sums over the queries from which `XLCO.statistics` computes the accuracy and the spread of the logits.
+
+    Args:
+        logits: (B, 1 + K) of the positive, then of the negatives; -inf where a negative is excluded.
+        weight: factor of each query.
+    """
+    stride = math.ceil((logits.shape[1] - 1) / STATISTICS_ROWS)
+    negative_logits = logits[:, 1::stride]  # (B, sampled negatives)
+    negative_logits = negative_logits.masked_fill(negative_logits.isinf(), torch.nan)  # excluded ones
+    return {
+        "hits": xlco_hits(logits) * weight,
+        "positive": logits[:, 0].sum() * weight,
+        "negative": negative_logits.nanmean(dim=1).nan_to_num().sum() * weight,
+        "negative_square": negative_logits.square().nanmean(dim=1).nan_to_num().sum() * weight,
+    }
 
 
 SENTENCE_OBJECTIVES: tuple[type[SentenceObjective], ...] = (XLCO,)

@@ -29,7 +29,7 @@ class InfoXLMSystem(System):
     def build(self, config: PretrainingConfig, shards: Shards) -> InfoXLM:
         return build(config, shards)
 
-    def learner(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> InfoXLMLearner:
+    def create_learner(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> InfoXLMLearner:
         learner = InfoXLMLearner(config, model, shards)
         if distributed.rank() == 0:
             learner.sampler.log_draws(config.optimization.steps)
@@ -49,7 +49,7 @@ class InfoXLMSystem(System):
         start = Path(config.model.start) if config.model.start else None
         pretrained.export(model, shards.directory / "tokenizer", directory, start, shards.prefix)
 
-    def observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
+    def create_observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
         """Return the function that scores the probe, or None if the probe is off or has no pairs."""
         probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
         if not config.probe.every or not probe.pairs:

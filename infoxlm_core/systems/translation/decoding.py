@@ -117,7 +117,7 @@ class TextTranslator:
         return cls(model.eval(), processor, description["languages"], description["pair"], description["side_tokens"])
 
     def save(self, directory: Path, tokenizer_file: Path) -> None:
-        """Write weights, sizes, languages and tokenizer in our own format, since `transformers` has no class for it."""
+        """Write the translator in our own format, because Transformers has no class for it."""
         directory.mkdir(parents=True)
         weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.model.named_parameters()}
         save_file(weights, directory / pretrained.WEIGHTS)

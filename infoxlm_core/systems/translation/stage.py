@@ -127,6 +127,7 @@ class TranslationLearner(Learner):
     """Alternates between the objectives, with one target language per step."""
 
     module: Translator
+    # The weight of denoising changes from step to step, so `losses` multiplies by it.
     weights = LossWeights({"dae": 1.0, "bt": 1.0, "mt": 1.0})
 
     def __init__(

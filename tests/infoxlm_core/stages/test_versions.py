@@ -198,7 +198,7 @@ def make_shards(tmp_path: Path, encoder: Path) -> Any:
 
 def make_learner(config: PretrainingConfig, shards: token_shards.Shards) -> Learner:
     system = SYSTEMS[config.system]
-    return system.learner(config, system.build(config, shards), shards)
+    return system.create_learner(config, system.build(config, shards), shards)
 
 
 def write_pairs(tmp_path: Path, encoder: Path) -> token_shards.Shards:
