@@ -154,7 +154,7 @@ def peak_memory() -> float:
 
 
 def scratch_folder() -> Path:
-    """Return a folder on a disk: /tmp may be in memory."""
+    """Return a folder on a disk, because /tmp may be in memory."""
     folder = Path(os.environ.get("TMPDIR", "/var/tmp"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -75,7 +75,7 @@ def make_cache(shards: Path, cache: Path) -> Path:
 
 
 def train(shards: Path, run: Path, source: storage.Store | None = None) -> tuple[list[str], float]:
-    """Train, print the speed and the share of waiting. Return the losses of all steps, and tokens per second."""
+    """Train, and print the speed and the share of waiting. Return the losses of all steps and the tokens per second."""
     pretrain(make_config(window=1), shards, run / "model", run, shards_source=source)
     metrics = [values for _, values in tracker.read(run / tracker.METRICS)]
     late_metrics = metrics[STEPS // 2 :]  # the first figures, means over ten seconds, include the start
@@ -86,7 +86,7 @@ def train(shards: Path, run: Path, source: storage.Store | None = None) -> tuple
 
 
 def train_alone(shards: Path, run: Path, source: storage.Store | None = None) -> tuple[list[str], float]:
-    """Train in another process than the proxy, which would compete with the training for Python's lock."""
+    """Train in a new process, because the proxy in this one would compete with the training for Python's lock."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
         return executor.submit(train, shards, run, source).result()
 

@@ -114,8 +114,8 @@ def make_batch(objective: str, shape: str) -> PackedBatch:
         return inputs.pack({name: np.full(count, length) for name, length in lengths.items()}, WORDS, rng)
     sentences = {"mlm": 1} if objective == "MLM" else {"mlm": 1, "tlm": 2, "query": 2, "key": 2}
     count = 1600 if objective == "MLM" else 224
-    drawn = {name: inputs.lengths("ragged", rng, count, number) for name, number in sentences.items()}
-    return inputs.pack(drawn, WORDS, rng)
+    lengths_by_name = {name: inputs.lengths("ragged", rng, count, number) for name, number in sentences.items()}
+    return inputs.pack(lengths_by_name, WORDS, rng)
 
 
 def make_learner(name: str, objective: str) -> ours.FixedBatchLearner:

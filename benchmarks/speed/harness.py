@@ -57,7 +57,7 @@ class Case:
         if self.peak:
             return [self.peak[OURS] / self.peak[peer]]
         pairs = zip(self.seconds_per_unit(peer), self.seconds_per_unit(OURS), strict=True)
-        return [theirs / ours for theirs, ours in pairs]
+        return [peer_seconds / our_seconds for peer_seconds, our_seconds in pairs]
 
     def seconds_per_unit(self, variant: str) -> list[float]:
         return [seconds / work for seconds, work in zip(self.cpu[variant], self.work[variant], strict=True)]

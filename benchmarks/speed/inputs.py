@@ -31,8 +31,8 @@ def lengths(shape: str, rng: np.random.Generator, sequences: int | None = None, 
     """Draw lengths: 16 sequences of exp(N(3.45, 0.7²)) tokens from 6 to 128 (`ragged`), or 8 blocks of 128 (`full`)."""
     if shape == "full":
         return np.full(sequences or 8, 128)
-    drawn = np.exp(rng.normal(3.45, 0.7, (sentences, sequences or 16)))
-    return np.clip(drawn, 6, 128).astype(np.int64).sum(axis=0)
+    sentence_lengths = np.exp(rng.normal(3.45, 0.7, (sentences, sequences or 16)))
+    return np.clip(sentence_lengths, 6, 128).astype(np.int64).sum(axis=0)
 
 
 def sequences(counts: np.ndarray, vocabulary: int, rng: np.random.Generator) -> Sequences:
@@ -66,7 +66,7 @@ def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generato
     def draw_sequences(name: str) -> Sequences:
         return sequences(counts[name], vocabulary, rng) if name in counts else EMPTY
 
-    def masked(name: str, group: int) -> Masked:
+    def draw_masked(name: str, group: int) -> Masked:
         original = draw_sequences(name)
         layout = Vocabulary.xlm_r(vocabulary)
         masked_ids, rows = masking.mask(original.flat, original.lengths, layout, ObjectivesConfig(), rng)
@@ -77,7 +77,7 @@ def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generato
     views = len(queries.lengths)
     sentence_ids = rng.integers(0, 2**62, (views, 2))
     groups = np.full(views, 2)
-    draw = Draw(masked("mlm", 0), masked("tlm", 1), Views(queries, keys, sentence_ids, groups))
+    draw = Draw(draw_masked("mlm", 0), draw_masked("tlm", 1), Views(queries, keys, sentence_ids, groups))
     largest = max(len(lengths) for lengths in counts.values())  # so that everything fits into one micro-batch
     (batch,) = micro_batches(draw, largest)
     return batch

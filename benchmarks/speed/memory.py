@@ -32,8 +32,8 @@ def run(quick: bool) -> list[Case]:
         case.about["fairseq"] = peers.Fairseq.about + "; gradients included"
     for name in case.about:
         command = [sys.executable, "-m", "benchmarks.speed.memory", name, str(words)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-        case.peak[name] = json.loads(done.stdout.splitlines()[-1])
+        completed = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+        case.peak[name] = json.loads(completed.stdout.splitlines()[-1])
     return [case]
 
 

@@ -79,7 +79,7 @@ class HuggingFace:
         return {tied.get(name, name): p.grad.clone() for name, p in named if p.grad is not None}
 
 
-class _Words:
+class _Dictionary:
     """The part of fairseq's dictionary that its model uses."""
 
     def __init__(self, size: int) -> None:
@@ -157,16 +157,17 @@ def make_fairseq(size: EncoderSize) -> nn.Module:
         untie_weights_roberta=False,
     )  # fmt: skip
     roberta.base_architecture(args)
-    words = _Words(size.vocabulary)
-    return roberta.RobertaModel.build_model(args, SimpleNamespace(source_dictionary=words, dictionary=words))
+    dictionary = _Dictionary(size.vocabulary)
+    task = SimpleNamespace(source_dictionary=dictionary, dictionary=dictionary)
+    return roberta.RobertaModel.build_model(args, task)
 
 
 @torch.no_grad()
 def load_fairseq(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Copy weights, given under our names, into every parameter."""
-    by_name = {fairseq_name(name): value for name, value in weights.items()}
+    """Copy weights under our names into every parameter."""
+    weights_by_name = {fairseq_name(name): value for name, value in weights.items()}
     for name, parameter in model.named_parameters():
-        parameter.copy_(by_name[name])
+        parameter.copy_(weights_by_name[name])
 
 
 def gradients_of_fairseq(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
