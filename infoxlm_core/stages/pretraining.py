@@ -54,7 +54,7 @@ def pretrain(
     """
     system = SYSTEMS[config.system]
     shards = open_shards(shards_path, shards_source)
-    config = choose_steps(config, shards)
+    config = _choose_steps(config, shards)
     learner = system.create_learner(config, system.build(config, shards), shards)
     observe = system.create_observer(config, learner, shards)
     inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}

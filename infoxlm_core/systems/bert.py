@@ -100,7 +100,7 @@ class BERTSampler(TextSampler):
         first_parts = []
         second_parts = []
         labels = []
-        table_numbers, rows = self.sampler.draw(self.per_shard, rng)
+        table_numbers, rows = self.sampler.draw(self.samples_per_shard, rng)
         for table_number, row in zip(table_numbers.tolist(), rows.tolist(), strict=True):
             pair = self._draw_pair(table_number, row, rng)
             first_parts.append(pair.first)

@@ -208,7 +208,7 @@ class XLMSampler(TextSampler):
     def _draw_pairs(self, language_pair: str, is_reversed: bool, rng: np.random.Generator) -> XLMInputs:
         """Draw pairs of a language pair, in the direction of its name or reversed, and lay them out."""
         corpora = self.pairs[language_pair]
-        sources, targets = draw_rows(corpora, self.per_shard, self.config.batches.side_tokens, rng)
+        sources, targets = draw_rows(corpora, self.samples_per_shard, self.config.batches.side_tokens, rng)
         source_language, target_language = language_pair.split("-")
         source_number = self.language_numbers[source_language]
         target_number = self.language_numbers[target_language]

@@ -95,7 +95,7 @@ def count_step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape)
             lm += [tokens] * samples
     contrast_layer = config.contrast.resolve_layer(size.layers)
     targets = round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples)
-    return flops.must_do_flops(size, lm, targets, views, views, contrast_layer, config.contrast.queue_size)
+    return flops.count_step_flops(size, lm, targets, views, views, contrast_layer, config.contrast.queue_size)
 
 
 def count_step_tokens(config: PretrainingConfig, shape: Shape) -> int:

@@ -53,7 +53,7 @@ def test_planned_bytes_of_weights_optimizer_key_encoder_and_queue_are_exact(tiny
     moments = [tensor for state in optimizer.state.values() for tensor in state.values()]
     assert memory["AdamW moments"] == count_bytes(moments)
     assert memory["key encoder"] == count_bytes(learner.xlco.key_encoder.parameters())
-    assert memory["queue"] == count_bytes([queue.rows, queue.sentence_ids, queue.born])
+    assert memory["queue"] == count_bytes([queue.rows, queue.sentence_ids, queue.added_at_step])
     assert run["checkpoint"] == count_bytes(checkpoint.values()) - queue.pointer.element_size()
 
 
