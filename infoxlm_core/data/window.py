@@ -68,17 +68,12 @@ class MovingWindow(Generic[T]):
         self._seed = seed
         self._open_part = open_part
         part_counts = np.array([len(counts) for counts in sample_counts], np.int64)  # (tables,)
-        samples = np.array([counts.sum() for counts in sample_counts], np.int64)
+        table_samples = np.array([counts.sum() for counts in sample_counts], np.int64)
         table_bytes = np.array([table.byte_count for table in tables], np.int64)
-        shares = draws / max(draws.sum(), np.finfo(float).tiny)
-        parts_per_byte = part_counts / np.maximum(table_bytes, 1)
-        widths = np.maximum(MIN_PARTS, (window_bytes * shares * parts_per_byte).astype(np.int64))
-        if table_bytes.sum() <= window_bytes:
-            widths = part_counts
-        self.widths = np.minimum(widths, part_counts)  # (tables,) parts in the window
-        self.is_whole = self.widths == part_counts
-        parts_per_step = draws * part_counts / np.maximum(samples, 1)
-        self._rates = np.where(self.is_whole, 0, np.rint(_RATE_UNIT * parts_per_step)).astype(np.int64)
+        self.widths = _choose_widths(part_counts, table_bytes, draws, window_bytes)
+        self.has_all_parts = self.widths == part_counts  # (tables,) such a window does not move
+        parts_per_step = draws * part_counts / np.maximum(table_samples, 1)
+        self._rates = np.where(self.has_all_parts, 0, np.rint(_RATE_UNIT * parts_per_step)).astype(np.int64)
         self._positions = np.full(len(tables), -1)
         self._window: Window[T] = Window(np.zeros(len(tables), np.int64), [[]] * len(tables), [[]] * len(tables))
         self._open_parts: list[dict[int, T]] = [{} for _ in tables]  # of each table, by number
@@ -96,7 +91,7 @@ class MovingWindow(Generic[T]):
 
     def list_parts(self, table: int, position: int) -> list[int]:
         """Return the numbers of the parts in the window of a table that starts at a position."""
-        if self.is_whole[table]:
+        if self.has_all_parts[table]:
             return list(range(int(self.widths[table])))
         part_count = len(self._sample_counts[table])
         parts = []
@@ -129,6 +124,21 @@ class MovingWindow(Generic[T]):
             first_rows[table] = [0, *end_rows[:-1]]
             row_counts[table] = end_rows[-1] if end_rows else 0
         return Window(row_counts, first_rows, parts)
+
+
+def _choose_widths(
+    part_counts: np.ndarray, table_bytes: np.ndarray, draws: np.ndarray, window_bytes: int
+) -> np.ndarray:
+    """Return the number of parts in the window of each table, (tables,): all parts if all tables fit.
+
+    Otherwise the tables share `window_bytes` in proportion to their draws, with at least `MIN_PARTS` parts each.
+    """
+    if table_bytes.sum() <= window_bytes:
+        return part_counts
+    shares = draws / max(draws.sum(), np.finfo(float).tiny)
+    parts_per_byte = part_counts / np.maximum(table_bytes, 1)
+    widths = (window_bytes * shares * parts_per_byte).astype(np.int64)
+    return np.minimum(np.maximum(MIN_PARTS, widths), part_counts)
 
 
 @functools.lru_cache(maxsize=4096)
