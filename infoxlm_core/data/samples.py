@@ -186,20 +186,20 @@ class Sampler(StepSampler):
         needs_xlco = objectives.xlco > 0 and only != "lm"
         # The queue is filled at the step at which contrast starts.
         window_step = self.config.contrast.start_step if isinstance(step, str) else step
-        # Each objective has random numbers of its own, so that its samples do not depend on the other objectives.
-        keys = [(self.config.seed, step, shard) for shard in virtual_shards]
+        # Each objective adds its name to the key, so that its samples do not depend on the other objectives.
+        rng_keys = [(self.config.seed, step, shard) for shard in virtual_shards]
         mlm: list[Masked] = []
         tlm: list[Masked] = []
         xlco: list[Views] = []
         if needs_mlm:
             text = self.block_window.move_to(window_step)
-            mlm = [self._draw_mlm(text, key) for key in keys]
+            mlm = [self._draw_mlm(text, rng_key) for rng_key in rng_keys]
         if needs_tlm or needs_xlco:
             pairs = self.pair_window.move_to(window_step)
             if needs_tlm:
-                tlm = [self._draw_tlm(pairs, key) for key in keys]
+                tlm = [self._draw_tlm(pairs, rng_key) for rng_key in rng_keys]
             if needs_xlco:
-                xlco = [self._draw_xlco(pairs, key) for key in keys]
+                xlco = [self._draw_xlco(pairs, rng_key) for rng_key in rng_keys]
         return Draw(_join_masked(mlm), _join_masked(tlm), _join_views(xlco))
 
     def draws_per_pair(self, steps: int) -> dict[str, float]:
@@ -252,9 +252,9 @@ class Sampler(StepSampler):
             keys=Sequences(key_ids, views.keys.lengths),
         )
 
-    def _draw_mlm(self, window: Window[Blocks], key: tuple[object, ...]) -> Masked:
+    def _draw_mlm(self, window: Window[Blocks], rng_key: tuple[object, ...]) -> Masked:
         """Draw the MLM samples of a virtual shard."""
-        rng = generator(*key, "mlm")
+        rng = generator(*rng_key, "mlm")
         tables, rows = self.block_sampler.draw(self.samples_per_shard, rng, window.row_counts)
         parts, rows = window.locate(tables, rows)
         begin = np.array([self.vocabulary.begin], np.uint32)
@@ -266,7 +266,7 @@ class Sampler(StepSampler):
             token_ids += [begin, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
             lengths.append(length + 1)
         sequences = Sequences(end_to_end(token_ids), np.array(lengths, np.int64))
-        return Masked(sequences, *self.mask(sequences, generator(*key, "mlm mask")), tables)
+        return Masked(sequences, *self.mask(sequences, generator(*rng_key, "mlm mask")), tables)
 
     def _read_sides(self, window: Window[Pairs], tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
         """Return the source and target sides of pairs, truncated to the configured length."""
@@ -277,9 +277,9 @@ class Sampler(StepSampler):
         target = gather([pairs.target for pairs in parts], part_indices, rows, max_tokens)
         return source, target
 
-    def _draw_tlm(self, window: Window[Pairs], key: tuple[object, ...]) -> Masked:
+    def _draw_tlm(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> Masked:
         """Draw the TLM samples of a virtual shard, with the sides of each pair in random order."""
-        rng = generator(*key, "tlm")
+        rng = generator(*rng_key, "tlm")
         tables, rows = self.pair_sampler.draw(self.samples_per_shard, rng, window.row_counts)
         source, target = self._read_sides(window, tables, rows)
         is_swapped = rng.random(self.samples_per_shard) < 0.5
@@ -287,13 +287,13 @@ class Sampler(StepSampler):
         second_side = choose(is_swapped, source, target)
         sequences = lay_out([first_side, second_side], self.vocabulary)
         groups = tables + len(self.texts)  # the groups of TLM follow those of MLM
-        return Masked(sequences, *self.mask(sequences, generator(*key, "tlm mask")), groups)
+        return Masked(sequences, *self.mask(sequences, generator(*rng_key, "tlm mask")), groups)
 
-    def _draw_xlco(self, window: Window[Pairs], key: tuple[object, ...]) -> Views:
+    def _draw_xlco(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> Views:
         """Draw the contrast items of a virtual shard: pairs, and the pairs that mixup joins with them."""
         contrast = self.config.contrast
         count = self.samples_per_shard
-        rng = generator(*key, "xlco")
+        rng = generator(*rng_key, "xlco")
         # The random numbers are drawn in this order, whether they are used or not; another order changes all samples.
         tables, rows = self.pair_sampler.draw(count, rng, window.row_counts)
         sentence_ids = _read_sentence_ids(window, tables, rows)
@@ -308,7 +308,7 @@ class Sampler(StepSampler):
         joined_ids = np.stack([sentence_ids, np.where(is_joined, partner_ids, sentence_ids)], axis=1)  # (count, 2)
         groups = tables + len(self.texts) + len(self.pairs)  # the groups of XLCO follow those of TLM
         views = Views(queries, keys, joined_ids, groups)
-        return self._corrupt(views, generator(*key, "corruption")) if contrast.corruption else views
+        return self._corrupt(views, generator(*rng_key, "corruption")) if contrast.corruption else views
 
     def _draw_partners(
         self,

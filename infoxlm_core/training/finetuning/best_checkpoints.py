@@ -1,7 +1,7 @@
 """Keep the weights of a fine-tuning's best steps until it ends: `RUN/kept/STEP.safetensors`.
 
 `STEP.json` beside each contains its size and SHA-256, so that only verified weights are exported. The curves
-(`dev/mean`, `dev/de`, …) tell which steps these are: a resumed run drops the points after its checkpoint, and so
+(`dev/mean`, `dev/de`, …) tell which steps these are. A resumed run deletes the points after its checkpoint, so that it
 makes the same decisions again.
 """
 
@@ -56,9 +56,9 @@ class BestCheckpoints:
             raise DataCorrupt(f"{curves}: the evaluations cover different languages. Restore the file, or train again.")
         return evaluations
 
-    def choose(self, evaluations: list[DevScores], last: int) -> dict[str, int]:
+    def choose(self, evaluations: list[DevScores], last_step: int) -> dict[str, int]:
         """Return the chosen step of each language. See `selection.choose`."""
-        return choose(evaluations, self.rule, self.source, last)
+        return choose(evaluations, self.rule, self.source, last_step)
 
     def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
         """Save the weights if the last evaluation is among the best. Delete weights that are no longer needed.

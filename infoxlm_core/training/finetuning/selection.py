@@ -44,20 +44,20 @@ def check(rule: str, source: str, development: Sequence[str]) -> None:
         raise InputError(f"selection.rule {rule} needs {requirement}; available: {available}")
 
 
-def choose(evaluations: Sequence[DevScores], rule: str, source: str, last: int) -> dict[str, int]:
+def choose(evaluations: Sequence[DevScores], rule: str, source: str, last_step: int) -> dict[str, int]:
     """Return the step that a rule of `SelectionConfig` chooses for each language, the earliest of equal ones.
 
     Args:
         evaluations: development scores of the run, in the order of steps.
         rule: last, source, joint or each.
         source: the language of the training text.
-        last: steps of the training so far.
+        last_step: steps of the training so far.
 
     Returns:
         {"*": step}, and for `each` also a step for every language.
     """
     if rule == "last":
-        return {ALL: last}
+        return {ALL: last_step}
     if rule == "source":
         return {ALL: max(evaluations, key=lambda scores: scores.languages[source]).step}
     chosen = {ALL: max(evaluations, key=lambda scores: scores.mean).step}
