@@ -51,23 +51,23 @@ ROOT = Path(__file__).parents[2]
 
 
 class Target(NamedTuple):
-    """One reader."""
+    """A reader of user files."""
 
     examples: Callable[[Path], list[bytes]]
-    """Writes what else it needs into a folder; valid contents of the file that is damaged."""
+    """Writes the other files that the reader needs to a folder. Returns valid contents of the file to damage."""
 
     read: Callable[[Path, bytes], Any]
-    """Reads the folder with this content in the place of that file."""
+    """Reads the folder with this content of the file."""
 
     slow: bool = False
-    """Takes tens of milliseconds a time."""
+    """Whether a call takes tens of milliseconds."""
 
 
 TARGETS: dict[str, Target] = {}
 
 
-def a_file(name: str, examples: list[bytes], read: Callable[[Path], Any]) -> Target:
-    """A file that is read alone."""
+def file_target(name: str, examples: list[bytes], read: Callable[[Path], Any]) -> Target:
+    """Return a target for a file that needs no other files."""
 
     def attack(folder: Path, content: bytes) -> Any:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -77,11 +77,11 @@ def a_file(name: str, examples: list[bytes], read: Callable[[Path], Any]) -> Tar
     return Target(lambda _: examples, attack)
 
 
-def a_file_of(make: Callable[[Path], Any], name: str, read: Callable[[Path], Any]) -> Target:
-    """Return a target for one file of the folder that `make` writes."""
+def folder_target(write_folder: Callable[[Path], Any], name: str, read: Callable[[Path], Any]) -> Target:
+    """Return a target for one file of the folder that `write_folder` writes."""
 
     def examples(folder: Path) -> list[bytes]:
-        make(folder)
+        write_folder(folder)
         return [(folder / name).read_bytes()]
 
     def attack(folder: Path, content: bytes) -> Any:
@@ -136,36 +136,37 @@ def _catalog(binary: bool) -> bytes:
 
 
 def _wheel() -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("p/de/LC_MESSAGES/x.po", _catalog(False))
         archive.writestr("p/de/LC_MESSAGES/x.mo", _catalog(True))
         archive.writestr("p/__init__.py", "")
-    return packed.getvalue()
+    return buffer.getvalue()
 
 
 def _parquet(table: dict[str, Any], compression: str = "zstd") -> bytes:
-    packed = io.BytesIO()
-    pq.write_table(pa.table(table), packed, compression=compression)
-    return packed.getvalue()
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(table), buffer, compression=compression)
+    return buffer.getvalue()
 
 
 def corpus(kind: str, name: str, *examples: bytes) -> Target:
-    """A corpus of English and German in one file."""
-    pair = kind in ("tsv", "moses")
-    said = {"text": ["de"], "tsv": ["en", "de"], "moses": ["en", "de"]}.get(kind, [])
-    values: dict[str, Any] = {"name": "x", "format": kind, "path": "x", "languages": said}
-    source = CorpusSource.parse(values | ({"path": ["x", "y"]} if kind == "moses" else {}))
+    """Return a target for a corpus of English and German in one file."""
+    is_parallel = kind in ("tsv", "moses")
+    languages = {"text": ["de"], "tsv": ["en", "de"], "moses": ["en", "de"]}.get(kind, [])
+    path = ["x", "y"] if kind == "moses" else "x"
+    source = CorpusSource.parse({"name": "x", "format": kind, "path": path, "languages": languages})
 
     def read(path: Path) -> Any:
         paths = [path]
         if kind == "moses":
             (path.parent / "x.en").write_bytes(_TSV)
             paths = [path.parent / "x.en", path]
-        root = path.parents[2] if kind == "gettext" and path.suffix != ".whl" else path
-        return [row for row in formats.read(source, ["en", "de"], "en", [root] if not pair else paths) if row.dropped]
+        elif not is_parallel and kind == "gettext" and path.suffix != ".whl":
+            paths = [path.parents[2]]  # the folder of the catalogs
+        return [row for row in formats.read(source, ["en", "de"], "en", paths) if row.dropped]
 
-    return a_file(name, list(examples), read)
+    return file_target(name, list(examples), read)
 
 
 _SIDES = {"en": [english for english, _ in _PAIRS], "de": [german for _, german in _PAIRS]}
@@ -201,15 +202,15 @@ _ROWS = pd.DataFrame(
 )
 
 
-def _labelled(path: Path) -> Any:
+def _read_table(path: Path) -> Any:
     return read_labelled(ClassificationConfig(data=str(path)), None)
 
 
-def _squad(path: Path) -> Any:
+def _read_questions(path: Path) -> Any:
     return read_squad(path), read_training([str(path)])
 
 
-def _reserved(path: Path) -> int:
+def _read_reserved(path: Path) -> int:
     return sum(len(text) for text in evaluation_sets.read(path))
 
 
@@ -221,29 +222,37 @@ def _write_questions(folder: Path) -> None:
 
 
 TARGETS |= {
-    "labelled-csv": a_file("train.csv", [_ROWS.to_csv(index=False).encode()], _labelled),
-    "labelled-tsv": a_file("x-en.tsv", [_ROWS.to_csv(index=False, sep="\t").encode()], _labelled),
-    "labelled-parquet": a_file("x.parquet", [_parquet(_ROWS.to_dict("list"))], _labelled),
-    "squad": a_file_of(_write_questions, "x.en.json", lambda folder: _squad(folder / "x.en.json")),
-    "aligned": a_file("a/en-de.tsv", [_TSV], lambda path: read_aligned(path.parent, "en")),
-    "aligned-lines": a_file("a/t.de-en.de", [_LINES], lambda path: _both_sides(path)),
-    "held-out": a_file(
+    "labelled-csv": file_target("train.csv", [_ROWS.to_csv(index=False).encode()], _read_table),
+    "labelled-tsv": file_target("x-en.tsv", [_ROWS.to_csv(index=False, sep="\t").encode()], _read_table),
+    "labelled-parquet": file_target("x.parquet", [_parquet(_ROWS.to_dict("list"))], _read_table),
+    "squad": folder_target(_write_questions, "x.en.json", lambda folder: _read_questions(folder / "x.en.json")),
+    "aligned": file_target("a/en-de.tsv", [_TSV], lambda path: read_aligned(path.parent, "en")),
+    "aligned-lines": file_target("a/t.de-en.de", [_LINES], lambda path: _read_both_sides(path)),
+    "held-out": file_target(
         "c/held_out/en-de/x.parquet",
         [_parquet({"source": _SIDES["en"], "target": _SIDES["de"]})],
         lambda path: read_aligned(path.parents[2], "en"),
     ),
-    "entities": a_file("train-en.tsv", [_IOB.encode()], lambda path: read_tagged(NamedEntitiesConfig(data=str(path)))),
-    "reserved-json": a_file("x.json", [json.dumps({"data": [{"context": _SIDES["de"]}]}).encode()], _reserved),
-    "reserved-jsonl": a_file("x.jsonl", ["".join(json.dumps([x]) + "\n" for x in _SIDES["de"]).encode()], _reserved),
-    "reserved-csv": a_file("x.csv", [_ROWS.to_csv(index=False).encode()], _reserved),
-    "reserved-lines": a_file("x.tsv", [_TSV, _IOB.encode()], _reserved),
-    "reserved-parquet": a_file(
-        "x.parquet", [_parquet(_SIDES), _parquet({"text": [{"en": a, "de": [b]} for a, b in _PAIRS]})], _reserved
+    "entities": file_target(
+        "train-en.tsv", [_IOB.encode()], lambda path: read_tagged(NamedEntitiesConfig(data=str(path)))
+    ),
+    "reserved-json": file_target(
+        "x.json", [json.dumps({"data": [{"context": _SIDES["de"]}]}).encode()], _read_reserved
+    ),
+    "reserved-jsonl": file_target(
+        "x.jsonl", ["".join(json.dumps([x]) + "\n" for x in _SIDES["de"]).encode()], _read_reserved
+    ),
+    "reserved-csv": file_target("x.csv", [_ROWS.to_csv(index=False).encode()], _read_reserved),
+    "reserved-lines": file_target("x.tsv", [_TSV, _IOB.encode()], _read_reserved),
+    "reserved-parquet": file_target(
+        "x.parquet",
+        [_parquet(_SIDES), _parquet({"text": [{"en": a, "de": [b]} for a, b in _PAIRS]})],
+        _read_reserved,
     ),
 }
 
 
-def _both_sides(path: Path) -> Any:
+def _read_both_sides(path: Path) -> Any:
     path.with_name("t.de-en.en").write_text("".join(f"{english}\n" for english, _ in _PAIRS))
     return read_aligned(path.parent, "en")
 
@@ -255,37 +264,42 @@ def _config(name: str) -> bytes:
     return (ROOT / "configs" / name).read_bytes()
 
 
-def _suite(path: Path) -> Any:
+def _plan_suite(path: Path) -> Any:
     return trials.plan(run_file.load_as(SuiteConfig, path))
 
 
-def _cluster(path: Path) -> Any:
-    found = run_file.load_as(ClusterFile, path)
-    return found if "0" * 64 in found.image else found.parameters()
+def _read_cluster(path: Path) -> Any:
+    cluster = run_file.load_as(ClusterFile, path)
+    has_placeholder = "0" * 64 in cluster.image
+    return cluster if has_placeholder else cluster.parameters()
 
 
-def _variants(path: Path) -> Any:
+def _plan_variants(path: Path) -> Any:
     return variants.plan(run_file.load(ROOT / "configs/base.yaml"), path, [], [1, 2])
 
 
-def _override(path: Path) -> Any:
+def _read_override(path: Path) -> Any:
     return run_file.load(ROOT / "configs/demo.yaml", [path.read_bytes().decode(errors="replace")])
 
 
-def _as_json(folder: Path) -> None:
-    """JSON is YAML, too: so its values can be changed one by one."""
+def _write_config_as_json(folder: Path) -> None:
+    """Write a config as JSON, which is valid YAML, so that a mutation can change single values."""
     path = write_config(folder)
-    found = run_file.load(path).model_dump(mode="json", exclude_none=True)
-    path.write_text(json.dumps(found))
+    values = run_file.load(path).model_dump(mode="json", exclude_none=True)
+    path.write_text(json.dumps(values))
 
 
 TARGETS |= {
-    "run-config": a_file("x.yaml", [_config("demo.yaml"), _config("base.yaml")], run_file.load),
-    "run-values": a_file_of(_as_json, "toy.yaml", lambda folder: run_file.load(folder / "toy.yaml")),
-    "suite-config": a_file("x.yaml", [_config("suite.yaml")], _suite),
-    "cluster-config": a_file("x.yaml", [_config("cluster.yaml")], _cluster),
-    "variants": a_file("x.yaml", [_config("ablations.yaml")], _variants),
-    "override": a_file("x", [b"pretraining.optimization.steps=100", b"preparation.languages=[en, de]"], _override),
+    "run-config": file_target("x.yaml", [_config("demo.yaml"), _config("base.yaml")], run_file.load),
+    "run-values": folder_target(
+        _write_config_as_json, "toy.yaml", lambda folder: run_file.load(folder / "toy.yaml")
+    ),
+    "suite-config": file_target("x.yaml", [_config("suite.yaml")], _plan_suite),
+    "cluster-config": file_target("x.yaml", [_config("cluster.yaml")], _read_cluster),
+    "variants": file_target("x.yaml", [_config("ablations.yaml")], _plan_variants),
+    "override": file_target(
+        "x", [b"pretraining.optimization.steps=100", b"preparation.languages=[en, de]"], _read_override
+    ),
 }  # fmt: skip
 
 
@@ -301,7 +315,7 @@ def _write_model(folder: Path) -> None:
 
 
 def _embed(folder: Path) -> Any:
-    """As `infoxlm embed` does."""
+    """Compute vectors as `infoxlm embed` does."""
     directories.check(folder)
     model, tokenizer = any_encoder.load_encoder(folder, "cpu")
     space = any_encoder.contrast_space(model.config)
@@ -314,26 +328,23 @@ def _embed(folder: Path) -> Any:
     return hidden.hidden_states[-1] @ projection if space else hidden
 
 
-def _start(folder: Path) -> Any:
-    """As pre-training does that starts from a model."""
+def _start_training(folder: Path) -> Any:
+    """Load a model as a training does that starts from it."""
     directories.check(folder)
     size = pretrained.size_of(folder)
     return pretrained.load_into(InfoXLM(size, 1, "mean", True), folder)
 
 
 def model(name: str, read: Callable[[Path], Any]) -> Target:
-    """One file of a model."""
-
-    def whole(folder: Path) -> Path:
-        return folder / "model"
+    """Return a target for one file of a model."""
 
     def examples(folder: Path) -> list[bytes]:
-        _write_model(whole(folder))
-        return [(whole(folder) / name).read_bytes()]
+        _write_model(folder / "model")
+        return [(folder / "model" / name).read_bytes()]
 
     def attack(folder: Path, content: bytes) -> Any:
-        (whole(folder) / name).write_bytes(content)
-        return read(whole(folder))
+        (folder / "model" / name).write_bytes(content)
+        return read(folder / "model")
 
     return Target(examples, attack, slow=True)
 
@@ -342,29 +353,29 @@ def _write_corpus(folder: Path) -> None:
     write_corpus(folder, {"de": _SIDES["de"], "en": _SIDES["en"]}, {"en-de": _PAIRS})
 
 
-def _trained(folder: Path) -> list[bytes]:
+def _train_tokenizer(folder: Path) -> list[bytes]:
     corpus_folder = folder / "corpus"
     _write_corpus(corpus_folder)
     return [tokenization._train_model(TokenizationConfig(vocabulary_size=60, processes=1), corpus_folder)]
 
 
-def _given(folder: Path, content: bytes) -> Any:
+def _import_tokenizer(folder: Path, content: bytes) -> Any:
     (folder / "x.model").write_bytes(content)
-    given = tokenization._read_model(folder / "x.model")
+    model_content = tokenization._read_model(folder / "x.model")
     directory = folder / "tokenizer"
     directory.mkdir(exist_ok=True)
-    tokenizers.write_fast(given, directory)
+    tokenizers.write_fast(model_content, directory)
     with tokenizers.reading("x"):
         return tokenizers.load_fast(directory)("Öffne die neue Seite")
 
 
-def _released(folder: Path) -> list[bytes]:
+def _write_checkpoint(folder: Path) -> list[bytes]:
     torch.manual_seed(0)
     infoxlm_checkpoint(folder / "model.pt", model_tensors())
     return [(folder / "model.pt").read_bytes()]
 
 
-def _import(folder: Path, content: bytes) -> Any:
+def _import_checkpoint(folder: Path, content: bytes) -> Any:
     (folder / "model.pt").write_bytes(content)
     shutil.rmtree(folder / "imported", ignore_errors=True)
     return fairseq.convert(folder / "model.pt", folder / "imported")
@@ -372,15 +383,15 @@ def _import(folder: Path, content: bytes) -> Any:
 
 TARGETS |= {
     "model-config": model("config.json", _embed),
-    "model-start": model("config.json", _start),
+    "model-start": model("config.json", _start_training),
     "model-weights": model("model.safetensors", _embed),
-    "start-weights": model("model.safetensors", _start),
+    "start-weights": model("model.safetensors", _start_training),
     "projection": model(pretrained.PROJECTION, _embed),
-    "start-projection": model(pretrained.PROJECTION, _start),
+    "start-projection": model(pretrained.PROJECTION, _start_training),
     "tokenizer": model("tokenizer.json", _embed),
     "tokenizer-config": model("tokenizer_config.json", _embed),
-    "sentencepiece": Target(_trained, _given, slow=True),
-    "fairseq": Target(_released, _import, slow=True),
+    "sentencepiece": Target(_train_tokenizer, _import_tokenizer, slow=True),
+    "fairseq": Target(_write_checkpoint, _import_checkpoint, slow=True),
 }
 
 
@@ -394,7 +405,7 @@ def attack(name: str, folder: Path, content: bytes) -> errors.InfoXLMError | Non
     try:
         TARGETS[name].read(folder, content)
     except errors.InfoXLMError as error:
-        assert type(error) is not errors.InfoXLMError, f"of no class: {error}"
-        assert "\n" not in str(error), f"not one line: {str(error)!r:.300}"
+        assert type(error) is not errors.InfoXLMError, f"the error has no class of its own: {error}"
+        assert "\n" not in str(error), f"the message has several lines: {str(error)!r:.300}"
         return error
     return None
