@@ -41,9 +41,3 @@ def test_build_of_torch_without_cuda_uses_the_cpu(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
 
     assert devices.choose() == torch.device("cpu")
-
-
-def test_usable_gpu_needs_no_explanation(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-
-    assert devices.why_no_gpu() == ""

@@ -29,7 +29,7 @@ TOP = VectorSpec("mean", 2)
 
 @pytest.fixture(scope="module")
 def xlm(tmp_path_factory) -> Path:
-    """A tiny XLM of three languages whose embeddings of languages are larger than those of words."""
+    """Write a tiny XLM of three languages whose language embeddings are larger than its word embeddings."""
     directory = tmp_path_factory.mktemp("xlm")
     size = len(save_tokenizer(directory, WORDS))
     torch.manual_seed(3)
@@ -47,8 +47,8 @@ def xlm(tmp_path_factory) -> Path:
     return directory
 
 
-def transformers_vectors(directory: Path, texts: list[str], language: str | None) -> torch.Tensor:
-    """Return the means of the last layer, computed with Transformers alone, one text at a time."""
+def compute_transformers_vectors(directory: Path, texts: list[str], language: str | None) -> torch.Tensor:
+    """Compute the mean of the last layer with Transformers alone, one text at a time."""
     model, tokenizer = XLMModel.from_pretrained(directory).eval(), AutoTokenizer.from_pretrained(directory)
     vectors = []
     for text in texts:
@@ -59,21 +59,21 @@ def transformers_vectors(directory: Path, texts: list[str], language: str | None
     return torch.stack(vectors)
 
 
-def test_vectors_of_held_out_sentences_are_those_of_transformers_with_their_language(xlm):
+def test_sentence_vectors_equal_transformers_with_language_embeddings(xlm):
     encoder = embedding.VectorEncoder(*load_encoder(xlm), 2, 32)
     english, german = TEXTS[:2], TEXTS[2:4]
 
     english_vectors = encoder.embed(english, [TOP], "en")[TOP].cpu()
     german_vectors = encoder.embed(german, [TOP], "de")[TOP].cpu()
 
-    torch.testing.assert_close(english_vectors, transformers_vectors(xlm, english, "en"), atol=1e-5, rtol=0)
-    torch.testing.assert_close(german_vectors, transformers_vectors(xlm, german, "de"), atol=1e-5, rtol=0)
-    assert not english_vectors.allclose(transformers_vectors(xlm, english, None), atol=0.05)
+    torch.testing.assert_close(english_vectors, compute_transformers_vectors(xlm, english, "en"), atol=1e-5, rtol=0)
+    torch.testing.assert_close(german_vectors, compute_transformers_vectors(xlm, german, "de"), atol=1e-5, rtol=0)
+    assert not english_vectors.allclose(compute_transformers_vectors(xlm, english, None), atol=0.05)
 
 
-def test_perplexity_is_that_of_transformers_with_the_language(xlm):
+def test_perplexity_equals_transformers_with_language_embeddings(xlm):
     model, tokenizer = load_encoder(xlm)
-    total, count = 0.0, 0
+    loss_sum, loss_count = 0.0, 0
     for number, text in enumerate(TEXTS):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         words = np.arange(1, ids.shape[1] - 1)
@@ -83,33 +83,32 @@ def test_perplexity_is_that_of_transformers_with_the_language(xlm):
         masked[0, gaps] = tokenizer.mask_token_id
         with torch.inference_mode():
             logits = model(input_ids=masked, langs=torch.full_like(ids, NUMBERS["fr"])).logits[0, gaps]
-        total += F.cross_entropy(logits, answers, reduction="sum").item()
-        count += len(gaps)
+        loss_sum += F.cross_entropy(logits, answers, reduction="sum").item()
+        loss_count += len(gaps)
 
-    french, without = (perplexity.measure(model, tokenizer, TEXTS, 2, 32, 1, language) for language in ("fr", None))
+    perplexity_in_french = perplexity.measure(model, tokenizer, TEXTS, 2, 32, 1, "fr")
 
-    assert french == pytest.approx(np.exp(total / count), rel=1e-4)
-    assert french != pytest.approx(without, rel=1e-3)
+    assert perplexity_in_french == pytest.approx(np.exp(loss_sum / loss_count), rel=1e-4)
 
 
-def test_a_classifier_of_pairs_reads_both_sides_in_the_language_of_the_row(xlm, tmp_path):
+def test_classifier_of_pairs_uses_the_language_of_the_row_for_both_sides(xlm, tmp_path):
     table = pd.DataFrame({"text": TEXTS, "text_pair": TEXTS[::-1], "language": ["en", "de", "fr", "de"]})
     module = task_models.create(xlm, TASKS["classification"].head, ["no", "yes"])
     task_models.export(module, xlm, tmp_path)
-    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    transformers_model = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
 
     examples = encode_rows(table, tmp_path, 32)
-    ours = task_models.compute_logits(task_models.load(tmp_path, TASKS["classification"].head), examples)
+    logits = task_models.compute_logits(task_models.load(tmp_path, TASKS["classification"].head), examples)
 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for row, (text, pair, language) in enumerate(table.itertuples(index=False)):
         ids = tokenizer(text, pair, return_tensors="pt")["input_ids"]
         with torch.inference_mode():
-            logits = theirs(input_ids=ids, langs=torch.full_like(ids, NUMBERS[language])).logits[0]
-        torch.testing.assert_close(ours[row], logits, atol=1e-5, rtol=0)
+            expected = transformers_model(input_ids=ids, langs=torch.full_like(ids, NUMBERS[language])).logits[0]
+        torch.testing.assert_close(logits[row], expected, atol=1e-5, rtol=0)
 
 
-def test_tagged_sentences_and_windows_have_the_language_of_their_set(xlm):
+def test_sentences_to_tag_and_paragraphs_have_their_own_language(xlm):
     sentences = [Sentence(("save", "it"), ("O", "O")), Sentence(("a",), ("O",))]
     config = AnsweringConfig.parse({"train": ["t"], "test": ["q"], "question_tokens": 4, "stride": 2, "max_tokens": 14})
     question = Question("1", "save it", 0, ("door",), None)
@@ -122,7 +121,7 @@ def test_tagged_sentences_and_windows_have_the_language_of_their_set(xlm):
     assert set(windows.examples.types.tolist()) == {NUMBERS["de"]}  # the paragraph's, not the question's
 
 
-def test_a_language_that_the_model_does_not_have_is_refused(xlm):
+def test_language_without_embedding_is_refused(xlm):
     model, tokenizer = load_encoder(xlm)
 
     with pytest.raises(InputError, match="no embedding of language swh: give text in de, en, fr"):
@@ -131,8 +130,6 @@ def test_a_language_that_the_model_does_not_have_is_refused(xlm):
 
 
 def test_models_without_language_embeddings_ignore_the_language(tiny_encoders):
-    model, tokenizer = load_encoder(tiny_encoders["first"])
+    encoder = embedding.VectorEncoder(*load_encoder(tiny_encoders["first"]), 2, 32)
 
-    found = embedding.VectorEncoder(model, tokenizer, 2, 32).embed(TEXTS, [TOP], "sw")
-
-    assert found[TOP].equal(embedding.VectorEncoder(model, tokenizer, 2, 32).embed(TEXTS, [TOP])[TOP])
+    assert encoder.embed(TEXTS, [TOP], "sw")[TOP].equal(encoder.embed(TEXTS, [TOP])[TOP])

@@ -1,12 +1,13 @@
-"""Models of a task equal Hugging Face's own, before and after they are written, whatever the encoder (A22)."""
+"""Task models equal Hugging Face's classes for every type of encoder (acceptance item A22)."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.utils import counters
+from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModel,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -35,9 +36,11 @@ from infoxlm_core.tasks import TASKS
 from tests.toys.models import NUMBERED, write_tokenizer
 
 LABELS = ["contradiction", "entailment", "neutral"]
+CLASSIFICATION = TASKS["classification"].head
+ANSWERING = TASKS["question_answering"].head
 SIZES = {"vocab_size": 48, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 SMALL = {"vocab_size": 48, "n_layers": 2, "n_heads": 2, "pad_token_id": 1}
-KINDS = {
+ENCODERS = {
     "XLM-R": lambda: XLMRobertaForMaskedLM(XLMRobertaConfig(**SIZES, max_position_embeddings=26, pad_token_id=1)),
     "bare XLM-R": lambda: XLMRobertaModel(XLMRobertaConfig(**SIZES, max_position_embeddings=26, pad_token_id=1)),
     "RoBERTa": lambda: RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=26, layer_norm_eps=1e-4)),
@@ -51,259 +54,220 @@ KINDS = {
 PADDED = {"BERT with ReLU", "XLM", "DistilBERT"}
 
 
-def shake(model: PreTrainedModel) -> PreTrainedModel:
-    """Random weights so large that every part of the model decides."""
+def enlarge_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Add large random numbers to the weights, so that every part of the model changes the logits."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.eval()
 
 
-@pytest.fixture(params=KINDS)
-def encoder(request, tmp_path) -> Path:
+def save_encoder(directory: Path, name: str) -> Path:
+    """Write an encoder of `ENCODERS` and its tokenizer."""
     torch.manual_seed(5)
-    shake(KINDS[request.param]()).save_pretrained(tmp_path / "encoder")
-    write_tokenizer(tmp_path / "encoder", bert="BERT" in request.param and "one type" not in request.param)
-    (tmp_path / "encoder/kind").write_text(request.param)
-    return tmp_path / "encoder"
+    enlarge_weights(ENCODERS[name]()).save_pretrained(directory)
+    write_tokenizer(directory, bert="BERT" in name and "one type" not in name)
+    return directory
 
 
-def texts(count: int = 9) -> tuple[list[str], list[str]]:
+@pytest.fixture(params=ENCODERS)
+def encoder(request, tmp_path) -> Path:
+    return save_encoder(tmp_path / "encoder", request.param)
+
+
+def make_texts() -> tuple[list[str], list[str]]:
+    """Return nine pairs of texts of different lengths."""
     rng = np.random.default_rng(2)
-    one, two = ([" ".join(rng.choice(NUMBERED, rng.integers(1, 9))) for _ in range(count)] for _ in "ab")
-    return one, two
+    texts = [" ".join(rng.choice(NUMBERED, rng.integers(1, 9))) for _ in range(18)]
+    return texts[:9], texts[9:]
 
 
-def theirs(directory: Path, kind: str) -> torch.Tensor:
-    """Logits of plain transformers on the padded batch of all texts: (N, labels), or (T, 2) without padding."""
-    auto = AutoModelForSequenceClassification if kind == "classification" else AutoModelForQuestionAnswering
-    model, tokenizer = auto.from_pretrained(directory).eval(), AutoTokenizer.from_pretrained(directory)
-    batch = tokenizer(*texts(), padding=True, return_tensors="pt")
+def encode_texts(directory: Path) -> Examples:
+    return encode(tokenizers.load(directory), *make_texts(), max_tokens=24)
+
+
+def compute_transformers_logits(directory: Path, task: str) -> torch.Tensor:
+    """Return the logits of plain Transformers for the padded batch of all texts: (N, labels), or (T, 2)."""
+    auto_class = AutoModelForSequenceClassification if task == "classification" else AutoModelForQuestionAnswering
+    batch = AutoTokenizer.from_pretrained(directory)(*make_texts(), padding=True, return_tensors="pt")
     with torch.inference_mode():
-        found = model(**batch)
-    if kind == "classification":
-        return found.logits
-    return torch.stack([found.start_logits, found.end_logits], dim=2)[batch["attention_mask"].bool()]
-
-
-def examples(directory: Path) -> Examples:
-    return encode(tokenizers.load(directory), *texts(), max_tokens=24)
+        output = auto_class.from_pretrained(directory).eval()(**batch)
+    if task == "classification":
+        return output.logits
+    return torch.stack([output.start_logits, output.end_logits], dim=2)[batch["attention_mask"].bool()]
 
 
 @pytest.mark.item("A22")
-@pytest.mark.parametrize("kind", ["classification", "question_answering"])
-def test_a_new_model_is_written_so_that_transformers_gives_its_logits_and_comes_back_bit_by_bit(
-    encoder, tmp_path, kind
-):
-    module = shake(task_models.create(encoder, TASKS[kind].head, LABELS if kind == "classification" else ()))
-    assert isinstance(module, Padded) == ((encoder / "kind").read_text() in PADDED)
+@pytest.mark.parametrize("task", ["classification", "question_answering"])
+def test_exported_task_model_has_our_logits_in_transformers_and_is_read_back(encoder, tmp_path, task, request):
+    head = TASKS[task].head
+    module = enlarge_weights(task_models.create(encoder, head, LABELS if task == "classification" else ()))
+    assert isinstance(module, Padded) == (request.node.callspec.params["encoder"] in PADDED)
 
-    ours = task_models.compute_logits(module, examples(encoder), tokens_per_batch=40)
+    logits = task_models.compute_logits(module, encode_texts(encoder), tokens_per_batch=40)
     task_models.export(module, encoder, tmp_path / "out")
 
-    again = task_models.load(tmp_path / "out", TASKS[kind].head)
-    if kind == "question_answering":
-        lengths = examples(encoder).lengths.tolist()
-        assert [len(part) for part in ours] == lengths
-        ours, back = torch.cat(ours), torch.cat(task_models.compute_logits(again, examples(tmp_path / "out"), 40))
+    loaded = task_models.load(tmp_path / "out", head)
+    loaded_logits = task_models.compute_logits(loaded, encode_texts(tmp_path / "out"), tokens_per_batch=40)
+    if task == "question_answering":
+        assert [len(example_logits) for example_logits in logits] == encode_texts(encoder).lengths.tolist()
+        logits, loaded_logits = torch.cat(logits), torch.cat(loaded_logits)
     else:
-        assert again.labels == tuple(LABELS)
-        back = task_models.compute_logits(again, examples(tmp_path / "out"), 40)
-    torch.testing.assert_close(ours, theirs(tmp_path / "out", kind), atol=1e-5, rtol=0)
-    assert torch.equal(ours, back)
+        assert loaded.labels == tuple(LABELS)
+    torch.testing.assert_close(logits, compute_transformers_logits(tmp_path / "out", task), atol=1e-5, rtol=0)
+    assert torch.equal(logits, loaded_logits)
     assert (tmp_path / "out/sentencepiece.bpe.model").read_bytes() == b"goes along"
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 24
 
 
-def test_the_encoder_under_a_new_head_is_the_pre_trained_one(encoder):
-    """Whatever it was saved from: a bare encoder, a language model, one with a pooler."""
-    from transformers import AutoModel
-
-    module = task_models.create(encoder, TASKS["question_answering"].head).eval()
-    tokenizer = AutoTokenizer.from_pretrained(encoder)
-    batch = tokenizer(*texts(), padding=True, return_tensors="pt")
+def test_encoder_below_a_new_head_is_the_pretrained_one(encoder):
+    module = task_models.create(encoder, ANSWERING).eval()
+    batch = AutoTokenizer.from_pretrained(encoder)(*make_texts(), padding=True, return_tensors="pt")
     hidden = AutoModel.from_pretrained(encoder).eval()(**batch).last_hidden_state[batch["attention_mask"].bool()]
 
     head = module.model.qa_outputs if isinstance(module, Padded) else module.output
-    found = torch.cat(task_models.compute_logits(module, examples(encoder)))
+    logits = torch.cat(task_models.compute_logits(module, encode_texts(encoder)))
 
-    torch.testing.assert_close(found, head(hidden).detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits, head(hidden).detach(), atol=1e-5, rtol=0)
 
 
-def test_a_new_model_drops_out_from_its_first_step_and_one_that_is_loaded_does_not(encoder, tmp_path):
-    """As fine-tuning calls them, by the seed of a step; in the encoder, so for any architecture."""
-    inputs = examples(encoder).take(range(4))
-    tensors = torch.from_numpy(inputs.ids), torch.from_numpy(inputs.types), tuple(inputs.lengths.tolist())
-    module = task_models.create(encoder, TASKS["classification"].head, LABELS, dropout=0.5)
+def test_dropout_is_active_in_new_models_and_follows_the_settings(encoder, tmp_path):
+    examples = encode_texts(encoder).take(range(4))
+    inputs = torch.from_numpy(examples.ids), torch.from_numpy(examples.types), tuple(examples.lengths.tolist())
+
+    def depends_on_seed(module: torch.nn.Module) -> bool:
+        logits = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            logits.append(module(*inputs))
+        assert torch.equal(logits[0], logits[1])
+        return not torch.equal(logits[0], logits[2])
+
+    module = task_models.create(encoder, CLASSIFICATION, LABELS, dropout=0.5)
     task_models.export(module, encoder, tmp_path / "out")
 
-    def logits(model: torch.nn.Module, seed: int) -> torch.Tensor:
-        torch.manual_seed(seed)
-        return model(*tensors)
-
-    assert torch.equal(logits(module, 1), logits(module, 1)) and not torch.equal(logits(module, 1), logits(module, 2))
-    loaded = task_models.load(tmp_path / "out", TASKS["classification"].head)
-    assert torch.equal(logits(loaded, 1), logits(loaded, 2))
+    assert depends_on_seed(module)
+    assert not depends_on_seed(task_models.load(tmp_path / "out", CLASSIFICATION))
+    assert not depends_on_seed(task_models.create(encoder, CLASSIFICATION, LABELS, dropout=0.0).train())
 
 
-def test_dropout_follows_the_settings_and_not_the_config_of_the_encoder(encoder):
-    inputs = examples(encoder).take(range(4))
-    tensors = torch.from_numpy(inputs.ids), torch.from_numpy(inputs.types), tuple(inputs.lengths.tolist())
+@pytest.mark.parametrize("name", ["XLM-R", "XLM"])
+def test_new_head_depends_only_on_the_seed(name, tmp_path):
+    encoder = save_encoder(tmp_path, name)
+    weights = []
+    for seed in (1, 1, 2):
+        module = task_models.create(encoder, CLASSIFICATION, LABELS, seed=seed)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in module.parameters()]))
 
-    module = task_models.create(encoder, TASKS["classification"].head, LABELS, dropout=0.0, head_dropout=0.0).train()
-
-    assert torch.equal(module(*tensors), module(*tensors))
-
-
-def test_the_head_is_random_by_the_seed_alone(encoder):
-    one, same, other = (
-        task_models.create(encoder, TASKS["classification"].head, LABELS, seed=seed) for seed in (1, 1, 2)
-    )
-
-    pairs = list(zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True))
-
-    assert all(torch.equal(value, again) for (_, value), again, _ in pairs)
-    assert any(not torch.equal(value, third) for (_, value), _, third in pairs)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
 
 
-@pytest.mark.parametrize("kind", ["XLM-R", "XLM"])
-def test_a_fine_tuned_model_whose_weights_are_no_numbers_is_not_measured(tmp_path, kind):
-    KINDS[kind]().save_pretrained(tmp_path / "encoder")
-    write_tokenizer(tmp_path / "encoder", bert=False)
-    module = task_models.create(tmp_path / "encoder", TASKS["classification"].head, LABELS)
+@pytest.mark.parametrize("name", ["XLM-R", "XLM"])
+def test_fine_tuned_model_with_nan_weights_is_refused(tmp_path, name):
+    encoder = save_encoder(tmp_path / "encoder", name)
+    module = task_models.create(encoder, CLASSIFICATION, LABELS)
     with torch.no_grad():
         next(module.parameters()).fill_(torch.nan)
-    task_models.export(module, tmp_path / "encoder", tmp_path / "out")
+    task_models.export(module, encoder, tmp_path / "out")
 
     with pytest.raises(InputError, match=r"out.*: .* contains NaN or infinity: its training failed"):
-        task_models.load(tmp_path / "out", TASKS["classification"].head)
+        task_models.load(tmp_path / "out", CLASSIFICATION)
 
 
-def test_a_bert_begins_with_its_pre_trained_pooler(tmp_path):
-    bert = shake(KINDS["BERT"]())
+def test_classifier_of_a_bert_begins_with_its_pretrained_pooler(tmp_path):
+    bert = enlarge_weights(ENCODERS["BERT"]())
     bert.save_pretrained(tmp_path)
 
-    module = task_models.create(tmp_path, TASKS["classification"].head, LABELS)
+    module = task_models.create(tmp_path, CLASSIFICATION, LABELS)
 
     assert torch.equal(module.dense.weight, bert.bert.pooler.dense.weight)
 
 
-def test_the_first_token_of_a_causal_xlm_reads_the_whole_text_after_fine_tuning(tmp_path):
+def test_first_token_of_a_causal_xlm_attends_to_the_complete_text_after_fine_tuning(tmp_path):
     config = XLMConfig(**SMALL, emb_dim=16, max_position_embeddings=26, n_langs=1, causal=True)
-    shake(XLMModel(config)).save_pretrained(tmp_path)
+    enlarge_weights(XLMModel(config)).save_pretrained(tmp_path)
     write_tokenizer(tmp_path, bert=False)
-    module = task_models.create(tmp_path, TASKS["classification"].head, LABELS).eval()
+    module = task_models.create(tmp_path, CLASSIFICATION, LABELS).eval()
 
-    texts_with_other_ends = encode(tokenizers.load(tmp_path), ["w1 w2", "w1 w3"], max_tokens=24)
-    first_logits, second_logits = task_models.compute_logits(module, texts_with_other_ends)
+    texts_with_different_ends = encode(tokenizers.load(tmp_path), ["w1 w2", "w1 w3"], max_tokens=24)
+    first_logits, second_logits = task_models.compute_logits(module, texts_with_different_ends)
 
     assert not torch.allclose(first_logits, second_logits)
 
 
-def test_a_head_of_another_task_does_not_come_along(tmp_path):
-    one = task_models.create(_roberta(tmp_path), TASKS["classification"].head, ["yes", "no"], seed=3)
-    task_models.export(one, tmp_path / "encoder", tmp_path / "tuned")
+def test_head_of_another_task_is_not_reused(tmp_path):
+    encoder = save_encoder(tmp_path / "encoder", "XLM-R")
+    tuned = task_models.create(encoder, CLASSIFICATION, ["yes", "no"], seed=3)
+    task_models.export(tuned, encoder, tmp_path / "tuned")
 
-    other = task_models.create(tmp_path / "tuned", TASKS["classification"].head, LABELS, seed=1)
+    module = task_models.create(tmp_path / "tuned", CLASSIFICATION, LABELS, seed=1)
 
-    assert other.output.weight.shape == (3, 16)
-    assert not torch.equal(other.dense.weight, one.dense.weight)
-
-
-def _roberta(folder: Path) -> Path:
-    KINDS["XLM-R"]().save_pretrained(folder / "encoder")
-    write_tokenizer(folder / "encoder", bert=False)
-    return folder / "encoder"
+    assert module.output.weight.shape == (3, 16)
+    assert not torch.equal(module.dense.weight, tuned.dense.weight)
 
 
-def test_an_old_bert_calls_its_layer_norm_gamma_and_beta(tmp_path):
-    from safetensors.torch import load_file, save_file
+def test_old_names_of_layer_norm_in_bert_are_understood(tmp_path):
+    enlarge_weights(BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=24))).save_pretrained(tmp_path)
+    expected = task_models.create(tmp_path, ANSWERING)
+    old_weights = {}
+    for name, value in load_file(tmp_path / "model.safetensors").items():
+        old_name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        old_weights[old_name] = value
+    save_file(old_weights, tmp_path / "model.safetensors")
 
-    shake(BertForMaskedLM(BertConfig(**SIZES, max_position_embeddings=24))).save_pretrained(tmp_path)
-    expected = task_models.create(tmp_path, TASKS["question_answering"].head)
-    weights = load_file(tmp_path / "model.safetensors")
-    old = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
-        for name, value in weights.items()
-    }
-    save_file(old, tmp_path / "model.safetensors")
+    module = task_models.create(tmp_path, ANSWERING)
 
-    found = task_models.create(tmp_path, TASKS["question_answering"].head)
-
-    assert all(torch.equal(a, b) for a, b in zip(found.parameters(), expected.parameters(), strict=True))
+    for parameter, expected_parameter in zip(module.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(parameter, expected_parameter)
 
 
-def test_a_large_model_in_several_files_is_read_whole(tmp_path):
-    model = shake(KINDS["XLM-R"]())
+def test_model_in_several_files_is_read(tmp_path):
+    model = enlarge_weights(ENCODERS["XLM-R"]())
     model.save_pretrained(tmp_path, max_shard_size="5KB")
     assert len(pretrained.find_weight_files(tmp_path)) > 1
 
-    encoder = task_models.create(tmp_path, TASKS["classification"].head, LABELS).encoder
+    encoder = task_models.create(tmp_path, CLASSIFICATION, LABELS).encoder
 
     assert torch.equal(encoder.layers[1].down.weight, model.roberta.encoder.layer[1].output.dense.weight)
 
 
-@pytest.mark.parametrize("kind", ["XLM-R", "BERT", "DistilBERT"])
-def test_an_encoder_is_no_fine_tuned_model_and_a_part_of_an_encoder_no_encoder(tmp_path, kind):
-    model = KINDS[kind]()
+@pytest.mark.parametrize("name", ["XLM-R", "BERT", "DistilBERT"])
+def test_incomplete_models_are_refused(tmp_path, name):
+    model = ENCODERS[name]()
     model.save_pretrained(tmp_path)
     with pytest.raises(InputError, match="qa_outputs"):
-        task_models.load(tmp_path, TASKS["question_answering"].head)
+        task_models.load(tmp_path, ANSWERING)
     weights = {name: value.clone() for name, value in model.state_dict().items() if "layer.1" not in name}
     model.save_pretrained(tmp_path, state_dict=weights)
 
     with pytest.raises(InputError, match="give a complete model"):
-        task_models.create(tmp_path, TASKS["question_answering"].head)
+        task_models.create(tmp_path, ANSWERING)
 
 
-def test_a_directory_without_model_or_of_an_unknown_kind_is_refused_in_one_line(tmp_path):
+def test_missing_and_unknown_models_are_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="no such file: give a Hugging Face model"):
-        task_models.create(tmp_path, TASKS["classification"].head, LABELS)
+        task_models.create(tmp_path, CLASSIFICATION, LABELS)
     (tmp_path / "config.json").write_text('{"model_type": "tomorrow"}')
     with pytest.raises(InputError, match="unknown or damaged model") as refusal:
-        task_models.create(tmp_path, TASKS["classification"].head, LABELS)
+        task_models.create(tmp_path, CLASSIFICATION, LABELS)
     assert "\n" not in str(refusal.value)
 
 
-def test_batches_hold_every_row_once_and_no_more_tokens_than_asked_even_padded():
+def test_batches_have_every_row_once_and_no_more_tokens_than_allowed():
     lengths = np.array([3, 50, 7, 7, 1, 120, 9])
 
-    parts = task_models.split_by_length(lengths, tokens=60)
+    batches = task_models.split_by_length(lengths, tokens=60)
 
-    assert sorted(np.concatenate(parts).tolist()) == list(range(7))
-    assert all(len(part) == 1 or len(part) * lengths[part].max() <= 60 for part in parts)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(7))
+    assert all(len(rows) == 1 or len(rows) * lengths[rows].max() <= 60 for rows in batches)
 
 
-def test_a_pair_that_is_too_long_loses_of_its_longer_side(tmp_path):
+def test_longer_side_of_a_pair_that_is_too_long_is_truncated(tmp_path):
     write_tokenizer(tmp_path, bert=True)
-    tokenizer = tokenizers.load(tmp_path)
 
-    found = encode(tokenizer, ["w1 w2 w3 w4 w5 w6", "w1"], ["w7 w8", "w9"], max_tokens=8)
+    examples = encode(tokenizers.load(tmp_path), ["w1 w2 w3 w4 w5 w6", "w1"], ["w7 w8", "w9"], max_tokens=8)
 
-    assert found.lengths.tolist() == [8, 5]
-    assert found.take([0]).ids.tolist() == [0, 5, 6, 7, 2, 11, 12, 2]
-    assert found.take([0]).types.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
-    assert found.take([1, 0, 1]).ids.tolist() == [0, 5, 2, 13, 2, 0, 5, 6, 7, 2, 11, 12, 2, 0, 5, 2, 13, 2]
-
-
-@pytest.mark.slow
-def test_a_compiled_classifier_has_two_graphs_for_all_batches_and_gives_the_same_logits(tmp_path):
-    torch.manual_seed(5)
-    shake(KINDS["XLM-R"]()).save_pretrained(tmp_path)
-    head = TASKS["classification"].head
-    plain, compiled = (task_models.create(tmp_path, head, LABELS).eval() for _ in range(2))
-    compiled.encoder.compiler = "aot_eager"  # its graphs are those of inductor
-    rng, graphs = np.random.default_rng(2), []
-    torch._dynamo.reset()
-    counters.clear()
-
-    for _ in range(6):
-        lengths = tuple(rng.integers(3, 20, rng.integers(2, 9)).tolist())
-        ids = torch.from_numpy(rng.integers(5, 40, sum(lengths)))
-        found, expected = (module(ids, torch.zeros_like(ids), lengths) for module in (compiled, plain))
-        found.sum().backward()
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-        graphs.append(counters["stats"]["unique_graphs"])
-
-    assert graphs[0] == graphs[-1] == 2  # all rows; the first of each sequence
-    assert not counters["graph_break"]
+    assert examples.lengths.tolist() == [8, 5]
+    assert examples.ids.tolist() == [0, 5, 6, 7, 2, 11, 12, 2, 0, 5, 2, 13, 2]
+    assert examples.take([0]).types.tolist() == [0, 0, 0, 0, 0, 1, 1, 1]
