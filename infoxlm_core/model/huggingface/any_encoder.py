@@ -1,4 +1,4 @@
-"""Loads any Hugging Face encoder from its directory, with the contrast settings that its config records."""
+"""Loads Hugging Face encoders of any type, and finds out which vectors of an encoder represent sentences."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from infoxlm_core.model.huggingface import directories, pretrained, stored_weigh
 from infoxlm_core.model.huggingface.directories import MODULES
 from infoxlm_core.model.huggingface.pretrained import PROJECTION
 
-if TYPE_CHECKING:  # importing its models takes three seconds, so only processes that load a model do it
+if TYPE_CHECKING:  # their import takes three seconds, so only processes that load a model pay for it
     from transformers import PreTrainedModel as Model
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -38,37 +38,36 @@ class _Module(TypedDict):
 
 
 def has_language_model_head(directory: Path) -> bool:
-    """Return whether a Hugging Face directory holds a masked language model, not only an encoder."""
+    """Return whether a Hugging Face directory contains a masked language model, not only an encoder."""
     config = pretrained.read_config(directory)
     architectures = config.get("architectures") or []
     if "XLMWithLMHeadModel" in architectures:  # XLM has one class for both of its objectives
         return not config.get("causal")
-    if "BertForPreTraining" in architectures:  # our mBERT, with a head for masked words and one for the next sentence
+    if "BertForPreTraining" in architectures:  # our mBERT, which has a masked-LM head and one for NSP
         return True
     return any("ForMaskedLM" in architecture for architecture in architectures)
 
 
 def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Model, Tokenizer]":
-    """Load an encoder in fp32 and evaluation mode, with its language-model head if it has one.
+    """Load an encoder and its tokenizer in fp32 and evaluation mode, with the masked-LM head if there is one.
 
     Args:
-        directory: holds the model.
-        device: where to load it; None takes a GPU if there is one.
+        directory: Hugging Face directory of the model.
+        device: where to load it; None: on a GPU if possible.
 
     Raises:
-        InputError: the directory or a weight is missing, unreadable or differs in shape from config.json, or the model
-            is an encoder-decoder.
+        InputError: the model is incomplete or damaged, or is not an encoder.
     """
     directory = Path(directory)
     if not (directory / "config.json").is_file():
         raise InputError(f"{directory} has no config.json: give a Hugging Face model directory")
     if directories.is_translator(directory):
         raise InputError(f"{directory} has a translator: give an encoder, or use `infoxlm translate`")
-    pretrained.read_config(directory)  # first, since it refuses values that other readers of config.json believe
+    pretrained.read_config(directory)  # first, because it refuses impossible values on which other readers would fail
     tokenizer = tokenizers.load(directory)
     if tokenizer.pad_token_id is None:
         raise InputError(f"{directory}: its tokenizer has no padding token: set pad_token in tokenizer_config.json")
-    tokenizer.padding_side = "right"  # so that position 0 is always the first token
+    tokenizer.padding_side = "right"  # position 0 is then always the first token
     auto_class = transformers.AutoModelForMaskedLM if has_language_model_head(directory) else transformers.AutoModel
     model = stored_weights.load_model(auto_class, directory, padded.read_config(directory))
     if model.config.is_encoder_decoder:
@@ -78,7 +77,7 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
 
 
 def _check_forward_pass(model: Any, directory: Path) -> None:
-    """Raise InputError if the model, in evaluation mode, cannot compute, for example with a dropout of NaN."""
+    """Switch a model to evaluation mode, and raise InputError if it fails for one token."""
     one_token = torch.zeros(1, 1, dtype=torch.long)
     try:
         with torch.no_grad():
@@ -88,23 +87,23 @@ def _check_forward_pass(model: Any, directory: Path) -> None:
 
 
 class Space(NamedTuple):
-    """Which vectors represent sentences."""
+    """The layer and the pooling that produce the vector of a sentence."""
 
     layer: int  # counts as in `hidden_states`: 0 is the output of the embeddings
     pooling: str
 
 
 def contrast_space(config: PretrainedConfig) -> Space | None:
-    """Return the layer and pooling at which a model was trained by contrast, or None if its config does not say."""
+    """Return the layer and pooling of a model's contrastive training, or None if its config does not record them."""
     contrast = getattr(config, "infoxlm", None)
     return Space(contrast["layer"], contrast["pooling"]) if contrast else None
 
 
 def served_space(model: "Model | Path | str") -> Space:
-    """Return the layer and pooling of the vectors that users get.
+    """Return the layer and pooling of the vectors that users get from a model.
 
-    They are those of the contrast. For a model of sentence-transformers they are the last layer and its own pooling,
-    and for other models the last layer and the mean of all tokens.
+    For our models, they are those of the contrastive training. For models of sentence-transformers, they are the last
+    layer and the model's own pooling. For other models, they are the last layer and the mean of all tokens.
 
     Args:
         model: a loaded model, or its directory.
@@ -128,7 +127,7 @@ def served_space(model: "Model | Path | str") -> Space:
 
 
 def _read_pooling(directory: Path) -> str:
-    """Return the pooling of a model of sentence-transformers: `cls` or `mean`."""
+    """Return the pooling of a sentence-transformers model: `cls` or `mean`."""
     pooling = "mean"
     for module in outside.read_json(directory / MODULES, list[_Module], "copy the model again"):
         class_name = module["type"].rpartition(".")[2]
@@ -137,7 +136,7 @@ def _read_pooling(directory: Path) -> str:
         if class_name == "Pooling":
             path = directory / Path(module["path"]).name / "config.json"
             settings = outside.read_json(path, dict[str, Any], "copy the model again")
-            mode = settings.get("pooling_mode")  # since version 6; before, each mode had a key
+            mode = settings.get("pooling_mode")  # since version 6; older versions have a key for each mode
             if mode is None:
                 mode = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
             if isinstance(mode, list) and len(mode) == 1:
@@ -150,18 +149,18 @@ def _read_pooling(directory: Path) -> str:
 
 @cache
 def _warn_of_dense(directory: Path) -> None:
-    """Log once for each model that its last module is left out."""
+    """Log once per model that its module Dense is not used."""
     logger.warning("%s: vectors are taken before its module Dense, which is not used", directory)
 
 
 def keep_served_space(start: Path, directory: Path) -> None:
-    """Record the layer and pooling of a start in its export before the first step, if the start's files name them.
+    """Change config.json of an untrained export to the layer and pooling that its start records, if it does.
 
-    Otherwise the start would be measured at the layer and pooling of the training, which may be worse for it.
+    Otherwise the start would be measured with the layer and pooling of the training, which may be worse for it.
 
     Args:
         start: directory of the model that a training starts from.
-        directory: the export; its config.json is changed.
+        directory: the export of this model before the first step.
     """
     if not pretrained.read_config(start).get("infoxlm") and not (start / MODULES).is_file():
         return
@@ -179,9 +178,9 @@ def keep_served_space(start: Path, directory: Path) -> None:
 
 
 def served_prefix(model: "Model") -> str:
-    """Return the text that users' sentences need before them.
+    """Return the text that a model needs before each sentence of a user.
 
-    It is the prefix of the training, or the default prompt of a model of sentence-transformers.
+    This is the prefix of our training, or the default prompt of a sentence-transformers model.
     """
     settings = getattr(model.config, "infoxlm", None)
     if settings:
@@ -191,10 +190,10 @@ def served_prefix(model: "Model") -> str:
 
 
 def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
-    """Return the prompts of a model of sentence-transformers by name, and the name of the default one if there is one.
+    """Return the prompts of a sentence-transformers model by name, and the name of its default prompt, if any.
 
     Raises:
-        InputError: there is no prompt of the default name.
+        InputError: the default prompt does not exist.
     """
     path = directory / PROMPTS
     if not (directory / MODULES).is_file() or not path.is_file():
@@ -209,25 +208,25 @@ def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
 
 
 def served_max_tokens(directory: Path) -> int:
-    """Return the number of tokens, special tokens included, to which users' sentences are truncated.
+    """Return the number of tokens, including special tokens, to which sentences of users are truncated.
 
-    It is `max_seq_length` of a model of sentence-transformers, but at most what the encoder can read.
+    This is `max_seq_length` of a sentence-transformers model, limited to what the encoder can read.
     """
     max_tokens = pretrained.max_tokens_of(pretrained.read_config(directory))
     path = directory / LENGTH
     if path.is_file():
-        recommended = outside.read_json(path, dict[str, Any], "copy the model again").get("max_seq_length")
-        if recommended is None:
+        limit = outside.read_json(path, dict[str, Any], "copy the model again").get("max_seq_length")
+        if limit is None:
             return max_tokens
-        fewest_tokens = 3  # a sentence of one token with its two special tokens
-        if type(recommended) is not int or recommended < fewest_tokens:
-            raise InputError(f"{path}: max_seq_length is {recommended!r}; set a whole number from {fewest_tokens} on")
-        max_tokens = min(max_tokens, recommended)
+        min_limit = 3  # one token between two special tokens
+        if type(limit) is not int or limit < min_limit:
+            raise InputError(f"{path}: max_seq_length is {limit!r}; set a whole number from {min_limit} on")
+        max_tokens = min(max_tokens, limit)
     return max_tokens
 
 
 def describe(model: "Model") -> dict[str, Any]:
-    """Return the type, sizes and contrast settings of an encoder, and the prefix of its sentences if it has one."""
+    """Return the type, sizes, contrast settings and prefix of an encoder, for reports."""
     description = {
         "type": model.config.model_type,
         "layers": model.config.num_hidden_layers,
@@ -243,7 +242,7 @@ def describe(model: "Model") -> dict[str, Any]:
 
 
 def load_projection(directory: Path | str, model: "Model") -> Tensor:
-    """Return the contrast projection (d, d) that is stored beside a model: z = h @ projection.
+    """Return the contrast projection (d, d) that is stored with a model: z = h @ projection.
 
     Raises:
         InputError: the model was trained without contrast, or the file is missing or damaged.
@@ -261,7 +260,7 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
 
 
 def layers_of(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
-    """Return the layers of an encoder without head, or None if the model does not name them as BERT or DistilBERT."""
+    """Return the layers of an encoder without a head, or None if they are not named as in BERT or DistilBERT."""
     for name in ("encoder", "transformer"):
         layers = getattr(getattr(encoder, name, None), "layer", None)
         if isinstance(layers, torch.nn.ModuleList):
@@ -270,8 +269,8 @@ def layers_of(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
 
 
 def drop_layers(model: "Model", top: int) -> None:
-    """Remove the layers above layer `top`, to save their time. Models that do not name layers as BERT keep all."""
+    """Remove the layers above layer `top`, which would take time, if `layers_of` finds the layers."""
     layers = layers_of(model.base_model)
     if layers is not None:
-        num_layers = max(top, 1)  # without a layer, transformers returns no hidden states, not even layer 0
+        num_layers = max(top, 1)  # without any layer, Transformers returns no hidden states, not even layer 0
         del layers[num_layers:]

@@ -1,4 +1,4 @@
-"""Checks that a model directory, ours or another Hugging Face one, is complete and safe to load."""
+"""Checks that a Hugging Face directory of a model is complete and safe to load."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -10,25 +10,25 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.errors import InputError
 
 MODULES = "modules.json"
-"""Lists the modules of a model of sentence-transformers."""
+"""The file that lists the modules of a sentence-transformers model."""
 POOLING = "1_Pooling"
-"""Folder of the second module, which the vector of a sentence depends on."""
+"""The folder of the second module, which computes the vector of a sentence from the vectors of its tokens."""
 TRANSLATOR = "infoxlm-translator"
 """Model type of a translator, for which transformers has no class."""
 _CODE_SUFFIXES = (".pt", ".pth", ".pkl", ".py")
-"""Suffixes of pickles and modules, which can run code. Clones of public models often have pickles with the suffix .bin
-beside safetensors, but all our loaders read only safetensors."""
+"""Suffixes of pickles and Python modules, which can run code. Pickles with the suffix .bin are accepted, because public
+models often have them beside safetensors, and our loaders read only safetensors."""
 
 
 @outside.allow_extra_keys
 class Index(TypedDict):
-    """The index of a model in several files: the file name of each weight."""
+    """The index of a model whose weights are in several files."""
 
     weight_map: dict[str, str]
 
 
 def check(directory: Path) -> None:
-    """Check that a local directory holds an encoder, and that its files match our manifest if it has one.
+    """Check that a directory contains an encoder, and that its files match our manifest if it has one.
 
     Raises:
         InputError: see `check_encoder`.
@@ -41,17 +41,17 @@ def check(directory: Path) -> None:
 
 
 def is_translator(directory: Path) -> bool:
-    """Return whether a model directory has a translator instead of an encoder."""
+    """Return whether a model is a translator, not an encoder."""
     config = outside.read_json(directory / "config.json", dict[str, Any], "export the model again")
     return config.get("model_type") == TRANSLATOR
 
 
 def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
-    """Raise InputError if the files of a model do not include its config and its weights in safetensors.
+    """Raise InputError if a model lacks its config or its weights in safetensors.
 
     Args:
         source: directory or name of the model, for the error message.
-        file_names: names of the files directly in it.
+        file_names: names of the files at the top level of the model.
     """
     has_config = "config.json" in file_names
     if has_config and any(name.endswith(".safetensors") for name in file_names):
@@ -66,15 +66,15 @@ def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
 
 
 def check_encoder(directory: Path) -> None:
-    """Raise InputError if a directory has no encoder, or has files that could run code when they are loaded."""
+    """Raise InputError if a directory contains no encoder, or files that could run code when they are loaded."""
     check_file_names(directory, [path.name for path in directory.iterdir()] if directory.is_dir() else [])
     check_code(directory)
 
 
 def check_code(directory: Path) -> None:
-    """Raise InputError if a model's folder has a file that runs code when transformers loads it.
+    """Raise InputError if a model has a file that could run code when Transformers loads it.
 
-    The folder needs no weights, so that a model can be checked before its weights are downloaded.
+    The directory needs no weights, so that a model can be checked before its weights are downloaded.
     """
     for path in directory.rglob("*"):
         if path.suffix in _CODE_SUFFIXES:
@@ -82,7 +82,7 @@ def check_code(directory: Path) -> None:
     for path in directory.glob("*.index.json"):
         index = outside.read_json(path, Index, "export the model again")
         for file_name in index["weight_map"].values():
-            if Path(file_name).name != file_name:  # transformers would follow a path out of the folder
+            if Path(file_name).name != file_name:  # Transformers would follow a path out of the folder
                 raise InputError(f"{path}: {file_name!r:.200} is not in this folder: export the model again")
     for path in directory.glob("*config.json"):
         config = outside.read_json(path, dict[str, Any], "export the model again")

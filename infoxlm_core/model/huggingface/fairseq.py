@@ -1,7 +1,7 @@
-"""Imports pickled checkpoints: fairseq's, such as XLM-R's `model.pt` and those of InfoXLM's release, and the hub's.
+"""Converts pickled checkpoints of fairseq and of the hub to Hugging Face directories.
 
-Pickles can run code. They are read here once, by torch's restricted reader, and converted to a Hugging Face directory
-of safetensors and JSON. No other module opens a pickle.
+Examples are `model.pt` of XLM-R, the checkpoints of InfoXLM's release, and `pytorch_model.bin`. Pickles can run code.
+They are read only here, by torch's restricted reader, and converted to safetensors and JSON.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 
-HEAD_SIZE = 64  # dimensions of a head in every XLM-R; the number of heads cannot be read from the weights
+HEAD_SIZE = 64  # dimensions of a head in every XLM-R, because the weights do not show the number of heads
 
 # Prefixes of the query encoder's tensors, which InfoXLM's release calls "fast". The first one that occurs is used.
 _PREFIXES = ("model_fast.decoder.", "model_fast.encoder.", "decoder.", "encoder.", "")
@@ -53,7 +53,7 @@ _NAME_RULES = [  # our name -> fairseq's name
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import. Tensor names are those of the checkpoint."""
+    """A description of an imported checkpoint, with the names that its tensors have there."""
 
     size: EncoderSize
     projection: bool  # whether the checkpoint has the contrast projection
@@ -63,22 +63,21 @@ class Imported:
     @property
     def unused_parts(self) -> dict[str, int]:
         """Return the number of unused tensors by the first part of their names, such as {"model_slow": 199}."""
-        first_parts = [name.partition(".")[0] for name in self.unused]
-        return dict(Counter(first_parts))
+        return dict(Counter(name.partition(".")[0] for name in self.unused))
 
 
 def fairseq_name(name: str) -> str:
-    """Return fairseq's name of a parameter: `encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
+    """Return the name of a parameter in fairseq: `encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
     return pretrained.rename(name, _NAME_RULES)
 
 
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:
-    """Convert a checkpoint to a new Hugging Face directory: the query encoder with its head and projection.
+    """Convert the query encoder of a checkpoint, with head and projection, to a new Hugging Face directory.
 
     Args:
-        checkpoint: a pickle in fairseq's layout, or a `pytorch_model.bin` in Hugging Face's.
-        directory: to create.
-        tokenizer: directory with sentencepiece.bpe.model or tokenizer.json; None: the checkpoint's directory.
+        checkpoint: a pickle of fairseq, or a `pytorch_model.bin` of Hugging Face.
+        directory: the directory to create.
+        tokenizer: directory with sentencepiece.bpe.model or tokenizer.json; None: that of the checkpoint.
         heads: number of attention heads; None: hidden size / 64.
 
     Raises:
@@ -113,12 +112,13 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     return Imported(size, projection is not None, missing, tuple(sorted(unused)))
 
 
-# Tensors that need no import: copies of the word embeddings and of the head's bias, and the row added to the positions.
+# Tensors that are not reported as unused: copies of the word embeddings and of the head's bias, and the type row, which
+# is added to the positions.
 _REDUNDANT = {"lm_head.weight", "lm_head.decoder.weight", "lm_head.decoder.bias", pretrained.TYPE_ROW}
 
 
 def _read_projection(state: Mapping[str, Tensor], size: EncoderSize, checkpoint: Path) -> Tensor | None:
-    """Return the contrast projection (d, d) in fp32, or None if the checkpoint has none."""
+    """Return the contrast projection (d, d) of a checkpoint in fp32, or None if there is none."""
     projection = state.get(_PROJECTION)
     if projection is None:
         return None
@@ -129,7 +129,7 @@ def _read_projection(state: Mapping[str, Tensor], size: EncoderSize, checkpoint:
 
 
 def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
-    """Return the tensors of a checkpoint by name, and the contrast layer if the checkpoint's arguments name it."""
+    """Return the tensors of a checkpoint by name, and the contrast layer if the checkpoint records it."""
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             _check_claimed_sizes(checkpoint)
@@ -149,9 +149,9 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
 
 
 def _check_claimed_sizes(checkpoint: Path) -> None:
-    """Raise InputError if a checkpoint would allocate more memory than its file can fill.
+    """Raise InputError if a checkpoint describes larger tensors than its file can contain.
 
-    Fake tensors have sizes and no memory, so the checkpoint is read with them first.
+    The checkpoint is read with fake tensors, which have sizes but no memory.
     """
     file_size = outside.check_readable(checkpoint).stat().st_size
     remedy = "give model.pt as it was downloaded"
@@ -161,25 +161,25 @@ def _check_claimed_sizes(checkpoint: Path) -> None:
             if unpacked_size > file_size:
                 raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {remedy}")
     with checkpoint.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(b"bytearray") >= 0:  # the only builtin in torch's restricted reader that can allocate any size
+        if content.find(b"bytearray") >= 0:  # torch's restricted reader would allocate any size
             raise InputError(f"{checkpoint} holds a bytearray, which no checkpoint needs: {remedy}")
     with FakeTensorMode():
         loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
     tensors = [value for value in tree_leaves(loaded) if isinstance(value, Tensor)]
     claimed_size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     largest_storage = max((tensor.untyped_storage().nbytes() for tensor in tensors), default=0)
-    # The file stores tied weights once, but `claimed_size` counts them for each name.
+    # The file contains tied weights once, but `claimed_size` counts them for each of their names.
     if claimed_size > 2 * file_size or largest_storage > file_size:
         largest_claim = max(claimed_size, largest_storage)
         raise InputError(f"{checkpoint} has {file_size:,} bytes, but its tensors claim {largest_claim:,}: {remedy}")
 
 
 def _select_query_encoder(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[str], str], list[str]]:
-    """Select the tensors of the query encoder and its head, in the layout of fairseq or Hugging Face.
+    """Select the tensors of the query encoder and its head from a checkpoint of fairseq or Hugging Face.
 
     Returns:
-        The tensors by their names without prefix, the function that maps our names to these names, and the names of
-        all other tensors.
+        The tensors by their names without prefix, the function that converts our names to these names, and the names
+        of all other tensors.
     """
     if any(name.startswith("roberta.") for name in state):
         return dict(state), pretrained.hugging_face_name, []
@@ -204,7 +204,7 @@ def _select_query_encoder(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor
 def _infer_size(
     tensors: Mapping[str, Tensor], naming: Callable[[str], str], heads: int | None, checkpoint: Path
 ) -> EncoderSize:
-    """Return the sizes of the encoder from the shapes of its tensors."""
+    """Infer the sizes of an encoder from the shapes of its tensors."""
 
     def count_rows(name: str) -> int:
         tensor = tensors.get(naming(name))
@@ -236,9 +236,9 @@ def _infer_size(
 def _build_model(
     tensors: Mapping[str, Tensor], naming: Callable[[str], str], size: EncoderSize, checkpoint: Path
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return a module with the checkpoint's encoder and masked-LM head, and the names of missing tensors of the head.
+    """Return a module with the encoder and the masked-LM head of a checkpoint, and the names of missing head tensors.
 
-    The module has no head if the checkpoint lacks a tensor of it.
+    If a tensor of the head is missing, the module has no head.
     """
     embedding = tensors[naming("encoder.token_embedding.weight")]
     for name in ("lm_head.weight", "lm_head.decoder.weight"):

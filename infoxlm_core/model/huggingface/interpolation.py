@@ -1,18 +1,16 @@
-"""Interpolate between the weights of an encoder and those of the model that its training started from.
+"""Interpolates between the weights of an encoder and of the model that its training started from.
 
-A weight between 0 and 1 keeps part of what the training taught, and part of what the start knew (LM-Cocktail, Xiao et
-al. 2023).
+The result keeps part of the abilities of the start and part of what the training added (LM-Cocktail, Xiao et al. 2023).
 """
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.huggingface.pretrained import PROJECTION, WEIGHTS
@@ -21,9 +19,9 @@ _REMEDY = "give the encoder, and the model that its training started from"
 
 
 def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None:
-    """Write the model `start + weight * (encoder - start)` as a copy of the encoder's directory with other weights.
+    """Write the model `start + weight * (encoder - start)` with all other files of the encoder except its manifest.
 
-    A projection that only the encoder has is copied. The manifest is not copied.
+    A contrast projection that the start does not have is copied from the encoder.
 
     Args:
         start: directory of the model at weight 0.
@@ -36,15 +34,8 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
     """
     _check_equal_kind(start, encoder)
     weights = _interpolate_weights(start, encoder, weight)
-
-    def ignore(folder: str, names: list[str]) -> list[str]:
-        """Return the files that are not copied: the manifest, and the weights in one file or several."""
-        if Path(folder) != encoder:
-            return []
-        ignored_names = (WEIGHTS, PROJECTION, manifests.NAME)
-        return [name for name in names if name in ignored_names or name.startswith(("model-", "model.safetensors."))]
-
-    shutil.copytree(encoder, output, ignore=ignore)
+    weight_files = ("model.safetensors*", "model-*.safetensors")  # one file, or several with their index
+    shutil.copytree(encoder, output, ignore=shutil.ignore_patterns(*weight_files, PROJECTION, manifests.NAME))
     save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
     if (encoder / PROJECTION).is_file():
         projection = pretrained.read_projection(encoder / PROJECTION)
@@ -66,31 +57,26 @@ def _check_equal_kind(start: Path, encoder: Path) -> None:
             continue
         if manifests.file_sha256(start / name) != manifests.file_sha256(encoder / name):
             raise InputError(f"{start} and {encoder} have different tokenizers ({name}): {_REMEDY}")
-        return  # each of these files defines the whole tokenizer, so comparing one is enough
+        return  # each of these files defines the complete tokenizer
 
 
 def _interpolate_weights(start: Path, encoder: Path, weight: float) -> dict[str, Tensor]:
-    """Return the weights of the new model under the encoder's names, in fp32."""
+    """Return the weights of the new model in fp32, under the names that they have in the encoder's files."""
     start_weights = pretrained.read_weights(start)
     weights: dict[str, Tensor] = {}
-    for name, canonical_name, encoder_weight in _read_named_weights(encoder):
-        start_weight = start_weights.get(canonical_name)
-        if start_weight is None:
-            raise InputError(f"{start} has no {canonical_name}, which {encoder} has: {_REMEDY}")
-        _check_shape(canonical_name, start_weight, encoder_weight, start)
-        if encoder_weight.is_floating_point():
-            weights[name] = torch.lerp(start_weight.float(), encoder_weight.float(), weight).contiguous()
-        else:  # a buffer such as position_ids
-            weights[name] = encoder_weight
+    for path in pretrained.find_weight_files(encoder):
+        encoder_weights = pretrained.read_tensors(path)
+        for name, canonical_name in pretrained.canonical_names(encoder_weights).items():
+            start_weight = start_weights.get(canonical_name)
+            if start_weight is None:
+                raise InputError(f"{start} has no {canonical_name}, which {encoder} has: {_REMEDY}")
+            encoder_weight = encoder_weights[name]
+            _check_shape(canonical_name, start_weight, encoder_weight, start)
+            if encoder_weight.is_floating_point():
+                weights[name] = torch.lerp(start_weight.float(), encoder_weight.float(), weight).contiguous()
+            else:  # a buffer such as position_ids
+                weights[name] = encoder_weight
     return weights
-
-
-def _read_named_weights(directory: Path) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield the name of each weight in the file, its name in `XLMRobertaFor…`, and its value."""
-    for path in pretrained.find_weight_files(directory):
-        tensors = pretrained.read_tensors(outside.check_readable(path))
-        for name, canonical_name in pretrained.canonical_names(tensors).items():
-            yield name, canonical_name, tensors[name]
 
 
 def _check_shape(name: str, start_weight: Tensor, encoder_weight: Tensor, start: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which published model a model was made from, and under which licence it was published."""
+"""Finds the published model that a model was trained from, and its licence."""
 
 import logging
 from pathlib import Path
@@ -11,22 +11,22 @@ from infoxlm_core.errors import one_line
 
 logger = logging.getLogger(__name__)
 FACT = "origin"
-"""Name among the facts in the manifest of an encoder that was trained from a published model."""
+"""Key of the origin among the facts in the manifest of an encoder that was trained from a published model."""
 _CARD = "README.md"
 _HUB_FOLDER = "models--"
-"""Prefix of a model's folder in the cache of the hub, such as models--intfloat--multilingual-e5-small."""
+"""Prefix of the folder of a model in the cache of the hub, such as models--intfloat--multilingual-e5-small."""
 
 
 class Origin(TypedDict, total=False):
-    """What is known of the published model."""
+    """The known facts about the published model."""
 
     base_model: str
-    """Its name on the hub."""
+    """The name of the model on the hub."""
     licence: str
 
 
 def read(directory: Path) -> Origin:
-    """Read the origin of a model from its manifest if we trained it, else from its card. It may be empty."""
+    """Return the origin of a model from its manifest if we trained it, else from its path and model card."""
     manifest = manifests.load_if_ours(directory)
     if manifest:
         return Origin(**manifest.get("facts", {}).get(FACT, {}))
@@ -41,13 +41,13 @@ def read(directory: Path) -> Origin:
 
 
 def _read_licence(card: Path) -> str:
-    """Return the licence that a model card names, or "" if there is no card, or its metadata cannot be read."""
+    """Return the licence in a model card, or "" if the card is missing, cannot be read, or names no licence."""
     if not card.is_file():
         return ""
     try:
         text = outside.read_text(card, outside.MAX_JSON)
         licence = ModelCard(text, ignore_metadata_errors=True).data.to_dict().get("license")
-    except Exception as error:  # a card may contain anything, and is read at the end of a long training
+    except Exception as error:  # a card may contain anything, and must not make a long training fail at its end
         logger.warning("%s: its metadata cannot be read: %s", card, one_line(error))
         return ""
     return licence if isinstance(licence, str) else ""

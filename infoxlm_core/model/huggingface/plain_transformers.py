@@ -1,9 +1,9 @@
-"""Embeds sentences with torch and transformers only, as the model card shows, without this project's code.
+"""Embeds sentences as the model card shows, with torch and transformers but without the code of this project.
 
     python -I infoxlm_core/model/huggingface/plain_transformers.py < request.json
 
-`tasks.reference_vectors.check` runs this file in a separate process. Before it loads anything, it blocks the import of
-our packages and checks that importing them fails.
+`tasks.reference_vectors.check` runs this file in a separate process. The file first blocks the import of our packages,
+and checks that importing them fails.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""Reads and writes models under Hugging Face's parameter names of XLM-R, RoBERTa, BERT and DistilBERT.
+"""Reads and writes XLM-R, RoBERTa, BERT and DistilBERT models in Hugging Face's format.
 
-Weights are read under the names of XLM-R, `roberta.…` and `lm_head.…`, whatever their type. They are written under the
-names of the type that they came with.
+Weights of all types are read under the names of XLM-R, `roberta.…` and `lm_head.…`, the *canonical names*. They are
+written under the names of their own type.
 """
 
 import re
@@ -28,11 +28,11 @@ from infoxlm_core.model.task_head import NameRules
 WEIGHTS = "model.safetensors"
 PROJECTION = "projection.safetensors"
 CLASS_PREFIXES = {"xlm-roberta": "XLMRoberta", "roberta": "Roberta", "bert": "Bert", "distilbert": "DistilBert"}
-"""The values of model_type that `Encoder` can compute, and the first part of the names of their classes."""
-MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # those whose heads for tasks are known too
+"""A model_type that `Encoder` can compute -> the first part of the names of its classes."""
+TASK_MODEL_TYPES = ("xlm-roberta", "roberta", "bert")  # types for which `task_models` has heads too
 FINETUNING_DROPOUT = 0.1
-"""Dropout in the config.json of exported encoders, as in XLM-R's. It takes effect only where Transformers fine-tunes an
-export; our own training takes dropout from its settings."""
+"""Dropout in the config.json of exported encoders, as in XLM-R. Only Transformers reads it; our own fine-tuning takes
+dropout from its settings."""
 
 _Rows = Annotated[int, Field(gt=0, lt=2**31)]
 _Width = Annotated[int, Field(gt=0, le=2**17)]
@@ -41,7 +41,7 @@ _Epsilon = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class _ContrastSettings(TypedDict):
-    """The contrast settings in the config.json of our models."""
+    """The contrast settings that our models record in config.json."""
 
     layer: _Layers
     pooling: str
@@ -51,7 +51,7 @@ class _ContrastSettings(TypedDict):
 
 @outside.allow_extra_keys
 class ModelDescription(TypedDict):
-    """The keys of config.json that are read for models of every type. All may be missing."""
+    """The keys of config.json that are read for models of all types. All of them are optional."""
 
     model_type: NotRequired[str | None]
     architectures: NotRequired[list[str] | None]
@@ -64,7 +64,7 @@ class ModelDescription(TypedDict):
 
 @outside.allow_extra_keys
 class ModelSizes(TypedDict):
-    """The keys of config.json that describe the sizes of an encoder that `Encoder` can compute."""
+    """The keys of config.json that describe the sizes of an encoder."""
 
     vocab_size: _Rows
     num_hidden_layers: _Layers
@@ -77,7 +77,7 @@ class ModelSizes(TypedDict):
     pad_token_id: NotRequired[Annotated[int, Field(ge=0, lt=2**20)] | None]
 
 
-_NAME_RULES = [  # our name -> Hugging Face's name in XLM-R
+_NAME_RULES = [  # our name -> canonical name
     (r"^encoder\.token_embedding\.", "roberta.embeddings.word_embeddings."),
     (r"^encoder\.position_embedding\.", "roberta.embeddings.position_embeddings."),
     (r"^encoder\.type_embedding\.", "roberta.embeddings.token_type_embeddings."),
@@ -92,7 +92,7 @@ _NAME_RULES = [  # our name -> Hugging Face's name in XLM-R
     (r"^head\.norm\.", "lm_head.layer_norm."),
     (r"^head\.bias$", "lm_head.bias"),
 ]
-_OTHER_NAMES = {  # model_type -> parts of XLM-R's names, and what replaces them, in this order
+_REPLACEMENTS = {  # model_type -> {part of a canonical name: its replacement}, applied in this order
     "bert": {
         "lm_head.dense.": "cls.predictions.transform.dense.",
         "lm_head.layer_norm.": "cls.predictions.transform.LayerNorm.",
@@ -113,9 +113,9 @@ _OTHER_NAMES = {  # model_type -> parts of XLM-R's names, and what replaces them
         "lm_head.bias": "vocab_projector.bias",
     },
 }
-_PREFIX = re.compile(r"^(roberta|bert|distilbert)\.")  # of an encoder's weights in a class with a head
-_HEADS = ("lm_head.", "cls.", "classifier.", "qa_outputs.", "vocab_")  # prefixes of heads in Hugging Face's classes
-_DISTILBERT_KEYS = {  # keys of config.json
+_ENCODER_PREFIX = re.compile(r"^(roberta|bert|distilbert)\.")  # of an encoder's weights in a class with a head
+_HEAD_PREFIXES = ("lm_head.", "cls.", "classifier.", "qa_outputs.", "vocab_")  # in Hugging Face's classes
+_DISTILBERT_KEYS = {  # key in DistilBERT's config.json -> the same key in BERT's
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
@@ -127,7 +127,7 @@ TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
 
 
 def hugging_face_name(name: str, first: NameRules = ()) -> str:
-    """Return Hugging Face's name of a parameter. The rules `first` take precedence.
+    """Return the canonical name of one of our parameters. The rules in `first` take precedence.
 
     Example: `encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`.
     """
@@ -135,7 +135,7 @@ def hugging_face_name(name: str, first: NameRules = ()) -> str:
 
 
 def rename(name: str, rules: NameRules) -> str:
-    """Apply the first rule (pattern, replacement) that matches a name. Raise KeyError if none does."""
+    """Apply the first rule (pattern, replacement) that matches a name. Raise KeyError if no rule matches."""
     for pattern, replacement in rules:
         renamed, match_count = re.subn(pattern, replacement, name)
         if match_count:
@@ -144,9 +144,9 @@ def rename(name: str, rules: NameRules) -> str:
 
 
 def hugging_face_config(
-    size: EncoderSize, config_class: Callable[..., PretrainedConfig] = XLMRobertaConfig, **more: Any
+    size: EncoderSize, config_class: Callable[..., PretrainedConfig] = XLMRobertaConfig, **fields: Any
 ) -> PretrainedConfig:
-    """Return a config of XLM-R, or of another class with the same names for its sizes."""
+    """Return a config of XLM-R, or of another class whose sizes have the same names, with additional fields."""
     return config_class(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
@@ -161,12 +161,12 @@ def hugging_face_config(
         pad_token_id=PAD,
         bos_token_id=BOS,
         eos_token_id=EOS,
-        **more,
+        **fields,
     )
 
 
 def write_model(weights: Mapping[str, Tensor], config: PretrainedConfig, directory: Path) -> None:
-    """Write the config and the weights, which already have Hugging Face's names, in fp32."""
+    """Write a config, and weights under the given names in fp32."""
     directory.mkdir(parents=True, exist_ok=True)
     fp32_weights = {name: value.detach().float().cpu().contiguous() for name, value in weights.items()}
     save_file(fp32_weights, directory / WEIGHTS, metadata={"format": "pt"})
@@ -181,15 +181,15 @@ def write(
     names: NameRules = (),
     untrained: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the weights of a module, except its projection, and copy its tokenizer.
+    """Write the config and the parameters of a module, except its projection, and copy its tokenizer.
 
     Args:
-        module: the module, of which only parameters are written.
-        config: its config, whose model type and class decide the names of the weights.
-        tokenizer: directory with the tokenizer.
+        module: the module.
+        config: its config, whose model type and class determine the names of the weights.
+        tokenizer: directory of the tokenizer.
         directory: where to write.
-        names: rules for the parameters of the head.
-        untrained: additional weights that the module does not have, by their names in XLM-R.
+        names: rules for the names of the head's parameters.
+        untrained: additional weights that the module does not have, by their canonical names.
     """
     weights: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
@@ -204,11 +204,11 @@ def write(
 
 
 def name_in_class(name: str, config: PretrainedConfig) -> str:
-    """Return the name that a weight, named as in XLM-R, has in the class that a config names in `architectures`."""
-    for xlmr_text, text in _OTHER_NAMES.get(config.model_type, {}).items():
-        name = name.replace(xlmr_text, text)
+    """Convert a canonical name to the name in the class that a config names in `architectures`."""
+    for canonical_part, part in _REPLACEMENTS.get(config.model_type, {}).items():
+        name = name.replace(canonical_part, part)
     prefix = config.model_type.removeprefix("xlm-") + "."
-    if (config.architectures or ["Model"])[0].endswith("Model"):  # a class without head
+    if (config.architectures or ["Model"])[0].endswith("Model"):  # a class without a head
         prefix = ""
     return re.sub(r"^roberta\.", prefix, name)
 
@@ -216,10 +216,16 @@ def name_in_class(name: str, config: PretrainedConfig) -> str:
 def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None = None, prefix: str = "") -> None:
     """Write a directory that `AutoModel` and `AutoTokenizer` load.
 
-    A model that was trained from a start is written in the class of its start, with the weights of the start that were
-    not trained, such as its pooler. The contrast projection, if any, is in `projection.safetensors`, as tensor
-    `projection` (d, d) with z = h @ projection. `config.json` records layer and pooling of the contrast as `infoxlm`,
-    and the text before every sentence as its `prefix`.
+    The contrast projection (d, d) is in `projection.safetensors`: z = h @ projection. The key `infoxlm` of
+    `config.json` records how the vector of a sentence is computed.
+
+    Args:
+        model: the trained model.
+        tokenizer: directory of its tokenizer.
+        directory: where to write.
+        start: the model that the training started from. The export has its class, and its weights that were not
+            trained, such as the pooler.
+        prefix: text that was added before every sentence in training.
     """
     contrast = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
     if prefix:
@@ -242,7 +248,7 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
 
 
 def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
-    """Return the class in which to export a model: that of its start, unless a masked-LM head was added to it."""
+    """Return the class of an export: that of the start, unless only one of the two has a masked-LM head."""
     prefix = CLASS_PREFIXES[config.model_type]
     start_class: str = (config.architectures or [f"{prefix}Model"])[0]
     start_has_head = start_class.endswith(("ForMaskedLM", "ForPreTraining"))
@@ -260,29 +266,29 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def runs_packed(config: Mapping[str, Any]) -> bool:
-    """Return whether `Encoder` can compute the model that a config describes, and its heads for tasks are known."""
-    return config["model_type"] in MODEL_TYPES and not find_obstacle(config)
+    """Return whether `task_models` can compute a model with packed sequences, given the content of its config.json."""
+    return config["model_type"] in TASK_MODEL_TYPES and not find_obstacle(config)
 
 
 def find_obstacle(config: Mapping[str, Any]) -> str:
-    """Return the setting of a config.json, with its value, that `Encoder` cannot compute, or "" if there is none."""
+    """Return a description of the setting in a config.json that `Encoder` cannot compute, or "" if there is none."""
     if config["model_type"] not in CLASS_PREFIXES:
         return f"model_type is {config['model_type']!r}, not one of {', '.join(CLASS_PREFIXES)}"
-    computed_values = {
+    supported_values = {
         "hidden_act": "gelu",
         "activation": "gelu",
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "tie_word_embeddings": True,
     }
-    for key, computed_value in computed_values.items():
-        if config.get(key, computed_value) != computed_value:
-            return f"{key} is {config[key]!r}, not {computed_value!r}"
+    for key, supported_value in supported_values.items():
+        if config.get(key, supported_value) != supported_value:
+            return f"{key} is {config[key]!r}, not {supported_value!r}"
     return ""
 
 
 def first_position(config: Mapping[str, Any]) -> int:
-    """Return the position of a sequence's first token. Models like RoBERTa start after the position of padding."""
+    """Return the row of the position table for the first token. RoBERTa and XLM-R start after their padding id."""
     if config["model_type"] in ("bert", "distilbert"):
         return 0
     padding_id = config.get("pad_token_id")
@@ -290,16 +296,16 @@ def first_position(config: Mapping[str, Any]) -> int:
 
 
 def max_tokens_of(config: Mapping[str, Any]) -> int:
-    """Return the number of tokens of the longest sequence that a model can read."""
+    """Return the largest number of tokens that a model can read, given the content of its config.json."""
     positions = config.get("max_position_embeddings") or 0
     if config["model_type"] in CLASS_PREFIXES:
         return positions - first_position(config)
-    # Some other models number positions like RoBERTa. For the rest, two unused positions do no harm.
+    # Some other types number positions like RoBERTa. For the rest, two unused positions do no harm.
     return positions - 2 if positions > 2 else 512
 
 
 def size_of(directory: Path) -> EncoderSize:
-    """Return the sizes in a Hugging Face config.json, after comparing them with the weights if there are any.
+    """Return the sizes in a config.json, after comparing them with the stored weights if there are any.
 
     Raises:
         InputError: there is no config.json, it describes a model that `Encoder` cannot compute, or the weights have
@@ -307,9 +313,9 @@ def size_of(directory: Path) -> EncoderSize:
     """
     config = _read_sizes(directory)
     stored = stored_weights.read_headers(directory)
-    types = config.get("type_vocab_size", 2)  # as for the epsilon, the default of Transformers
+    types = config.get("type_vocab_size", 2)  # the default of Transformers, like 1e-12 for epsilon
     if types == 1 and not _has_nonzero_type_row(stored):
-        types = 0  # nothing to add, and nothing to train
+        types = 0  # the row adds nothing, and stays untrained
     size = EncoderSize(
         vocabulary=config["vocab_size"],
         layers=config["num_hidden_layers"],
@@ -327,7 +333,7 @@ def size_of(directory: Path) -> EncoderSize:
 
 
 def _read_sizes(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json with the keys of `ModelSizes`. See `size_of` for errors."""
+    """Return the content of config.json, in which the keys of `ModelSizes` are valid. See `size_of` for errors."""
     path = directory / "config.json"
     config = read_config(directory)
     obstacle = find_obstacle(config)
@@ -345,7 +351,7 @@ def _read_sizes(directory: Path) -> dict[str, Any]:
 
 
 def _has_nonzero_type_row(stored: Mapping[str, stored_weights.StoredWeight]) -> bool:
-    """Return whether a model with a single token type adds anything for it. It is zero in FacebookAI's XLM-R."""
+    """Return whether the embedding of the only token type is not zero. It is zero in FacebookAI's XLM-R."""
     for name, canonical_name in canonical_names(stored).items():
         if canonical_name == TYPE_ROW:
             with safe_open(stored[name].path, "pt") as file:
@@ -354,7 +360,7 @@ def _has_nonzero_type_row(stored: Mapping[str, stored_weights.StoredWeight]) -> 
 
 
 def _check_size(size: EncoderSize, stored: Mapping[str, stored_weights.StoredWeight], directory: Path) -> None:
-    """Raise InputError if the weight files do not hold an encoder of this size."""
+    """Raise InputError if the weight files do not contain an encoder of this size."""
     stored_shapes = {canonical: stored[name].shape for name, canonical in canonical_names(stored).items()}
     with torch.device("meta"):
         encoder = Encoder(size)
@@ -365,7 +371,7 @@ def _check_size(size: EncoderSize, stored: Mapping[str, stored_weights.StoredWei
 
 
 def find_weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of a Hugging Face model, one or several. Raise InputError if there are none."""
+    """Return the safetensors files of a model, one or several. Raise InputError if there are none."""
     path = directory / WEIGHTS
     if path.is_file():
         return [path]
@@ -384,7 +390,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_projection(path: Path) -> Tensor:
-    """Return the contrast projection in a file. Raise InputError if it is missing or has values that are not finite."""
+    """Return the contrast projection in a file. Raise InputError if it is missing, damaged, or not finite."""
     projection = read_tensors(path).get("projection")
     if projection is None:
         raise InputError(f"{path} has no tensor projection: copy it again")
@@ -394,13 +400,13 @@ def read_projection(path: Path) -> Tensor:
 
 
 def digest_of(directory: Path) -> str:
-    """Return the digest of the weights in a Hugging Face directory."""
+    """Return the digest of the weight files of a model, which identifies the model."""
     digests = [manifests.file_sha256(path) for path in find_weight_files(directory)]
     return f"sha256:{digests[0]}" if len(digests) == 1 else manifests.digest(digests)
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """Return the weights of a model, with or without head, under the names of `XLMRobertaFor…`.
+    """Return the weights of a model, with or without a head, by their canonical names.
 
     Raises:
         InputError: the weights are missing or damaged.
@@ -412,26 +418,26 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def canonical_names(names: Iterable[str]) -> dict[str, str]:
-    """Map the names of stored weights to the names of `XLMRobertaFor…`."""
+    """Map the names of stored weights to their canonical names."""
     names = list(names)
-    has_prefix = any(_PREFIX.match(name) for name in names)
-    canonical = {}
+    has_prefix = any(_ENCODER_PREFIX.match(name) for name in names)
+    canonical_by_stored = {}
     for stored_name in names:
-        name = _PREFIX.sub("roberta.", stored_name)
-        # Google's BERT has other names for the parameters of LayerNorm.
+        name = _ENCODER_PREFIX.sub("roberta.", stored_name)
+        # In Google's BERT, the parameters of LayerNorm have the names of TensorFlow.
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-        if not has_prefix and not name.startswith(_HEADS):  # the file of an encoder without head
+        if not has_prefix and not name.startswith(_HEAD_PREFIXES):  # an encoder without a head
             name = f"roberta.{name}"
-        for replacements in _OTHER_NAMES.values():
-            for xlmr_text, text in reversed(replacements.items()):
-                name = name.replace(text, xlmr_text)
-        canonical[stored_name] = name
-    return canonical
+        for replacements in _REPLACEMENTS.values():
+            for canonical_part, part in reversed(replacements.items()):
+                name = name.replace(part, canonical_part)
+        canonical_by_stored[stored_name] = name
+    return canonical_by_stored
 
 
 def has_masked_lm_head(directory: Path) -> bool:
-    """Return whether weights of a masked-LM head are stored in a directory."""
+    """Return whether the weights of a model include a masked-LM head."""
     stored = stored_weights.read_headers(directory)
     return any(name.startswith("lm_head.") for name in canonical_names(stored).values())
 
@@ -439,13 +445,13 @@ def has_masked_lm_head(directory: Path) -> bool:
 def load_into(
     module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), names: NameRules = ()
 ) -> None:
-    """Copy the weights of a Hugging Face directory, in safetensors, into one of our models.
+    """Copy the weights of a Hugging Face directory into one of our models.
 
     Args:
         module: the model.
-        directory: holds the weights.
-        optional: prefixes of parameters that keep their values if the directory lacks them.
-        names: rules as in `hugging_face_name`.
+        directory: directory of the weights.
+        optional: prefixes of parameters that keep their values if they are not stored.
+        names: rules that take precedence, see `hugging_face_name`.
 
     Raises:
         InputError: a weight is missing, has another shape, or is not finite.
@@ -466,6 +472,6 @@ def load_into(
                 raise InputError(f"{path} has no {stored_name}: give a complete model")
             if weight.shape != parameter.shape:
                 raise InputError(f"{path}: {stored_name} is {tuple(weight.shape)}, not {tuple(parameter.shape)}")
-            if not weight.isfinite().all():  # not by `check_numbers`: skipped parameters may be uninitialised
+            if not weight.isfinite().all():  # `check_numbers` would also check skipped, uninitialised parameters
                 raise InputError(f"{path}: {stored_name} {stored_weights.NOT_FINITE}")
             parameter.copy_(weight)

@@ -1,8 +1,8 @@
-"""Names, types and shapes of stored weights, read from the headers of safetensors files before memory is allocated.
+"""Compares a model with the headers of its weight files before memory is allocated for it.
 
-A config.json may describe a model of any size. Where Linux overcommits memory, as on every Kubernetes node, it grants
-that memory and kills the process when the memory is used. So every model is first built on torch's meta device, which
-has shapes and no memory, and compared with the weights that its files hold.
+A config.json can describe a model of any size. Kubernetes nodes overcommit memory: they grant it, and kill the process
+when it is used. So each model is first built on torch's meta device, which has shapes but no memory, and compared with
+the stored weights.
 """
 
 import copy
@@ -25,14 +25,14 @@ from infoxlm_core.errors import InputError, one_line
 NOT_FINITE = "contains NaN or infinity: its training failed, so use another model"
 REMEDY = "give the config.json that belongs to these weights"
 SPARE_VALUES = 1 << 24
-"""Values that a model may have and its files may lack, besides as many as the files hold: heads, poolers, buffers."""
-MAX_MODULES = 1000
-MAX_LABELS = 1 << 20
-_MODULE_COUNTS = ("layers", "groups", "group_num", "blocks", "experts")
+"""Number of values (heads, poolers, buffers) that a small model may have although its weight files do not."""
+_MAX_MODULES = 1000
+_MAX_LABELS = 1 << 20
+_MODULE_COUNTS = ("layers", "groups", "group_num", "blocks", "experts")  # ends of the names of fields in config.json
 
 
 class StoredWeight(NamedTuple):
-    """One tensor of a safetensors file, without its values."""
+    """The header of one tensor in a safetensors file."""
 
     path: Path
     dtype: str  # in the spelling of safetensors: F32, BF16, I64
@@ -40,16 +40,16 @@ class StoredWeight(NamedTuple):
 
 
 def read_headers(directory: Path) -> dict[str, StoredWeight]:
-    """Return the weights in all safetensors files of a directory, by name. Their values are not read.
+    """Return the headers of all weights in the safetensors files of a directory, by name.
 
     Raises:
-        InputError: a file is damaged, or its header and its size differ.
+        InputError: a file is damaged, or its size differs from its header.
     """
     weights: dict[str, StoredWeight] = {}
     for path in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(outside.check_readable(path), "pt") as file:
-                for name in file.keys():  # noqa: SIM118 - the file is no mapping
+                for name in file.keys():  # noqa: SIM118 - the file is not a mapping
                     tensor_slice = file.get_slice(name)
                     shape = tuple(tensor_slice.get_shape())
                     weights[name] = StoredWeight(path, tensor_slice.get_dtype(), shape)
@@ -59,7 +59,7 @@ def read_headers(directory: Path) -> dict[str, StoredWeight]:
 
 
 def check_dtypes(directory: Path) -> None:
-    """Raise InputError for weights stored as integers or in 8 bits, which mean nothing without their scales."""
+    """Raise InputError for quantised weights, which cannot be used without their scales."""
     for name, weight in read_headers(directory).items():
         is_index = name.endswith("_ids")  # old exports store position_ids
         if weight.dtype.startswith(("I", "U", "F8")) and not is_index:
@@ -69,24 +69,17 @@ def check_dtypes(directory: Path) -> None:
 
 
 def check_counts(config: Mapping[str, Any], path: Path) -> None:
-    """Raise InputError for counts in a config.json that are impossibly large.
+    """Raise InputError if a config.json has an impossibly large number of layers, other modules, or labels.
 
-    Transformers creates a Python object for every layer and label, even on the meta device.
+    Transformers creates a Python object for each of them, even on the meta device.
     """
     for name, value in config.items():
-        if isinstance(value, Mapping):  # models of several parts have a config for each
+        if isinstance(value, Mapping):  # the config of one part of the model
             check_counts(value, path)
-        elif isinstance(value, int):
-            limit = _limit_of_count(name)
-            if limit is not None and value > limit:
+        elif isinstance(value, int) and (name == "num_labels" or name.endswith(_MODULE_COUNTS)):
+            limit = _MAX_LABELS if name == "num_labels" else _MAX_MODULES
+            if value > limit:
                 raise InputError(f"{path}: {name} is {value}, more than {limit}: {REMEDY}")
-
-
-def _limit_of_count(name: str) -> int | None:
-    """Return the largest value of a field of config.json, or None if the field counts no Python objects."""
-    if name == "num_labels":
-        return MAX_LABELS
-    return MAX_MODULES if name.endswith(_MODULE_COUNTS) else None
 
 
 def compare_shapes(
@@ -106,22 +99,22 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
     """Compare a model on the meta device with the weights of a directory.
 
     Args:
-        model: the model as its config.json describes it.
-        directory: holds the config.json and the safetensors files.
-        prefix: what precedes the names of the encoder's weights in a model with a head, such as `roberta.`; a file may
-            hold them without it, or with it although the model has no head.
-        new_head: only the encoder has to fit; a head of another shape is replaced.
+        model: the model that the config.json describes.
+        directory: Hugging Face directory with the weights.
+        prefix: prefix of the names of the encoder's weights in a model with a head, such as `roberta.`. In the files,
+            names may have it or not, whether or not the model has a head.
+        new_head: whether a new head replaces the stored one, so that only the encoder must fit.
 
     Raises:
-        InputError: a weight has another shape than config.json describes, or config.json describes more values than a
-            head could explain that no file holds.
+        InputError: a weight has another shape than config.json describes, or so many values are missing from the files
+            that a new head cannot be the reason.
     """
     stored = read_headers(directory)
-    # Buffers are computed, whatever an old export holds under their names.
+    # Buffers are computed, so they always count as missing, even if an old export has stored them.
     missing_values = sum(buffer.numel() for buffer in model.buffers())
     for name, parameter in model.named_parameters():
         possible_names = (name, name.removeprefix(prefix), f"{prefix}{name}")
-        weight = next((stored[possible_name] for possible_name in possible_names if possible_name in stored), None)
+        weight = next((stored[stored_name] for stored_name in possible_names if stored_name in stored), None)
         is_replaced = new_head and not name.startswith(prefix)
         if weight is None or is_replaced:
             missing_values += parameter.numel()
@@ -138,20 +131,20 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
 
 
 def check_numbers(model: nn.Module, directory: Path) -> None:
-    """Raise InputError if a weight of a model, loaded from a directory, is not finite."""
+    """Raise InputError if a model that was loaded from a directory has a weight that is not finite."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             raise InputError(f"{directory}: {name} {NOT_FINITE}")
 
 
 def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_head: bool = False) -> Any:
-    """Load a Hugging Face model in fp32, after comparing its config with its files.
+    """Load a Hugging Face model in fp32, after comparing its config with its weight files.
 
     Args:
-        auto_class: `transformers.AutoModel…`.
-        directory: holds the model.
-        config: its config, in which labels or dropout may have been changed.
-        new_head: replace a missing head, or one of another shape, by a random one.
+        auto_class: a class `transformers.AutoModel…`.
+        directory: Hugging Face directory of the model.
+        config: the config of the model, whose labels or dropout may have been changed.
+        new_head: whether to add a random head if the stored one is missing or has another shape.
 
     Raises:
         InputError: the model cannot be loaded, lacks weights, has other shapes than config.json describes, or has
@@ -180,8 +173,8 @@ def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_h
         raise InputError(
             f"{directory} cannot be loaded as {auto_class.__name__} ({one_line(error)}): give another model"
         ) from error
-    # Transformers fills missing weights with random numbers. Only a new head, and the pooler, which many checkpoints
-    # lack and which is never used, may be missing.
+    # Transformers initialises missing weights with random numbers. Only a new head may be missing, and the pooler,
+    # which many checkpoints lack and nothing uses.
     required_prefix = encoder_prefix if new_head else ""
     missing_names = []
     for name in sorted(report["missing_keys"]):
@@ -197,7 +190,7 @@ def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_h
 
 @contextmanager
 def _silence_transformers() -> Iterator[None]:
-    """Suppress progress bars and the table of missing weights. Our own errors name the weights that matter."""
+    """Suppress the progress bars of Transformers and its table of missing weights, which our errors replace."""
     verbosity = transformers.logging.get_verbosity()
     had_progress_bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()

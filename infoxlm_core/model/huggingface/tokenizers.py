@@ -1,4 +1,7 @@
-"""The tokenizer stored with a model: a SentencePiece model as `transformers`' tokenizer.json, in XLM-R's id layout."""
+"""Reads, converts and copies the tokenizer of a model.
+
+A SentencePiece model is converted to the tokenizer.json of Transformers, with the ids of XLM-R.
+"""
 
 import json
 import shutil
@@ -17,7 +20,7 @@ from infoxlm_core import outside
 from infoxlm_core.data.vocabulary import BOS, EOS, SPECIAL_TOKENS, UNK, Vocabulary
 from infoxlm_core.errors import InputError, one_line
 
-MODEL = "sentencepiece.bpe.model"  # XLM-R's file name, although it holds a unigram model
+MODEL = "sentencepiece.bpe.model"  # the file name of XLM-R, although it is a unigram model
 FAST = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
 
@@ -25,20 +28,20 @@ FILES = (
     FAST, MODEL, "spiece.model", "spm.model", "vocab.txt", "vocab.json", "merges.txt",
     "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
-"""Files that may belong to a tokenizer, besides tokenizer_config.json."""
+"""Files that can belong to a tokenizer, besides tokenizer_config.json."""
 ALL_FILES = (*FILES, SETTINGS, "config.json")
-"""The files that decide the ids of a tokenizer; config.json may name its class."""
+"""All files on which the ids of a tokenizer depend. config.json may name its class."""
 USUAL_NAMES = {
     "bos_token": ("<s>", "[CLS]"), "cls_token": ("<s>", "[CLS]"), "eos_token": ("</s>", "[SEP]"),
     "sep_token": ("</s>", "[SEP]"), "pad_token": ("<pad>", "[PAD]"), "unk_token": ("<unk>", "[UNK]"),
     "mask_token": ("<mask>", "[MASK]"),
 }  # fmt: skip
-"""Names of the special tokens of XLM-R and BERT."""
+"""Role of a special token -> its names in XLM-R and BERT."""
 
 
 @contextmanager
 def reading(subject: str) -> Iterator[None]:
-    """Turn every exception about a damaged tokenizer, and every panic of Rust code, into InputError."""
+    """Convert every exception about a damaged tokenizer, and every panic of Rust code, to InputError."""
     try:
         yield
     except BaseException as error:  # a damaged file can raise almost any exception
@@ -48,10 +51,10 @@ def reading(subject: str) -> Iterator[None]:
 
 
 def find_files(source: Path) -> list[Path]:
-    """Return the files of a tokenizer. The first is its tokenizer.json or its SentencePiece model.
+    """Return the files of a tokenizer, of which the first is its tokenizer.json or its SentencePiece model.
 
-    A tokenizer.json precedes a SentencePiece model in the same directory, because `transformers` reads it wherever the
-    model is used, and the two split some texts differently: XLM-R's pieces, 0.4 % of short messages in 99 languages.
+    If a directory has both, tokenizer.json is used, because Transformers reads it wherever the model is used. The two
+    can split text differently: for XLM-R, 0.4 % of short messages in 99 languages.
 
     Args:
         source: a SentencePiece model, a tokenizer.json, or the directory of a model.
@@ -69,7 +72,7 @@ def find_files(source: Path) -> list[Path]:
 
 
 def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabulary:
-    """Return the special ids of a tokenizer and the number of its ids. Raise InputError if one is missing."""
+    """Return the number of ids of a tokenizer and its special ids. Raise InputError if a special id is missing."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InputError(f"{source}: its tokenizer {type(tokenizer).__name__} has no tokenizer.json: use another model")
@@ -93,9 +96,9 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabul
 
 
 def copy_files(files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBase:
-    """Copy the files that `find_files` returns for a tokenizer.json, and return the tokenizer that they define.
+    """Copy the files that `find_files` returns for a tokenizer.json, and return the tokenizer.
 
-    Without a file that names the tokenizer's class, a tokenizer_config.json is written.
+    If no file names the class of the tokenizer, a tokenizer_config.json is written.
     """
     names = [FAST] + [path.name for path in files[1:]]
     for path, name in zip(files, names, strict=True):
@@ -108,7 +111,7 @@ def copy_files(files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBas
 
 
 def _write_settings(directory: Path) -> None:
-    """Write the tokenizer_config.json of a tokenizer.json whose special tokens have usual names."""
+    """Write a tokenizer_config.json for a tokenizer.json whose special tokens have the names of XLM-R or BERT."""
     with reading(str(directory / FAST)):
         pieces = Tokenizer.from_file(str(directory / FAST)).get_vocab()
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -124,7 +127,7 @@ def _write_json(settings: dict[str, Any], directory: Path) -> None:
 
 
 def vocabulary_size(model: bytes) -> int:
-    """Return the number of ids of a SentencePiece model in XLM-R's layout: its pieces, `<pad>` and `<mask>`.
+    """Return the number of ids that a SentencePiece model has in XLM-R's layout, which adds `<pad>` and `<mask>`.
 
     Raises:
         RuntimeError: the bytes are not a SentencePiece model.
@@ -135,11 +138,11 @@ def vocabulary_size(model: bytes) -> int:
 
 
 def round_scores(model: bytes) -> bytes:
-    """Return the unigram model with scores rounded to 1/256, so that all libraries split text in the same way.
+    """Round the scores of a unigram model to 1/256, so that all libraries split text in the same way.
 
-    Two splits into the same pieces in a different order have equal scores. Sums of unrounded scores are rounded
-    differently in fp32 (SentencePiece) and fp64 (`tokenizers`), so the libraries would choose different splits. Sums
-    of rounded scores are exact.
+    Two splits into the same pieces in a different order have the same score. Without rounding, the sums differ in the
+    last bit, and SentencePiece (fp32) and `tokenizers` (fp64) may choose different splits. Sums of rounded scores are
+    exact.
     """
     proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
     proto.ParseFromString(model)
@@ -150,7 +153,12 @@ def round_scores(model: bytes) -> bytes:
 
 @reading("the SentencePiece model")
 def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
-    """Write tokenizer.json and tokenizer_config.json, with which `AutoTokenizer` gives SentencePiece's ids.
+    """Convert a SentencePiece model to files with which `AutoTokenizer` returns the same ids.
+
+    Args:
+        model: content of the SentencePiece model.
+        directory: where to write tokenizer.json and tokenizer_config.json.
+        max_tokens: largest number of tokens of a text.
 
     Raises:
         InputError: the model is damaged.
@@ -161,7 +169,7 @@ def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
     pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]  # without SentencePiece's special pieces
     vocabulary = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unk, 0.0), *pieces, (mask, 0.0)]
     tokenizer = Tokenizer(Unigram(vocabulary, unk_id=UNK))
-    # SentencePiece normalises with its own character map, then removes outer and repeated spaces.
+    # SentencePiece maps characters by its own table, and then removes outer and repeated spaces.
     character_map = proto.normalizer_spec.precompiled_charsmap
     steps: list[Any] = [normalizers.Precompiled(character_map)] if character_map else []
     steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
@@ -183,17 +191,17 @@ def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
 
 
 def load_fast(directory: Path) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a model or shards directory from local files only."""
+    """Load the tokenizer in the directory of a model or of shards."""
     return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True)
 
 
 def load(directory: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of any model. Raise InputError if it is missing, damaged, or has ids that the model lacks."""
+    """Load the tokenizer of a model. Raise InputError if it is missing, damaged, or has more ids than the model."""
     for path in directory.glob("*.json"):
         outside.check_readable(path)
     with reading(f"{directory}: its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        # The template may add special tokens whose ids lie outside the vocabulary, so encode a text and a pair.
+        # Encode a text and a pair, because the special tokens of the template may have ids outside the vocabulary.
         template_ids = [*tokenizer("a")["input_ids"], *tokenizer("a", "b")["input_ids"]]
         added_ids = tokenizer.get_added_vocab().values()
         largest_id = max(*template_ids, *added_ids, len(tokenizer) - 1)
@@ -210,10 +218,10 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
 
 
 def copy(source: Path, directory: Path, max_tokens: int) -> None:
-    """Copy a model's tokenizer byte for byte, except for a model_max_length other than `max_tokens`.
+    """Copy the files of a tokenizer, and set its model_max_length to `max_tokens`.
 
     Args:
-        source: holds the tokenizer.
+        source: directory of the tokenizer.
         directory: where to copy it.
         max_tokens: the largest number of tokens that the model can read.
     """

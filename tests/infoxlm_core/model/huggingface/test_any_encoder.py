@@ -1,4 +1,4 @@
-"""Which vector of a model represents a sentence when nobody names one."""
+"""The vectors that users get from a model if they name no layer and pooling."""
 
 import json
 import logging
@@ -14,14 +14,14 @@ from tests.toys.exports import MAX_TOKENS, write_modules
 from tests.toys.models import TEXTS, save_model
 
 
-def set_pooling(directory: Path, **settings: str | bool | list[str]) -> None:
-    """Replace the settings of the module Pooling."""
+def write_pooling(directory: Path, **settings: str | bool | list[str]) -> None:
+    """Replace the config of the module Pooling."""
     (directory / "1_Pooling/config.json").write_text(json.dumps(settings))
 
 
 @pytest.fixture
 def directory(tmp_path) -> Path:
-    """A model of sentence-transformers, with the mean of all tokens."""
+    """Write a sentence-transformers model whose pooling is the mean of all tokens."""
     save_model(tmp_path, infoxlm=None)
     write_modules(tmp_path, pooling="mean", prefix="")
     return tmp_path
@@ -35,14 +35,14 @@ def directory(tmp_path) -> Path:
         ({"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}, "cls"),  # since version 6
     ],
 )
-def test_a_model_of_sentence_transformers_is_served_with_its_own_pooling(settings, pooling, directory):
-    set_pooling(directory, **settings)
+def test_sentence_transformers_model_is_used_with_its_own_pooling(settings, pooling, directory):
+    write_pooling(directory, **settings)
 
     assert served_space(directory) == served_space(load_encoder(directory, "cpu")[0]) == (2, pooling)
     assert torch.equal(embed_sentences(directory, TEXTS), embed_sentences(directory, TEXTS, 2, pooling))
 
 
-def test_our_models_are_served_at_their_contrast_layer_and_others_with_the_mean_of_the_last(tmp_path):
+def test_our_models_use_their_contrast_layer_and_others_the_mean_of_the_last(tmp_path):
     ours = save_model(tmp_path / "ours", infoxlm={"layer": 1, "pooling": "cls", "normalise": False})
     write_modules(ours, pooling="mean", prefix="")
     plain = save_model(tmp_path / "plain", infoxlm=None)
@@ -51,7 +51,7 @@ def test_our_models_are_served_at_their_contrast_layer_and_others_with_the_mean_
     assert served_space(plain) == (2, "mean")
 
 
-def test_a_dense_module_is_not_used_and_logged_once(directory, caplog):
+def test_dense_module_is_ignored_with_one_warning(directory, caplog):
     modules = json.loads((directory / "modules.json").read_text())
     dense = {"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
     (directory / "modules.json").write_text(json.dumps([*modules, dense]))
@@ -62,7 +62,7 @@ def test_a_dense_module_is_not_used_and_logged_once(directory, caplog):
     assert caplog.text.count("vectors are taken before its module Dense, which is not used") == 1
 
 
-def test_texts_are_truncated_to_the_length_of_sentence_transformers_or_else_of_the_positions(directory):
+def test_texts_are_truncated_to_max_seq_length_or_else_to_the_positions(directory):
     long_text = [" ".join(TEXTS * 4)]
     model, tokenizer = load_encoder(directory, "cpu")
     spec = VectorSpec("mean", 2)
@@ -76,7 +76,7 @@ def test_texts_are_truncated_to_the_length_of_sentence_transformers_or_else_of_t
     assert torch.equal(embed_sentences(directory, long_text), expected[38])
 
 
-def test_a_pickle_beside_the_weights_is_not_read(directory):
+def test_pickle_beside_the_weights_is_not_read(directory):
     expected = embed_sentences(directory, TEXTS)
     (directory / "pytorch_model.bin").write_bytes(b"no pickle")
 
@@ -84,15 +84,15 @@ def test_a_pickle_beside_the_weights_is_not_read(directory):
 
 
 @pytest.mark.parametrize("settings", [{"pooling_mode_max_tokens": True}, {"pooling_mode": ["cls", "mean"]}])
-def test_another_pooling_is_refused_unless_the_user_names_one(settings, directory):
-    set_pooling(directory, **settings)
+def test_unknown_pooling_is_refused_unless_the_user_names_one(settings, directory):
+    write_pooling(directory, **settings)
 
     with pytest.raises(InputError, match=r"1_Pooling/config\.json: its pooling is .*, not cls or mean"):
         embed_sentences(directory, TEXTS)
     assert len(embed_sentences(directory, TEXTS, 2, "mean")) == len(TEXTS)
 
 
-def test_the_default_prompt_of_sentence_transformers_is_before_every_sentence(directory):
+def test_default_prompt_is_added_to_every_sentence(directory):
     write_modules(directory, pooling="mean", prefix="query: ")
 
     prefixed = [f"query: {text}" for text in TEXTS]

@@ -1,4 +1,4 @@
-"""Which directories of models may be loaded: encoders as they were written, of which nothing runs as code."""
+"""Only complete encoders that match their manifest and contain no code are loaded."""
 
 import json
 
@@ -18,7 +18,7 @@ def model(tmp_path):
 
 @pytest.mark.item("B17")
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("deep/code.py", "print()", r"holds code\.py, which could run code"),
         ("pytorch_model.pt", "", r"holds pytorch_model\.pt, which could run code"),
@@ -29,16 +29,16 @@ def model(tmp_path):
         ("model.safetensors.index.json", '{"weight_map": {"a": "../other.safetensors"}}', "is not in this folder"),
     ],
 )
-def test_what_could_run_code_or_cannot_be_read_is_refused(model, name, content, said):
+def test_model_with_code_or_damaged_metadata_is_refused(model, name, content, message):
     directories.check(model)
     (model / name).parent.mkdir(exist_ok=True)
     (model / name).write_text(content)
 
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         directories.check(model)
 
 
-def test_a_pickle_beside_safetensors_is_accepted_and_one_without_them_is_to_be_imported(model):
+def test_pickle_is_accepted_only_beside_safetensors(model):
     (model / "pytorch_model.bin").write_bytes(b"pickle")
     directories.check(model)
     (model / "model.safetensors").unlink()
@@ -50,8 +50,8 @@ def test_a_pickle_beside_safetensors_is_accepted_and_one_without_them_is_to_be_i
         directories.check(model)
 
 
-def test_weights_that_are_not_those_of_our_manifest_are_refused_and_another_tools_manifest_is_not_read(model):
-    (model / manifests.NAME).write_text(json.dumps({"layers": []}))
+def test_weights_that_differ_from_our_manifest_are_refused(model):
+    (model / manifests.NAME).write_text(json.dumps({"layers": []}))  # the manifest of another program
     directories.check(model)
     (model / manifests.NAME).unlink()
     manifests.write(model, "encoder")

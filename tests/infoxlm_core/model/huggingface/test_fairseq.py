@@ -1,4 +1,4 @@
-"""Checkpoints in fairseq's layout become Hugging Face directories, and nothing of them runs as code."""
+"""Checkpoints of fairseq become Hugging Face directories, and none of their code runs."""
 
 import argparse
 import os
@@ -29,6 +29,15 @@ from tests.toys.fairseq import (
 pytestmark = pytest.mark.item("A22")
 
 LENGTHS = (7, 4)
+HUGGING_FACE_PARTS = {  # part of a name in fairseq -> part in Hugging Face, written down by hand
+    "sentence_encoder.embed_tokens.": "roberta.embeddings.word_embeddings.",
+    "sentence_encoder.embed_positions.": "roberta.embeddings.position_embeddings.",
+    "sentence_encoder.emb_layer_norm.": "roberta.embeddings.LayerNorm.",
+    "sentence_encoder.layers.": "roberta.encoder.layer.", "self_attn.q_proj.": "attention.self.query.",
+    "self_attn.k_proj.": "attention.self.key.", "self_attn.v_proj.": "attention.self.value.",
+    "self_attn.out_proj.": "attention.output.dense.", "self_attn_layer_norm.": "attention.output.LayerNorm.",
+    ".fc1.": ".intermediate.dense.", ".fc2.": ".output.dense.", "final_layer_norm.": "output.LayerNorm.",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -49,56 +58,37 @@ def load(directory: Path) -> InfoXLM:
     return model
 
 
-def logits(model: InfoXLM, ids: torch.Tensor) -> torch.Tensor:
-    where = torch.from_numpy(number_positions(torch.tensor(LENGTHS).numpy()))
-    hidden = model.encoder(ids, where, LENGTHS)
-    head = model.head
-    transformed = head.norm(torch.nn.functional.gelu(head.dense(hidden)))
-    return transformed @ model.encoder.token_embedding.weight.T + head.bias
+def compute_logits(model: InfoXLM, ids: torch.Tensor) -> torch.Tensor:
+    positions = torch.from_numpy(number_positions(torch.tensor(LENGTHS).numpy()))
+    return model.head(model.encoder(ids, positions, LENGTHS), model.encoder.token_embedding.weight)
 
 
-def test_an_imported_xlmr_gives_hugging_faces_logits(xlmr, tmp_path):
+def test_imported_xlmr_has_the_logits_of_hugging_face(xlmr, tmp_path):
     path, state = xlmr
     imported = fairseq.convert(path, tmp_path / "out")
-    # the same tensors under Hugging Face's names, written down by hand
-    theirs = XLMRobertaForMaskedLM(pretrained.hugging_face_config(imported.size)).eval()
-    named = {"roberta.embeddings.token_type_embeddings.weight": torch.zeros(1, D)}
-    for ours, other in {
-        "sentence_encoder.embed_tokens.": "roberta.embeddings.word_embeddings.",
-        "sentence_encoder.embed_positions.": "roberta.embeddings.position_embeddings.",
-        "sentence_encoder.emb_layer_norm.": "roberta.embeddings.LayerNorm.",
-        "lm_head.dense.": "lm_head.dense.",
-        "lm_head.layer_norm.": "lm_head.layer_norm.",
-        "lm_head.bias": "lm_head.bias",
-    }.items():
-        named |= {n.replace(ours, other): value for n, value in state.items() if n.startswith(ours)}
-    for i in range(LAYERS):
-        for ours, other in {
-            "self_attn.q_proj": "attention.self.query", "self_attn.k_proj": "attention.self.key",
-            "self_attn.v_proj": "attention.self.value", "self_attn.out_proj": "attention.output.dense",
-            "self_attn_layer_norm": "attention.output.LayerNorm", "fc1": "intermediate.dense", "fc2": "output.dense",
-            "final_layer_norm": "output.LayerNorm",
-        }.items():  # fmt: skip
-            for kind in ("weight", "bias"):
-                value = state[f"sentence_encoder.layers.{i}.{ours}.{kind}"]
-                named[f"roberta.encoder.layer.{i}.{other}.{kind}"] = value
-    result = theirs.load_state_dict(named, strict=False)
+    hugging_face = XLMRobertaForMaskedLM(pretrained.hugging_face_config(imported.size)).eval()
+    weights = {"roberta.embeddings.token_type_embeddings.weight": torch.zeros(1, D)}
+    for name, value in state.items():
+        for part, replacement in HUGGING_FACE_PARTS.items():
+            name = name.replace(part, replacement)
+        weights[name] = value
+    result = hugging_face.load_state_dict(weights, strict=False)
     assert not result.unexpected_keys and set(result.missing_keys) <= {"lm_head.decoder.weight", "lm_head.decoder.bias"}
-    theirs.tie_weights()
+    hugging_face.tie_weights()
     ids = torch.randint(4, V, (sum(LENGTHS),))
     batch = torch.nn.utils.rnn.pad_sequence(ids.split(LENGTHS), batch_first=True, padding_value=1)
     mask = (batch != 1).long()
 
-    found = logits(load(tmp_path / "out"), ids)
+    logits = compute_logits(load(tmp_path / "out"), ids)
 
-    torch.testing.assert_close(found, theirs(batch, attention_mask=mask).logits[mask.bool()], atol=1e-5, rtol=0)
-    again = XLMRobertaForMaskedLM.from_pretrained(tmp_path / "out").eval()
-    torch.testing.assert_close(again(batch, attention_mask=mask).logits[mask.bool()], found, atol=1e-5, rtol=0)
+    for model in (hugging_face, XLMRobertaForMaskedLM.from_pretrained(tmp_path / "out").eval()):
+        expected = model(batch, attention_mask=mask).logits[mask.bool()]
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
     assert (imported.size.heads, imported.size.layers, imported.size.positions) == (2, LAYERS, POSITIONS)
     assert (imported.missing, imported.unused, imported.projection) == ((), (), False)
 
 
-def test_an_infoxlm_checkpoint_gives_its_query_encoder_and_its_projection(tmp_path):
+def test_query_encoder_and_projection_of_infoxlm_are_imported(tmp_path):
     state = model_tensors()
     projection = infoxlm_checkpoint(tmp_path / "checkpoint.pt", state)
 
@@ -107,8 +97,7 @@ def test_an_infoxlm_checkpoint_gives_its_query_encoder_and_its_projection(tmp_pa
     model = load(tmp_path / "out")
     expected = state["sentence_encoder.layers.1.fc1.weight"].half().float()
     assert torch.equal(model.encoder.layers[1].up.weight, expected)
-    # z = h @ W with row vectors, as the released code multiplies
-    assert torch.equal(load_file(tmp_path / "out" / pretrained.PROJECTION)["projection"], projection[0])
+    # z = h @ projection with row vectors, as in the released code
     assert torch.equal(model.projection, projection[0])
     assert imported.projection
     assert imported.unused_parts == {
@@ -118,7 +107,7 @@ def test_an_infoxlm_checkpoint_gives_its_query_encoder_and_its_projection(tmp_pa
     assert config.infoxlm == {"layer": 2, "pooling": "cls", "normalise": False}
 
 
-def test_older_files_hold_query_key_and_value_in_one_matrix(tmp_path):
+def test_joint_matrix_of_query_key_and_value_is_split(tmp_path):
     torch.manual_seed(9)
     split = model_tensors()
     torch.manual_seed(9)
@@ -131,7 +120,7 @@ def test_older_files_hold_query_key_and_value_in_one_matrix(tmp_path):
     assert weights[0] == weights[1]
 
 
-def test_a_pickle_of_the_hub_is_converted_too(xlmr, tmp_path):
+def test_pickle_of_the_hub_is_converted(xlmr, tmp_path):
     fairseq.convert(xlmr[0], tmp_path / "out")
     state = load_file(tmp_path / "out/model.safetensors")
     types = random(1, D)
@@ -144,7 +133,7 @@ def test_a_pickle_of_the_hub_is_converted_too(xlmr, tmp_path):
     assert torch.equal(load_file(tmp_path / "from bin/model.safetensors")[table], state[table] + types[0])
 
 
-def test_an_encoder_without_its_head_is_imported_and_the_head_reported(tmp_path):
+def test_encoder_without_head_is_imported_and_the_head_is_reported(tmp_path):
     state = {name: value for name, value in model_tensors().items() if not name.startswith("lm_head.")}
     torch.save({"model": under("decoder.", state)}, tmp_path / "m.pt")
 
@@ -164,7 +153,7 @@ def test_an_encoder_without_its_head_is_imported_and_the_head_reported(tmp_path)
         ({"proj_matrix_fast": torch.zeros(2, D, D)}, r"proj_matrix_fast is \(2, 128, 128\), not \(1, 128, 128\)"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused_by_name_and_leaves_nothing(tmp_path, change, reason):
+def test_incomplete_checkpoint_is_refused_with_the_name_of_the_tensor(tmp_path, change, reason):
     state = {name: value for name, value in (model_tensors() | change).items() if value is not None}
     projection = {name: state.pop(name) for name in list(state) if name == "proj_matrix_fast"}
     torch.save({"model": under("decoder.", state) | projection}, tmp_path / "m.pt")
@@ -175,15 +164,17 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name_and_leaves_nothing(tm
     assert [path.name for path in tmp_path.iterdir()] == ["m.pt"]
 
 
-class Evil:
+class CreatesDirectory:
+    """An object whose unpickling runs code."""
+
     def __reduce__(self):
         return os.mkdir, ("it-ran",)
 
 
 @pytest.mark.item("B17")
-def test_a_pickle_that_would_run_code_does_not(tmp_path, monkeypatch):
+def test_code_in_a_pickle_does_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.save({"model": model_tensors(), "extra": Evil()}, tmp_path / "m.pt")
+    torch.save({"model": model_tensors(), "extra": CreatesDirectory()}, tmp_path / "m.pt")
 
     with pytest.raises(InputError, match="cannot be read as a checkpoint without running code"):
         fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
@@ -194,7 +185,7 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path, monkeypatch):
         fairseq.convert(tmp_path / "m.pt", tmp_path / "out")
 
 
-def test_a_directory_that_exists_and_heads_that_do_not_divide_are_refused(xlmr, tmp_path):
+def test_existing_directory_and_impossible_number_of_heads_are_refused(xlmr, tmp_path):
     with pytest.raises(InputError, match="exists: give a new directory"):
         fairseq.convert(xlmr[0], tmp_path)
     with pytest.raises(InputError, match="128 is not a multiple of 7 heads"):

@@ -23,16 +23,18 @@ def models(tmp_path):
     return start, encoder
 
 
-def test_a_quarter_of_the_way_is_a_quarter_of_every_difference(models, tmp_path):
+def test_weight_of_a_quarter_adds_a_quarter_of_every_difference(models, tmp_path):
     start, encoder = models
 
     interpolate(start, encoder, 0.25, tmp_path / "merged")
 
     merged = load_file(tmp_path / "merged/model.safetensors")
-    before, after = (load_file(directory / "model.safetensors") for directory in models)
-    assert merged.keys() == after.keys()
+    start_weights = load_file(start / "model.safetensors")
+    encoder_weights = load_file(encoder / "model.safetensors")
+    assert merged.keys() == encoder_weights.keys()
     for name, value in merged.items():
-        torch.testing.assert_close(value, before[name] + 0.25 * (after[name] - before[name]), atol=1e-6, rtol=1e-6)
+        expected = start_weights[name] + 0.25 * (encoder_weights[name] - start_weights[name])
+        torch.testing.assert_close(value, expected, atol=1e-6, rtol=1e-6)
     projection = load_file(tmp_path / "merged/projection.safetensors")["projection"]
     assert projection.eq(0.25).all()
     files = {path.name for path in (tmp_path / "merged").iterdir()}
@@ -41,14 +43,14 @@ def test_a_quarter_of_the_way_is_a_quarter_of_every_difference(models, tmp_path)
 
 
 @pytest.mark.parametrize("weight", [0, 1])
-def test_the_ends_are_the_two_models_to_the_last_bit(models, tmp_path, weight):
+def test_weights_zero_and_one_give_the_two_models_bit_for_bit(models, tmp_path, weight):
     interpolate(*models, weight, tmp_path / "merged")
 
     merged, expected = (load_file(path / "model.safetensors") for path in (tmp_path / "merged", models[weight]))
     assert all(torch.equal(merged[name], expected[name]) for name in expected)
 
 
-def test_a_start_without_the_prefix_of_a_model_with_head_has_the_same_weights(tmp_path):
+def test_names_with_and_without_the_prefix_of_the_encoder_are_matched(tmp_path):
     start = save_model(tmp_path / "start", XLMRobertaModel, seed=1)
     encoder = save_model(tmp_path / "encoder", XLMRobertaModel, seed=2)
     tensors = load_file(encoder / "model.safetensors")
@@ -79,7 +81,7 @@ def save_bert(directory):
     ],
     ids=["width", "layers", "head", "tokenizer", "type"],
 )
-def test_models_that_differ_in_more_than_numbers_are_refused(models, tmp_path, make_start, reason):
+def test_models_of_different_shape_type_or_tokenizer_are_refused(models, tmp_path, make_start, reason):
     with pytest.raises(InputError, match=reason) as refusal:
         interpolate(make_start(tmp_path / "other"), models[1], 0.5, tmp_path / "merged")
 

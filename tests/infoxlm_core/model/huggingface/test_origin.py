@@ -6,7 +6,7 @@ from infoxlm_core import manifests
 from infoxlm_core.model.huggingface import origin
 
 
-def test_a_model_of_the_hub_has_its_name_and_the_licence_of_its_card(tmp_path):
+def test_origin_of_a_hub_model_is_its_name_and_the_licence_of_its_card(tmp_path):
     snapshot = tmp_path / "models--intfloat--multilingual-e5-small" / "snapshots" / "1"
     snapshot.mkdir(parents=True)
     assert origin.describe_origin(origin.read(snapshot)).endswith(
@@ -14,13 +14,13 @@ def test_a_model_of_the_hub_has_its_name_and_the_licence_of_its_card(tmp_path):
     )
     (snapshot / "README.md").write_text("---\nlicense: mit\nlanguage: [de]\n---\n# Multilingual E5\n")
 
-    found = origin.read(snapshot)
+    facts = origin.read(snapshot)
 
-    assert found == {"base_model": "intfloat/multilingual-e5-small", "licence": "mit"}
-    assert origin.describe_origin(found) == "It was made from intfloat/multilingual-e5-small, whose licence is mit."
+    assert facts == {"base_model": "intfloat/multilingual-e5-small", "licence": "mit"}
+    assert origin.describe_origin(facts) == "It was made from intfloat/multilingual-e5-small, whose licence is mit."
 
 
-def test_what_was_trained_from_it_keeps_its_origin(tmp_path):
+def test_model_trained_from_a_published_one_keeps_its_origin(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({}))
     facts = {"steps": 3, origin.FACT: {"base_model": "a/b", "licence": "mit"}}
     manifests.write(tmp_path, "encoder", facts)
@@ -33,7 +33,7 @@ def test_what_was_trained_from_it_keeps_its_origin(tmp_path):
 
 
 @pytest.mark.parametrize("card", [b"---\nlicense: [mit\n---\n", b"---\n- mit\n---\n", b"# Modell f\xfcr alle\n"])
-def test_a_damaged_card_or_a_manifest_of_another_program_tells_nothing(card, tmp_path, caplog):
+def test_damaged_card_and_foreign_manifest_are_ignored(card, tmp_path, caplog):
     (tmp_path / "README.md").write_bytes(card)
     (tmp_path / manifests.NAME).write_text('{"name": "mine", "version": "1.0"}')
 

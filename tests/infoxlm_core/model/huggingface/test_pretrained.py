@@ -1,4 +1,4 @@
-"""Pre-training that starts from a public encoder: its own class, positions, token types and padding go in and out."""
+"""Pre-training starts from public encoders and keeps their class, positions, token types and padding."""
 
 import json
 import logging
@@ -40,20 +40,20 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 DISTIL_SIZES = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
 
 
-def xlmr(kind: type, positions: int = 34, **fields) -> PreTrainedModel:
-    defaults = {"vocab_size": VOCABULARY, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
-    return kind(XLMRobertaConfig(**SIZES, **(defaults | fields), max_position_embeddings=positions))
+def xlmr(model_class: type, positions: int = 34) -> PreTrainedModel:
+    fields = {"vocab_size": VOCABULARY, "type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5}
+    return model_class(XLMRobertaConfig(**SIZES, **fields, max_position_embeddings=positions))
 
 
-def bert(kind: type, rows: int = VOCABULARY, **fields) -> PreTrainedModel:
-    return kind(BertConfig(**SIZES, vocab_size=rows, max_position_embeddings=32, **fields))
+def bert(model_class: type, rows: int = VOCABULARY, **fields) -> PreTrainedModel:
+    return model_class(BertConfig(**SIZES, vocab_size=rows, max_position_embeddings=32, **fields))
 
 
-def distilbert(kind: type) -> PreTrainedModel:
-    return kind(DistilBertConfig(**DISTIL_SIZES, vocab_size=VOCABULARY, max_position_embeddings=32))
+def distilbert(model_class: type) -> PreTrainedModel:
+    return model_class(DistilBertConfig(**DISTIL_SIZES, vocab_size=VOCABULARY, max_position_embeddings=32))
 
 
-STARTS = {  # public encoders -> a toy of their class, token types, positions, rows and padding
+STARTS = {  # public encoders -> a tiny model with their class, token types, positions, rows and padding
     "multilingual-e5-small, paraphrase-multilingual-MiniLM": lambda: bert(BertModel, SPARE_ROWS, pad_token_id=0),
     "multilingual-e5-base, paraphrase-multilingual-mpnet, granite": lambda: xlmr(XLMRobertaModel),
     "bge-m3, snowflake-arctic-embed": lambda: xlmr(XLMRobertaModel, positions=66),
@@ -67,7 +67,7 @@ WORDPIECE_STARTS = {"LaBSE", "bert-base-multilingual-cased"} | {name for name in
 
 
 def save(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
-    """Save a toy after making its weights so large that every part of the model decides."""
+    """Save a model with weights so large that every part of it changes the output."""
     torch.manual_seed(4)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -88,11 +88,11 @@ def wordpiece_shards(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_a_public_encoder_trains_and_is_exported_in_its_class(name, tiny_shards, wordpiece_shards, tmp_path):
+def test_public_encoder_is_trained_and_exported_in_its_class(name, tiny_shards, wordpiece_shards, tmp_path):
     shards_path = wordpiece_shards if name in WORDPIECE_STARTS else tiny_shards
-    theirs = save(STARTS[name](), tmp_path / "start")
+    start = save(STARTS[name](), tmp_path / "start")
     (tmp_path / "start/README.md").write_text("---\nlicense: mit\n---\n# A public encoder\n")
-    has_head = type(theirs).__name__.endswith("ForMaskedLM")
+    has_head = type(start).__name__.endswith("ForMaskedLM")
     config = tiny_config(
         model={"start": str(tmp_path / "start")},
         objectives={} if has_head else CONTRAST_ALONE,
@@ -100,7 +100,7 @@ def test_a_public_encoder_trains_and_is_exported_in_its_class(name, tiny_shards,
     )
     vocabulary = open_shards(shards_path).vocabulary
 
-    # The loaded encoder computes what Transformers computes for a padded batch.
+    # Our encoder computes what Transformers computes for a padded batch.
     model = build(config, open_shards(shards_path))
     assert (model.head is not None) == has_head
     lengths = (5, 1, 9, 3)
@@ -108,21 +108,21 @@ def test_a_public_encoder_trains_and_is_exported_in_its_class(name, tiny_shards,
     padded = torch.nn.utils.rnn.pad_sequence(ids.split(lengths), batch_first=True, padding_value=vocabulary.pad)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(n).long() for n in lengths], batch_first=True)
     with torch.no_grad():
-        hidden_states = theirs(padded, attention_mask=mask, output_hidden_states=True).hidden_states
+        hidden_states = start(padded, attention_mask=mask, output_hidden_states=True).hidden_states
         positions = torch.from_numpy(number_positions(torch.tensor(lengths).numpy()))
         for layer, expected in enumerate(hidden_states):
             hidden = model.encoder(ids, positions, lengths, last=layer)
             torch.testing.assert_close(hidden, expected[mask.bool()], atol=2e-6, rtol=0)
 
-    # Before the first step the export is the start, with its class and settings; after a step it is another model.
+    # The export before the first step equals the start. A step changes all weights but the pooler.
     pretrain(config, shards_path, tmp_path / "out", tmp_path / "run")
     assert manifests.load(tmp_path / "out/encoder")["facts"]["origin"] == {"licence": "mit"}
     first, last = reload(tmp_path / "out/start"), reload(tmp_path / "out/encoder")
-    assert type(first) is type(last) is type(theirs)
+    assert type(first) is type(last) is type(start)
     settings = {"infoxlm": first.config.infoxlm, "_name_or_path": first.config._name_or_path}
-    assert first.config.to_dict() == theirs.config.to_dict() | settings
+    assert first.config.to_dict() == start.config.to_dict() | settings
     trained = last.state_dict()
-    for weight_name, weight in theirs.state_dict().items():
+    for weight_name, weight in start.state_dict().items():
         assert torch.equal(first.state_dict()[weight_name], weight), weight_name
         is_untrained = "pooler" in weight_name
         assert torch.equal(trained[weight_name], weight) == is_untrained, weight_name
@@ -132,7 +132,7 @@ def test_a_public_encoder_trains_and_is_exported_in_its_class(name, tiny_shards,
     )
 
 
-def test_a_start_without_head_gets_a_new_one_for_mlm(tiny_shards, tmp_path, caplog):
+def test_start_without_head_gets_a_new_one_for_mlm(tiny_shards, tmp_path, caplog):
     save(bert(BertModel), tmp_path / "start")
     config = tiny_config(model={"start": str(tmp_path / "start")}, optimization={"steps": 1, "warmup_steps": 0})
 
@@ -143,7 +143,7 @@ def test_a_start_without_head_gets_a_new_one_for_mlm(tiny_shards, tmp_path, capl
     assert isinstance(reload(tmp_path / "out/encoder"), BertForMaskedLM)
 
 
-def test_before_its_first_step_a_start_is_served_with_its_own_vectors(tiny_shards, tmp_path):
+def test_export_before_the_first_step_has_the_vectors_of_the_start(tiny_shards, tmp_path):
     save(xlmr(XLMRobertaModel), tmp_path / "start")
     write_modules(tmp_path / "start", pooling="cls", prefix="")
     config = tiny_config(
@@ -170,7 +170,7 @@ def test_before_its_first_step_a_start_is_served_with_its_own_vectors(tiny_shard
         ({"model_type": "gte"}, "model_type is 'gte', not one of xlm-roberta, roberta, bert, distilbert: start from"),
     ],
 )
-def test_a_start_that_the_encoder_cannot_compute_is_refused_in_one_line(change, error, tiny_shards, tmp_path):
+def test_start_that_the_encoder_cannot_compute_is_refused(change, error, tiny_shards, tmp_path):
     save(bert(BertModel), tmp_path / "start")
     path = tmp_path / "start/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
@@ -179,7 +179,7 @@ def test_a_start_that_the_encoder_cannot_compute_is_refused_in_one_line(change, 
         build(tiny_config(model={"start": str(tmp_path / "start")}), open_shards(tiny_shards))
 
 
-def test_padding_that_decides_positions_must_be_that_of_the_tokenizer(wordpiece_shards, tmp_path):
+def test_start_whose_padding_differs_from_the_tokenizer_is_refused(wordpiece_shards, tmp_path):
     save(xlmr(XLMRobertaModel), tmp_path / "start")  # counts positions from its padding 1 on; the shards pad with 0
 
     with pytest.raises(ConfigError, match="pad_token_id is 1, but the tokenizer pads with 0"):

@@ -1,4 +1,4 @@
-"""An encoder is compared with its weight files before it is built."""
+"""A model is compared with its weight files before memory is allocated for it."""
 
 import json
 
@@ -22,7 +22,7 @@ from tests.toys.models import WORDS, save_tokenizer
         ("n_layers", 10**9, "n_layers is 1000000000"),
     ],
 )
-def test_an_encoder_of_another_kind_is_compared_with_its_files_too(read, name, value, message, tmp_path):
+def test_config_that_describes_a_far_too_large_model_is_refused(read, name, value, message, tmp_path):
     sizes = {"vocab_size": len(WORDS) + 5, "dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 32}
     config = DistilBertConfig(**sizes, max_position_embeddings=20, sinusoidal_pos_embds=True)
     DistilBertModel(config).save_pretrained(tmp_path)
