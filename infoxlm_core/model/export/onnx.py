@@ -1,7 +1,7 @@
-"""Writes an encoder for ONNX Runtime, in fp32 and with weights of 8 bits.
+"""Writes an encoder for ONNX Runtime, in fp32 and with 8-bit weights.
 
 Inputs are `input_ids` and `attention_mask`, (batch, length) int64. Outputs are `token_embeddings` (batch, length, d)
-and `sentence_embedding` (batch, d), the names that text-embeddings-inference and sentence-transformers look for.
+and `sentence_embedding` (batch, d). text-embeddings-inference and sentence-transformers expect these names.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ INPUTS = ("input_ids", "attention_mask")
 OUTPUTS = ("token_embeddings", "sentence_embedding")
 OPSET = 18
 MAX_FILE = 2_000_000_000
-"""Bytes of weights that are stored in the model's own file; a Protocol Buffers file has at most 2 GiB."""
+"""Largest size of the weights in the ONNX file itself, in bytes; a Protocol Buffers file has at most 2 GiB."""
 WEIGHTS_FILE = "model.onnx_data"  # the name that text-embeddings-inference downloads
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -33,18 +33,18 @@ def check_installed() -> None:
 
 
 def write(encoder: SentenceEncoder, path: Path) -> None:
-    """Write an encoder as an ONNX file in fp32, with the weights in `WEIGHTS_FILE` if they exceed `MAX_FILE`."""
+    """Write an encoder as an ONNX file in fp32. Weights of more than `MAX_FILE` bytes are in `WEIGHTS_FILE`."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     path.parent.mkdir(parents=True, exist_ok=True)
     ids = torch.full((2, 4), 5)  # the exporter treats sizes 0 and 1 as constants
     axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    # Hide the log of each step of the export, and the warning that torchvision is not installed.
+    # Hide the logs of each step of the export, and a warning that torchvision is not installed.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # both inputs use the same names of axes, which the exporter warns about
+        warnings.simplefilter("ignore")  # the exporter warns that both inputs have the same names of axes
         program: Any = torch.onnx.export(
             encoder,
             (ids, torch.ones_like(ids)),
@@ -61,21 +61,21 @@ def write(encoder: SentenceEncoder, path: Path) -> None:
 
 
 def quantise(path: Path, output: Path) -> None:
-    """Write an ONNX file whose matrices and word embeddings have 8 bits; activations are rounded while it runs."""
+    """Quantise the matrices and word embeddings of an ONNX file to 8 bits. Activations are quantised at run time."""
     from onnxruntime.quantization import quantize_dynamic
 
     root_log = logging.getLogger()
     level = root_log.level
-    root_log.setLevel(logging.ERROR)  # it recommends a preparation that the exporter has done
+    root_log.setLevel(logging.ERROR)  # it recommends a step that the exporter has already done
     try:
-        # One scale for each column: a single one per matrix doubles the angle to the fp32 vectors.
+        # Use a scale for each column, because one scale per matrix doubles the angle to the fp32 vectors.
         quantize_dynamic(path, output, op_types_to_quantize=["MatMul", "Gather"], per_channel=True)
     finally:
         root_log.setLevel(level)
 
 
 def open_session(path: Path) -> Any:
-    """Open an ONNX file with ONNX Runtime, on the CPU with as many threads as PyTorch uses."""
+    """Open an ONNX file with ONNX Runtime on the CPU, with the number of threads of PyTorch."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -84,7 +84,7 @@ def open_session(path: Path) -> Any:
 
 
 def load(path: Path) -> Run:
-    """Return a function from ids and mask, (B, L) int64, to sentence vectors (B, d), which ONNX Runtime computes."""
+    """Return a function that computes sentence vectors (B, d) from ids and mask, (B, L) int64, with ONNX Runtime."""
     session = open_session(path)
 
     def run(input_ids: Tensor, attention_mask: Tensor) -> Tensor:

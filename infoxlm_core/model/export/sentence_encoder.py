@@ -1,6 +1,5 @@
-"""An encoder without the layers above its sentence vector, which the formats of other libraries are written from."""
+"""An encoder that ends at the layer of its sentence vector, from which all export formats are written."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,26 +20,22 @@ POOLINGS = ("cls", "mean")
 BATCH = 32
 
 Run = Callable[[Tensor, Tensor], Tensor]
-"""From ids and mask, (B, L) int64, to sentence vectors (B, d)."""
+"""Computes sentence vectors (B, d) from ids and mask, (B, L) int64."""
 
 
 @dataclass(frozen=True)
 class VectorSettings:
-    """How the vector of a sentence is computed."""
+    """The settings that determine the vector of a sentence."""
 
-    layer: int
-    """Counts as in `hidden_states`: 0 is the output of the embeddings."""
+    layer: int  # numbered as in `hidden_states`: 0 is the output of the embeddings
     pooling: str
-    normalise: bool
-    """Whether the vector has length 1."""
-    prompts: Mapping[str, str]
-    """Text before each sentence, by name."""
-    default_prompt: str | None
-    """Name of the prompt that is used if none is given."""
+    normalise: bool  # whether vectors are divided by their length
+    prompts: Mapping[str, str]  # name -> text that is added before a sentence
+    default_prompt: str | None  # name of the prompt that is used if the user names none
 
     @property
     def prefix(self) -> str:
-        """Text before each sentence by default."""
+        """The text that is added before a sentence if the user names no prompt."""
         return self.prompts[self.default_prompt] if self.default_prompt else ""
 
 
@@ -54,7 +49,7 @@ class SentenceEncoder(nn.Module):
         self.eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors of the tokens (B, L, d) and of the sentences (B, d), from ids and mask, (B, L) int64."""
+        """Return the vectors of tokens (B, L, d) and of sentences (B, d), given ids and mask, (B, L) int64."""
         tokens = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         if self.settings.pooling == "cls":
             vectors = tokens[:, 0]
@@ -73,13 +68,10 @@ class SentenceEncoder(nn.Module):
 
 
 def load(directory: Path) -> SentenceEncoder:
-    """Load an encoder on the CPU in fp32, without its head and the layers above its vector.
-
-    Args:
-        directory: in Hugging Face format.
+    """Load an encoder on the CPU in fp32, without its head and the layers above its sentence vector.
 
     Raises:
-        InputError: there is no encoder, or see `_check_exportable`.
+        InputError: the Hugging Face directory has no encoder, or its vector cannot be exported.
     """
     model, _ = any_encoder.load_encoder(directory, "cpu")
     settings = read_settings(directory)
@@ -93,7 +85,7 @@ def load(directory: Path) -> SentenceEncoder:
 
 
 def _check_exportable(directory: Path, settings: VectorSettings, encoder: Any) -> None:
-    """Raise InputError if other libraries cannot compute the vector as the pooling of an encoder's last layer."""
+    """Raise InputError if the vector cannot be expressed as the pooling of the last layer of a shorter encoder."""
     if settings.pooling not in POOLINGS:
         expected = " or ".join(POOLINGS)
         raise InputError(f"{directory}: its vector is {settings.pooling}, which cannot be exported: give {expected}")
@@ -110,7 +102,7 @@ def _check_exportable(directory: Path, settings: VectorSettings, encoder: Any) -
 
 
 def read_settings(directory: Path) -> VectorSettings:
-    """Read how a model computes its vectors: from our config.json, or from the files of sentence-transformers."""
+    """Read how a model computes its sentence vectors, from our config.json or the files of sentence-transformers."""
     layer, pooling = any_encoder.served_space(directory)
     recorded_settings = pretrained.read_config(directory).get("infoxlm")
     prompts: dict[str, str] = {}
@@ -133,8 +125,8 @@ def embed(run: Run, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
     """Compute the vectors (N, d) of texts, in batches of similar length.
 
     Args:
-        run: computes a batch.
-        tokenizer: an exported one, which pads and truncates.
+        run: computes the vectors of a batch.
+        tokenizer: the tokenizer of an export, from `load_tokenizer`.
         texts: N texts, with their prefix.
     """
     by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]))
@@ -150,16 +142,10 @@ def embed(run: Run, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load the tokenizer of an exported model with the library `tokenizers` alone; it pads and truncates."""
+    """Load the tokenizer of an export with the library `tokenizers` alone, with padding and truncation."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     settings = outside.read_json(directory / "tokenizer_config.json", dict[str, Any], "export the model again")
     tokenizer.enable_truncation(settings["model_max_length"])
     pad_token = settings["pad_token"]
     tokenizer.enable_padding(pad_id=tokenizer.token_to_id(pad_token), pad_token=pad_token)
     return tokenizer
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

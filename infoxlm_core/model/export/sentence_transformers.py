@@ -1,17 +1,17 @@
-"""Writes an encoder as a directory of sentence-transformers, in the layout of its version 2.
+"""Writes an encoder as a sentence-transformers model, in the layout of version 2.
 
-    config.json, model.safetensors           the encoder without its head and the layers above its vector
+    config.json, model.safetensors           the encoder without its head and the layers above its sentence vector
     tokenizer.json, tokenizer_config.json    its tokenizer, with the largest number of tokens
-    modules.json                             the modules: encoder, pooling, perhaps normalisation
+    modules.json                             the modules that compute a vector: encoder, pooling, normalisation
     sentence_bert_config.json                the largest number of tokens
     1_Pooling/config.json                    the pooling
-    config_sentence_transformers.json        prompts, which are texts before each sentence
+    config_sentence_transformers.json        prompts, the texts that are added before a sentence
 
-The layout loads in versions 2 to 6 of sentence-transformers, and has every file that Hugging Face's
-text-embeddings-inference reads. What version 6 itself writes loads in neither of older versions and
-text-embeddings-inference.
+Versions 2 to 6 of sentence-transformers and text-embeddings-inference of Hugging Face read this layout. They do not all
+read the layout that version 6 writes.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from infoxlm_core import outside
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.export.sentence_encoder import SentenceEncoder, write_json
+from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.huggingface.any_encoder import LENGTH, PROMPTS, served_max_tokens
 from infoxlm_core.model.huggingface.directories import MODULES, POOLING
@@ -29,15 +29,28 @@ _TOKENS = ("bos", "cls", "eos", "sep", "pad", "unk", "mask")
 
 
 def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: str) -> None:
-    """Write an encoder that was loaded from the Hugging Face directory `source`, with the content of tokenizer.json."""
+    """Write a sentence-transformers model.
+
+    Args:
+        encoder: the encoder, which was loaded from `source`.
+        source: Hugging Face directory.
+        directory: where to write.
+        tokenizer: content of tokenizer.json, which may have fewer pieces than that of `source`.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     max_tokens = served_max_tokens(source)
     settings = encoder.settings
     _write_encoder(encoder, source, directory)
     (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_tokenizer_settings(source, directory, max_tokens)
-    _write_modules(settings.normalise, directory)
-    write_json(directory / LENGTH, {"max_seq_length": max_tokens, "do_lower_case": False})
+    module_paths = {"Transformer": "", "Pooling": POOLING}
+    if settings.normalise:
+        module_paths["Normalize"] = "2_Normalize"  # this module has no files, so the folder does not exist
+    modules = []
+    for number, (name, path) in enumerate(module_paths.items()):
+        modules.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
+    _write_json(directory / MODULES, modules)
+    _write_json(directory / LENGTH, {"max_seq_length": max_tokens, "do_lower_case": False})
     pooling = {
         "word_embedding_dimension": encoder.encoder.config.hidden_size,
         "pooling_mode_cls_token": settings.pooling == "cls",
@@ -45,31 +58,20 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
     }
-    write_json(directory / POOLING / "config.json", pooling)
+    _write_json(directory / POOLING / "config.json", pooling)
     prompts = {
         "__version__": {"sentence_transformers": "3.0.0"},  # the oldest version with all of these keys
         "prompts": dict(settings.prompts),
         "default_prompt_name": settings.default_prompt,
         "similarity_fn_name": "cosine",
     }
-    write_json(directory / PROMPTS, prompts)
-
-
-def _write_modules(normalise: bool, directory: Path) -> None:
-    """Write the list of the modules that compute a vector one after another."""
-    paths = {"Transformer": "", "Pooling": POOLING}
-    if normalise:
-        paths["Normalize"] = "2_Normalize"  # it has no files, so the folder does not exist
-    modules = []
-    for number, (name, path) in enumerate(paths.items()):
-        modules.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
-    write_json(directory / MODULES, modules)
+    _write_json(directory / PROMPTS, prompts)
 
 
 def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> None:
-    """Write config.json and model.safetensors, under the class and the names that the model came with.
+    """Write config.json and model.safetensors with the class and the weight names of the source.
 
-    config.json names the vector under `infoxlm`, as in our own models, so that `infoxlm embed` computes the same one.
+    The key `infoxlm` of config.json describes the vector as in our own models, so that `infoxlm embed` can compute it.
     """
     module = encoder.encoder
     weights = {name: value.contiguous() for name, value in module.state_dict().items()}
@@ -82,18 +84,18 @@ def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> N
         "dtype": "float32",
     }
     for name in config:
-        if name == "vocab_size" or name.endswith("_token_id"):  # a trimmed tokenizer has other ids
+        if name == "vocab_size" or name.endswith("_token_id"):  # a trimmed tokenizer has different ids
             changes[name] = getattr(module.config, name)
     config.pop("torch_dtype", None)  # the former name of dtype
     settings = encoder.settings
     changes["infoxlm"] = {"layer": settings.layer, "pooling": settings.pooling, "normalise": settings.normalise}
     if settings.prefix:
         changes["infoxlm"]["prefix"] = settings.prefix
-    write_json(directory / "config.json", config | changes)
+    _write_json(directory / "config.json", config | changes)
 
 
 def read_tokenizer(source: Path) -> str:
-    """Return the content of a model's tokenizer.json, which is converted from other files if there is none.
+    """Return the content of a model's tokenizer.json. If there is none, convert the model's other tokenizer files.
 
     Raises:
         InputError: the tokenizer cannot be converted.
@@ -108,9 +110,9 @@ def read_tokenizer(source: Path) -> str:
 
 
 def _write_tokenizer_settings(source: Path, directory: Path, max_tokens: int) -> None:
-    """Write settings with which all versions of Transformers read tokenizer.json as it is.
+    """Write a tokenizer_config.json with which all versions of Transformers follow tokenizer.json exactly.
 
-    Classes such as XLMRobertaTokenizer build their own normaliser and ignore that of tokenizer.json.
+    Classes such as XLMRobertaTokenizer ignore the normaliser of tokenizer.json and use their own.
     """
     tokenizer = tokenizers.load(source)
     settings: dict[str, Any] = {
@@ -122,4 +124,9 @@ def _write_tokenizer_settings(source: Path, directory: Path, max_tokens: int) ->
         token = getattr(tokenizer, f"{name}_token")
         if token is not None:
             settings[f"{name}_token"] = str(token)
-    write_json(directory / "tokenizer_config.json", settings)
+    _write_json(directory / "tokenizer_config.json", settings)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Removes pieces from a tokenizer, and their rows from the word embeddings.
+"""Removes pieces from a tokenizer, and their rows from the word embeddings, to make a model smaller.
 
-Text is split as before if every piece of its split remains: the removed pieces only took part in worse splits. Other
-text is split into more, shorter pieces or becomes the unknown token, so its vectors differ.
+A text whose pieces all remain is split as before, because the removed pieces occurred only in worse splits. Other text
+is split into more and shorter pieces, or becomes the unknown token, so its vectors differ.
 """
 
 import json
@@ -18,39 +18,39 @@ from torch import nn
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 
-_CONTINUATION = "##"  # begins the pieces of WordPiece that do not begin a word
-_LINES = 1000
+_CONTINUATION = "##"  # prefix of WordPiece pieces that continue a word
+_LINES = 1000  # lines that are tokenized at once
 
 
 class TrimmedTokenizer:
-    """A tokenizer with fewer pieces, whose ids are the ranks of the original ids."""
+    """A tokenizer with fewer pieces, in which the id of a piece is the rank of its original id."""
 
     def __init__(self, content: str, chosen_ids: Iterable[int], pad_id: int) -> None:
-        """Remove all pieces but the chosen ones, the special tokens, and those on which unknown text depends.
+        """Remove all pieces except the chosen ones, special tokens, and those on which unknown text depends.
 
         Args:
             content: tokenizer.json of the original.
             chosen_ids: ids of the pieces to keep.
-            pad_id: the padding id of the model. Models like RoBERTa count positions from it, so it does not change.
+            pad_id: the padding id, which stays the same, because RoBERTa and XLM-R count positions from it.
         """
         self.original = _load(content)
         remaining_ids = {*chosen_ids, *range(pad_id + 1)}
         settings = json.loads(content)
         remaining_ids |= _required_ids(settings)
-        self.ids = sorted(remaining_ids)  # row i of the smaller word embeddings is row ids[i] of the original ones
+        self.ids = sorted(remaining_ids)  # row i of the smaller word embeddings is row ids[i] of the original
         ranks = {original_id: rank for rank, original_id in enumerate(self.ids)}
         _renumber(settings, ranks)
         self.content = json.dumps(settings, ensure_ascii=False)
         self.tokenizer = _load(self.content)
 
     def splits_as_before(self, text: str) -> bool:
-        """Return whether a text has the same pieces as with the original tokenizer."""
+        """Return whether a text is split into the same pieces as by the original tokenizer."""
         ids = self.tokenizer.encode(text).ids
         return [self.ids[rank] for rank in ids] == self.original.encode(text).ids
 
 
 def _load(content: str) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json without truncation and padding, which some published files contain."""
+    """Load a tokenizer.json without the truncation and padding that some published files contain."""
     tokenizer = Tokenizer.from_str(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -58,11 +58,11 @@ def _load(content: str) -> Tokenizer:
 
 
 def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
-    """Return the ids of all pieces of a text, and of the pieces that are one of its characters.
+    """Return the ids of all pieces that occur in a text, and of its single characters.
 
     Args:
-        content: a tokenizer.json.
-        lines: the text.
+        content: content of a tokenizer.json.
+        lines: the lines of the text.
     """
     tokenizer = _load(content)
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
@@ -77,7 +77,8 @@ def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
             ids.update(encoding.ids)
             characters.update(normalised)
             if unknown_word in encoding.ids:
-                # WordPiece reads a word from its start until no piece fits. The pieces before are not in the result.
+                # WordPiece matches a word piece by piece until none fits, and then returns only the unknown token. Keep
+                # the pieces that it tried, or the word could be split differently.
                 ids.update(vocabulary[piece] for piece in _substrings(tokenizer, normalised) if piece in vocabulary)
         batch = list(islice(stream, _LINES))
     for piece, piece_id in vocabulary.items():
@@ -87,7 +88,7 @@ def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
 
 
 def _substrings(tokenizer: Tokenizer, text: str) -> Iterator[str]:
-    """Yield all possible WordPiece pieces of a normalised text."""
+    """Yield all substrings of the words of a normalised text, as WordPiece would write them."""
     for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
         for start in range(len(word)):
             prefix = _CONTINUATION if start else ""
@@ -96,11 +97,11 @@ def _substrings(tokenizer: Tokenizer, text: str) -> Iterator[str]:
 
 
 def pieces_of_scripts(content: str, scripts: Sequence[str]) -> set[int]:
-    """Return the ids of all pieces whose letters are of these Unicode scripts: text in them is split as before.
+    """Return the ids of all pieces whose letters are in these Unicode scripts, so that such text is split as before.
 
     Args:
-        content: a tokenizer.json.
-        scripts: such as Latin and Cyrillic.
+        content: content of a tokenizer.json.
+        scripts: names of Unicode scripts, such as Latin and Cyrillic.
     """
     classes = "".join(rf"\p{{{script}}}" for script in (*scripts, "Common", "Inherited"))
     pattern = regex.compile(f"[{classes}]*")
@@ -114,7 +115,7 @@ def _required_ids(settings: dict[str, Any]) -> set[int]:
     ids = {token["id"] for token in settings["added_tokens"]}
     if model["type"] == "Unigram":
         scores = [score for _, score in model["vocab"]]
-        ids.add(scores.index(min(scores)))  # unknown characters score 10 less than the lowest piece
+        ids.add(scores.index(min(scores)))  # unknown characters score 10 less than this piece
         if model["unk_id"] is not None:
             ids.add(model["unk_id"])
         if model.get("byte_fallback"):
@@ -127,7 +128,7 @@ def _required_ids(settings: dict[str, Any]) -> set[int]:
 
 
 def _renumber(settings: dict[str, Any], new_ids: dict[int, int]) -> None:
-    """Replace the ids in the content of a tokenizer.json, and remove the pieces without a new id."""
+    """Replace the ids in the content of a tokenizer.json, and remove pieces that have no new id."""
     model = settings["model"]
     if model["type"] == "Unigram":
         model["vocab"] = [piece_and_score for old_id, piece_and_score in enumerate(model["vocab"]) if old_id in new_ids]
@@ -140,7 +141,7 @@ def _renumber(settings: dict[str, Any], new_ids: dict[int, int]) -> None:
         token["id"] = new_ids[token["id"]]
     if settings["post_processor"]:
         _renumber_template(settings["post_processor"], new_ids)
-    settings["padding"] = None  # it contains the old id of the padding token, and is set again when texts are padded
+    settings["padding"] = None  # it contains the old padding id; users set padding again
 
 
 def _renumber_template(processor: dict[str, Any], ranks: dict[int, int]) -> None:
@@ -157,7 +158,7 @@ def _renumber_template(processor: dict[str, Any], ranks: dict[int, int]) -> None
 
 
 def trim(encoder: SentenceEncoder, tokenizer: TrimmedTokenizer) -> None:
-    """Remove the rows of an encoder's word embeddings whose pieces a tokenizer does not have."""
+    """Remove the rows of an encoder's word embeddings whose pieces are not in the trimmed tokenizer."""
     model: Any = encoder.encoder
     embeddings = model.get_input_embeddings()
     rows = embeddings.weight.detach()[torch.tensor(tokenizer.ids)]

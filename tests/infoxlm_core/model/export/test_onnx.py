@@ -13,7 +13,7 @@ from infoxlm_core.tasks.embedding import load_embedder
 from infoxlm_core.tasks.reference_vectors import SENTENCES
 from tests.toys.exports import save_encoder
 
-# As on the card of an export: nothing but ONNX Runtime, tokenizers and NumPy can be imported.
+# As on the model card, but importing anything other than ONNX Runtime, tokenizers and NumPy is impossible.
 RUN = """
 import json, sys
 for name in ("torch", "transformers", "infoxlm_core", "components", "pipelines"):
@@ -37,7 +37,7 @@ print(json.dumps(vectors.tolist()))
 
 @pytest.fixture(scope="module")
 def export(tmp_path_factory):
-    """Return a function from a kind of encoder to its source, its export and the loaded encoder."""
+    """Return a function that exports a kind of encoder, and returns its source, its export and the loaded encoder."""
 
     @cache
     def export_kind(kind):
@@ -59,7 +59,7 @@ def exported(export):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "prefix", "pad"), [("e5", "query: ", (1, "<pad>")), ("bge", "", (0, "[PAD]"))])
-def test_onnx_runtime_and_tokenizers_alone_give_the_vectors_of_infoxlm_embed(export, kind, prefix, pad):
+def test_onnx_runtime_and_tokenizers_alone_compute_our_vectors(export, kind, prefix, pad):
     source, output, _ = export(kind)
     texts = [f"{prefix}{sentence}" for sentence in SENTENCES]
     process = subprocess.run(
@@ -71,7 +71,7 @@ def test_onnx_runtime_and_tokenizers_alone_give_the_vectors_of_infoxlm_embed(exp
     assert torch.allclose(torch.tensor(json.loads(process.stdout)), expected, atol=1e-5)
 
 
-def test_other_batches_and_lengths_and_the_tokens_are_those_of_torch(exported):
+def test_vectors_equal_torch_for_all_batch_sizes_and_lengths(exported):
     _, output, encoder = exported
     session = onnx.open_session(output / "onnx/model.onnx")
     for batch, length in ((1, 3), (5, 17), (3, 40)):
@@ -86,7 +86,7 @@ def test_other_batches_and_lengths_and_the_tokens_are_those_of_torch(exported):
         assert torch.allclose(torch.from_numpy(vectors), expected_vectors, atol=1e-5)
 
 
-def test_eight_bits_halve_the_file_and_almost_the_same_directions(exported, tmp_path):
+def test_quantised_file_is_smaller_and_has_almost_the_same_vectors(exported, tmp_path):
     _, output, encoder = exported
     onnx.quantise(output / "onnx/model.onnx", tmp_path / "model_qint8.onnx")
     tokenizer = sentence_encoder.load_tokenizer(output)
@@ -99,7 +99,7 @@ def test_eight_bits_halve_the_file_and_almost_the_same_directions(exported, tmp_
     assert 0.98 < cosines.min() < 0.999999
 
 
-def test_large_weights_lie_beside_the_model_in_one_file(exported, tmp_path, monkeypatch):
+def test_large_weights_are_stored_in_one_separate_file(exported, tmp_path, monkeypatch):
     _, output, encoder = exported
     monkeypatch.setattr(onnx, "MAX_FILE", 1000)
     onnx.write(encoder, tmp_path / "onnx/model.onnx")
@@ -115,7 +115,7 @@ def test_large_weights_lie_beside_the_model_in_one_file(exported, tmp_path, monk
     assert torch.allclose(vectors, sentence_encoder.embed(encoder.run, tokenizer, SENTENCES), atol=1e-5)
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+def test_missing_package_is_reported_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda name: None if name == "onnxscript" else object())
 
     with pytest.raises(InputError, match=r"^onnxscript is not installed: pip install 'infoxlm-pipeline\[export\]'$"):

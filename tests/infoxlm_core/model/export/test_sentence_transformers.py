@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from pydantic import TypeAdapter
-from safetensors import safe_open
 from tokenizers import Tokenizer
 
 from infoxlm_core.errors import InputError
@@ -50,85 +49,43 @@ def export(kind, folder):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """Source and export by kind."""
+    """Return the source and the export of each kind of encoder."""
     folder = tmp_path_factory.mktemp("exports")
     return {kind: export(kind, folder) for kind in KINDS}
 
 
 def embed_original(source):
-    """The vectors of `infoxlm embed`, divided by their lengths if the modules of the model say so."""
+    """Return the vectors of `infoxlm embed`, divided by their lengths if the model has a module Normalize."""
     vectors = load_embedder(source)(TEXTS)
     return F.normalize(vectors, dim=1) if (source / "modules.json").is_file() else vectors
 
 
-def linear(name, rows, columns):
-    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
-
-
-def norm(name, size):
-    return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
-
-
-def bert_weights(config):
-    """Names and shapes of the weights that are read for the model types bert and xlm-roberta."""
-    width = config["hidden_size"]
-    weights = {
-        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
-        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], width),
-        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width),
-    }
-    weights |= norm("embeddings.LayerNorm", width)
-    for number in range(config["num_hidden_layers"]):
-        layer = f"encoder.layer.{number}"
-        for name in ("self.query", "self.key", "self.value", "output.dense"):
-            weights |= linear(f"{layer}.attention.{name}", width, width)
-        weights |= norm(f"{layer}.attention.output.LayerNorm", width)
-        weights |= linear(f"{layer}.intermediate.dense", config["intermediate_size"], width)
-        weights |= linear(f"{layer}.output.dense", width, config["intermediate_size"])
-        weights |= norm(f"{layer}.output.LayerNorm", width)
-    return weights
-
-
-def distilbert_weights(config):
-    """Names and shapes of the weights that are read for the model type distilbert."""
-    width = config["dim"]
-    weights = {
-        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
-        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width),
-    }
-    weights |= norm("embeddings.LayerNorm", width)
-    for number in range(config["n_layers"]):
-        layer = f"transformer.layer.{number}"
-        for name in ("q_lin", "k_lin", "v_lin", "out_lin"):
-            weights |= linear(f"{layer}.attention.{name}", width, width)
-        weights |= linear(f"{layer}.ffn.lin1", config["hidden_dim"], width)
-        weights |= linear(f"{layer}.ffn.lin2", width, config["hidden_dim"])
-        weights |= norm(f"{layer}.sa_layer_norm", width)
-        weights |= norm(f"{layer}.output_layer_norm", width)
-    return weights
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_export_has_the_layers_below_its_vector_in_the_class_of_the_source(exported, kind):
+def test_export_ends_at_the_layer_of_its_vector_and_has_the_class_of_its_source(exported, kind):
     source, output = exported[kind]
     config = json.loads((output / "config.json").read_bytes())
-    layer_field = "n_layers" if kind == "distilbert" else "num_hidden_layers"
 
     assert config["architectures"] == [CLASSES[kind]]
-    assert config[layer_field] == LAYERS[kind]
-    assert "lm_head" not in str(sorted(safe_open(output / "model.safetensors", "pt").keys()))
+    assert config["n_layers" if kind == "distilbert" else "num_hidden_layers"] == LAYERS[kind]
+    assert not any("lm_head" in name for name in stored_weights.read_headers(output))
     embedder = load_embedder(output)
     assert embedder.spec == ("cls" if kind == "bge" else "mean", LAYERS[kind])
     assert torch.allclose(embedder(TEXTS), load_embedder(source)(TEXTS), atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_files_of_the_library_name_pooling_length_prompts_and_modules(exported, kind):
+def test_files_describe_pooling_length_prompts_and_modules(exported, kind):
+    """Check what sentence-transformers and text-embeddings-inference 1.9.3 read (router, backends/candle)."""
     _, output = exported[kind]
 
     def read(name):
         return json.loads((output / name).read_bytes())
 
+    config = read("config.json")
+    assert config["model_type"] == {"infoxlm": "xlm-roberta", "distilbert": "distilbert"}.get(kind, "bert")
+    for name, field_type in (DISTILBERT_FIELDS if kind == "distilbert" else BERT_FIELDS).items():
+        TypeAdapter(field_type).validate_python(config[name], strict=True)
+    assert Tokenizer.from_file(str(output / "tokenizer.json")).get_vocab_size() == config["vocab_size"]
     assert read("1_Pooling/config.json") == {
         "word_embedding_dimension": 32,
         "pooling_mode_cls_token": kind == "bge",
@@ -137,7 +94,7 @@ def test_the_files_of_the_library_name_pooling_length_prompts_and_modules(export
         "pooling_mode_mean_sqrt_len_tokens": False,
     }
     has_modules = kind in ("e5", "bge")
-    max_tokens = MAX_TOKENS if has_modules else pretrained.max_tokens_of(read("config.json"))
+    max_tokens = MAX_TOKENS if has_modules else pretrained.max_tokens_of(config)
     assert read("sentence_bert_config.json") == {"max_seq_length": max_tokens, "do_lower_case": False}
     assert read("tokenizer_config.json")["model_max_length"] == max_tokens
     prompts = read("config_sentence_transformers.json")
@@ -147,44 +104,9 @@ def test_the_files_of_the_library_name_pooling_length_prompts_and_modules(export
     assert types == ["Transformer", "Pooling", "Normalize"][: 3 if has_modules else 2]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_text_embeddings_inference_finds_every_file_field_and_weight_that_it_reads(exported, kind):
-    """The server is not run. Names, types and shapes are those of its source, version 1.9.3.
-
-    They are in `ModelConfig`, `PoolConfig`, `STConfig` and `NewSTConfig` of router/src/lib.rs, in `BertConfig`,
-    `DistilBertConfig` and the functions `load` of backends/candle/src/models, and in `ModuleType` of
-    backends/src/lib.rs.
-    """
-    _, output = exported[kind]
-
-    def read(name):
-        return json.loads((output / name).read_bytes())
-
-    config = read("config.json")
-    assert config["model_type"] == {"infoxlm": "xlm-roberta", "distilbert": "distilbert"}.get(kind, "bert")
-    assert config["architectures"] == [CLASSES[kind]]  # a name that ends in Classification would be a classifier
-    for name, field_type in (DISTILBERT_FIELDS if kind == "distilbert" else BERT_FIELDS).items():
-        TypeAdapter(field_type).validate_python(config[name], strict=True)
-    expected_shapes = distilbert_weights(config) if kind == "distilbert" else bert_weights(config)
-    stored = stored_weights.read_headers(output)
-    assert {name: stored[name].shape for name in expected_shapes} == expected_shapes
-
-    position_offset = config["pad_token_id"] + 1 if kind == "infoxlm" else 0
-    max_tokens = read("sentence_bert_config.json")["max_seq_length"]
-    assert 0 < max_tokens <= config["max_position_embeddings"] - position_offset
-    pooling = read("1_Pooling/config.json")
-    assert (pooling["pooling_mode_cls_token"], pooling["pooling_mode_mean_tokens"]) == (kind == "bge", kind != "bge")
-    prompts = read("config_sentence_transformers.json")["prompts"]
-    TypeAdapter(dict[str, str]).validate_python(prompts, strict=True)
-    for module in read("modules.json"):
-        library, _, name = module["type"].rpartition(".")
-        assert library == "sentence_transformers.models" and name in ("Transformer", "Pooling", "Normalize")
-    assert Tokenizer.from_file(str(output / "tokenizer.json")).get_vocab_size() == config["vocab_size"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.4.1", "6.2.0"])
-def test_old_and_new_versions_of_the_library_give_the_vectors_of_infoxlm_embed(exported, tmp_path, version):
+def test_old_and_new_versions_of_sentence_transformers_compute_our_vectors(exported, tmp_path, version):
     install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path / "packages")]
     subprocess.run([*install, f"sentence-transformers=={version}"], check=True)
     directories = [str(output) for _, output in exported.values()]
@@ -206,7 +128,7 @@ def test_old_and_new_versions_of_the_library_give_the_vectors_of_infoxlm_embed(e
         ({"layer": 0}, r"its vector is of layer 0, which cannot be exported: give 1 to 3"),
     ],
 )
-def test_a_vector_that_no_format_describes_is_refused(change, problem, tmp_path):
+def test_vector_that_cannot_be_exported_is_refused(change, problem, tmp_path):
     source = save_encoder(tmp_path / "model", "infoxlm")
     config = json.loads((source / "config.json").read_bytes())
     config["infoxlm"] |= change

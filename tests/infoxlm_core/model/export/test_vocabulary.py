@@ -10,12 +10,16 @@ from infoxlm_core.model.export.vocabulary import TrimmedTokenizer
 from infoxlm_core.tasks.embedding import load_embedder
 from tests.toys.exports import TEXTS, save_encoder
 
-KEPT = ["Save the file before you close the window.", "Speichern Sie die Datei ☃ qqq.", "Une erreur est survenue."]
+CHOSEN_TEXTS = [
+    "Save the file before you close the window.",
+    "Speichern Sie die Datei ☃ qqq.",
+    "Une erreur est survenue.",
+]
 PREFIXES = {"infoxlm": "", "e5": "query: ", "distilbert": ""}
 
 
 def export_trimmed(folder, kind, choose):
-    """Return source, output and tokenizer of an export whose pieces `choose` selects from a tokenizer.json."""
+    """Export an encoder with the pieces that `choose` selects, and return source, output and tokenizer."""
     source = save_encoder(folder / "source", kind)
     encoder = sentence_encoder.load(source)
     content = sentence_transformers.read_tokenizer(source)
@@ -26,10 +30,10 @@ def export_trimmed(folder, kind, choose):
 
 
 @pytest.mark.parametrize("kind", PREFIXES)
-def test_the_text_that_was_given_has_the_vectors_of_the_whole_model(tmp_path, kind):
+def test_chosen_texts_keep_the_vectors_of_the_original_model(tmp_path, kind):
     prefix = PREFIXES[kind]
-    texts = [prefix + text for text in KEPT]
-    source, output, trimmed = export_trimmed(tmp_path, kind, lambda it: vocabulary.pieces_of_text(it, texts))
+    texts = [prefix + text for text in CHOSEN_TEXTS]
+    source, output, trimmed = export_trimmed(tmp_path, kind, lambda content: vocabulary.pieces_of_text(content, texts))
     layer = 2 if kind == "infoxlm" else None
 
     expected = load_embedder(source, layer, "mean", prefix="")(texts)
@@ -37,16 +41,16 @@ def test_the_text_that_was_given_has_the_vectors_of_the_whole_model(tmp_path, ki
     tokenizer = sentence_encoder.load_tokenizer(output)
     encoder = sentence_encoder.load(output)
     assert torch.allclose(vectors, expected, atol=1e-5)
-    by_other_library = sentence_encoder.embed(encoder.run, tokenizer, texts)
-    assert torch.allclose(F.normalize(by_other_library, dim=1), F.normalize(expected, dim=1), atol=1e-5)
+    exported_vectors = sentence_encoder.embed(encoder.run, tokenizer, texts)
+    assert torch.allclose(F.normalize(exported_vectors, dim=1), F.normalize(expected, dim=1), atol=1e-5)
     rows = json.loads((output / "config.json").read_bytes())["vocab_size"]
     assert rows == len(trimmed.ids) < 0.6 * len(trimmed.original.get_vocab())
     assert not trimmed.splits_as_before(prefix + "Файл не найден")
 
 
 @pytest.mark.parametrize("kind", ["e5", "distilbert"])
-def test_all_text_in_the_chosen_scripts_is_split_as_before(tmp_path, kind):
-    _, _, trimmed = export_trimmed(tmp_path, kind, lambda it: vocabulary.pieces_of_scripts(it, ["Latin"]))
+def test_text_in_the_chosen_scripts_is_split_as_before(tmp_path, kind):
+    _, _, trimmed = export_trimmed(tmp_path, kind, lambda content: vocabulary.pieces_of_scripts(content, ["Latin"]))
 
     latin = [text for text in TEXTS if text.isascii() or "ñ" in text or "ế" in text or "ğ" in text or "¿" in text]
     assert len(latin) > 5
@@ -54,7 +58,7 @@ def test_all_text_in_the_chosen_scripts_is_split_as_before(tmp_path, kind):
     assert not trimmed.splits_as_before("Файл не найден")
 
 
-def test_an_unknown_word_stays_unknown_although_its_first_pieces_are_removed(tmp_path):
+def test_unknown_word_stays_unknown_when_pieces_are_removed(tmp_path):
     content = json.loads(sentence_transformers.read_tokenizer(save_encoder(tmp_path, "distilbert")))
     special = {token["content"]: token["id"] for token in content["added_tokens"]}
     content["model"]["vocab"] = special | {"ab": 6, "a": 7, "##bx": 8, "x": 9, "c": 10, "[unused]": 11}
@@ -67,7 +71,7 @@ def test_an_unknown_word_stays_unknown_although_its_first_pieces_are_removed(tmp
     assert all(trimmed.splits_as_before(text) for text in texts)
 
 
-def test_removed_pieces_do_not_make_unknown_characters_cheaper(tmp_path):
+def test_removed_pieces_do_not_change_the_score_of_unknown_characters(tmp_path):
     content = json.loads(sentence_transformers.read_tokenizer(save_encoder(tmp_path, "e5")))
     content["model"]["vocab"] = [
         *content["model"]["vocab"][:4], ["▁", -1.0], ["Ω!", -14.0], ["?", -14.0], ["!?", -0.5], ["rare", -30.0]
@@ -82,7 +86,7 @@ def test_removed_pieces_do_not_make_unknown_characters_cheaper(tmp_path):
     assert trimmed.splits_as_before(text)
 
 
-def test_a_tokenizer_of_another_type_is_refused(tmp_path):
+def test_tokenizer_of_another_type_is_refused(tmp_path):
     content = json.loads(sentence_transformers.read_tokenizer(save_encoder(tmp_path, "e5")))
     content["model"] = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
     content["added_tokens"] = []
