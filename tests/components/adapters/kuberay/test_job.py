@@ -482,6 +482,23 @@ def test_partly_scheduled_job_frees_its_nodes_and_is_created_again(kubernetes, l
     assert list_calls(kubernetes, "create", "delete") == ["create", "delete"] * 2
 
 
+@pytest.mark.item("F24")
+def test_partly_scheduled_job_is_not_created_again_after_the_time_to_start(kubernetes, launch, clock):
+    def act():
+        for creations in (1, 2):
+            kubernetes.wait_for(NAME, creations)
+            kubernetes.delete_pods()
+            put_partly_scheduled(kubernetes)
+            clock.move(31)
+            clock.now += 331
+        clock.now += 500
+
+    with operator(act), pytest.raises(ResourcesUnavailable, match=r"no GPUs after 900 s .*1 of 2 workers cannot be"):
+        launch(start_seconds=900, partial_seconds=300)
+
+    assert kubernetes.job(NAME) is None
+
+
 def test_partly_scheduled_job_of_a_queue_keeps_its_nodes(kubernetes, launch, clock):
     def act():
         kubernetes.wait_for(NAME)
