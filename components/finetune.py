@@ -48,8 +48,8 @@ def finetune(
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         data_digests = sources.digest_training_data(checked, step.local_store)
-        key = artifacts.key_of("classifier", checked, encoder_digest, corpus_digest, *data_digests)
-        corpus_manifest = artifact_files.manifest(corpus_location)
+        key = artifacts.compute_key("classifier", checked, encoder_digest, corpus_digest, *data_digests)
+        corpus_manifest = artifact_files.read_manifest(corpus_location)
         corpus_files = corpus_manifest["files"] if corpus_manifest else {}
         if not tasks.task_of(checked).has_training_text(checked, corpus_files):
             logging.info("nothing to fine-tune on: the config names no data, and the corpus has no two labels")

@@ -40,10 +40,10 @@ def prepare_corpus(
         if checked.cleaning.similarity:
             encoder = sources.fetch_model(checked.cleaning.similarity.encoder, step.local_store)
             digests += fingerprint.digest_inputs(str(encoder))
-        key = artifacts.key_of("corpus", checked, *digests)
+        key = artifacts.compute_key("corpus", checked, *digests)
         directory = step.build("corpus", key, checked, num_workers, cluster, task_config)
         counts = step.publish(corpus, directory, metrics)
         step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))
         step.report_cost(directory)
         step.run.log_artifacts(directory / "report.json", "preparation")
-        step.report_corpus(artifacts.url_of(directory))
+        step.report_corpus(artifacts.find_uri(directory))

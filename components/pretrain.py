@@ -49,7 +49,7 @@ def pretrain(
         if checked.model.start:
             start_model = sources.fetch_model(checked.model.start, step.local_store)
             [digests["model.start"]] = fingerprint.digest_inputs(str(start_model))
-        key = artifacts.key_of("pretrained", checked, *digests.values())
+        key = artifacts.compute_key("pretrained", checked, *digests.values())
         run = training_runs.choose_run(store, "pretrained", key, checked, digests, trial)
         inputs = {"shards_path": location}
         with artifacts.exclusive(store, "pretrained", key) if trial else contextlib.nullcontext():

@@ -65,6 +65,6 @@ def register(
         step.summarise(
             *describe_headlines(figures),
             f"version     {decision}",
-            f"report      {artifacts.url_of(evaluation / 'report.html')}",
+            f"report      {artifacts.find_uri(evaluation / 'report.html')}",
         )
         step.run.end()  # the last step of its pipeline

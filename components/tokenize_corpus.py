@@ -40,7 +40,7 @@ def tokenize_corpus(
         tokenizer_digests: list[str] = []
         if checked.model:
             _, tokenizer_digests = sources.fetch_tokenizer(checked.model, step.local_store)
-        key = artifacts.key_of("shards", checked, digest, *tokenizer_digests)
+        key = artifacts.compute_key("shards", checked, digest, *tokenizer_digests)
         inputs = {"corpus": location}
         directory = step.build("shards", key, checked, num_workers, cluster, task_config, inputs)
         step.report_cost(directory)

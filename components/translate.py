@@ -50,7 +50,7 @@ def translate(
         shards_location, shards_digest = artifacts.read_pointer(shards)
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)
         inputs = {"corpus": corpus_location, "shards_path": shards_location, "encoder": encoder_location}
-        key = artifacts.key_of("translator", checked, corpus_digest, shards_digest, encoder_digest)
+        key = artifacts.compute_key("translator", checked, corpus_digest, shards_digest, encoder_digest)
         run = f"translator-{key}"
         directory = step.build("translator", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)
         step.run.log_curves(directory / "translator" / "metrics.jsonl", prefix="translate/")
@@ -94,7 +94,7 @@ def evaluate_translation(
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         translator_location, translator_digest = artifacts.read_pointer(translator)
         name = Trial.parse(trial).model if trial else "translator"
-        key = artifacts.key_of("translations", checked, corpus_digest, translator_digest, name)
+        key = artifacts.compute_key("translations", checked, corpus_digest, translator_digest, name)
 
         def build(output: Any) -> dict[str, float]:
             from infoxlm_core.systems.translation import report

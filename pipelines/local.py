@@ -47,7 +47,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
     if launcher:
         os.environ[launchers.VARIABLE] = launcher
     # Both calls raise ConfigError for an unknown name, before the first step starts.
-    launchers.local_launcher()
+    launchers.choose_local_launcher()
     tracking.tracker()
     store = str(store).rstrip("/")
     local_store = artifacts.local_directory(store).resolve()

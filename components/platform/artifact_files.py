@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 # ---------------------------------------------------------------- uploading and downloading
 
 
-def manifest(uri: str) -> dict[str, Any] | None:
+def read_manifest(uri: str) -> dict[str, Any] | None:
     """Return the manifest of a stored artifact, or None if the artifact does not exist.
 
     Raises:
@@ -96,7 +96,7 @@ def pull(uri: str, directory: Path) -> None:
         DataCorrupt: a file is missing or differs from its manifest.
         StorageUnavailable: the storage does not answer.
     """
-    remote_manifest = manifest(uri)
+    remote_manifest = read_manifest(uri)
     if remote_manifest is None:
         raise InputError(f"{uri} has no {manifests.NAME}: run the stage that builds this artifact first")
     store = storage.open(uri)
@@ -151,7 +151,7 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
     The files are hashed only if any of them was touched since the last `record_verified`.
     """
     # Before the files are read, so that a change during the verification leads to another verification.
-    state = file_state(directory)
+    state = compute_state(directory)
     should_hash = not is_verified(directory, state)
     producer = f"the stage that builds {kind}"
     manifest = manifests.read(directory, kind, producer=producer, should_hash=lambda _: should_hash)
@@ -160,7 +160,7 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
     return manifest
 
 
-def file_state(directory: Path) -> str:
+def compute_state(directory: Path) -> str:
     """Return a digest of the sizes, times and inodes of all files of a directory, which changes with any write."""
     states = []
     for path in sorted(directory.rglob("*")):
@@ -172,20 +172,20 @@ def file_state(directory: Path) -> str:
 
 
 def marker_of(directory: Path) -> Path:
-    """Return the path of the file that records the `file_state` at which a directory was last verified."""
+    """Return the path of the file that records the `compute_state` at which a directory was last verified."""
     kind_folder = directory.parent
     return kind_folder.parent / "verified" / f"{kind_folder.name}-{directory.name}"
 
 
 def is_verified(directory: Path, state: str) -> bool:
-    """Return whether a directory was verified in this `file_state`."""
+    """Return whether a directory was verified in this `compute_state`."""
     with contextlib.suppress(OSError):  # without a readable marker, the directory counts as not verified
         return marker_of(directory).read_bytes() == state.encode()
     return False
 
 
 def record_verified(directory: Path, state: str) -> None:
-    """Record that a directory was verified in this `file_state`. Do nothing in a read-only store."""
+    """Record that a directory was verified in this `compute_state`. Do nothing in a read-only store."""
     with contextlib.suppress(OSError):
         marker_of(directory).parent.mkdir(exist_ok=True)
         manifests.write_atomically(marker_of(directory), state)

@@ -1,7 +1,7 @@
 """The store: content-addressed artifacts, and checkpoints, in a directory or on S3.
 
 Our KFP artifacts are small JSON files that point into the store: `{"location", "digest"}`. The store holds each
-artifact once, under a digest of everything that decides its content (`key_of`):
+artifact once, under a digest of everything that decides its content (`compute_key`):
 
     STORE/corpus/3f2a…/manifest.json     a finished artifact, reused by every later run with the same inputs
     STORE/runs/pretrained-77b0…/         checkpoints of a training (`training_runs`)
@@ -70,7 +70,7 @@ def local_directory(store: str) -> Path:
     return root
 
 
-def url_of(location: Path) -> str:
+def find_uri(location: Path) -> str:
     """Return the URI of a path in the local copy of a remote store. Return any other path unchanged."""
     for root in location.parents:
         uri_file = root / _COPY_OF
@@ -79,7 +79,7 @@ def url_of(location: Path) -> str:
     return str(location)
 
 
-def key_of(kind: str, config: StageConfig, *inputs: str) -> str:
+def compute_key(kind: str, config: StageConfig, *inputs: str) -> str:
     """Return the key of an artifact: a digest of its kind, the kind's version, the config and the inputs."""
     content = [kind, manifests.VERSIONS[kind], config.result_fields(), inputs]
     return manifests.digest(content).removeprefix("sha256:")[:16]
@@ -118,13 +118,13 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
             return None
         artifact_files.verify(path, kind)
         return path
-    manifest = artifact_files.manifest(uri)
+    manifest = artifact_files.read_manifest(uri)
     if manifest is None:
         return None
     with _locked(path.parent / f".{name}.fetching"):
         if not _is_intact(path, kind, manifest["digest"]):
             artifact_files.pull(uri, path)  # verifies every file
-            artifact_files.record_verified(path, artifact_files.file_state(path))
+            artifact_files.record_verified(path, artifact_files.compute_state(path))
     return path
 
 
@@ -195,7 +195,7 @@ def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]
             output.mkdir()
             facts = build(output)
             manifests.write(output, kind, facts)
-            state = artifact_files.file_state(output)
+            state = artifact_files.compute_state(output)
             manifests.move_into_place(output, path, manifests.NAME)
             artifact_files.record_verified(path, state)
     finally:
@@ -248,7 +248,7 @@ class Pointer(TypedDict):
 
 def publish(artifact: Any, location: Path) -> None:
     """Make a KFP output artifact point to a directory of the store."""
-    publish_pointer(artifact, url_of(location), manifests.load(location)["digest"])
+    publish_pointer(artifact, find_uri(location), manifests.load(location)["digest"])
 
 
 def publish_pointer(artifact: Any, location: str, digest: str) -> None:
@@ -335,7 +335,7 @@ def open_shards(location: str) -> tuple[Path, storage.Store | None]:
     local_copy = local_directory(store) / kind / name
     if (local_copy / manifests.NAME).is_file():
         return locate(location), None
-    manifest = artifact_files.manifest(location)
+    manifest = artifact_files.read_manifest(location)
     if manifest is None:
         raise InputError(f"{location} {_NOT_IN_STORE}")
     directory = streaming_directory(local_copy)

@@ -125,7 +125,7 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
             training_facts = manifests.load(model)["facts"] | {"tuned": f"tuned/{model.name}"}
         model_digests = fingerprint.digest_inputs(str(model))
         data_digest = fingerprint.digest_inputs_by_role(task.list_data(local_settings))
-        key = artifacts.key_of("points", task.without_data(local_settings), *model_digests, data_digest)
+        key = artifacts.compute_key("points", task.without_data(local_settings), *model_digests, data_digest)
 
         def build(output: Path) -> None:
             trials.measure(local_settings, encoder, model, training_facts, output)
@@ -135,7 +135,7 @@ def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> Measure
         step.report(metrics)
         step.run.log_artifacts(scores / trials.SCORES)
         step.run.end()
-    return MeasuredTrial(artifacts.url_of(scores), manifests.load(scores)["digest"], metrics)
+    return MeasuredTrial(artifacts.find_uri(scores), manifests.load(scores)["digest"], metrics)
 
 
 def _fine_tune(
@@ -158,7 +158,7 @@ def _fine_tune(
     inputs = [*fingerprint.digest_inputs(str(encoder)), fingerprint.digest_inputs_by_role(data)]
     if task.depends_on_workers(training_settings, encoder):
         inputs.append(f"workers={max(1, num_workers)}")
-    name = artifacts.key_of("tuned", task.without_data(training_settings), *inputs)
+    name = artifacts.compute_key("tuned", task.without_data(training_settings), *inputs)
     training = stage_work.Work(
         stage="finetune",
         store=step.store,
@@ -172,7 +172,7 @@ def _fine_tune(
         tracker_run=step.run.id,
     )
     with artifacts.exclusive(step.store, "tuned", name):  # another trial may need the same model
-        model = artifacts.locate(artifacts.url_of(launchers.run(training)))  # `locate` verifies every file
+        model = artifacts.locate(artifacts.find_uri(launchers.run(training)))  # `locate` verifies every file
         stage_work.delete_checkpoints(training)
     step.run.log_curves(model / "metrics.jsonl")
     return model

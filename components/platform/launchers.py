@@ -89,11 +89,11 @@ def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Env
 
 def run_locally(work: Work) -> None:
     """Run work with processes of this machine, or with Ray workers if this process is the driver of a cluster."""
-    launch = local_launcher() if work.num_workers else LAUNCHERS["process"]
+    launch = choose_local_launcher() if work.num_workers else LAUNCHERS["process"]
     launch(work, {}, ())
 
 
-def local_launcher() -> Launcher:
+def choose_local_launcher() -> Launcher:
     """Return the launcher that INFOXLM_LAUNCHER names, for workers of this machine.
 
     Raises:
@@ -105,7 +105,7 @@ def local_launcher() -> Launcher:
     return LAUNCHERS[name]
 
 
-def process(work: Work, *_: Any) -> None:
+def run_in_process(work: Work, *_: Any) -> None:
     """Run work in this process."""
 
     def train(body: Callable[..., dict[str, Any]], num_workers: int, **arguments: Any) -> None:  # noqa: ARG001
@@ -114,7 +114,7 @@ def process(work: Work, *_: Any) -> None:
     _run_with_workers(work, train, contextlib.nullcontext())
 
 
-def ray(work: Work, *_: Any) -> None:
+def run_on_ray(work: Work, *_: Any) -> None:
     """Run work on Ray workers: Ray Train for a training, Ray tasks for text."""
     from components.adapters.ray import tasks, train
 
@@ -122,7 +122,7 @@ def ray(work: Work, *_: Any) -> None:
     _run_with_workers(work, run_training, tasks.workers(work.num_workers))
 
 
-def torchrun(work: Work, *_: Any) -> None:
+def run_with_torchrun(work: Work, *_: Any) -> None:
     """Run work on processes of this machine: torch's elastic agent for a training, a process pool for text."""
     from components.adapters.torchrun import train
     from infoxlm_core.corpora import parallel
@@ -130,7 +130,7 @@ def torchrun(work: Work, *_: Any) -> None:
     _run_with_workers(work, train.run, contextlib.nullcontext(parallel.in_processes(work.num_workers)))
 
 
-def kuberay(work: Work, cluster: dict[str, Any], step_environment: Environment) -> None:
+def run_as_rayjob(work: Work, cluster: dict[str, Any], step_environment: Environment) -> None:
     """Run work as a RayJob, whose head is the driver of Ray workers (`job`), and follow the job to its end.
 
     Raises:
@@ -173,7 +173,12 @@ def _ask_to_stop(work: Work, job: str) -> None:
         artifacts.write(work.store, f"runs/{work.run}/stop", job)
 
 
-LAUNCHERS: dict[str, Launcher] = {"process": process, "ray": ray, "torchrun": torchrun, "kuberay": kuberay}
+LAUNCHERS: dict[str, Launcher] = {
+    "process": run_in_process,
+    "ray": run_on_ray,
+    "torchrun": run_with_torchrun,
+    "kuberay": run_as_rayjob,
+}
 LOCAL = ("ray", "torchrun")
 """Launchers that start workers on this machine."""
 
@@ -183,14 +188,24 @@ def _run_with_workers(
     train: Callable[..., Any],
     parallel_map: "AbstractContextManager[ParallelMap | None]",
 ) -> None:
-    """Run a training through `train`, or a text stage through `parallel_map`."""
+    """Run a training through `train`, or process text through `parallel_map`."""
     if work.stage in stage_work.TRAININGS:
-        folder = artifacts.local_directory(work.store) / "runs" / work.run
-        manifests.make_folder(folder)
-        (folder / "stop").unlink(missing_ok=True)  # this request was meant for an earlier process
-        with workers.stopping_on_signals(folder):
-            train(stage_work.train, work.num_workers, run=folder, work=work)
-        return
+        _run_training(work, train)
+    else:
+        _process_text(work, parallel_map)
+
+
+def _run_training(work: Work, train: Callable[..., Any]) -> None:
+    """Train in the processes that `train` starts. A signal to this process lets them save and stop."""
+    folder = artifacts.local_directory(work.store) / "runs" / work.run
+    manifests.make_folder(folder)
+    (folder / "stop").unlink(missing_ok=True)  # this request was meant for an earlier process
+    with workers.stopping_on_signals(folder):
+        train(stage_work.train, work.num_workers, run=folder, work=work)
+
+
+def _process_text(work: Work, parallel_map: "AbstractContextManager[ParallelMap | None]") -> None:
+    """Build an artifact of text in this process, which may send chunks of the text to others."""
     process_count = work.num_workers or work.config.get("processes", 1)
     run_stage = stage_work.TEXT_STAGES[work.stage]
     # Two builds of one artifact would write the same intermediate files.

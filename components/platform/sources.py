@@ -269,9 +269,9 @@ def key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs: str) ->
     """
     guard = local_config.guard
     if guard is None:
-        return artifacts.key_of(kind, local_config, *inputs)
+        return artifacts.compute_key(kind, local_config, *inputs)
     without_path = local_config.model_copy(update={"guard": guard.model_copy(update={"data": ""})})
-    return artifacts.key_of(kind, without_path, *inputs, *fingerprint.digest_inputs(guard.data))
+    return artifacts.compute_key(kind, without_path, *inputs, *fingerprint.digest_inputs(guard.data))
 
 
 def digest_stored_sources(sources: Iterable[str]) -> list[str]:
@@ -362,7 +362,7 @@ def _copy(listing: Listing, copies: Path, subfolder: str = "") -> Path:
 
 def _is_intact(copy: Path) -> bool:
     """Return whether a copy exists and was not touched since its download."""
-    return copy.is_dir() and artifact_files.is_verified(copy, artifact_files.file_state(copy))
+    return copy.is_dir() and artifact_files.is_verified(copy, artifact_files.compute_state(copy))
 
 
 def _download(listing: Listing, copy: Path, subfolder: str) -> None:
@@ -386,7 +386,7 @@ def _download(listing: Listing, copy: Path, subfolder: str) -> None:
         if copy.is_dir():
             logger.warning("%s was changed after it was downloaded: downloading it again", copy)
             copy.rename(Path(scratch) / "changed")
-        artifact_files.record_verified(copy, artifact_files.file_state(partial))
+        artifact_files.record_verified(copy, artifact_files.compute_state(partial))
         manifests.move_into_place(partial, copy)
     logger.info("fetched %s", copy)
 

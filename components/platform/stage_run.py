@@ -53,7 +53,7 @@ class StageRun:
 
         Args:
             kind: kind of the artifact.
-            key: key of the artifact, from `artifacts.key_of`.
+            key: key of the artifact, from `artifacts.compute_key`.
             config: settings of the stage.
             num_workers: workers that share the work; 0: this process does all work.
             cluster: a `ClusterConfig` as a mapping, or a reference to it; empty: no RayJob is started.
@@ -91,7 +91,7 @@ class StageRun:
 
     def report_corpus(self, location: str) -> list[Dataset]:
         """Log the corpora of a prepared corpus artifact as datasets of the tracker's run, and return them."""
-        manifest = artifact_files.manifest(location)
+        manifest = artifact_files.read_manifest(location)
         if manifest is None:
             raise DataCorrupt(f"{location} is missing or incomplete: run prepare_corpus again")
         report = artifacts.read(location, "report.json") or b"{}"

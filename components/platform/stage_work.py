@@ -89,16 +89,17 @@ def train(work: Work, run: Path) -> dict[str, Any]:
         holder = work.job or f"{socket.gethostname()} {run}"
         arguments["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", holder)
     run_stage = functools.partial(TRAININGS[work.stage](work), **arguments)
-    # An earlier attempt may have built the artifact without uploading it. All workers must come to the same result,
-    # because some would wait for the others forever.
+    # An earlier attempt may have built the artifact without uploading it. All workers need the same answer, because a
+    # worker that trains alone would wait for the others forever.
     is_built = distributed.from_first(artifacts.exists(work.store, work.kind, work.name))
     if distributed.rank() > 0:
         return {} if is_built else run_stage(output=run / "unused")
-    device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
-    recorded_cost: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if not is_built:
-        recorded_cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
-    with recorded_cost:  # includes the upload, because the GPUs are occupied until its end
+    with contextlib.ExitStack() as stack:
+        if not is_built:
+            # The cost includes the upload, because the GPUs are occupied until its end.
+            device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
+            cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
+            stack.enter_context(cost)
         artifact = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: run_stage(output=output))
     return manifests.load(artifact)["facts"]
 

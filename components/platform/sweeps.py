@@ -118,7 +118,7 @@ def publish(
         ending = runtime.find_ending(step.store)
     step.run.annotate(description)
     table = (artifact / f"{kind}.md").read_text(encoding="utf-8")
-    step.summarise(table, f"report      {artifacts.url_of(page_file)}")
+    step.summarise(table, f"report      {artifacts.find_uri(page_file)}")
     step.run.end(*ending)
 
 

@@ -87,10 +87,7 @@ def choose_run(
         fingerprint=fingerprint.collect_decisive_values(config, manifests.VERSIONS[kind], inputs),
     )
     path = f"begun/{_name_pipeline(trial)}.json"
-    previous = None
-    content = artifacts.read(store, path)
-    if content:
-        previous = outside.parse_json(content, StartedTraining, f"{store}/{path}", "delete it, then run again")
+    previous = _read_started_training(store, path)
     if previous and previous["run"] != run and _has_saved(store, previous["run"]):
         is_finished = artifacts.exists(store, kind, previous["artifact"])
         if not is_finished:
@@ -98,6 +95,17 @@ def choose_run(
     if current != previous:
         artifacts.write(store, path, json.dumps(current, indent=1, sort_keys=True))
     return run
+
+
+def _read_started_training(store: str, path: str) -> StartedTraining | None:
+    """Return the training that a pipeline started last, or None if it has started none."""
+    content = artifacts.read(store, path)
+    if content is None:
+        return None
+    started: StartedTraining = outside.parse_json(
+        content, StartedTraining, f"{store}/{path}", "delete it, then run again"
+    )
+    return started
 
 
 def _report_unfinished(store: str, previous: StartedTraining, current: StartedTraining) -> None:

@@ -134,7 +134,7 @@ def test_trial_is_logged_to_mlflow_and_a_damaged_model_is_not_measured(planned, 
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     # Like a bit that flips on the disk, the change leaves no trace in the times of the file.
-    artifact_files.record_verified(tuned, artifact_files.file_state(tuned))
+    artifact_files.record_verified(tuned, artifact_files.compute_state(tuned))
     with pytest.raises(SystemExit) as exit_info:
         measure_trial(planned[WORDS], store, tmp_path, "toy-2")
     assert exit_info.value.code == 3
@@ -161,7 +161,7 @@ def test_other_test_sets_reuse_a_trained_model_and_other_seeds_do_not(planned, s
 
 
 def test_number_of_workers_decides_a_model_only_with_dropout_in_its_encoder(planned, store, tmp_path, monkeypatch):
-    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.process)
+    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.run_in_process)
     trial = planned["toy riddles seed 1"]
     optimization = trial["settings"]["optimization"] | {"steps": 3}
     model_counts = []

@@ -47,9 +47,9 @@ def test_uploaded_artifact_can_be_downloaded_until_it_is_dropped(request, direct
     artifact_files.pull(uri, tmp_path / "copy")
 
     assert contents(tmp_path / "copy") == contents(directory)
-    assert artifact_files.manifest(uri)["facts"] == {"lines": 3}
+    assert artifact_files.read_manifest(uri)["facts"] == {"lines": 3}
     artifact_files.drop(uri)
-    assert artifact_files.manifest(uri) is None
+    assert artifact_files.read_manifest(uri) is None
     with pytest.raises(InputError, match=rf"{uri} has no manifest.json"):
         artifact_files.pull(uri, tmp_path / "second copy")
     assert not (tmp_path / "second copy").exists()
@@ -61,7 +61,7 @@ def test_failed_upload_leaves_no_artifact_and_the_next_one_sends_missing_files(b
 
     with pytest.raises(StorageUnavailable, match="run again"):
         artifact_files.push(directory, URL)
-    assert artifact_files.manifest(URL) is None
+    assert artifact_files.read_manifest(URL) is None
     faults.heal()
     faults.requests.clear()
     artifact_files.push(directory, URL)

@@ -116,7 +116,7 @@ def test_damage_is_found_by_its_time_or_when_the_files_are_read(tmp_path):
     with pytest.raises(DataCorrupt, match="sha256"):
         get_or_build(tmp_path)
     # Like a bit that flips on the disk, the change leaves no trace in the times of the file.
-    artifact_files.record_verified(directory, artifact_files.file_state(directory))
+    artifact_files.record_verified(directory, artifact_files.compute_state(directory))
     assert artifacts.lookup(str(tmp_path), "corpus", "abc") == directory
     with pytest.raises(DataCorrupt, match="sha256"):
         artifacts.locate(str(directory))
@@ -132,25 +132,25 @@ def test_keys_stay_the_same_in_all_releases():
     }
 
     for key, inputs in inputs_by_key.items():
-        assert artifacts.key_of(*inputs) == key
-    assert artifacts.key_of("shards", TokenizationConfig(prefix="query: "), "a") not in inputs_by_key
+        assert artifacts.compute_key(*inputs) == key
+    assert artifacts.compute_key("shards", TokenizationConfig(prefix="query: "), "a") not in inputs_by_key
 
 
 def test_key_depends_on_all_that_decides_the_result_and_on_nothing_else(monkeypatch):
-    key = artifacts.key_of("pretrained", PretrainingConfig(), "a")
+    key = artifacts.compute_key("pretrained", PretrainingConfig(), "a")
 
     saving = PretrainingConfig(log_every=3, checkpoints={"every": 7, "resume": "pretrained-3f"})
-    assert artifacts.key_of("pretrained", saving, "a") == key
+    assert artifacts.compute_key("pretrained", saving, "a") == key
     monkeypatch.setattr(manifests, "describe_software", lambda: {"code": "sha256:other", "torch": "99"})
-    assert artifacts.key_of("pretrained", PretrainingConfig(), "a") == key
+    assert artifacts.compute_key("pretrained", PretrainingConfig(), "a") == key
 
     other_keys = [
-        artifacts.key_of("pretrained", PretrainingConfig(), "b"),
-        artifacts.key_of("tuned", PretrainingConfig(), "a"),
-        artifacts.key_of("pretrained", PretrainingConfig(seed=2), "a"),
+        artifacts.compute_key("pretrained", PretrainingConfig(), "b"),
+        artifacts.compute_key("tuned", PretrainingConfig(), "a"),
+        artifacts.compute_key("pretrained", PretrainingConfig(seed=2), "a"),
     ]
     monkeypatch.setitem(manifests.VERSIONS, "pretrained", manifests.VERSIONS["pretrained"] + 1)
-    other_keys.append(artifacts.key_of("pretrained", PretrainingConfig(), "a"))
+    other_keys.append(artifacts.compute_key("pretrained", PretrainingConfig(), "a"))
     assert len({key, *other_keys}) == 5
 
 
@@ -168,7 +168,7 @@ def test_each_store_has_a_local_copy_that_names_the_store(own_cache):
     assert len({artifacts.local_directory(f"s3://models/{name}") for name in ("x/a", "x-a", "x_a")}) == 3
     (artifacts.local_directory("s3://models/x") / "COPY_OF").write_bytes(b"\xff")
 
-    assert artifacts.url_of(artifacts.local_directory("s3://models/x") / "corpus/abc") == "s3://models/x/corpus/abc"
+    assert artifacts.find_uri(artifacts.local_directory("s3://models/x") / "corpus/abc") == "s3://models/x/corpus/abc"
 
 
 @pytest.mark.parametrize("inner_path", ["../../outside", "/outside"])
@@ -187,7 +187,7 @@ def test_damaged_copy_is_downloaded_again(own_cache, bucket, file, leaves_trace)
     original = contents(directory)
     (directory / file).write_bytes(b"x" * len(original[file]))
     if not leaves_trace:
-        artifact_files.record_verified(directory, artifact_files.file_state(directory))
+        artifact_files.record_verified(directory, artifact_files.compute_state(directory))
 
     assert contents(artifacts.locate(f"{URL}/pretrained/{KEY}")) == original
 

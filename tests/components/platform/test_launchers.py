@@ -61,7 +61,7 @@ def test_only_a_pretraining_may_continue_with_fewer_workers(work, bucket, tmp_pa
     monkeypatch.setattr(job, "run", lambda _, location, config, *__, **___: jobs.append((location, config.min_workers)))
 
     cluster = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}", "min_workers": 1}
-    launchers.kuberay(replace(work, stage=stage, store="s3://models/store"), cluster, ())
+    launchers.run_as_rayjob(replace(work, stage=stage, store="s3://models/store"), cluster, ())
 
     [(location, min_workers_of_pods)] = jobs
     assert min_workers_of_pods == min_workers
@@ -79,7 +79,7 @@ def test_unknown_launcher_is_refused(monkeypatch):
     monkeypatch.setenv(launchers.VARIABLE, "slurm")
 
     with pytest.raises(ConfigError, match=r"INFOXLM_LAUNCHER: 'slurm' .*: set it to ray or torchrun"):
-        launchers.local_launcher()
+        launchers.choose_local_launcher()
 
 
 @pytest.mark.slow

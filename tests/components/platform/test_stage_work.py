@@ -117,7 +117,7 @@ def test_training_that_stopped_on_one_machine_continues_exactly_on_another(
     assert artifact.is_relative_to(tmp_path / "second machine")
     assert read_losses(artifact) == undisturbed_losses
     assert len(undisturbed_losses) == STEPS
-    assert artifact_files.manifest(f"{URL}/pretrained/{KEY}")["kind"] == "pretrained"
+    assert artifact_files.read_manifest(f"{URL}/pretrained/{KEY}")["kind"] == "pretrained"
     assert artifacts.read(URL, f"{RUN}/stop") is None
     manifests.read(artifacts.locate(f"{URL}/pretrained/{KEY}/encoder"), "encoder", "pretrain")
 

@@ -30,7 +30,7 @@ def store(anywhere, tmp_path, monkeypatch) -> str:
 
 def choose(store: str, shards: str = "sha256:a", trial=None, **changes) -> str:
     config = tiny_config(**changes)
-    name = artifacts.key_of("pretrained", config, shards)
+    name = artifacts.compute_key("pretrained", config, shards)
     return training_runs.choose_run(store, "pretrained", name, config, {"shards": shards}, trial)
 
 
