@@ -42,18 +42,16 @@ def kfp_artifacts(suite, store, tmp_path) -> dict:
     return inputs | {name: kind(name=name, uri=str(tmp_path / name)) for name, kind in kinds.items()}
 
 
-@pytest.mark.parametrize(("task", "kind"), [("words", "classification"), ("riddles", "question_answering")])
-def test_config_names_the_task_that_is_learned(suite, store, kfp_artifacts, task, kind):
-    settings = make_settings(suite, task, steps=2)
-
-    finetune.python_func(config=settings, num_workers=0, store=str(store), **kfp_artifacts)
+def test_config_names_the_task_that_is_learned(suite, store, kfp_artifacts):
+    finetune.python_func(
+        config=make_settings(suite, "riddles", steps=2), num_workers=0, store=str(store), **kfp_artifacts
+    )
 
     directory, _ = artifacts.resolve(kfp_artifacts["classifier"])
-    assert task_models.load(directory, TASKS[kind].head).head.name == kind
+    assert task_models.load(directory, TASKS["question_answering"].head).head.name == "question_answering"
     facts = manifests.load(directory)["facts"]
     assert facts["steps"] == 2
-    assert facts[f"loss/{kind}"] > 0
-    assert (directory / "test.parquet").is_file() == (kind == "classification")
+    assert facts["loss/question_answering"] > 0
 
 
 def test_classifier_has_no_files_without_labelled_text(store, kfp_artifacts):

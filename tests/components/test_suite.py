@@ -12,7 +12,7 @@ from kfp import dsl
 
 from components.adapters.mlflow import connection, trial_runs
 from components.adapters.mlflow.tracker import MlflowRun
-from components.platform import artifact_files, artifacts, launchers, parameters, tracking
+from components.platform import artifact_files, artifacts, parameters, tracking
 from components.suite import measure, plan_suite
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
@@ -158,20 +158,6 @@ def test_other_test_sets_reuse_a_trained_model_and_other_seeds_do_not(planned, s
     assert scores["trained_on"] == ["en"]
     assert list_names(store, "runs") == []  # the checkpoints of finished trainings are deleted
     assert (store / f"tuned/.{tuned}.lock").is_file()  # a concurrent trial would have waited
-
-
-def test_number_of_workers_decides_a_model_only_with_dropout_in_its_encoder(planned, store, tmp_path, monkeypatch):
-    monkeypatch.setitem(launchers.LAUNCHERS, "ray", launchers.run_in_process)
-    trial = planned["toy riddles seed 1"]
-    optimization = trial["settings"]["optimization"] | {"steps": 3}
-    model_counts = []
-    for dropout in (0.0, 0.1):
-        for num_workers in (0, 2):
-            changed_trial = change_settings(trial, dropout=dropout, optimization=optimization)
-            measure_trial(changed_trial, store, tmp_path / f"{dropout}-{num_workers}", f"toy-{dropout}", num_workers)
-            model_counts.append(len(list_names(store, "tuned")))
-
-    assert model_counts == [1, 1, 2, 3]
 
 
 def test_task_without_training_is_measured_once_under_two_names(planned, store, tmp_path):

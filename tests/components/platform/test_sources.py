@@ -14,12 +14,10 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 from botocore.stub import Stubber
-from huggingface_hub.utils import filter_repo_objects
 from kfp import dsl
 
 from components.adapters.mlflow import model_registry
 from components.adapters.s3 import store as s3
-from components.adapters.sources import hub
 from components.platform import artifacts, sources, stage_work
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
@@ -81,12 +79,6 @@ def test_model_on_s3_is_copied_completely_and_again_only_after_a_change(bucket, 
     (directory / "config.json").write_text((directory / "config.json").read_text() + "\n")
     upload(bucket, directory, "xlmr/base")
     assert contents(sources.fetch_model("s3://models/xlmr/base", tmp_path)) == contents(directory)
-
-
-def test_patterns_for_the_hub_select_weights_and_vocabularies_but_no_code():
-    files = ["model.safetensors", "vocab.txt", "merges.txt", "steps/4/config.json", "modeling.py", "model.bin"]
-
-    assert list(filter_repo_objects(files, allow_patterns=hub._FILES)) == files[:4]
 
 
 @pytest.mark.slow
