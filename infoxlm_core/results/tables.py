@@ -47,7 +47,7 @@ class Column:
 
     name: str
     show: Callable[[float], str] | None = percent  # None: `four_digits` of the mean
-    role: str = ""  # CSS class: `sum` for the mean before all languages, `soft` for grey, `text` for words, SENTENCE
+    role: str = ""  # CSS class: `sum` for the mean before all languages, `text` for words, or SENTENCE
     intervals: bool = False  # show the confidence interval of a figure
 
     def format(self, number: float, mean: float) -> str:

@@ -30,7 +30,8 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    title: str
+    """The rows of a published table and the names of its columns."""
+
     columns: tuple[str, ...]
     rows: tuple[PublishedRow, ...]
 
@@ -61,7 +62,7 @@ def translation() -> PublishedTable:
     for model, cells in table["rows"].items():
         scores = dict(zip(columns, map(float, cells.split()), strict=True))
         rows.append(PublishedRow(model, "6 layers", "unsupervised", table["source"], scores))
-    return PublishedTable("Unsupervised translation", tuple(columns), tuple(rows))
+    return PublishedTable(tuple(columns), tuple(rows))
 
 
 @cache
@@ -72,7 +73,7 @@ def tables() -> dict[str, PublishedTable]:
     for name, table in content["tables"].items():
         columns = table["columns"].split()
         rows = tuple(_read_row(row, columns, content["sources"]) for row in table["rows"])
-        tables[name] = PublishedTable(table["title"], tuple(columns), rows)
+        tables[name] = PublishedTable(tuple(columns), rows)
     return tables
 
 

@@ -1,4 +1,4 @@
-"""gettext: a message is a pair, whatever its ids, plural forms and locales look like."""
+"""Messages of gettext catalogs are read as pairs, and damaged catalogs are refused."""
 
 import contextlib
 import os
@@ -13,15 +13,19 @@ from infoxlm_core.errors import InputError
 
 
 def write_catalog(path: Path, messages: list[dict], plural: str = "nplurals=2; plural=(n != 1);") -> Path:
+    """Write a .po or .mo file with these messages, and return its path."""
     catalog = polib.POFile()
     catalog.metadata = {"Content-Type": "text/plain; charset=utf-8", "Plural-Forms": plural}
     catalog.extend(polib.POEntry(**message) for message in messages)
     path.parent.mkdir(parents=True, exist_ok=True)
-    catalog.save(str(path)) if path.suffix == ".po" else catalog.save_as_mofile(str(path))
+    if path.suffix == ".po":
+        catalog.save(str(path))
+    else:
+        catalog.save_as_mofile(str(path))
     return path
 
 
-def test_symbolic_ids_get_their_english_text_and_what_is_not_translated_is_dropped(tmp_path):
+def test_symbolic_ids_are_replaced_and_unusable_translations_are_dropped(tmp_path):
     default = 'Default: "Save "\n"the \\"page\\""'
     messages = [
         {"msgid": "label_save", "msgstr": "Seite speichern", "comment": default},
@@ -45,7 +49,7 @@ def test_symbolic_ids_get_their_english_text_and_what_is_not_translated_is_dropp
     assert sorted(filter(None, (row.dropped for row in rows))) == ["empty", "fuzzy", "no_source_text", "obsolete"]
 
 
-def test_a_plural_gives_the_form_of_one_which_in_arabic_is_the_second(tmp_path):
+def test_plural_message_is_read_in_its_form_for_one(tmp_path):
     message = {"msgid": "%d file", "msgid_plural": "%d files", "msgstr_plural": {0: "zero", 1: "one", 2: "two"}}
     plural = "nplurals=3; plural=n==0 ? 0 : n==1 ? 1 : 2;"
     write_catalog(tmp_path / "ar/LC_MESSAGES/app.po", [message], plural)
@@ -56,58 +60,73 @@ def test_a_plural_gives_the_form_of_one_which_in_arabic_is_the_second(tmp_path):
     assert [(row.languages[1], row.texts) for row in rows] == [("ar", ("%d file", "one")), ("fr", ("%d file", "zero"))]
 
 
-def test_one_locale_of_a_language_is_read_from_a_wheel(tmp_path):
+def test_best_locale_of_each_language_is_read_from_a_wheel(tmp_path):
     for locale in ("de", "de_Formal", "zh_Hant", "zh_TW", "fr_CA", "fr_FR"):
         write_catalog(tmp_path / f"src/{locale}/LC_MESSAGES/app.mo", [{"msgid": "Hello", "msgstr": locale}])
-    write_catalog(tmp_path / "src/zh_CN/LC_MESSAGES/app.po", [{"msgid": m, "msgstr": "zh_CN"} for m in ("One", "Two")])
+    write_catalog(
+        tmp_path / "src/zh_CN/LC_MESSAGES/app.po", [{"msgid": text, "msgstr": "zh_CN"} for text in ("One", "Two")]
+    )
     write_catalog(tmp_path / "src/zh-Hans/LC_MESSAGES/app.po", [{"msgid": "One", "msgstr": "zh-Hans"}])
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
         for file in (tmp_path / "src").rglob("*.?o"):
             wheel.write(file, f"app/locale/{file.relative_to(tmp_path / 'src')}")
 
-    found = [row.texts[1] for row in catalogs.read(("en", "de", "fr", "zh"), "en", tmp_path / "x.whl")]
+    rows = catalogs.read(("en", "de", "fr", "zh"), "en", tmp_path / "x.whl")
 
-    assert found == ["de", "fr_FR", "zh_CN", "zh_CN"]
+    assert [row.texts[1] for row in rows] == ["de", "fr_FR", "zh_CN", "zh_CN"]
 
 
 @pytest.mark.parametrize("kind", ["po", "mo"])
 @pytest.mark.parametrize("packed", [True, False], ids=["wheel", "folder"])
-def test_a_catalog_whose_content_is_a_path_does_not_read_that_file(tmp_path, kind, packed):
+def test_catalog_that_contains_a_path_does_not_open_that_file(tmp_path, kind, packed):
     private = write_catalog(tmp_path / f"private.{kind}", [{"msgid": "The password", "msgstr": "hunter2 ist es"}])
-    given, member = tmp_path / "theirs", f"locale/de/LC_MESSAGES/x.{kind}"
-    (given / member).parent.mkdir(parents=True)
-    (given / member).write_text(str(private))
+    corpus = tmp_path / "theirs"
+    member = f"locale/de/LC_MESSAGES/x.{kind}"
+    (corpus / member).parent.mkdir(parents=True)
+    (corpus / member).write_text(str(private))
     if packed:
         with zipfile.ZipFile(tmp_path / "theirs.whl", "w") as wheel:
-            wheel.write(given / member, member)
-        given = tmp_path / "theirs.whl"
+            wheel.write(corpus / member, member)
+        corpus = tmp_path / "theirs.whl"
 
-    with pytest.raises(InputError, match=f"{given}: {member} is not a readable gettext catalog") as caught:
-        list(catalogs.read(("en", "de"), "en", given))
+    with pytest.raises(InputError, match=f"{corpus}: {member} is not a readable gettext catalog") as error:
+        list(catalogs.read(("en", "de"), "en", corpus))
 
-    assert str(private) not in str(caught.value)
+    assert str(private) not in str(error.value)
+
+
+def write_large_catalog(path: Path) -> None:
+    os.truncate(write_catalog(path, []), catalogs.MAX_CATALOG + 1)
 
 
 @pytest.mark.item("B12")
-def test_pipes_devices_and_what_nobody_may_hold_are_refused_in_folders_too(tmp_path):
-    place = tmp_path / "x/de/LC_MESSAGES"
-    write_catalog(place / "good.po", [{"msgid": "One", "msgstr": "Eins"}])
-    for make, said in (
+@pytest.mark.parametrize(
+    ("create", "message"),
+    [
         (os.mkfifo, "is a named pipe"),
         (lambda path: path.symlink_to("/dev/zero"), "is a device"),
-        (lambda path: os.truncate(write_catalog(path, []), catalogs.MAX_CATALOG + 1), "give a smaller file"),
-    ):
-        make(place / "bad.po")
-        with pytest.raises(InputError, match=f"bad.po .*{said}"):
-            list(catalogs.read(("en", "de"), "en", tmp_path / "x"))
-        (place / "bad.po").unlink()
+        (write_large_catalog, "give a smaller file"),
+    ],
+)
+def test_pipes_devices_and_huge_files_in_a_folder_are_refused(tmp_path, create, message):
+    folder = tmp_path / "x/de/LC_MESSAGES"
+    write_catalog(folder / "good.po", [{"msgid": "One", "msgstr": "Eins"}])
+    create(folder / "bad.po")
+
+    with pytest.raises(InputError, match=f"bad.po .*{message}"):
+        list(catalogs.read(("en", "de"), "en", tmp_path / "x"))
+
+
+@pytest.mark.item("B12")
+def test_pipe_instead_of_a_folder_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
+
     with pytest.raises(InputError, match="pipe is a named pipe"):
         list(catalogs.read(("en", "de"), "en", tmp_path / "pipe"))
 
 
 @pytest.mark.item("B11")
-def test_an_archive_of_hundreds_of_thousands_of_entries_is_refused(tmp_path, monkeypatch):
+def test_archive_with_too_many_entries_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(catalogs, "MAX_ENTRIES", 1000)
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
         for number in range(2000):
@@ -118,17 +137,17 @@ def test_an_archive_of_hundreds_of_thousands_of_entries_is_refused(tmp_path, mon
 
 
 @pytest.mark.item("B11")
-@pytest.mark.parametrize("at", range(0, 140, 7))
-def test_an_archive_with_any_damage_is_refused_or_read_never_more(tmp_path, at):
+@pytest.mark.parametrize("offset", range(0, 140, 7))
+def test_damaged_archive_is_refused_or_gives_its_own_message(tmp_path, offset):
     write_catalog(tmp_path / "x.po", [{"msgid": "One", "msgstr": "Eins"}])
     with zipfile.ZipFile(tmp_path / "x.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.write(tmp_path / "x.po", "a/de/LC_MESSAGES/x.po")
     content = bytearray((tmp_path / "x.whl").read_bytes())
-    for position in (at, len(content) - 1 - at):
-        content[position] ^= 0xFF
+    content[offset] ^= 0xFF
+    content[-1 - offset] ^= 0xFF
     (tmp_path / "x.whl").write_bytes(content)
 
-    found = []
+    texts = []
     with contextlib.suppress(InputError):
-        found = [row.texts for row in catalogs.read(("en", "de"), "en", tmp_path / "x.whl")]
-    assert found in ([], [("One", "Eins")])
+        texts = [row.texts for row in catalogs.read(("en", "de"), "en", tmp_path / "x.whl")]
+    assert texts in ([], [("One", "Eins")])

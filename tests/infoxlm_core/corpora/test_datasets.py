@@ -1,3 +1,5 @@
+"""The corpora of a prepared text, as a tracker lists them."""
+
 from infoxlm_core.corpora.datasets import list_datasets
 
 FILES = {
@@ -14,7 +16,7 @@ REPORT = [
 ]
 
 
-def test_a_corpus_has_its_languages_its_lines_and_is_held_out_if_nothing_of_it_is_trained_on():
+def test_corpus_has_languages_and_lines_and_is_held_out_if_it_has_no_training_text():
     exam, mail = list_datasets(FILES, REPORT)
 
     assert (exam.name, exam.held_out, exam.languages, exam.lines) == ("exam", True, ("en", "fr"), {})
@@ -22,8 +24,9 @@ def test_a_corpus_has_its_languages_its_lines_and_is_held_out_if_nothing_of_it_i
     assert mail.lines == {"mono read": 15, "mono kept": 13, "pairs read": 4, "pairs kept": 1}
 
 
-def test_the_digest_of_a_corpus_changes_with_its_own_files_only():
+def test_digest_of_a_corpus_changes_only_with_its_own_files():
     exam, mail = list_datasets(FILES, REPORT)
     other_exam, other_mail = list_datasets(FILES | {"mono/de/mail.parquet": {"sha256": "9"}}, REPORT)
 
-    assert other_exam == exam and other_mail.digest != mail.digest
+    assert other_exam == exam
+    assert other_mail.digest != mail.digest

@@ -10,7 +10,7 @@ import pytest
 from infoxlm_core.corpora import length_ratio
 
 
-def test_the_median_of_a_histogram_is_within_one_percent_and_does_not_depend_on_how_the_corpus_was_split():
+def test_median_is_exact_to_one_percent_and_equal_however_the_corpus_is_split():
     rng = random.Random(1)
     pairs = [("a" * rng.randint(5, 90), "ก" * rng.randint(5, 90)) for _ in range(501)]
     bins = [length_ratio.find_bin(pair) for pair in pairs]
@@ -21,7 +21,7 @@ def test_the_median_of_a_histogram_is_within_one_percent_and_does_not_depend_on_
     assert median == length_ratio.find_median(Counter(bins[300:]) + Counter(bins[:300]))
 
 
-def test_a_pair_is_compared_in_both_directions_with_the_median_of_its_languages():
+def test_pair_is_unusual_if_either_side_is_too_long_for_the_median():
     median = length_ratio.compute_log_ratio(("ten signs.", "สิบตัวอักษร"))  # 33 bytes
 
     ratios = np.array([length_ratio.compute_log_ratio(("ten signs.", "ก" * number)) for number in range(1, 60)])

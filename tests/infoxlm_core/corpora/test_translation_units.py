@@ -1,4 +1,4 @@
-"""Reading translation units: codes are dropped, languages are found, and memory stays small."""
+"""Translation units are read without native codes, with their languages, in little memory."""
 
 import gzip
 import tracemalloc
@@ -28,7 +28,7 @@ XLIFF_2 = """<?xml version="1.0"?><xliff version="2.1" srcLang="en" trgLang="fr"
 <segment state="initial"><source>No</source><target>No</target></segment></unit></group></file></xliff>"""
 
 
-def test_a_unit_of_xliff_1_2_is_a_pair_without_codes_and_an_unfinished_one_is_dropped(tmp_path):
+def test_xliff_1_2_unit_is_a_pair_without_codes_unless_it_is_unfinished(tmp_path):
     (tmp_path / "x.xlf").write_text(XLIFF)
 
     assert list(read(tmp_path / "x.xlf", "xliff")) == [
@@ -49,9 +49,7 @@ def test_a_unit_of_xliff_1_2_is_a_pair_without_codes_and_an_unfinished_one_is_dr
         ('approved="yes"', "", Unit({"en": "Open", "de": "Offen"})),
     ],
 )
-def test_a_unit_of_xliff_1_2_that_is_not_approved_needs_the_state_of_a_translation(
-    tmp_path, attributes, state, expected
-):
+def test_xliff_1_2_unit_without_approval_needs_the_state_of_a_translation(tmp_path, attributes, state, expected):
     head = XLIFF[: XLIFF.index("<group")]
     unit = f'<trans-unit id="1" {attributes}><source>Open</source><target {state}>Offen</target></trans-unit>'
     (tmp_path / "x.xlf").write_text(f"{head}{unit}</body></file></xliff>")
@@ -59,7 +57,7 @@ def test_a_unit_of_xliff_1_2_that_is_not_approved_needs_the_state_of_a_translati
     assert list(read(tmp_path / "x.xlf", "xliff")) == [expected]
 
 
-def test_a_segment_of_xliff_2_is_a_pair_without_codes_and_an_unfinished_one_is_dropped(tmp_path):
+def test_xliff_2_segment_is_a_pair_without_codes_unless_it_is_unfinished(tmp_path):
     (tmp_path / "x.xlf.gz").write_bytes(gzip.compress(XLIFF_2.encode()))
 
     assert list(read(tmp_path / "x.xlf.gz", "xliff")) == [
@@ -69,7 +67,7 @@ def test_a_segment_of_xliff_2_is_a_pair_without_codes_and_an_unfinished_one_is_d
     ]
 
 
-def test_a_file_of_many_units_is_read_in_little_memory(tmp_path):
+def test_file_of_many_units_is_read_in_little_memory(tmp_path):
     unit = '<trans-unit id="1"><source>Open the page</source><target>Die Seite öffnen</target></trans-unit>'
     head = XLIFF[: XLIFF.index("<group")]
     path = tmp_path / "x.xlf"

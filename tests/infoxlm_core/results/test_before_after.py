@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from infoxlm_core.results import before_after, page, tables
+from infoxlm_core.results import before_after, page
 from infoxlm_core.results.before_after import MAX_EXAMPLES
 from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.summary import summarise_metrics
@@ -117,10 +117,6 @@ def test_sentences_are_shown_as_text_and_kept_out_of_the_model_card(tmp_path):
         table.name for section in sections for table in section.tables if not table.has_sentences
     ]
     assert tables_without_sentences == ["before-after"]
-
-
-def test_markdown_shows_any_text_on_one_line():
-    assert tables.escape_markdown("a\n# b") == r"a \# b"
 
 
 @pytest.mark.parametrize("passed", [True, False])

@@ -108,10 +108,3 @@ def test_95_percent_interval_contains_the_true_gain_in_about_95_percent_of_tests
         hits += interval.lower <= 0.1 <= interval.upper
 
     assert 180 <= hits <= 198  # 190 expected
-
-
-def test_interval_depends_only_on_the_seed():
-    sides = [draw_answers(2, 80, accuracy, seed=1) for accuracy in (0.7, 0.5)]
-
-    assert paired_bootstrap(*sides) == paired_bootstrap(*sides)
-    assert paired_bootstrap(*sides) != paired_bootstrap(*sides, seed=2)

@@ -64,16 +64,3 @@ def test_cells_are_shares_or_none_where_the_copy_is_not_legible():
     assert all(cell is None or 0 < cell < 1 for cell in cells)
     assert cells.count(None) > 20
     assert find_row("tatoeba/22/xx_en", "InfoXLM", "mean of tokens").cells["af"] is None
-
-
-def test_rows_have_a_source_a_selection_rule_and_a_number_of_runs():
-    assert all(row.source for _, row in ROWS)
-    assert {row.rule for row in published.tables()["xnli"].rows} == {"1", "N", ""}
-    assert find_row("xnli", "InfoXLM").runs == 5
-
-
-def test_no_published_ablation_is_better_than_the_full_model():
-    full, *others = published.ablations().values()
-
-    assert set(full) == set(published.METRICS)
-    assert all(share < full[metric] for metrics in others for metric, share in metrics.items())

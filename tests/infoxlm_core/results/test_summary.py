@@ -5,7 +5,6 @@ from statistics import stdev
 
 import pytest
 
-from infoxlm_core import languages
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.scores import Scores
 from tests.toys.scores import (
@@ -123,18 +122,6 @@ def test_note_warns_of_scores_that_do_not_compare(changes, note):
 
     [task_note] = summary.tasks["pairs"].notes
     assert task_note.startswith(note)
-
-
-@pytest.mark.parametrize(
-    ("task", "codes", "sorted_codes"),
-    [
-        ("classification", "sw am en de fr", "en fr de sw am"),
-        ("question_answering", "zh ko de es en", "en es de zh ko"),
-        ("retrieval", "gle afr cmn ara", "ara cmn afr gle"),
-    ],
-)
-def test_languages_of_the_paper_come_first_in_its_order(task, codes, sorted_codes):
-    assert languages.sort(codes.split(), TASKS[task].order) == sorted_codes.split()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results import trials
 from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.results.trials import Trial
-from infoxlm_core.tasks import TASKS
 from tests.toys.questions import riddles, write_squad
 from tests.toys.scores import ANSWERING, CLASSIFICATION, RATES, RETRIEVAL, config
 
@@ -208,13 +207,3 @@ def test_questions_that_would_fail_after_training_are_refused(tmp_path, settings
         paths[role] = [str(write_squad(tmp_path / f"{role}.{language}.json", riddles(2, 1)))]
 
     check_task({"settings": {"task": "question_answering", **paths} | settings}, message)
-
-
-def test_settings_of_the_test_do_not_change_the_training():
-    task = TASKS["question_answering"]
-    settings = trials.read_settings(ANSWERING["settings"])
-    other_settings = settings.model_copy(update={"test": ("elsewhere",), "mixed": True})
-
-    assert task.select_training_inputs(settings) == task.select_training_inputs(other_settings)
-    assert task.select_training_inputs(settings)[1] == {"train": ["t"], "dev": ["d"]}
-    assert task.list_data(settings) == {"train": ["t"], "dev": ["d"], "test": ["q"]}
