@@ -247,7 +247,7 @@ def lay_out_merge(merge: Mapping[str, Any]) -> Section:
     for scores in merge["curve"]:
         cells = (scores["held_out"], scores["guard"], scores["guard_lower"])
         name = f"{scores['weight']:g}" if scores["weight"] else "0 (start)"
-        lines.append(Line(name, cells, under_test=scores["weight"] == merge["weight"]))
+        lines.append(Line(name, cells))
     text = f"This encoder is start + {merge['weight']:g} × (trained encoder - start)."
     problems = []
     if merge["passed"]:
@@ -259,7 +259,7 @@ def lay_out_merge(merge: Mapping[str, Any]) -> Section:
     else:
         problems.append("With every weight, the guard loses too much. The smallest weight was taken.")
     title = f"Accuracies by weight; the weight of this encoder is {merge['weight']:g}"
-    table = PageTable("merge", title, columns, tuple(lines), head="weight")
+    table = PageTable("merge", title, columns, tuple(lines), head="weight", highlighted=f"{merge['weight']:g}")
     drawings = {"merge": partial(figures.draw_merge, merge["curve"], merge["weight"])}
     return Section("Merge with the start", text, problems=problems, tables=[table], drawings=drawings)
 
@@ -278,8 +278,8 @@ def _tabulate_changes(name: str, title: str, model: str, rows: Iterable[Mapping[
     for row in rows:
         gain = Statistic(1, row["gain"], interval=(row["lower"], row["upper"]))
         cells = (row["start"], row["encoder"], gain, row["fixed"], row["broken"], row["answers"])
-        lines.append(Line(row["name"], cells, under_test=row["name"] == "mean"))
-    return PageTable(name, title, columns, tuple(lines), head="language")
+        lines.append(Line(row["name"], cells))
+    return PageTable(name, title, columns, tuple(lines), head="language", highlighted="mean")
 
 
 def _in_points(difference: float) -> str:

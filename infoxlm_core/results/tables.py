@@ -64,7 +64,6 @@ class Line:
     detail: str = ""
     rule: str = ""  # #M: the number of checkpoints, and how they were chosen
     source: str = ""
-    under_test: bool = False  # the row of the model under test
     what: str = ""  # shown below the name
     seeds: int = 0  # finished seeds; a figure of fewer seeds shows its number
     marked: int | None = None  # index of the highlighted cell
@@ -81,6 +80,7 @@ class PageTable:
     published: tuple[Line, ...] = ()
     notes: tuple[str, ...] = ()
     head: str = "model"
+    highlighted: str = ""  # name of the rows of ours that are emphasised, usually the model under test
 
     @property
     def lines(self) -> tuple[Line, ...]:

@@ -1,6 +1,7 @@
 """Build the tables of a sweep: our rows, and below them published rows of the same task and training set."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -68,10 +69,10 @@ def tabulate_headlines(summary: Summary) -> PageTable:
         if has_seeds:
             is_complete = finished_count == planned_count
             cells.insert(0, str(finished_count) if is_complete else f"{finished_count} of {planned_count}")
-        is_under_test = model == summary.model and bool(summary.tasks)
-        lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished_count, under_test=is_under_test))
+        lines.append(Line(model, tuple(cells), what=variant.what, seeds=finished_count))
     head = "model" if summary.tasks else "variant"
-    return PageTable("headlines", "", tuple(columns), tuple(lines), head=head)
+    highlighted = summary.model if summary.tasks else ""
+    return PageTable("headlines", "", tuple(columns), tuple(lines), head=head, highlighted=highlighted)
 
 
 def _make_headline_column(summary: Summary, metric: str, intervals: bool = False) -> Column:
@@ -151,8 +152,10 @@ def tabulate_task(name: str, task: TaskSummary, model_under_test: str) -> list[P
     if not task.models:
         return []
     if any("vectors" in result.details for result in task.models.values()):
-        return list(_tabulate_vectors(name, task, model_under_test))
-    return [_tabulate_metric(name, task, metric, model_under_test) for metric in task.metrics]
+        tables = list(_tabulate_vectors(name, task))
+    else:
+        tables = [_tabulate_metric(name, task, metric) for metric in task.metrics]
+    return [replace(table, highlighted=model_under_test) for table in tables]
 
 
 def tabulate_layers(name: str, task: TaskSummary) -> PageTable | None:
@@ -188,7 +191,7 @@ def _list_columns(codes: Iterable[str], show: Callable[[float], str] = percent) 
     return (Column("mean", show, role="sum"), *(Column(code, show) for code in codes))
 
 
-def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test: str) -> PageTable:
+def _tabulate_metric(name: str, task: TaskSummary, metric: str) -> PageTable:
     """Tabulate one metric by language, beside published rows of the same training set."""
     lines = []
     for model, result in task.models.items():
@@ -197,8 +200,7 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test
         if "served" in result.details:  # the vectors that users of the model get
             detail = describe_vector(result.details["served"])
         rule = result.rule.strip("–")  # a task that trains nothing has no rule
-        is_under_test = model == model_under_test
-        lines.append(Line(model, (result.mean[metric], *scores), detail, rule, under_test=is_under_test))
+        lines.append(Line(model, (result.mean[metric], *scores), detail, rule))
     published_name = task.table if task.table in published.tables() else f"{task.table}/{metric}"
     paper = _arrange_published(published_name, task.languages, lambda row: row.kind == task.setting)
     show = percent if is_share(f"{task.kind}/{metric}") else short
@@ -212,7 +214,7 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str, model_under_test
     )
 
 
-def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> Iterable[PageTable]:
+def _tabulate_vectors(name: str, task: TaskSummary) -> Iterable[PageTable]:
     """Yield tables of retrieval by group of languages and direction, with a row for every model and vector."""
     pivot = task.settings.get("pivot", "en")
     groups = {"other": list(task.languages)}
@@ -225,7 +227,7 @@ def _tabulate_vectors(name: str, task: TaskSummary, model_under_test: str) -> It
             continue
         for direction, label in (("to_pivot", f"xx_{pivot}"), ("from_pivot", f"{pivot}_xx")):
             published_name = f"{task.table}/{group}/{label}" if task.table == "tatoeba" else ""
-            lines = tuple(_list_vectors(task.models, codes, direction, model_under_test))
+            lines = tuple(_list_vectors(task.models, codes, direction))
             paper = _arrange_published(published_name, codes, lambda _: True, detailed=True)
             notes = paper.notes
             if any(BEST in line.detail for line in lines):
@@ -247,9 +249,7 @@ def _find_group(code: str) -> str:
     return "other"
 
 
-def _list_vectors(
-    models: Mapping[str, ModelResult], codes: Sequence[str], direction: str, model_under_test: str
-) -> Iterable[Line]:
+def _list_vectors(models: Mapping[str, ModelResult], codes: Sequence[str], direction: str) -> Iterable[Line]:
     """Yield a row for each model, vector by vector, in the order of the paper's tables."""
     first_result = next(iter(models.values()))
     for index in range(len(first_result.details["vectors"])):
@@ -262,7 +262,7 @@ def _list_vectors(
             detail = describe_vector(vector, result.details["encoder"]["layers"])
             if name.endswith("@best"):
                 detail += f", {BEST}"
-            yield Line(model, (mean, *shares), detail, under_test=model == model_under_test)
+            yield Line(model, (mean, *shares), detail)
 
 
 class _Published(NamedTuple):
@@ -333,7 +333,7 @@ def tabulate_gaps(summary: Summary) -> PageTable | None:
     for model in summary.models:
         gaps = tuple(_find_transfer_gap(task, model) for task in tasks.values())
         if any(gaps):
-            lines.append(Line(model, gaps, under_test=model == summary.model))
+            lines.append(Line(model, gaps))
     # The paper reports gaps only for zero-shot transfer, so columns of other tasks have no published cells.
     published_columns = [task.table if task.setting == "zero-shot" else "" for task in tasks.values()]
     published_lines = []
@@ -342,7 +342,8 @@ def tabulate_gaps(summary: Summary) -> PageTable | None:
             cells = tuple(row.cells.get(column) for column in published_columns)
             published_lines.append(Line(row.model, cells, source=row.source))
     columns = tuple(Column(name) for name in tasks)
-    return PageTable("transfer-gap", "Transfer gap, points", columns, tuple(lines), tuple(published_lines))
+    table = PageTable("transfer-gap", "Transfer gap, points", columns, tuple(lines), tuple(published_lines))
+    return replace(table, highlighted=summary.model)
 
 
 def _find_transfer_gap(task: TaskSummary, model: str) -> Statistic | None:
@@ -357,8 +358,7 @@ def tabulate_mixed(summary: Summary) -> list[PageTable]:
         lines = []
         for model, result in task.models.items():
             if result.within:
-                cells = (result.within, result.across)
-                lines.append(Line(model, cells, rule=result.rule, under_test=model == summary.model))
+                lines.append(Line(model, (result.within, result.across), rule=result.rule))
         if not lines:
             continue
         has_published = task.table == "xnli" and task.setting == "zero-shot"
@@ -367,5 +367,6 @@ def tabulate_mixed(summary: Summary) -> list[PageTable]:
         notes = tuple(row.note for row in rows if row.note)
         title = f"{name}: pairs of texts in one language and in two"
         columns = (Column("within"), Column("across"))
-        tables.append(PageTable(f"{name}-mixed", title, columns, tuple(lines), published_lines, notes))
+        table = PageTable(f"{name}-mixed", title, columns, tuple(lines), published_lines, notes)
+        tables.append(replace(table, highlighted=summary.model))
     return tables
