@@ -239,9 +239,9 @@ def write_files(output: Path, files: Mapping[str, str | bytes]) -> None:
         manifests.write_atomically(output / name, content)
 
 
-def to_json(plain: Mapping[str, Any]) -> str:
-    """Return plain values as JSON that a person can read."""
-    return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+def to_json(content: Mapping[str, Any]) -> str:
+    """Return the content of a file as JSON that a person can read."""
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def _inline(svg: bytes) -> str:

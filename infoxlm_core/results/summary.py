@@ -101,14 +101,14 @@ class Summary:
     tasks: Mapping[str, TaskSummary]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as suite.json and comparison.json hold them."""
-        plain = asdict(self)
-        for task in plain["tasks"].values():
+        """Return the content of suite.json or comparison.json."""
+        content = asdict(self)
+        for task in content["tasks"].values():
             task["protocol"] = [fact._asdict() for fact in task["protocol"]]
             for result in task["models"].values():
                 result |= result.pop("details")
                 del result["metrics"]
-        return plain
+        return content
 
     def is_share(self, metric: str) -> bool:
         """Return whether a headline is a share from 0 to 1."""
@@ -129,6 +129,7 @@ class Summary:
         return {name: value for name, value in values if value is not None}
 
     def _list_headlines(self) -> Iterator[tuple[str, float | None]]:
+        """Yield name and value of the metrics of an ablation."""
         for model, variant in self.variants.items():
             for metric, statistic in variant.metrics.items():
                 yield f"{model}/{metric}", statistic.mean
@@ -141,6 +142,7 @@ class Summary:
                 yield f"{model}/{metric}/difference/high", high
 
     def _list_scores(self) -> Iterator[tuple[str, float | None]]:
+        """Yield name and value of the metrics of a suite or an evaluation."""
         for name, task in self.tasks.items():
             for model, result in task.models.items():
                 prefix = "" if model == self.model else f"{trials.slug(model)}/"
