@@ -19,6 +19,7 @@ ELSEWHERE = {
     "infoxlm_core/corpora/phases/reserve.py": "infoxlm_core/corpora/test_leaks.py",
     "infoxlm_core/corpora/phases/write.py": "infoxlm_core/corpora/test_leaks.py",
     "infoxlm_core/corpora/report.py": "infoxlm_core/stages/test_preparation.py",
+    "infoxlm_core/corpora/tables.py": "infoxlm_core/corpora/test_formats.py",
     "infoxlm_core/data/encoding.py": "infoxlm_core/stages/test_tokenization.py",
     "infoxlm_core/model/huggingface/plain_transformers.py": "infoxlm_core/tasks/test_reference_vectors.py",
     "infoxlm_core/model/huggingface/tokenizers.py": "infoxlm_core/stages/test_tokenization.py",
