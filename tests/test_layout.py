@@ -14,7 +14,7 @@ ELSEWHERE = {
     "infoxlm_core/config/pretraining.py": "infoxlm_core/stages/test_pretraining.py",
     "infoxlm_core/config/tasks.py": "infoxlm_core/stages/test_finetuning.py",
     "infoxlm_core/corpora/phases/clean.py": "infoxlm_core/stages/test_golden_rows.py",
-    "infoxlm_core/corpora/phases/compare.py": "infoxlm_core/stages/test_golden_rows.py",
+    "infoxlm_core/corpora/phases/deduplicate.py": "infoxlm_core/stages/test_golden_rows.py",
     "infoxlm_core/corpora/phases/job.py": "infoxlm_core/stages/test_killed_preparation.py",
     "infoxlm_core/corpora/phases/reserve.py": "infoxlm_core/corpora/test_leaks.py",
     "infoxlm_core/corpora/phases/write.py": "infoxlm_core/corpora/test_leaks.py",

@@ -23,9 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import one_line
-from infoxlm_core.model import mixed
+from infoxlm_core.model import mixed_precision
 from infoxlm_core.model.attention import Packing, attend, cumulative_lengths, pack
-from infoxlm_core.model.mixed import AddNorm, Linear
+from infoxlm_core.model.mixed_precision import AddNorm, Linear
 from infoxlm_core.model.objectives import full_precision
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
     try:
         with torch.random.fork_rng():
             layer = Layer(size, dropout).to(device)
-            mixed.refresh_copies([layer], torch.bfloat16)
+            mixed_precision.refresh_copies([layer], torch.bfloat16)
             hidden = torch.ones(32, size.hidden, dtype=torch.bfloat16, device=device, requires_grad=True)
             output = compiled(Layer.forward, compiler)(layer, hidden, pack((20, 12), device))
             output.sum().backward()
@@ -199,7 +199,7 @@ class Encoder(nn.Module):
         """
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-            mixed.refresh_copies(layers, hidden.dtype)
+            mixed_precision.refresh_copies(layers, hidden.dtype)
         return hidden
 
     def run(

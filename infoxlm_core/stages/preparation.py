@@ -28,7 +28,7 @@ from infoxlm_core import manifests, outside
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import fingerprints, length_ratio
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
-from infoxlm_core.corpora.phases import clean, compare, reserve, write
+from infoxlm_core.corpora.phases import clean, deduplicate, reserve, write
 from infoxlm_core.corpora.phases.job import Files, Job, Part, Record, RowCounts, add_counts, run_phase
 from infoxlm_core.corpora.report import check_files, check_source, make_report
 from infoxlm_core.corpora.tables import HELD_OUT, ROW_GROUP, TRAINING
@@ -160,8 +160,8 @@ def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, 
         from infoxlm_core.tasks import pair_similarity  # imports torch, which other preparations do not need
 
         list(run(pair_similarity.measure, job, len(job.parts)))
-    list(run(compare.offer, job, len(job.parts)))
-    list(run(compare.reduce, job, job.partition_count))
+    list(run(deduplicate.offer, job, len(job.parts)))
+    list(run(deduplicate.reduce, job, job.partition_count))
     _join_tables(job, output, counts, run(write.write, job, len(job.parts)))
     report = make_report(counts, _count_labelled_rows(output), job.config)
     if test_sets["test_files"]:

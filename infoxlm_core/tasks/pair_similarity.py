@@ -9,7 +9,7 @@ import torch
 
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora.parallel import CHUNK
-from infoxlm_core.corpora.phases import compare
+from infoxlm_core.corpora.phases import deduplicate
 from infoxlm_core.corpora.phases.job import Job, Record
 from infoxlm_core.tasks.embedding import Embedder, load_embedder
 
@@ -25,8 +25,8 @@ def measure(job: Job, part_number: int) -> Record:
     part = job.parts[part_number]
     if part.kind != "pairs":
         return {}
-    rows = job.read_table(f"staged/{part.name}", (*compare.COLUMNS, "texts"))
-    is_training = compare.find_reasons(job, part, rows) == 0
+    rows = job.read_table(f"staged/{part.name}", (*deduplicate.COLUMNS, "texts"))
+    is_training = deduplicate.find_reasons(job, part, rows) == 0
     pairs = rows["texts"].filter(pa.array(is_training)).to_pylist()
     embedder = _load_embedder(job)
     num_threads = torch.get_num_threads()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infoxlm_core import outside
 from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync
-from infoxlm_core.model import devices, mixed
+from infoxlm_core.model import devices, mixed_precision
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=1)  # time that workers wait while the first worker works alone: writing may take hours
@@ -114,7 +114,7 @@ def _make_patient_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noq
 
 def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
     """Raise RankDesync if tensors other than shards differ between workers, by a checksum of their bits."""
-    names = sorted(name for name, tensor in tensors.items() if not mixed.is_shard(tensor))
+    names = sorted(name for name, tensor in tensors.items() if not mixed_precision.is_shard(tensor))
     if world_size() == 1 or not names:
         return
     local_checksums = torch.stack([checksum(tensors[name].to(device())) for name in names])  # (tensors,)
@@ -175,7 +175,7 @@ def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]
         if rank() == 0:
             complete_tensor.copy_(sources[name])
         dist.broadcast(complete_tensor, src=0)
-        if mixed.is_shard(target):
+        if mixed_precision.is_shard(target):
             from torch.distributed.tensor import distribute_tensor
 
             # Every worker has the complete tensor, so it takes its own shard without communication.
@@ -195,7 +195,9 @@ def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[
     gathered = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
-        complete_tensor = tensor.full_tensor() if mixed.is_shard(tensor) else tensor  # all workers gather shards
+        complete_tensor = (
+            tensor.full_tensor() if mixed_precision.is_shard(tensor) else tensor
+        )  # all workers gather shards
         if rank() > 0:
             continue
         if complete_tensor.is_cuda:

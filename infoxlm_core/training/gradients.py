@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from infoxlm_core.model import mixed
+from infoxlm_core.model import mixed_precision
 from infoxlm_core.training import distributed
 
 BUCKET_BYTES = 2**25
@@ -26,7 +26,7 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     A bucket is sent once it and all buckets before it are complete, so that all workers send the same buckets in the
     same order. A parameter without gradient contributes zeros. Gradients of shards are already summed by FSDP2.
     """
-    buckets = make_buckets([parameter for parameter in parameters if not mixed.is_shard(parameter)])
+    buckets = make_buckets([parameter for parameter in parameters if not mixed_precision.is_shard(parameter)])
     if distributed.world_size() == 1 or not buckets:
         yield
         return

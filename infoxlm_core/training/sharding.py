@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from infoxlm_core.model import mixed
+from infoxlm_core.model import mixed_precision
 from infoxlm_core.training import distributed
 
 
@@ -51,7 +51,7 @@ def sum_gradients_in_pass(module: nn.Module, is_last: bool) -> None:
 def is_sharded(module: nn.Module) -> TypeGuard[Any]:
     """Return whether each worker holds a part of the module, so that all workers must call it.
 
-    Tests for a method, as `mixed.is_shard`, since importing the class takes a second.
+    Tests for a method, as `mixed_precision.is_shard`, since importing the class takes a second.
     """
     return hasattr(module, "set_requires_gradient_sync")
 
@@ -68,10 +68,10 @@ def gathered(module: nn.Module) -> Iterator[None]:
 
 def compute_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the Euclidean norm of all gradients together. The norm of shards is over all workers."""
-    if not any(mixed.is_shard(gradient) for gradient in gradients):
+    if not any(mixed_precision.is_shard(gradient) for gradient in gradients):
         return nn.utils.get_total_norm(gradients)
     local_gradients: list[Tensor] = []
     for gradient in gradients:
-        local_gradients.append(gradient.to_local() if mixed.is_shard(gradient) else gradient)
+        local_gradients.append(gradient.to_local() if mixed_precision.is_shard(gradient) else gradient)
     local_norm = nn.utils.get_total_norm(local_gradients)
     return distributed.sum_over_workers(local_norm.square()).sqrt()

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from components.adapters.mlflow import model_registry, runs, user
-from components.adapters.mlflow.curves import MlflowTracker
+from components.adapters.mlflow.outbox import MlflowTracker
 from components.settings import environment
 from infoxlm_core.errors import InputError, StorageUnavailable
 from tests.components.conftest import history

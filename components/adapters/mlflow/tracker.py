@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from components.adapters.mlflow import curves, runs, trial_runs
+from components.adapters.mlflow import outbox, runs, trial_runs
 from components.adapters.mlflow.errors import translate_errors
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigMismatch, InputError, without_password
@@ -94,7 +94,7 @@ class MlflowRun:
         """Log results of a stage."""
         with translate_errors(f"metrics of MLflow run {self.id}"):
             start_ms = self._client.get_run(self.id).info.start_time
-            self._client.log_batch(self.id, curves.points(metrics, step, start_ms))
+            self._client.log_batch(self.id, outbox.points(metrics, step, start_ms))
 
     def read_metrics(self) -> dict[str, float]:
         """Return the newest value of each metric."""
@@ -135,11 +135,11 @@ class MlflowRun:
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
         """Ship those points of a `metrics.jsonl` that MLflow did not receive during the training."""
-        curves.ship(path, self.id, prefix)
+        outbox.ship(path, self.id, prefix)
 
-    def follow(self, path: Path) -> curves.MlflowTracker:
+    def follow(self, path: Path) -> outbox.MlflowTracker:
         """Return the tracker of a training, which writes a file and ships it during the training."""
-        return curves.MlflowTracker(path, self.id)
+        return outbox.MlflowTracker(path, self.id)
 
     def trials(self) -> list[trial_runs.TrialRun]:
         """Return the trials of a sweep, oldest first."""

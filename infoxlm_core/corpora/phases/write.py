@@ -11,7 +11,15 @@ import pyarrow.compute as pc
 
 from infoxlm_core.corpora import fingerprints, tables
 from infoxlm_core.corpora.phases.clean import KEYS
-from infoxlm_core.corpora.phases.compare import ITSELF, KEPT, SIMILAR, STATES, find_documents, list_offers, read_states
+from infoxlm_core.corpora.phases.deduplicate import (
+    ITSELF,
+    KEPT,
+    SIMILAR,
+    STATES,
+    find_documents,
+    list_offers,
+    read_states,
+)
 from infoxlm_core.corpora.phases.job import FileKey, Job, Part, Record, RowCounts, counts_to_json
 from infoxlm_core.corpora.phases.reserve import REASONS, Reserved, read_reserved
 from infoxlm_core.corpora.tables import HELD_OUT, LABELLED

@@ -17,7 +17,7 @@ from infoxlm_core.model import flops
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.linear_cross_entropy import ROWS
-from infoxlm_core.model.mixed import Linear
+from infoxlm_core.model.mixed_precision import Linear
 from infoxlm_core.model.momentum import KeyEncoder
 
 ACTIVATION_BYTES = 38

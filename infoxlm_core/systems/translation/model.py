@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.model.attention import Packing, attend, pack
 from infoxlm_core.model.encoder import Encoder, EncoderSize, Layer
-from infoxlm_core.model.mixed import AddNorm, Linear
+from infoxlm_core.model.mixed_precision import AddNorm, Linear
 from infoxlm_core.systems.translation.config import Initialisation
 from infoxlm_core.systems.translation.samples import PackedSentences
 from infoxlm_core.systems.xlm import XLM

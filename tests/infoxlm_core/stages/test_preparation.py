@@ -17,7 +17,7 @@ import pytest
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import evaluation_sets
-from infoxlm_core.corpora.phases import clean, compare
+from infoxlm_core.corpora.phases import clean, deduplicate
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, EvaluationLeak, InputError
 from infoxlm_core.stages import preparation
 from tests.helpers.files import Folder
@@ -235,7 +235,7 @@ def test_held_out_sentence_that_remains_in_the_training_text_stops_the_stage(tmp
     def find_no_reasons(job, part, rows):
         return np.zeros(len(rows), np.uint8)
 
-    monkeypatch.setattr(compare, "find_reasons", find_no_reasons)
+    monkeypatch.setattr(deduplicate, "find_reasons", find_no_reasons)
     with pytest.raises(EvaluationLeak, match=r"pairs/en-de/train\.parquet row 8 is reserved for evaluation"):
         prepare(tmp_path, *corpora, held_out=("test",))
     assert list((tmp_path / "out").iterdir()) == []

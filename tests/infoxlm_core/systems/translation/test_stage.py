@@ -20,7 +20,7 @@ from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.huggingface import any_encoder
-from infoxlm_core.model.mixed import Linear
+from infoxlm_core.model.mixed_precision import Linear
 from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConfig
 from infoxlm_core.systems.translation.decoding import TextTranslator
 from infoxlm_core.systems.translation.evaluation import HeldOutPairs

@@ -9,7 +9,7 @@ from torch import nn
 
 from infoxlm_core.config import OptimizationConfig
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
-from infoxlm_core.model.mixed import AddNorm, Linear, refresh_copies
+from infoxlm_core.model.mixed_precision import AddNorm, Linear, refresh_copies
 from infoxlm_core.training.optimizer import make_adamw
 
 BF16 = torch.bfloat16

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from components.adapters.mlflow import connection
-from components.adapters.mlflow.curves import MlflowTracker, ship
+from components.adapters.mlflow.outbox import MlflowTracker, ship
 from infoxlm_core.training.tracker import FileTracker
 from infoxlm_core.training.tracker import read as points_of
 from tests.components.conftest import history, open_run
