@@ -1,10 +1,7 @@
 """Arrange the token ids of sentences as sequences with special tokens.
 
-With letters as tokens, mixup joins the pairs (ab, xyz) and (c, uv) of two corpora in mode 0 as
-
-    query view  <s> a b </s> c </s>          key view  <s> x y z </s> u v </s>
-
-TLM writes one pair as <s> a b </s> x y z </s>; MLM writes sentences of one language as <s> a b </s> c </s>.
+With letters as tokens, TLM writes the pair (ab, xyz) as <s> a b </s> x y z </s>. MLM writes sentences of a language as
+<s> a b </s> c </s>. `mixup` arranges pairs for the contrast.
 """
 
 from collections.abc import Sequence
@@ -50,9 +47,6 @@ def gather(tables: list[Table], table_indices: np.ndarray, rows: np.ndarray, max
     return Sequences(end_to_end(token_ids), lengths)
 
 
-REVERSE_SOURCE = 1  # bits of a mode of mixup
-REVERSE_TARGET = 2
-EXCHANGE_SIDES = 4
 EMPTY = Sequences(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
@@ -77,10 +71,10 @@ def lay_out(segments: Sequence[Sequences], vocabulary: Vocabulary) -> Sequences:
     An empty segment is omitted together with its `</s>`.
     """
     rows_of_segments = [sequences.rows for sequences in segments]
-    return _add_special_tokens(list(zip(*rows_of_segments, strict=True)), vocabulary)
+    return add_special_tokens(list(zip(*rows_of_segments, strict=True)), vocabulary)
 
 
-def _add_special_tokens(segments_of_sequences: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary) -> Sequences:
+def add_special_tokens(segments_of_sequences: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary) -> Sequences:
     """Return a sequence `<s> segment </s> segment </s> …` for each list of segments."""
     begin = np.array([vocabulary.begin])
     end = np.array([vocabulary.end])
@@ -95,44 +89,6 @@ def _add_special_tokens(segments_of_sequences: Sequence[Sequence[np.ndarray]], v
                 length += len(segment) + 1
         lengths.append(length)
     return Sequences(end_to_end(token_ids), np.array(lengths, np.int64))
-
-
-def mix(
-    first: tuple[Sequences, Sequences],
-    second: tuple[Sequences, Sequences],
-    modes: np.ndarray,
-    is_crossed: np.ndarray,
-    is_joined: np.ndarray,
-    vocabulary: Vocabulary,
-) -> tuple[Sequences, Sequences]:
-    """Return the query and key views of translation pairs after mixup (InfoXLM, section 3.3).
-
-    Args:
-        first: both sides of N pairs, c1 and c2 in the paper.
-        second: both sides of the N pairs to join with them, d1 and d2 in the paper.
-        modes: (N,) in 0…7, the sum of the changes to apply: `REVERSE_SOURCE`, `REVERSE_TARGET`, `EXCHANGE_SIDES`.
-        is_crossed: (N,) whether d1 and d2 are exchanged first, so that each view mixes languages.
-        is_joined: (N,) whether the second pair is used; without it only `EXCHANGE_SIDES` has an effect.
-        vocabulary: ids of the special tokens.
-    """
-    query_segments = []
-    key_segments = []
-    pairs = zip(first[0].rows, first[1].rows, second[0].rows, second[1].rows, strict=True)
-    decisions = zip(modes.tolist(), is_crossed.tolist(), is_joined.tolist(), strict=True)
-    for (c1, c2, d1, d2), (mode, crosses, joins) in zip(pairs, decisions, strict=True):
-        if crosses:
-            d1, d2 = d2, d1
-        source = [c1, d1] if joins else [c1]
-        target = [c2, d2] if joins else [c2]
-        if mode & REVERSE_SOURCE:
-            source.reverse()
-        if mode & REVERSE_TARGET:
-            target.reverse()
-        if mode & EXCHANGE_SIDES:
-            source, target = target, source
-        query_segments.append(source)
-        key_segments.append(target)
-    return _add_special_tokens(query_segments, vocabulary), _add_special_tokens(key_segments, vocabulary)
 
 
 def number_positions(lengths: np.ndarray) -> np.ndarray:

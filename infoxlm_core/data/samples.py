@@ -7,7 +7,8 @@ import numpy as np
 
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
-from infoxlm_core.data.layouts import EMPTY, Sequences, choose, gather, join, lay_out, mix
+from infoxlm_core.data.layouts import EMPTY, Sequences, choose, gather, join, lay_out
+from infoxlm_core.data.mixup import mix
 from infoxlm_core.data.sampling import TableSampler, generator
 from infoxlm_core.data.shards import Blocks, Pairs, Shards, StoredTable, Table, end_to_end, make_blocks
 from infoxlm_core.data.window import MovingWindow, Window

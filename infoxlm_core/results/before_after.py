@@ -9,6 +9,7 @@ import pandas as pd
 
 from infoxlm_core import languages
 from infoxlm_core.results import evidence, figures
+from infoxlm_core.results.bootstrap import paired_bootstrap
 from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.statistics import INTERVAL, Statistic
@@ -118,7 +119,7 @@ def _compare_answers(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any
     right_after = after.set_index(key_columns)["right"].astype(bool)
     scores_before = evidence.score_questions(before)
     scores_after = evidence.score_questions(after)
-    interval = evidence.paired_bootstrap(scores_after, scores_before)
+    interval = paired_bootstrap(scores_after, scores_before)
     return {
         "start": fmean(scores_before.groupby("language").mean()),
         "encoder": fmean(scores_after.groupby("language").mean()),

@@ -1,4 +1,4 @@
-"""Store which questions of an evaluation each model answered correctly, and compare two models on the same questions.
+"""Store which questions of an evaluation each model answered correctly. `bootstrap` compares models by these answers.
 
 The file is a table with a row for each question and direction, the same for every model that took the same test:
 
@@ -9,10 +9,6 @@ The vectors are "served", which users get, "best", whose layer was chosen on the
 "served" minus the mean vector of the language. Older releases wrote "contrast" instead of "served", and only for models
 with a contrast layer. `question` is a digest, so that the table of a confidential test may be published with its model.
 A sentence that is a question in several languages has the same digest in all of them.
-
-A paired bootstrap interval shows whether a gain could be due to the choice of questions. All questions are resampled
-with replacement thousands of times, and both models are scored on each sample. A question that is asked in several
-languages is sampled in all of them together: a hard sentence is hard in every language, so they are not independent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from typing_extensions import TypedDict
 
 from infoxlm_core import outside
 from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
-from infoxlm_core.results.statistics import CONFIDENCE
 
 FILE = "items.parquet"
 PUBLIC_START = "start"
@@ -36,8 +30,6 @@ STARTS = (PUBLIC_START, UNTRAINED)
 """Names of the model before its training: `start` if it is an encoder that existed before, `untrained` if its weights
 are random."""
 COLUMNS = ("model", "task", "place", "language", "direction", "question", "unshared", "right")
-CHUNK = 500  # samples scored at a time; affects only memory
-MISSING = 9.0  # marks a question that a language lacks; it cannot be a gain, because gains are between -1 and 1
 
 
 @dataclass(frozen=True)
@@ -128,55 +120,3 @@ def find_start(path: Path) -> str | None:
     """Return the name of the model before its training, if the file has its outcomes."""
     models = set(tables.read_frame(path, COLUMNS, "evaluate again")["model"])
     return next((name for name in STARTS if name in models), None)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The gain of a candidate over another model, with its confidence interval."""
-
-    gain: float
-    lower: float
-    upper: float
-    questions: int
-
-
-def paired_bootstrap(
-    candidate: pd.Series, reference: pd.Series, resamples: int = 10_000, level: float = CONFIDENCE, seed: int = 1
-) -> Interval:
-    """Return the percentile interval of the difference between two models' means over languages.
-
-    Args:
-        candidate: (language, question) -> score from 0 to 1, see `Outcomes.score_questions`.
-        reference: the same for the model with which the candidate is compared.
-        resamples: number of bootstrap samples.
-        level: share of the samples inside the interval.
-        seed: seed of the samples.
-
-    Raises:
-        ValueError: the models answered different questions.
-    """
-    if not candidate.index.equals(reference.index):
-        raise ValueError("the models answered different questions")
-    table = (candidate - reference).unstack("language").fillna(MISSING)
-    gains = table.to_numpy(dtype=float)  # (questions, languages)
-    # Questions with equal gains are interchangeable, so a sample only counts how often each distinct row occurs,
-    # which is much faster than drawing questions.
-    distinct_gains, counts = np.unique(gains, axis=0, return_counts=True)  # (D, languages), (D,)
-    is_present = distinct_gains != MISSING
-    values = np.where(is_present, distinct_gains, 0.0)
-    rng = np.random.default_rng(seed)
-    sampled_gains = []
-    for start in range(0, resamples, CHUNK):
-        chunk_size = min(CHUNK, resamples - start)
-        sampled_counts = rng.multinomial(len(gains), counts / len(gains), size=chunk_size)  # (chunk_size, D)
-        sampled_gains.append(_average_over_languages(sampled_counts, values, is_present))
-    lower, upper = np.quantile(np.concatenate(sampled_gains), [(1 - level) / 2, (1 + level) / 2])
-    gain = _average_over_languages(counts[None], values, is_present)[0]
-    return Interval(float(gain), float(lower), float(upper), len(gains))
-
-
-def _average_over_languages(sampled_counts: np.ndarray, values: np.ndarray, is_present: np.ndarray) -> np.ndarray:
-    """Return the gain of each of R samples, (R,), from counts (R, D) and the distinct gains (D, languages)."""
-    weights = sampled_counts.astype(float)
-    with np.errstate(invalid="ignore"):  # a sample may contain no question of a small language
-        return np.nanmean((weights @ values) / (weights @ is_present), axis=1)

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 import pandas as pd
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.results.evidence import Outcomes, paired_bootstrap
+from infoxlm_core.results.bootstrap import paired_bootstrap
+from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.statistics import INTERVAL
 
 FEWEST_QUESTIONS = 50  # with fewer, intervals are too narrow: equal models would too often look different

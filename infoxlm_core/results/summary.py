@@ -13,6 +13,7 @@ from typing import Any
 from infoxlm_core import languages
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence, published, trials
+from infoxlm_core.results.bootstrap import paired_bootstrap
 from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.protocol import compare_protocol, describe_rule, name_setting
 from infoxlm_core.results.statistics import CONFIDENCE, Statistic, compare_seeds, is_share, summarise_seeds
@@ -248,7 +249,7 @@ def _compare_answers(
         try:
             candidate_scores = evidence.average([candidate[seed] for seed in seeds], name)
             reference_scores = evidence.average([reference[seed] for seed in seeds], name)
-            gain = evidence.paired_bootstrap(candidate_scores, reference_scores, level=level)
+            gain = paired_bootstrap(candidate_scores, reference_scores, level=level)
         except (InputError, ValueError):  # not a share of correct answers, such as a perplexity, or of other questions
             continue
         differences[name] = Statistic(gain.questions, gain.gain, interval=(gain.lower, gain.upper))

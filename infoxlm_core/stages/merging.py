@@ -17,6 +17,7 @@ from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface.interpolation import interpolate
 from infoxlm_core.results import evidence
+from infoxlm_core.results.bootstrap import paired_bootstrap
 from infoxlm_core.tasks import reference_vectors
 from infoxlm_core.tasks.embedding import load_embedder
 from infoxlm_core.tasks.questions import draw_questions
@@ -92,7 +93,7 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
         with tempfile.TemporaryDirectory(prefix="infoxlm-merge-") as folder:
             interpolate(start, encoder, weight, Path(folder, "encoder"))
             accuracies, answers = _measure(Path(folder, "encoder"), config, held_out)
-        interval = evidence.paired_bootstrap(answers, start_answers)  # of the gain over the start
+        interval = paired_bootstrap(answers, start_answers)  # of the gain over the start
         curve.append(Point(weight, **accuracies, guard_lower=interval.lower))
         logger.info("weight %g: held out %.4f, guard %.4f", weight, accuracies["held_out"], accuracies["guard"])
     chosen, passed = choose_weight(curve[1:])

@@ -10,7 +10,8 @@ import torch
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data import samples
 from infoxlm_core.data.batches import PackedBatch, add_missing_rows, micro_batches
-from infoxlm_core.data.layouts import Sequences, lay_out, mix
+from infoxlm_core.data.layouts import Sequences, lay_out
+from infoxlm_core.data.mixup import mix
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.sampling import TableSampler, generator, probabilities
 from infoxlm_core.data.shards import Table, make_blocks, open_shards

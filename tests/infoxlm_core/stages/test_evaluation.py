@@ -18,6 +18,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import AlignedSetConfig, EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence
+from infoxlm_core.results.bootstrap import paired_bootstrap
 from infoxlm_core.stages.evaluation import evaluate
 from infoxlm_core.tasks.embedding import embed_sentences
 from tests.toys.models import save_model
@@ -267,7 +268,7 @@ def test_run_with_a_start_and_a_guard_shows_what_the_training_changed(corpus, en
     assert metrics["guard/mean"] == metrics["retrieval/served"]
     for metric in ("guard/mean", "guard/zh"):
         answers = read_outcomes(output, "InfoXLM").score_questions(metric)
-        interval = evidence.paired_bootstrap(answers, read_outcomes(output, "start").score_questions(metric))
+        interval = paired_bootstrap(answers, read_outcomes(output, "start").score_questions(metric))
         assert interval.gain == pytest.approx(metrics[metric] - metrics[f"start/{metric}"])
     assert interval.questions == 60
     assert evidence.find_start(output / "items.parquet") == "start"

@@ -1,0 +1,68 @@
+"""The paired bootstrap, which shows whether the gain of a model could be due to the choice of questions.
+
+All questions are resampled with replacement thousands of times, and both models are scored on each sample. A question
+that is asked in several languages is sampled in all of them together: a hard sentence is hard in every language, so
+they are not independent.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from infoxlm_core.results.statistics import CONFIDENCE
+
+CHUNK = 500  # samples scored at a time; affects only memory
+MISSING = 9.0  # marks a question that a language lacks; it cannot be a gain, because gains are between -1 and 1
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The gain of a candidate over another model, with its confidence interval."""
+
+    gain: float
+    lower: float
+    upper: float
+    questions: int
+
+
+def paired_bootstrap(
+    candidate: pd.Series, reference: pd.Series, resamples: int = 10_000, level: float = CONFIDENCE, seed: int = 1
+) -> Interval:
+    """Return the percentile interval of the difference between two models' means over languages.
+
+    Args:
+        candidate: (language, question) -> score from 0 to 1, see `Outcomes.score_questions`.
+        reference: the same for the model with which the candidate is compared.
+        resamples: number of bootstrap samples.
+        level: share of the samples inside the interval.
+        seed: seed of the samples.
+
+    Raises:
+        ValueError: the models answered different questions.
+    """
+    if not candidate.index.equals(reference.index):
+        raise ValueError("the models answered different questions")
+    table = (candidate - reference).unstack("language").fillna(MISSING)
+    gains = table.to_numpy(dtype=float)  # (questions, languages)
+    # Questions with equal gains are interchangeable, so a sample only counts how often each distinct row occurs,
+    # which is much faster than drawing questions.
+    distinct_gains, counts = np.unique(gains, axis=0, return_counts=True)  # (D, languages), (D,)
+    is_present = distinct_gains != MISSING
+    values = np.where(is_present, distinct_gains, 0.0)
+    rng = np.random.default_rng(seed)
+    sampled_gains = []
+    for start in range(0, resamples, CHUNK):
+        chunk_size = min(CHUNK, resamples - start)
+        sampled_counts = rng.multinomial(len(gains), counts / len(gains), size=chunk_size)  # (chunk_size, D)
+        sampled_gains.append(_average_over_languages(sampled_counts, values, is_present))
+    lower, upper = np.quantile(np.concatenate(sampled_gains), [(1 - level) / 2, (1 + level) / 2])
+    gain = _average_over_languages(counts[None], values, is_present)[0]
+    return Interval(float(gain), float(lower), float(upper), len(gains))
+
+
+def _average_over_languages(sampled_counts: np.ndarray, values: np.ndarray, is_present: np.ndarray) -> np.ndarray:
+    """Return the gain of each of R samples, (R,), from counts (R, D) and the distinct gains (D, languages)."""
+    weights = sampled_counts.astype(float)
+    with np.errstate(invalid="ignore"):  # a sample may contain no question of a small language
+        return np.nanmean((weights @ values) / (weights @ is_present), axis=1)
