@@ -195,6 +195,16 @@ def test_a_checkpoint_that_cannot_be_deleted_is_deleted_with_the_next_save(tmp_p
 
 
 @pytest.mark.item("F26")
+def test_an_incomplete_checkpoint_does_not_count_as_kept(tmp_path):
+    save(tmp_path, 1, 2, 3, keep=3)
+    (tmp_path / "step=0000000002/manifest.json").unlink()  # a deletion removes the manifest first
+
+    save(tmp_path, 4, keep=3)
+
+    assert list_steps(tmp_path) == [4, 3, 1]
+
+
+@pytest.mark.item("F26")
 @pytest.mark.parametrize(("keep", "remaining_steps"), [(1, [3]), (2, [3, 2]), (3, [3, 2, 1])])
 def test_damaged_checkpoints_do_not_replace_valid_ones(tmp_path, keep, remaining_steps):
     save(tmp_path, 1, 2, 4, 6, keep=4)

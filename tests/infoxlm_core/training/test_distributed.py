@@ -126,34 +126,38 @@ def test_every_worker_has_the_gradient_and_the_queue_of_a_single_process(tiny_sh
         assert error <= 1e-9
 
 
-def pretrain_with_different_queues(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
-    """Change a value of one worker's queue after step 7, and save the error that ends the training."""
+def pretrain_with_differences(rank: int, size: int, port: int, shards: Path, base: Path) -> None:
+    """Change a weight, then in another training a row of the queue, of one worker after step 7. Save the errors."""
     workers.join(rank, size, port)
     after_step = InfoXLMLearner.after_step
-
-    def change_queue(self, step, good=True):
-        after_step(self, step, good)
-        if rank == 1 and step == 7:
-            self.xlco.queue.rows[20, 0] += 1e-6  # in one of the newest keys
-
-    InfoXLMLearner.after_step = change_queue
     config = tiny_config(optimization={"steps": 20}, checkpoints={"every": 80})
-    try:
-        pretrain(config, shards, base / "out", base / "run")
-    except RankDesync as error:
-        (base / f"error {rank}").write_text(str(error))
+    for name in ("weight", "queue"):
+
+        @torch.no_grad()
+        def change_value(self, step, good=True, name=name):
+            after_step(self, step, good)
+            if rank == 1 and step == 7:
+                values = {"weight": self.module.head.bias, "queue": self.xlco.queue.rows[20]}  # one of the newest keys
+                values[name][0] += 1e-6
+
+        InfoXLMLearner.after_step = change_value
+        try:
+            pretrain(config, shards, base / f"{name} out", base / name)
+        except RankDesync as error:
+            (base / f"{name} {rank}").write_text(str(error))
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.item("F25")
 @pytest.mark.slow
 def test_a_difference_between_workers_is_detected_before_anything_is_saved(tiny_shards, tmp_path):
-    workers.start(pretrain_with_different_queues, 2, tiny_shards, tmp_path)
+    workers.start(pretrain_with_differences, 2, tiny_shards, tmp_path)
 
-    for rank in range(2):
-        error = (tmp_path / f"error {rank}").read_text()
-        assert error == "step 8: queue/rows differs on worker 1: run again from the last checkpoint"
-    assert not list_checkpoints(tmp_path / "run")
+    for name, tensor in (("weight", "head.bias"), ("queue", "queue/rows")):
+        for rank in range(2):
+            error = (tmp_path / f"{name} {rank}").read_text()
+            assert error == f"step 8: {tensor} differs on worker 1: run again from the last checkpoint"
+        assert not list_checkpoints(tmp_path / name)
 
 
 def pretrain_in_fp64(rank: int, size: int, port: int, shards: Path, base: Path) -> None:

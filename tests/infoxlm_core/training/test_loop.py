@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.training import checkpoints, tracker
 from infoxlm_core.training.checkpoints import Checkpoints, list_checkpoints
 from infoxlm_core.training.run import run_directory
+from tests.helpers import workers
 from tests.helpers.curves import losses, state_of
 from tests.toys.pretraining import tiny_config
 
@@ -64,6 +66,41 @@ def test_the_ten_steps_after_a_resume_are_those_of_an_undisturbed_run_bit_by_bit
 
 def sum_targets(metrics: dict[str, float]) -> float:
     return sum(value for name, value in metrics.items() if name.startswith("targets/"))
+
+
+def train_until_killed(shards: Path, base: Path, is_background: bool) -> None:
+    """Train, and kill this process when half of the checkpoint of step 4 is written."""
+    save_file = checkpoints.save_file
+
+    def save_half_and_die(tensors, path):
+        save_file(tensors, path)
+        if "step=0000000004" in str(path):
+            os.truncate(path, path.stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "save_file", save_half_and_die)
+        if is_background:
+            save_in_background(patch)
+        pretrain(tiny_config(), shards, base / "out", base / "run")
+
+
+@pytest.mark.item("F04")
+@pytest.mark.slow
+@pytest.mark.parametrize("is_background", [False, True])
+def test_a_run_killed_during_a_save_ends_like_an_undisturbed_one(undisturbed, tiny_shards, tmp_path, is_background):
+    process = workers.start_one(train_until_killed, tiny_shards, tmp_path, is_background)
+    process.join()
+    run = tmp_path / "run"
+    assert process.exitcode == -signal.SIGKILL
+    assert [step for step, _ in list_checkpoints(run)] == [2]
+    assert list(run.glob(".step=*"))  # the partial checkpoint
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+    assert not list(run.glob(".step=*"))
+    assert losses(run) == losses(undisturbed)
+    assert state_of(run, 6) == state_of(undisturbed, 6)
 
 
 @pytest.mark.item("F06")

@@ -8,7 +8,8 @@ import pytest
 
 from infoxlm_core.errors import Preempted
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.training import checkpoints, distributed, tracker, workers
+from infoxlm_core.training import checkpoints, distributed, workers
+from tests.helpers.curves import losses, state_of
 from tests.toys.pretraining import tiny_config
 
 
@@ -36,7 +37,9 @@ def test_sigterm_is_obeyed_after_the_first_step_and_a_second_one_during_the_save
 
     pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
 
-    assert len(tracker.read(run / tracker.METRICS)) == 6
+    pretrain(tiny_config(), tiny_shards, tmp_path / "undisturbed out", tmp_path / "undisturbed")
+    assert losses(run) == losses(tmp_path / "undisturbed")
+    assert state_of(run, 6) == state_of(tmp_path / "undisturbed", 6)
 
 
 def test_an_error_of_the_system_is_raised_in_one_of_several_workers_so_that_all_are_stopped(monkeypatch):
