@@ -13,6 +13,7 @@ from infoxlm_core.data.batches import micro_batches
 from infoxlm_core.data.layouts import number_positions
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
+from infoxlm_core.errors import InputError
 from infoxlm_core.model.encoder import Encoder, EncoderSize, can_compile, compiler_for, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained
@@ -169,11 +170,23 @@ def test_export_has_our_logits_in_hugging_face_and_is_read_back_bit_for_bit(mode
         assert torch.equal(loaded_parameter.double(), parameter)
 
 
+@pytest.mark.item("A22")
+def test_incomplete_start_is_refused_by_the_name_of_a_missing_weight(hugging_face, tmp_path):
+    weights = {name: value.clone() for name, value in hugging_face.state_dict().items()}
+    del weights["roberta.encoder.layer.1.output.dense.bias"]
+    hugging_face.save_pretrained(tmp_path, state_dict=weights)
+
+    with pytest.raises(InputError, match=r"no roberta\.encoder\.layer\.1\.output\.dense\.bias: give a complete model"):
+        pretrained.load_into(InfoXLM(SIZE, 2, "cls", False), tmp_path)
+
+
 @pytest.mark.usefixtures("in_fp64")
-def test_forward_pass_of_all_objectives_equals_separate_computations(tiny_shards):
-    config = tiny_config(contrast={"layer": 1, "pooling": "mean"})
+@pytest.mark.item("A6")
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_forward_pass_of_all_objectives_equals_separate_computations(tiny_shards, pooling):
+    config = tiny_config(contrast={"layer": 1, "pooling": pooling})
     (batch,) = micro_batches(Sampler(open_shards(tiny_shards), config).draw(0, range(4)), 8)
-    model = make_small_model("mean")
+    model = make_small_model(pooling)
 
     outputs = model(batch)
 
@@ -183,8 +196,9 @@ def test_forward_pass_of_all_objectives_equals_separate_computations(tiny_shards
     torch.testing.assert_close(outputs.losses, expected_losses, atol=1e-9, rtol=0)
     assert outputs.loss.item() == pytest.approx(expected_losses.sum().item(), rel=1e-9)
     sequences = model.encoder(batch.ids, batch.positions, batch.lengths, last=1).split(batch.lengths)
-    means = torch.stack([view.mean(0) for view in sequences[batch.lm_sequences :]])
-    expected_queries = F.normalize(means @ model.projection, dim=1)
+    views = sequences[batch.lm_sequences :]
+    features = torch.stack([view[0] if pooling == "cls" else view.mean(0) for view in views])
+    expected_queries = F.normalize(features @ model.projection, dim=1)
     torch.testing.assert_close(outputs.queries, expected_queries, atol=1e-9, rtol=0)
 
 

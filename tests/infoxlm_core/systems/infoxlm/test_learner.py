@@ -193,6 +193,17 @@ def test_each_ablation_is_one_setting_that_changes_the_losses(learner_of):
     assert take_steps(learner_of(contrast={"mixup": 0.0}), count=3)["loss/xlco"] == losses["-Mixup"]
 
 
+@pytest.mark.item("A27")
+def test_without_momentum_the_key_encoder_equals_the_query_encoder_after_each_step(learner_of):
+    learner = learner_of(contrast={"momentum": 0.0})
+
+    take_steps(learner)
+
+    query_parameters = dict(learner.module.named_parameters())
+    for name, parameter in learner.xlco.key_encoder.named_parameters():
+        assert torch.equal(parameter, query_parameters[name]), name
+
+
 @pytest.mark.item("A8")
 def test_skipped_step_leaves_the_key_encoder_and_a_good_step_updates_it_once(learner_of):
     learner = learner_of(contrast={"momentum": 0.9})

@@ -131,6 +131,7 @@ def test_weight_of_denoising_follows_the_schedule_of_xlm():
     assert weights == pytest.approx([1, 0.55, 0.1, 0.05, 0, 0])
 
 
+@pytest.mark.item("A29")
 def test_denoising_and_back_translation_alternate_until_denoising_ends(tiny_shards):
     config = tiny_translation_config(denoising=((0, 1.0), (10, 0.0)))
     sampler = TranslationSampler(open_shards(tiny_shards), config)
