@@ -14,6 +14,7 @@ from infoxlm_core.tasks.question_answering.answers import (
     normalise_squad,
     score,
 )
+from infoxlm_core.tasks.scores import mean_over
 
 pytestmark = pytest.mark.item("A21")
 
@@ -69,6 +70,13 @@ def test_the_best_gold_answer_counts_and_a_missing_prediction_scores_zero():
 
     # F1 of "Stadt" with "die stadt berlin" is 1/2; two empty strings match exactly and have no common token
     assert scores == pytest.approx({"f1": (0.5 + 1 + 0 + 0) / 4, "exact_match": 2 / 4})
+
+
+def test_languages_weigh_the_same_whatever_their_number_of_questions():
+    english = score(dict.fromkeys("123456789", "right"), {key: ["right"] for key in "123456789"}, normalise_squad)
+    arabic = score({"1": "wrong"}, {"1": ["right"]}, normalise_squad)
+
+    assert mean_over({"en": english, "ar": arabic}) == {"f1": 0.5, "exact_match": 0.5}  # 0.9 over all questions
 
 
 @pytest.mark.parametrize(("normaliser", "expected"), [("mlqa", 1.0), ("squad", 0.0)])

@@ -66,6 +66,16 @@ def test_an_answer_is_in_the_paragraph_and_not_too_long(tokenizer):
     assert best_spans(windows, [logits], 20, 4).tolist() != [[0, 9]]
 
 
+def test_the_sum_of_logits_decides_between_windows(tokenizer):
+    windows = make_small_windows(tokenizer, ["a b", "a b"], ["c d e f g h", "h g"], 9)
+    assert windows.question_of.tolist() == [0, 0, 1]
+    assert windows.first_tokens.tolist() == [0, 3, 6]
+    logits = [torch.zeros(length, 2) for length in windows.examples.lengths]
+    logits[0][4], logits[1][5], logits[2][5] = torch.tensor([[2.0, 2.0], [1.0, 3.5], [1.0, 1.0]])
+
+    assert best_spans(windows, logits, 20, 30).tolist() == [[8, 9], [2, 3]]  # 1 + 3.5 is more than 2 + 2
+
+
 def test_only_the_n_best_starts_and_ends_are_combined(tokenizer):
     windows = make_small_windows(tokenizer, ["a b"], ["c d e f g"], 20)
     logits = torch.zeros(len(windows.examples.ids), 2)

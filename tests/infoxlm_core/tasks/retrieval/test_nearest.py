@@ -17,8 +17,11 @@ def vectors() -> torch.Tensor:
 def test_identical_vectors_are_always_found(vectors):
     almost_parallel = torch.ones(3, 4).double()
     almost_parallel[:, 0] += torch.tensor([0.0, 1e-5, 2e-5])
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(2))
 
     assert find_nearest(vectors, vectors).tolist() == list(range(50))
+    assert find_nearest(vectors[order], vectors).equal(order)
+    assert find_nearest(vectors, 3 * vectors[order]).equal(order.argsort())  # the length of vectors does not matter
     assert find_nearest(almost_parallel, almost_parallel).tolist() == [0, 1, 2]
 
 
