@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 ALL_KINDS = {"labelled_share": 0.15, "held_out_share": 0.1, "evaluation_sets": ("tests",)}
 GOLDEN: dict[str, tuple[dict[str, Any], str]] = {
     "plain": ({}, "sha256:c559912042f9b05f166cec829a88a32cee63a0fe771469a2c13ad2ed2fe88dd8"),
+    "labelled": ({"labelled_share": 0.15}, "sha256:e3ff5efcb6b26f30689a6ae03c62cdabf1b17b1d11c707b2db6f17a5b2010c53"),
     "held_out_share": (
         {"held_out_share": 0.1, "overlap": 0},
         "sha256:3a4f7a28e6916889da9c4d71b1305a25284b166a274e73c510132f1a2cbab6e1",
