@@ -1,11 +1,10 @@
-"""`infoxlm adapt` on toy translations and real servers: the result is better, registered, exported and served."""
+"""`infoxlm adapt` on toy translations and real servers improves an encoder, registers it and exports it."""
 
 import json
 import os
 import re
 import subprocess
 import sys
-import urllib.request
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,12 +12,9 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, BertModel
-from typer.testing import CliRunner
 
-from infoxlm_core.tasks import embedding
-from pipelines.cli import app
+from tests.pipelines.commands import assert_refused, invoke
 from tests.servers import s3
-from tests.servers.processes import free_port, serving
 from tests.toys.exports import train_wordpiece
 from tests.toys.text import messages, write_catalogs
 
@@ -46,13 +42,13 @@ class Adaptation:
     summary: str
 
     def run(self, *arguments: str) -> str:
-        """Run the command `infoxlm` on the same servers and return what it prints."""
+        """Run the command `infoxlm` on the same servers and return its standard output."""
         command = [INFOXLM, *arguments, "--store", STORE]
-        done = subprocess.run(
+        process = subprocess.run(
             command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=500
         )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return done.stdout
+        assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
+        return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +60,13 @@ def adapted(tmp_path_factory, locked_server, s3_server) -> Adaptation:
     guard = folder / "guard"
     guard.mkdir()
     for number, language in enumerate(("de", "fr")):
-        general = messages(number)[:100]
-        (guard / f"general.en-{language}.en").write_text("\n".join(english for english, _ in general))
-        (guard / f"general.en-{language}.{language}").write_text("\n".join(translation for _, translation in general))
+        english, translations = zip(*messages(number)[:100], strict=True)
+        (guard / f"general.en-{language}.en").write_text("\n".join(english))
+        (guard / f"general.en-{language}.{language}").write_text("\n".join(translations))
     arguments = ["--pairs", str(catalogs / "memory"), "--languages", "en,de,fr", "--guard", str(guard)]
-    # Other tests of this server let only the administrator change the models that our configs name, such as `adapted`.
+    # Not `adapted`: other tests of this server let only the administrator change the models that our configs name.
     arguments += ["--config", "toy-memory.yaml", "--prefix", "query: ", "--set", "preparation.held_out_share=0.1"]
-    # A start with random weights must learn more than a public encoder.
+    # Random weights need more training than the defaults, which are for a public encoder.
     for override in ("model.frozen=none", "optimization.learning_rate=0.003", "optimization.steps=150"):
         arguments += ["--set", f"pretraining.{override}"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "AWS_"))}
@@ -83,7 +79,7 @@ def adapted(tmp_path_factory, locked_server, s3_server) -> Adaptation:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_adapted_encoder_is_better_than_its_start_and_champion(adapted):
+def test_adapted_encoder_is_better_than_its_start_and_becomes_champion(adapted):
     scores = re.search(r"^retrieval/served +([0-9.]+) +start +([0-9.]+)$", adapted.summary, re.MULTILINE)
 
     assert scores is not None, adapted.summary
@@ -98,7 +94,8 @@ def test_transformers_computes_the_vectors_of_the_champion_from_the_export(adapt
     texts = [english for english, _ in messages(0)[:5]]
     directory = adapted.folder / "adapted"
 
-    model, tokenizer = BertModel.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
+    model = BertModel.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
     batch = tokenizer([f"query: {text}" for text in texts], padding=True, return_tensors="pt")
     with torch.inference_mode():
         tokens = model.eval()(**batch).last_hidden_state
@@ -111,40 +108,16 @@ def test_transformers_computes_the_vectors_of_the_champion_from_the_export(adapt
     np.testing.assert_allclose(exported, vectors, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_champion_is_served_with_the_vectors_of_the_export(adapted, tmp_path):
-    texts = [english for english, _ in messages(0)[:5]]
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/v1/models/infoxlm"
-    command = [INFOXLM, "serve", "models:/toy-memory@champion", "--port", str(port), "--store", STORE]
-    with serving(command, url, tmp_path / "log.txt", adapted.environment):
-        body = json.dumps({"instances": texts}).encode()
-        with urllib.request.urlopen(f"{url}:predict", body, timeout=60) as response:
-            served = json.load(response)["predictions"]
-
-    exported = embedding.embed_sentences(adapted.folder / "adapted", texts)
-    np.testing.assert_allclose(served, exported, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_champion_computes_its_reference_vectors_with_transformers_alone(adapted):
-    printed = adapted.run("serve-check", "models:/toy-memory@champion")
-
-    assert "models:/toy-memory@champion is served as it was registered: 10 vectors, mean of layer 2" in printed
-
-
 @pytest.mark.parametrize(
-    ("options", "problem"),
+    ("options", "message"),
     [
         (["--languages", "en"], "--languages 'en' are too few. Give at least two language codes"),
         (["--languages", "en,de", "--to", "tensorflow"], "'tensorflow' is not a format"),
-        (["--languages", "en,de", "--output", str(Path(__file__).parent)], "exists: give a new directory"),
+        (["--languages", "en,de", "--output", Path(__file__).parent], "exists: give a new directory"),
     ],
 )
-def test_an_option_that_would_fail_after_the_training_is_refused_before_it(options, problem, tmp_path):
-    result = CliRunner().invoke(app, ["adapt", "s", "--pairs", "p.tmx", "--store", str(tmp_path / "store"), *options])
+def test_unusable_option_is_refused_before_the_training(options, message, tmp_path):
+    result = invoke("adapt", "s", "--pairs", "p.tmx", "--store", tmp_path / "store", *options)
 
-    assert (result.exit_code, problem in result.stderr) == (2, True), result.stderr
+    assert_refused(result, message)
     assert not (tmp_path / "store").exists()

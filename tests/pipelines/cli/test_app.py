@@ -1,15 +1,16 @@
-"""The `infoxlm` command: bad input gets one line and its exit code."""
+"""The `infoxlm` command reports invalid input, signals and system errors in one line, with a documented exit code."""
 
+import contextlib
 import errno
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from pipelines.cli import app
 from pipelines.cli.app import interrupt_on_signals, report_errors
+from tests.pipelines.commands import assert_refused, invoke
 
 CONFIG = """
 preparation:
@@ -18,10 +19,7 @@ preparation:
   corpora:
     - {name: a, format: tsv, path: a.tsv, languages: [en, de]}
 """
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(app, list(arguments))
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture
@@ -31,9 +29,20 @@ def config(tmp_path) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def signal_handlers(handler: signal.Handlers) -> Iterator[None]:
+    """Set the handler of all three signals, and restore the original handlers at the end."""
+    original_handlers = {number: signal.signal(number, handler) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, original_handler in original_handlers.items():
+            signal.signal(number, original_handler)
+
+
 @pytest.mark.item("F17", "B14", "B15")
 @pytest.mark.parametrize(
-    ("added", "said"),
+    ("section", "message"),
     [
         ("pretrianing: {}", "pretrianing: unknown name; known are data_workers, evaluation"),
         ("pretraining: {optimization: {stepz: 3}}", "pretraining.optimization.stepz: unknown name; known are betas"),
@@ -44,64 +53,54 @@ def config(tmp_path) -> Path:
         ("evaluation: [", "run.yaml"),
     ],
 )
-def test_a_bad_config_is_refused_in_one_line_before_anything_runs(config, tmp_path, added, said):
-    config.write_text(CONFIG + added)
-    result = run("run", str(config), "--store", str(tmp_path / "store"))
+def test_invalid_config_is_refused_before_anything_runs(config, tmp_path, section, message):
+    config.write_text(CONFIG + section)
 
-    assert result.exit_code == 2
-    (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("infoxlm: ConfigError") and str(config) in line and said in line
+    result = invoke("run", config, "--store", tmp_path / "store")
+
+    assert_refused(result, message)
+    assert f"ConfigError: {config}" in result.stderr
     assert not (tmp_path / "store").exists()
 
 
-def test_a_missing_config_and_a_missing_model_are_one_line(tmp_path):
-    result = run("run", str(tmp_path / "no.yaml"))
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "no such config file" in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "{folder}/no.yaml"], "no such config file"),
+        (["plan", "x" * 5_000], "give a shorter name"),
+        (["embed", "{folder}/nothing", "a sentence"], "{folder}/nothing"),
+        (["run", "{folder}/run.yaml", "--store", "/proc/nothing/store"], "/proc/nothing"),
+    ],
+)
+def test_unusable_path_is_refused(config, tmp_path, arguments, message):
+    result = invoke(*(argument.replace("{folder}", str(tmp_path)) for argument in arguments))
 
-    result = run("plan", "x" * 5_000)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "give a shorter name" in result.stderr
-
-    result = run("embed", str(tmp_path / "nothing"), "a sentence")
-    assert result.exit_code == 2 and str(tmp_path / "nothing") in result.stderr
-
-
-def test_a_store_that_cannot_be_made_is_one_line(config):
-    result = run("run", str(config), "--store", "/proc/nothing/store")
-
-    assert result.exit_code == 2 and result.stderr.count("\n") == 1 and "/proc/nothing" in result.stderr
+    assert_refused(result, message.replace("{folder}", str(tmp_path)))
 
 
 @pytest.mark.item("P8")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_command_with_one_line_and_the_code_that_says_run_it_again(number, capsys):
-    # under nohup, and in the background of a shell, tests begin with signals that are ignored
-    before = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_signal_ends_a_command_with_the_exit_code_of_a_temporary_failure(number, capsys):
+    # pytest itself ignores signals if it runs under nohup or in the background of a shell
+    with signal_handlers(signal.SIG_DFL):
         interrupt_on_signals()
-        with pytest.raises(typer.Exit) as ended, report_errors():
+        with pytest.raises(typer.Exit) as exit_info, report_errors():
             signal.raise_signal(number)
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
-    assert ended.value.exit_code == 75
+    assert exit_info.value.exit_code == 75
     assert capsys.readouterr().err == "infoxlm: Preempted: The command was interrupted. Run it again to continue.\n"
 
 
-def test_under_nohup_a_closed_terminal_means_nothing():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    others = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
+def test_command_under_nohup_continues_to_ignore_a_closed_terminal():
+    with signal_handlers(signal.SIG_IGN):
         interrupt_on_signals()
+
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        for each, handler in (others | {signal.SIGHUP: before}).items():
-            signal.signal(each, handler)
 
 
 @pytest.mark.item("P21")
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "exit_code", "message"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 75, "StorageFull"),
         (OSError(errno.EROFS, "Read-only file system", "runs/x"), 2, "give a path that can be written"),
@@ -109,9 +108,11 @@ def test_under_nohup_a_closed_terminal_means_nothing():
         (type("PanicException", (BaseException,), {})("retry-limit"), 2, "the tokenizer fails (retry-limit)"),
     ],
 )
-def test_what_the_system_says_has_its_code_and_remedy(error, code, said, capsys):
-    with pytest.raises(typer.Exit) as ended, report_errors():
+def test_system_error_has_an_exit_code_and_a_remedy(error, exit_code, message, capsys):
+    with pytest.raises(typer.Exit) as exit_info, report_errors():
         raise error
 
     line = capsys.readouterr().err
-    assert (ended.value.exit_code, line.count("\n")) == (code, 1) and said in line
+    assert exit_info.value.exit_code == exit_code
+    assert line.count("\n") == 1
+    assert message in line

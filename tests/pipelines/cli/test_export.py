@@ -1,35 +1,30 @@
-"""`infoxlm export`: what it prints and writes, and one line where it refuses."""
-
-from typer.testing import CliRunner
+"""`infoxlm export` prints what it measured, and refuses formats that it cannot write."""
 
 from infoxlm_core.model.export import onnx
-from pipelines.cli import app
+from tests.pipelines.commands import assert_refused, invoke
 from tests.toys.exports import save_encoder
 
 
-def run(*arguments: str):
-    return CliRunner().invoke(app, ["export", *arguments])
-
-
-def test_an_exported_directory_can_be_exported_again_with_fewer_pieces(tmp_path):
+def test_exported_directory_can_be_exported_again_with_a_smaller_vocabulary(tmp_path):
     source = save_encoder(tmp_path / "source", "infoxlm")
-    (tmp_path / "text.txt").write_text("Save the file.\n")
+    export, trimmed_export, text = tmp_path / "export", tmp_path / "trimmed", tmp_path / "text.txt"
+    text.write_text("Save the file.\n")
 
-    first = run(str(source), "--output", str(tmp_path / "first"))
-    second = run(str(tmp_path / "first"), "--output", str(tmp_path / "second"), "--text", str(tmp_path / "text.txt"))
+    result = invoke("export", source, "--output", export)
+    trimmed_result = invoke("export", export, "--output", trimmed_export, "--text", text)
 
-    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
-    assert first.stdout.splitlines()[0].startswith("original ")
-    assert f"wrote {tmp_path / 'first'}: see {tmp_path / 'first/README.md'}" in first.stdout
-    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("source", "first", "second")]
+    assert result.exit_code == 0, result.stderr
+    assert trimmed_result.exit_code == 0, trimmed_result.stderr
+    assert result.stdout.startswith("original ")
+    assert f"wrote {export}: see {export / 'README.md'}" in result.stdout
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (source, export, trimmed_export)]
     assert sizes[0] > sizes[1] > sizes[2]
 
 
-def test_an_unknown_format_and_a_missing_package_are_one_line(tmp_path, monkeypatch):
-    source = str(save_encoder(tmp_path / "source", "infoxlm"))
-    unknown = run(source, "--output", str(tmp_path / "out"), "--to", "gguf")
-    monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda _: None)
-    missing = run(source, "--output", str(tmp_path / "out"), "--to", "onnx")
+def test_unknown_format_and_missing_package_are_refused(tmp_path, monkeypatch):
+    source = save_encoder(tmp_path / "source", "infoxlm")
 
-    for result, words in ((unknown, "'gguf' is not a format"), (missing, "onnx is not installed: pip install")):
-        assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and words in result.stderr
+    assert_refused(invoke("export", source, "--output", tmp_path / "out", "--to", "gguf"), "'gguf' is not a format")
+    monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda _: None)
+    refusal = invoke("export", source, "--output", tmp_path / "out", "--to", "onnx")
+    assert_refused(refusal, "onnx is not installed: pip install")

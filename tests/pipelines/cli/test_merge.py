@@ -1,22 +1,22 @@
-"""`infoxlm merge`: the written model, and one line where it refuses."""
-
-from typer.testing import CliRunner
+"""`infoxlm merge` writes a complete model once."""
 
 from infoxlm_core import manifests
 from infoxlm_core.tasks import reference_vectors
-from pipelines.cli import app
+from tests.pipelines.commands import assert_refused, invoke
 from tests.toys.models import save_model
 
 
-def test_merge_writes_a_model_with_its_reference_vectors_once(tmp_path):
-    start, encoder = (str(save_model(tmp_path / name, seed=seed)) for seed, name in enumerate(("start", "encoder")))
-    command = ["merge", start, encoder, "--weight", "0.5", "--output", str(tmp_path / "out"), "--store", str(tmp_path)]
+def test_merged_model_has_reference_vectors_and_is_not_overwritten(tmp_path):
+    start = save_model(tmp_path / "start", seed=0)
+    encoder = save_model(tmp_path / "encoder", seed=1)
+    output = tmp_path / "out"
+    command = ["merge", start, encoder, "--weight", "0.5", "--output", output, "--store", tmp_path]
 
-    result = CliRunner().invoke(app, command)
-    again = CliRunner().invoke(app, command)
+    result = invoke(*command)
+    second_result = invoke(*command)
 
     assert result.exit_code == 0, result.stderr
-    assert result.stdout == f"wrote {tmp_path / 'out'}: {start} + 0.5 * ({encoder} - {start})\n"
-    assert manifests.read(tmp_path / "out", "encoder", "merge")["facts"] == {"merge": {"weight": 0.5}}
-    assert len(reference_vectors.read(tmp_path / "out").sentences) == 10
-    assert (again.exit_code, again.stderr.count("\n")) == (2, 1) and "exists: give another directory" in again.stderr
+    assert result.stdout == f"wrote {output}: {start} + 0.5 * ({encoder} - {start})\n"
+    assert manifests.read(output, "encoder", "merge")["facts"] == {"merge": {"weight": 0.5}}
+    assert len(reference_vectors.read(output).sentences) == 10
+    assert_refused(second_result, "exists: give another directory")

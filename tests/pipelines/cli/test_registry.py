@@ -1,4 +1,4 @@
-"""The commands `promote` and `rollback`, and the pipeline of a promotion, on a real registry."""
+"""The commands `promote` and `rollback`, and the pipeline of a promotion, change the champion of a real registry."""
 
 import json
 import subprocess
@@ -6,14 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import Result
+from mlflow.entities import Run
 
 from components.adapters.mlflow import connection, model_registry, promotion, runs
 from components.platform import artifacts
 from infoxlm_core.errors import NotPromoted
 from pipelines import local
-from pipelines.cli import app
 from pipelines.promotion import promotion as pipeline
+from tests.pipelines.commands import assert_refused, invoke
 from tests.toys.evaluation import evaluated
 
 METRIC = "retrieval/served"
@@ -28,64 +29,63 @@ def register(store: Path, encoder: Path, name: str, score: float, least_gain: fl
 
 @pytest.fixture
 def registry(store, tiny_encoders) -> Path:
-    """The store of a model whose champion is version 1; version 2 is better."""
+    """Return the store of a model whose champion is version 1, and whose version 2 is better by 0.1."""
     register(store, tiny_encoders["first"], "first", 0.5, 0.0)
     register(store, tiny_encoders["second"], "second", 0.6, 0.5)
     return store
 
 
-def run(registry: Path, *arguments: str):
-    return CliRunner().invoke(app, [*arguments, "--store", str(registry)])
+def run_command(registry: Path, *arguments: str) -> Result:
+    return invoke(*arguments, "--store", registry)
 
 
-def champion(registry: Path) -> int:
+def champion_version(registry: Path) -> int:
     return int(connection.connect(registry).get_registered_model("tiny").aliases["champion"])
 
 
-def test_a_candidate_is_promoted_and_rolled_back_from_the_shell(registry):
-    refused = run(registry, "promote", "models:/tiny@candidate", "--metric", f"{METRIC}=0.2")
-    assert refused.exit_code == 2 and champion(registry) == 1
-    assert refused.stderr.strip().splitlines()[-1].startswith("infoxlm: NotPromoted: models:/tiny/2 stays candidate")
+def test_candidate_is_promoted_and_rolled_back(registry):
+    refused = run_command(registry, "promote", "models:/tiny@candidate", "--metric", f"{METRIC}=0.2")
+    assert (refused.exit_code, champion_version(registry)) == (2, 1)
+    assert refused.stderr.splitlines()[-1].startswith("infoxlm: NotPromoted: models:/tiny/2 stays candidate")
 
-    promoted = run(registry, "promote", "models:/tiny@candidate")
-    assert promoted.exit_code == 0 and champion(registry) == 2
+    promoted = run_command(registry, "promote", "models:/tiny@candidate")
+    assert (promoted.exit_code, champion_version(registry)) == (0, 2)
     verdict = "champion, better than version 1: retrieval/served +0.1000"
     assert f"models:/tiny@champion is version 2: {verdict}" in promoted.stdout
 
-    back = run(registry, "rollback", "tiny", "--reason", "German got worse")
-    assert back.exit_code == 0 and champion(registry) == 1
-    assert "models:/tiny@champion is version 1" in back.stdout
+    rolled_back = run_command(registry, "rollback", "tiny", "--reason", "German got worse")
+    assert (rolled_back.exit_code, champion_version(registry)) == (0, 1)
+    assert "models:/tiny@champion is version 1" in rolled_back.stdout
 
 
 @pytest.mark.item("P11")
 @pytest.mark.slow
-def test_a_second_promotion_waits_and_is_compared_with_the_new_champion(registry, tiny_encoders):
+def test_concurrent_promotion_waits_and_is_compared_with_the_new_champion(registry, tiny_encoders):
     register(registry, tiny_encoders["first"], "third", 0.7, 0.5)
     command = [sys.executable, "-c", "from pipelines.cli import app; app()", "promote", "models:/tiny/2"]
+
     with artifacts.exclusive(str(registry), *promotion.LOCK):  # as another process that promotes
         waiting = subprocess.Popen([*command, "--store", registry], stderr=subprocess.PIPE, text=True)
         assert any("waiting" in line for line in waiting.stderr)
         promotion.promote_model("models:/tiny/3", {METRIC: 0.0}, registry)
     _, errors = waiting.communicate(timeout=120)
 
-    assert (waiting.returncode, champion(registry)) == (2, 3)
+    assert (waiting.returncode, champion_version(registry)) == (2, 3)
     assert "models:/tiny/2 stays candidate, not shown to be better than version 3" in errors
 
 
 @pytest.mark.parametrize(
-    ("metric", "said"),
+    ("metric", "message"),
     [
         ("retrieval/served=much", "'much' is not a number"),
         ("a=5", "Give one between -1 and 1, because scores are fractions."),
     ],
 )
-def test_a_wrong_margin_is_one_line(registry, metric, said):
-    result = run(registry, "promote", "models:/tiny@candidate", "--metric", metric)
-
-    assert result.exit_code == 2 and said in result.stderr and result.stderr.count("\n") == 1
+def test_invalid_margin_is_refused(tmp_path, metric, message):
+    assert_refused(run_command(tmp_path, "promote", "models:/tiny@candidate", "--metric", metric), message)
 
 
-def promotions(registry: Path) -> list:
+def list_promotion_runs(registry: Path) -> list[Run]:
     """Return the MLflow runs of the pipeline `promotion`, newest first."""
     client = connection.connect(registry)
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
@@ -93,34 +93,33 @@ def promotions(registry: Path) -> list:
 
 
 @pytest.mark.slow
-def test_the_pipeline_promotes_or_fails_with_the_figures_in_its_own_run(registry):
+def test_pipeline_records_a_refusal_and_a_promotion_in_its_run(registry):
     arguments = {"model": "models:/tiny/2", "gate": {METRIC: 0.2}, "to": "", "by_hand": ""}
     with pytest.raises(NotPromoted, match=r"promote: models:/tiny/2 stays candidate, not shown to be better"):
         local.run(pipeline, arguments, registry, "promotion")
-    assert champion(registry) == 1
-
-    [refused] = promotions(registry)
+    assert champion_version(registry) == 1
+    [refused] = list_promotion_runs(registry)
     assert (refused.info.status, refused.data.tags["infoxlm.failed_stage"]) == ("FAILED", "promote")
     assert "models:/tiny/2 stays candidate" in refused.data.tags["infoxlm.error"]
 
     local.run(pipeline, arguments | {"gate": {METRIC: 0.0}}, registry, "promotion")
 
-    client = connection.connect(registry)
-    figures = promotions(registry)[0].data.metrics
+    assert champion_version(registry) == 2
     assert "models:/tiny@champion is version 2: " in local.read_summary(registry)
-    assert champion(registry) == 2
-    assert 0 < figures["retrieval/served/lower"] < figures["retrieval/served/gain"] == pytest.approx(0.1)
-    said = json.loads(client.get_model_version("tiny", "2").tags["decision"])
-    assert said["by"]["run"].startswith("promotion-")
+    metrics = list_promotion_runs(registry)[0].data.metrics
+    assert metrics["retrieval/served/gain"] == pytest.approx(0.1)
+    assert 0 < metrics["retrieval/served/lower"] < metrics["retrieval/served/gain"]
+    version = connection.connect(registry).get_model_version("tiny", "2")
+    assert json.loads(version.tags["decision"])["by"]["run"].startswith("promotion-")
 
 
 @pytest.mark.slow
-def test_the_pipeline_promotes_on_another_server_and_reports_on_its_own(registry, mlflow_server, monkeypatch):
+def test_pipeline_promotes_on_another_server_and_reports_to_its_own(registry, mlflow_server, monkeypatch):
     arguments = {"model": "models:/tiny/2", "gate": {METRIC: 0.0}, "to": f"{mlflow_server}/served", "by_hand": ""}
 
     local.run(pipeline, arguments, registry, "promotion")
 
-    assert [run.info.status for run in promotions(registry)] == ["FINISHED"]
+    assert [run.info.status for run in list_promotion_runs(registry)] == ["FINISHED"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     client = connection.connect(registry)
     assert client.get_model_version_by_alias("served", "champion").tags["copied_from"].endswith("models:/tiny/2")

@@ -1,47 +1,41 @@
-"""`infoxlm config` explains a section, and the page in docs/ is what it prints."""
-
-from pathlib import Path
+"""`infoxlm config` describes the sections of the YAML files."""
 
 import pytest
-from typer.testing import CliRunner
 
 from infoxlm_core.config import StageConfig, describe
-from pipelines.cli import app, settings
-
-ROOT = Path(__file__).parents[3]
-
-
-def test_the_page_of_all_fields_is_current_else_make_compile():
-    printed = CliRunner().invoke(app, ["config", "--markdown"])
-
-    assert printed.stdout == (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+from pipelines.cli import settings
+from pipelines.cli.app import CONFIGS
+from tests.pipelines.commands import assert_refused, invoke
 
 
-def test_a_section_is_explained_without_its_neighbours():
-    printed = CliRunner().invoke(app, ["config", "pretraining.contrast"]).stdout.splitlines()
+def test_committed_page_of_all_settings_is_current():
+    page = invoke("config", "--markdown").stdout
 
-    assert "pretraining.contrast.momentum: 0.999  (number, >= 0, <= 1)" in printed
-    assert all(line.startswith(("pretraining.contrast.", "    ")) for line in printed)
+    assert page == (CONFIGS.parent / "docs/configuration.md").read_text(encoding="utf-8"), "run `make compile`"
 
 
-def test_help_explains_the_command_and_with_a_section_the_section():
-    help_ = CliRunner().invoke(app, ["config", "--help"]).stdout
-    explained = CliRunner().invoke(app, ["config", "--help", "registration"]).stdout
+def test_section_is_described_without_other_sections():
+    lines = invoke("config", "pretraining.contrast").stdout.splitlines()
 
-    assert "Usage" in help_
-    assert "registration.gate" not in help_
-    assert explained == CliRunner().invoke(app, ["config", "registration"]).stdout
-    assert "registration.gate: {}  (mapping of text to number, > -1, < 1)" in explained
+    assert "pretraining.contrast.momentum: 0.999  (number, >= 0, <= 1)" in lines
+    assert all(line.startswith(("pretraining.contrast.", "    ")) for line in lines)
+
+
+def test_help_with_a_section_describes_the_section():
+    help_text = invoke("config", "--help").stdout
+    help_of_section = invoke("config", "--help", "registration").stdout
+
+    assert "Usage" in help_text
+    assert "registration.gate" not in help_text
+    assert help_of_section == invoke("config", "registration").stdout
+    assert "registration.gate: {}  (mapping of text to number, > -1, < 1)" in help_of_section
 
 
 @pytest.mark.parametrize("section", ["pretrain", ""])
-def test_a_section_that_does_not_exist_is_refused(section):
-    printed = CliRunner().invoke(app, ["config", section])
-
-    assert printed.exit_code == 2
-    assert f"There is no section '{section}'" in printed.output
+def test_unknown_section_is_refused(section):
+    assert_refused(invoke("config", section), f"There is no section '{section}'")
 
 
 @pytest.mark.parametrize("kind", settings.KINDS.values(), ids=lambda kind: kind.__name__)
-def test_every_name_of_the_page_can_be_explained(kind: type[StageConfig]):
-    assert all(one.meaning for one in describe.list_settings(kind))
+def test_every_setting_has_a_description(kind: type[StageConfig]):
+    assert all(setting.meaning for setting in describe.list_settings(kind))

@@ -1,4 +1,4 @@
-"""infoxlm gc: what it shows, deletes, and never touches."""
+"""`infoxlm gc` lists deletable items, deletes them on request, and keeps what registered models are made of."""
 
 import os
 import shutil
@@ -8,35 +8,37 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from typer.testing import CliRunner
+from click.testing import Result
 
 from components.adapters.mlflow import connection
 from components.platform import artifacts
 from infoxlm_core import manifests
-from pipelines.cli import app
+from tests.pipelines.commands import assert_refused, invoke
 
-MONTHS = 100 * 86_400
+AGE_SECONDS = 100 * 86_400
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory) -> Iterator[Path]:
-    """Two models: one is champion, the other is registered, too; and a corpus that neither was made of."""
+def new_store(tmp_path_factory) -> Iterator[Path]:
+    """Yield a store with two registered models, one of which is champion, and a corpus that no model needs."""
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     store = tmp_path_factory.mktemp("runs")
     client = connection.connect(store)
     client.create_registered_model("infoxlm")
-    for number, (key, alias) in enumerate((("a" * 16, "old"), ("b" * 16, "champion")), 1):
-        made = make(store, "pretrained", key)
-        tags = {"made_as": f"pretrained/{key}", "digest": manifests.load(made)["digest"]}
-        client.create_model_version("infoxlm", str(made), tags=tags)
-        client.set_registered_model_alias("infoxlm", alias, str(number))
-    make(store, "corpus", "c" * 16)
+    for version, (key, alias) in enumerate((("a" * 16, "old"), ("b" * 16, "champion")), 1):
+        artifact = build_artifact(store, "pretrained", key)
+        tags = {"made_as": f"pretrained/{key}", "digest": manifests.load(artifact)["digest"]}
+        client.create_model_version("infoxlm", str(artifact), tags=tags)
+        client.set_registered_model_alias("infoxlm", alias, str(version))
+    build_artifact(store, "corpus", "c" * 16)
     yield store
     mlflow.set_tracking_uri(None)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
 
 
-def make(store: Path, kind: str, key: str) -> Path:
+def build_artifact(store: Path, kind: str, key: str) -> Path:
+    """Write an artifact with one file to a store."""
+
     def build(output: Path) -> None:
         (output / "weights").write_text(key)
 
@@ -44,69 +46,70 @@ def make(store: Path, kind: str, key: str) -> Path:
 
 
 @pytest.fixture
-def store(models, tmp_path, monkeypatch) -> Path:
-    """The same, a hundred days old."""
+def store(new_store, tmp_path, monkeypatch) -> Path:
+    """Return a copy of the store whose files are a hundred days old."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     store = tmp_path / "runs"
-    shutil.copytree(models, store)
+    shutil.copytree(new_store, store)
+    modified = time.time() - AGE_SECONDS
     for path in store.rglob("*"):
-        os.utime(path, (time.time() - MONTHS,) * 2)
+        os.utime(path, (modified, modified))
     return store
 
 
-def gc(store: Path, *options: str) -> str:
-    done = CliRunner().invoke(app, ["gc", str(store), *options])
-    return f"{done.exit_code} {done.output}"
+def collect_garbage(store: object, *options: str) -> Result:
+    return invoke("gc", store, *options)
 
 
-def left(store: Path) -> list[str]:
+def list_artifacts(store: Path) -> list[str]:
+    """Return the kind and the first letter of the key of each artifact."""
     return sorted(f"{path.parent.parent.name}/{path.parent.name[0]}" for path in store.glob("*/*/manifest.json"))
 
 
-def test_it_only_shows_unless_told_to_delete(store):
-    said = gc(store)
+def test_items_are_only_listed_without_delete(store):
+    result = collect_garbage(store)
 
-    assert said.startswith("0 ") and f"corpus/{'c' * 16}" in said and "1 of 3 items" in said and "--delete" in said
-    assert f"models: sqlite:///{store}/mlflow.db" in said  # who looks sees whose models were asked for
-    assert left(store) == ["corpus/c", "pretrained/a", "pretrained/b"]
-
-
-def test_what_a_registered_version_was_made_of_stays(store):
-    assert "deleted" in gc(store, "--delete")
-
-    assert left(store) == ["pretrained/a", "pretrained/b"]
+    assert result.exit_code == 0, result.stderr
+    for text in (f"corpus/{'c' * 16}", "1 of 3 items", "--delete"):
+        assert text in result.stdout
+    assert f"models: sqlite:///{store}/mlflow.db" in result.stdout  # the registry whose models are protected
+    assert list_artifacts(store) == ["corpus/c", "pretrained/a", "pretrained/b"]
 
 
-def test_of_the_versions_those_count_whose_alias_is_named(store):
-    gc(store, "--delete", "--keep", " champion, ")
+@pytest.mark.parametrize(
+    ("options", "remaining_artifacts"),
+    [
+        (["--delete"], ["pretrained/a", "pretrained/b"]),
+        (["--delete", "--keep", " champion, "], ["pretrained/b"]),
+        (["--delete", "--older-than", "101d"], ["corpus/c", "pretrained/a", "pretrained/b"]),
+    ],
+    ids=["all models are kept", "only the champion is kept", "nothing is old enough"],
+)
+def test_old_artifacts_of_no_kept_model_are_deleted(store, options, remaining_artifacts):
+    result = collect_garbage(f"{store}/", *options)
 
-    assert left(store) == ["pretrained/b"]
+    assert result.exit_code == 0, result.stderr
+    assert f"{3 - len(remaining_artifacts)} of 3 items" in result.stdout
+    assert list_artifacts(store) == remaining_artifacts
 
 
-def test_an_alias_that_no_model_has_is_refused(store):
-    said = gc(store, "--delete", "--keep", "champion,candidate")
+def test_unknown_alias_is_refused(store):
+    result = collect_garbage(store, "--delete", "--keep", "champion,candidate")
 
-    assert said.startswith("2 ") and "'candidate'" in said and len(left(store)) == 3
+    assert_refused(result, "'candidate'")
+    assert len(list_artifacts(store)) == 3
 
 
-@pytest.mark.parametrize("place", ["s3://bucket/store", "an empty folder"])
-def test_without_the_registry_nothing_is_called_superfluous(store, tmp_path, monkeypatch, place):
+@pytest.mark.parametrize("location", ["s3://bucket/store", "{folder}/empty"])
+def test_store_without_a_registry_is_refused(tmp_path, monkeypatch, location):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
-    where = place if "://" in place else tmp_path / place
 
-    said = gc(where, "--delete")
+    result = collect_garbage(location.replace("{folder}", str(tmp_path)), "--delete")
 
-    assert said.startswith("2 ") and "set MLFLOW_TRACKING_URI" in said
-
-
-def test_a_slash_at_the_end_changes_nothing(store):
-    assert "1 of 3 items" in gc(f"{store}/", "--delete") and len(left(store)) == 2
-
-
-def test_what_is_younger_than_the_limit_stays(store):
-    assert "0 of 3" in gc(store, "--older-than", "101d")
+    assert_refused(result, "set MLFLOW_TRACKING_URI")
 
 
 @pytest.mark.parametrize("age", ["30", "0d", "month", "-1d"])
-def test_an_age_that_cannot_be_read_is_refused(store, age):
-    assert gc(store, f"--older-than={age}").startswith("2 ") and len(left(store)) == 3
+def test_invalid_age_is_refused(tmp_path, age):
+    assert_refused(collect_garbage(tmp_path, f"--older-than={age}"), "is not an age. Give days or hours")
