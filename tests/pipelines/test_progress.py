@@ -1,4 +1,4 @@
-"""The lines that describe the progress of a run, from the nodes of an Argo workflow as Kubeflow lists them."""
+"""The progress of a run on Kubeflow is described from the nodes of its Argo workflow."""
 
 import kfp_server_api
 import pytest
@@ -11,7 +11,7 @@ GROUP = "root.exit-handler-1"
 
 
 def describe(progress: Progress, states: dict[str, str]) -> list[str]:
-    """Return the lines for nodes in these states, by path."""
+    """Return the lines that report nodes in these states, which are given by path."""
     tasks = []
     for task in list_tasks(states):
         children = [kfp_server_api.PipelineTaskDetailChildTask(**child) for child in task.pop("child_tasks")]
@@ -34,11 +34,11 @@ def outer_nodes() -> dict[str, str]:
     return dict.fromkeys(groups, "RUNNING") | dict.fromkeys(drivers, "SUCCEEDED")
 
 
-def test_a_node_s_id_is_argo_s():
+def test_node_id_is_that_of_argo():
     assert compute_node_id("dag-diamond-xfww2", "dag-diamond-xfww2.A(0)") == "dag-diamond-xfww2-990947287"
 
 
-def test_each_step_is_a_line_when_it_starts_ends_or_is_retried_and_inner_nodes_are_none():
+def test_step_is_reported_when_it_starts_ends_or_is_retried():
     progress = Progress(read_compiled("infoxlm")[0])
     prepare, pretrain = f"{GROUP}.prepare-corpus", f"{GROUP}.pretrain"
 
@@ -57,11 +57,11 @@ def test_each_step_is_a_line_when_it_starts_ends_or_is_retried_and_inner_nodes_a
     assert describe(progress, ended) == ["end the run: succeeded"]
 
 
-def test_the_iterations_of_a_loop_are_told_apart():
+def test_each_iteration_of_a_loop_is_reported_by_its_name():
     progress = Progress(read_compiled("ablations")[0], ["full seed 1", "MLM seed 1"])
-    first, second, third = (
+    first, second, third = [
         f"{GROUP}.for-loop-2.iteration-iterations({number}:{number}).iteration-item" for number in range(3)
-    )
+    ]
 
     states = outer_nodes() | nodes_of_step(f"{first}.pretrain", "RUNNING")
     assert describe(progress, states) == ["pre-train a variant (full seed 1): started"]
@@ -78,13 +78,13 @@ def test_the_iterations_of_a_loop_are_told_apart():
 
 
 @pytest.mark.parametrize("path", ["unknown-group.prepare-corpus", "another-root.prepare-corpus"])
-def test_a_step_whose_node_has_another_path_still_has_a_line(path):
+def test_step_with_an_unexpected_path_is_reported(path):
     progress = Progress(read_compiled("infoxlm")[0])
 
     assert describe(progress, nodes_of_step(path, "RUNNING")) == ["prepare the text: started"]
 
 
-def test_a_pod_that_stays_pending_is_mentioned_every_five_minutes_with_the_running_steps():
+def test_pending_pod_is_reported_every_five_minutes_with_the_running_steps():
     progress = Progress(read_compiled("infoxlm")[0])
     describe(progress, nodes_of_step(f"{GROUP}.pretrain", "RUNNING"))
     pod = kfp_server_api.V2beta1PipelineTaskDetail(task_id="1", display_name="executor(0)", state="PENDING")

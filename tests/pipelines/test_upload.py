@@ -1,152 +1,146 @@
-"""`infoxlm upload` against a server that keeps what it is sent: what Kubeflow's page begins with."""
+"""`infoxlm upload` sends all pipelines to Kubeflow with default parameters, so that its web page can start runs."""
 
-import os
-from pathlib import Path
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from click.testing import Result
 from kfp import components
-from typer.testing import CliRunner
 
+from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
-from pipelines import submit
-from pipelines.cli import app
+from pipelines import submit, upload
+from pipelines.cli.app import CONFIGS
+from tests.pipelines.commands import assert_refused, invoke
+from tests.pipelines.conftest import IMAGE, SUITE, write_cluster
 from tests.pipelines.kubeflow_server import Kubeflow, running_kubeflow
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-IMAGE = f"registry.example/infoxlm@sha256:{'a1' * 32}"
 SECTIONS = ("preparation", "tokenization", "pretraining", "finetuning", "evaluation", "registration")
+PIPELINE_NAMES = {
+    "infoxlm", "infoxlm-ablations", "infoxlm-suite", "infoxlm-promotion", "infoxlm-translation",
+    "infoxlm-translation-ablations",
+}  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_defaults():
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("KF_PIPELINES_")]:
-            patch.delenv(name)
-        yield
+class Upload(NamedTuple):
+    """A server to which all pipelines were uploaded, and the result of the command."""
 
-
-@pytest.fixture
-def kubeflow():
-    with running_kubeflow() as server:
-        yield server
+    kubeflow: Kubeflow
+    result: Result
 
 
 @pytest.fixture(scope="module")
-def with_the_demo(tmp_path_factory):
-    """A server to which all pipelines were uploaded with the demo; nothing else is sent to it."""
-    with running_kubeflow() as server:
-        result = upload(server, write_cluster(tmp_path_factory.mktemp("cluster")))
-        assert result.exit_code == 0, result.stderr
-        yield server
+def demo_upload(tmp_path_factory) -> Iterator[Upload]:
+    """Upload all pipelines with the settings of the demo."""
+    with running_kubeflow() as kubeflow:
+        cluster = write_cluster(tmp_path_factory.mktemp("cluster"))
+        yield Upload(kubeflow, invoke("upload", cluster, "--host", kubeflow.host))
 
 
-def write_cluster(directory: Path, image: str = IMAGE) -> Path:
-    values = yaml.safe_load((CONFIGS / "cluster.yaml").read_text()) | {"image": image}
-    (directory / "cluster.yaml").write_text(yaml.safe_dump(values))
-    return directory / "cluster.yaml"
+def read_specs(kubeflow: Kubeflow) -> dict[str, dict[str, Any]]:
+    """Return the specification of each uploaded pipeline by name."""
+    specs = [next(yaml.load_all(text, yaml.CSafeLoader)) for text in kubeflow.uploads]
+    return {spec["pipelineInfo"]["name"]: spec for spec in specs}
 
 
-def upload(kubeflow: Kubeflow, *arguments: str | Path):
-    return CliRunner().invoke(app, ["upload", *map(str, arguments), "--host", kubeflow.host])
+def default_values(spec: dict[str, Any]) -> dict[str, Any]:
+    declarations = submit.declared_parameters(spec)
+    return {name: field["defaultValue"] for name, field in declarations.items() if "defaultValue" in field}
 
 
-def uploaded(kubeflow: Kubeflow) -> dict[str, dict]:
-    """The specs that were uploaded last, by pipeline."""
-    return {
-        version["display_name"].partition("-0.")[0]: next(yaml.safe_load_all(text))
-        for version, text in zip(kubeflow.versions, kubeflow.uploads, strict=True)
-    }
+def required_parameters(spec: dict[str, Any]) -> set[str]:
+    """Return the parameters that the user has to fill in."""
+    return {name for name, field in submit.declared_parameters(spec).items() if not field.get("isOptional")}
 
 
-def defaults(spec: dict) -> dict:
-    return {
-        name: said["defaultValue"] for name, said in submit.declared_parameters(spec).items() if "defaultValue" in said
-    }
+def test_all_pipelines_are_uploaded_with_their_pages(demo_upload):
+    assert demo_upload.result.exit_code == 0, demo_upload.result.stderr
+    lines = demo_upload.result.stdout.splitlines()[:6]
+    for line in lines:
+        assert line.startswith("uploaded ")
+        assert f"{demo_upload.kubeflow.host}/#/pipelines/details/p-" in line
+    assert {pipeline["display_name"] for pipeline in demo_upload.kubeflow.pipelines} == PIPELINE_NAMES
 
 
-def test_create_run_without_typing_is_the_demo_on_this_cluster(with_the_demo):
-    spec = uploaded(with_the_demo)["infoxlm"]
-    begin = defaults(spec)
-    assert not [name for name, said in submit.declared_parameters(spec).items() if not said.get("isOptional")]
-    assert begin["image"] == begin["cluster"]["image"] == IMAGE and begin["store"] == "s3://infoxlm/store"
-    assert spec["defaultPipelineRoot"] == "s3://infoxlm/runs" and begin["overrides"] == {}
-    sections = {name: begin[name] for name in SECTIONS}
-    demo = run_file.load(CONFIGS / "demo.yaml")
-    assert run_file.RunConfig.parse(sections | {"num_workers": begin["num_workers"]}) == demo
-    assert components.load_component_from_text(with_the_demo.uploads[0]).component_spec.inputs["image"].default == IMAGE
+def test_run_with_the_default_parameters_is_the_demo_on_this_cluster(demo_upload):
+    spec = read_specs(demo_upload.kubeflow)["infoxlm"]
+    defaults = default_values(spec)
+
+    assert required_parameters(spec) == set()
+    assert defaults["image"] == defaults["cluster"]["image"] == IMAGE
+    assert defaults["store"] == "s3://infoxlm/store"
+    assert spec["defaultPipelineRoot"] == "s3://infoxlm/runs"
+    assert defaults["overrides"] == {}
+    config = {name: defaults[name] for name in (*SECTIONS, "num_workers")}
+    assert run_file.RunConfig.parse(config) == run_file.load(CONFIGS / "demo.yaml")
+    component = components.load_component_from_text(demo_upload.kubeflow.uploads[0])
+    assert component.component_spec.inputs["image"].default == IMAGE
 
 
-def test_the_page_shows_few_parameters_and_how_to_fill_in_the_form(with_the_demo):
-    """The page lists parameters alphabetically, and shows no description of a parameter."""
-    for spec in uploaded(with_the_demo).values():
+def test_page_of_a_pipeline_has_few_parameters_and_explains_the_form(demo_upload):
+    """Kubeflow lists the parameters alphabetically, without their descriptions."""
+    for spec in read_specs(demo_upload.kubeflow).values():
         assert len(submit.declared_parameters(spec)) <= 12
         description = spec["pipelineInfo"]["description"]
-        assert "enter infoxlm-runner as Service Account" in description and "docs/configuration.md" in description
-    assert all("infoxlm-runner" in pipeline["description"] for pipeline in with_the_demo.pipelines)
+        assert "enter infoxlm-runner as Service Account" in description
+        assert "docs/configuration.md" in description
+    assert all("infoxlm-runner" in pipeline["description"] for pipeline in demo_upload.kubeflow.pipelines)
 
 
-def test_the_same_is_uploaded_once_and_another_image_is_another_version(kubeflow, tmp_path):
-    first = upload(kubeflow, write_cluster(tmp_path))
-    again = upload(kubeflow, write_cluster(tmp_path))
-    versions = [version["display_name"] for version in kubeflow.versions]
-    another = upload(kubeflow, write_cluster(tmp_path, image=IMAGE.replace("a1", "b2")))
+def test_ablation_and_promotion_have_the_defaults_of_the_demo_and_a_suite_is_required(demo_upload):
+    specs = read_specs(demo_upload.kubeflow)
+    trials = default_values(specs["infoxlm-ablations"])["trials"]
+    demo = default_values(specs["infoxlm"])
 
-    assert (first.stdout.count("uploaded"), again.stdout.count("unchanged")) == (6, 6)
-    assert len(versions) == 6 and another.stdout.count("uploaded") == 6 and len(kubeflow.versions) == 12
-    assert {p["display_name"] for p in kubeflow.pipelines} == {
-        "infoxlm", "infoxlm-ablations", "infoxlm-suite", "infoxlm-promotion", "infoxlm-translation",
-        "infoxlm-translation-ablations",
-    }  # fmt: skip
-    assert all(f"{kubeflow.host}/#/pipelines/details/p-" in line for line in first.stdout.splitlines()[:6])
-
-
-def test_where_kubeflow_has_many_users_the_namespace_of_the_runs_has_the_pipelines(kubeflow, tmp_path):
-    cluster = write_cluster(tmp_path)
-    cluster.write_text(cluster.read_text() + "namespace: team-a\n")
-
-    upload(kubeflow, cluster)
-
-    assert {pipeline.get("namespace") for pipeline in kubeflow.pipelines} == {"team-a"}
-
-
-def test_an_ablation_and_a_promotion_begin_with_the_demo_too_and_a_suite_asks(with_the_demo):
-    found = uploaded(with_the_demo)
-    trials = defaults(found["infoxlm-ablations"])["trials"]
     assert [item["trial"]["variant"] for item in trials] == ["full", "-XLCO", "-TLM-XLCO"] * 3
-    assert run_file.override_trials({name: defaults(found["infoxlm"])[name] for name in SECTIONS}, trials, {})
-    assert defaults(found["infoxlm-promotion"])["model"] == "models:/infoxlm@candidate"
-    asked = {
-        name for name, said in submit.declared_parameters(found["infoxlm-suite"]).items() if not said.get("isOptional")
-    }
-    assert asked == {"suite"}
+    assert run_file.override_trials({name: demo[name] for name in SECTIONS}, trials, {})
+    assert default_values(specs["infoxlm-promotion"])["model"] == "models:/infoxlm@candidate"
+    assert required_parameters(specs["infoxlm-suite"]) == {"suite"}
 
 
-def test_a_suite_and_a_run_of_ones_own_can_be_what_the_page_begins_with(kubeflow, tmp_path):
-    (tmp_path / "suite.yaml").write_text("""
-models: {ours: "models:/infoxlm@champion"}
-tasks: {tatoeba: {settings: {task: retrieval, data: "s3://data/tatoeba"}}}
-""")
+def test_unchanged_pipeline_is_not_uploaded_again_but_another_image_is_a_new_version(kubeflow, tmp_path):
+    client = submit.connect(kubeflow.host)
 
-    result = upload(kubeflow, write_cluster(tmp_path), "--suite", tmp_path / "suite.yaml",
-                    "--set", "pretraining.optimization.steps=7000")  # fmt: skip
+    def upload_promotion(image: str) -> upload.Uploaded:
+        cluster = run_file.load_as(ClusterFile, write_cluster(tmp_path, image=image))
+        return upload.upload(client, kubeflow.host, cluster, "promotion", {"image": image})
+
+    first, repeated = upload_promotion(IMAGE), upload_promotion(IMAGE)
+    other_image = upload_promotion(IMAGE.replace("a1", "b2"))
+
+    assert [first.is_new, repeated.is_new, other_image.is_new] == [True, False, True]
+    assert first == upload.Uploaded(repeated.name, repeated.page, is_new=True)
+    assert other_image.name != first.name
+    assert len(kubeflow.pipelines) == 1
+
+
+def test_namespace_suite_and_overrides_reach_the_uploaded_pipelines(kubeflow, tmp_path):
+    cluster = write_cluster(tmp_path, namespace="team-a")
+    (tmp_path / "suite.yaml").write_text(SUITE)
+    options = ["--suite", tmp_path / "suite.yaml", "--set", "pretraining.optimization.steps=7000"]
+
+    result = invoke("upload", cluster, "--host", kubeflow.host, *options)
 
     assert result.exit_code == 0, result.stderr
-    found = uploaded(kubeflow)
-    assert defaults(found["infoxlm"])["pretraining"]["optimization"]["steps"] == 7000
-    assert defaults(found["infoxlm-suite"])["suite"]["models"][0]["name"] == "ours"
+    specs = read_specs(kubeflow)
+    assert default_values(specs["infoxlm"])["pretraining"]["optimization"]["steps"] == 7000
+    assert default_values(specs["infoxlm-suite"])["suite"]["models"][0]["name"] == "ours"
+    assert {pipeline["namespace"] for pipeline in kubeflow.pipelines} == {"team-a"}
 
 
 @pytest.mark.parametrize(
-    ("image", "options", "code", "said"),
+    ("image", "overrides", "message"),
     [
-        (f"registry.example/infoxlm@sha256:{'0' * 64}", (), 2, "placeholder"),
-        (IMAGE, ("--set", "pretraining.optimization.stepz=1"), 2, "stepz: unknown name"),
-        (IMAGE, ("--set", "num_workers=4", "--set", "pretraining.batches.virtual_shards=3"), 2, "must"),
+        (f"registry.example/infoxlm@sha256:{'0' * 64}", [], "placeholder"),
+        (IMAGE, ["pretraining.optimization.stepz=1"], "stepz: unknown name"),
+        (IMAGE, ["num_workers=4", "pretraining.batches.virtual_shards=3"], "must"),
     ],
 )
-def test_what_could_not_run_is_not_uploaded(kubeflow, tmp_path, image, options, code, said):
-    result = upload(kubeflow, write_cluster(tmp_path, image), *options)
+def test_invalid_settings_are_refused_before_anything_is_sent(kubeflow, tmp_path, image, overrides, message):
+    options = [part for override in overrides for part in ("--set", override)]
 
-    assert result.exit_code == code and said in result.stderr and result.stderr.count("\n") == 1
+    result = invoke("upload", write_cluster(tmp_path, image=image), "--host", kubeflow.host, *options)
+
+    assert_refused(result, message)
     assert kubeflow.requests == []
