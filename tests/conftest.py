@@ -107,7 +107,7 @@ LONGEST_FIRST = ("tests/e2e/", "tests/infoxlm_core/systems/test_ranking", "tests
 ONE_WORKER = {
     "Ray": [f"tests/components/adapters/{name}/" for name in ("ray", "kuberay", "torchrun")],
     "MLflow": ["tests/components/adapters/mlflow/", "tests/pipelines/cli/test_registry.py"],
-    "locked MLflow": ["tests/e2e/", "tests/pipelines/cli/test_adapt.py", "tests/pipelines/test_translation.py",
+    "locked MLflow": ["tests/e2e/", "tests/pipelines/cli/test_adapt.py",
                       "tests/security/test_mlflow_auth.py", "tests/k8s/test_mlflow.py", "tests/k8s/test_serving.py"],
 }  # fmt: skip
 """Tests that run in one worker, because they share a Ray cluster, a server, or a finished run of the DAG."""

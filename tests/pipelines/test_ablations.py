@@ -1,8 +1,9 @@
-"""Ablations: the trials that they plan, refusals before anything starts, and a whole one with a failing variant."""
+"""The planned trials of an ablation, the variants that are refused, and an ablation with a variant that diverges."""
 
 import json
 import re
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,134 +13,142 @@ from infoxlm_core import run_file
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError
 from pipelines import trials
+from pipelines.cli.app import CONFIGS
 from tests.helpers.commands import infoxlm, only, runs_of
 from tests.toys.run import write_config
 
-ROOT = Path(__file__).parents[2]
-VARIANTS = ROOT / "configs/ablations.yaml"
+VARIANTS = CONFIGS / "ablations.yaml"
 
 
 @pytest.fixture(scope="module")
 def demo() -> run_file.RunConfig:
-    return run_file.load(ROOT / "configs/demo.yaml")
+    return run_file.load(CONFIGS / "demo.yaml")
 
 
-def plan(config, tmp_path, text: str | None = None, only=(), seeds=(1,)) -> list[dict]:
-    path = VARIANTS
-    if text is not None:
-        path = tmp_path / "variants.yaml"
-        path.write_text(text)
-    return trials.plan(config, path, only, seeds)
+def test_seed_of_each_trial_is_in_its_settings(demo):
+    planned = trials.plan(demo, VARIANTS, ("full", "-XLCO"), (3, 5))
+
+    variants_and_seeds = [
+        (item["trial"]["variant"], item["trial"]["seed"], item["pretraining"]["seed"]) for item in planned
+    ]
+    assert variants_and_seeds == [("full", 3, 3), ("-XLCO", 3, 3), ("full", 5, 5), ("-XLCO", 5, 5)]
 
 
-def test_every_variant_meets_every_seed_and_the_seed_is_in_the_config(demo, tmp_path):
-    planned = plan(demo, tmp_path, only=("full", "-XLCO"), seeds=(3, 5))
-
-    pairs = [(item["trial"]["variant"], item["trial"]["seed"], item["pretraining"]["seed"]) for item in planned]
-    assert pairs == [("full", 3, 3), ("-XLCO", 3, 3), ("full", 5, 5), ("-XLCO", 5, 5)]
-
-
-def test_a_variant_may_be_asked_for_by_what_it_is(demo, tmp_path):
-    planned = plan(demo, tmp_path, only=("MLM", "MLM+TLM", "full"))
+def test_variant_can_be_chosen_by_its_alias(demo):
+    planned = trials.plan(demo, VARIANTS, ("MLM", "MLM+TLM", "full"), (1,))
 
     assert [item["trial"]["variant"] for item in planned] == ["full", "-XLCO", "-TLM-XLCO"]
-    assert [item["trial"]["what"] for item in planned][-1] == "MLM only"
+    assert planned[-1]["trial"]["what"] == "MLM only"
 
 
 @pytest.mark.item("A27")
-def test_the_papers_ablations_are_switches_of_one_config(demo, tmp_path):
-    found = {item["trial"]["variant"]: PretrainingConfig.parse(item["pretraining"]) for item in plan(demo, tmp_path)}
+def test_each_ablation_of_the_paper_changes_settings_of_one_config(demo):
+    planned = trials.plan(demo, VARIANTS, (), (1,))
+    configs = {item["trial"]["variant"]: PretrainingConfig.parse(item["pretraining"]) for item in planned}
 
-    on = {name: (c.objectives.mlm, c.objectives.tlm, c.objectives.xlco) for name, c in found.items()}
-    assert on["full"] == on["-Universal"] == (1, 1, 1)
-    assert on["-XLCO"] == (1, 1, 0) and on["-TLM-XLCO"] == (1, 0, 0)
-    assert all(on[name] == (1, 0, 1) for name in ("-TLM", "-TLM:universal", "-TLM-Mixup", "-TLM-Momentum"))
-    assert found["full"].contrast.layer == found["-TLM:universal"].contrast.layer == 2
-    assert {found[name].contrast.layer for name in ("-TLM", "-TLM-Mixup", "-TLM-Momentum", "-Universal")} == {"last"}
-    assert found["-TLM-Mixup"].contrast.mixup == found["-TLM-Momentum"].contrast.momentum == 0
-    assert found["full"] == demo.pretraining
+    weights = {name: (c.objectives.mlm, c.objectives.tlm, c.objectives.xlco) for name, c in configs.items()}
+    assert weights == {
+        "full": (1, 1, 1), "-Universal": (1, 1, 1), "-XLCO": (1, 1, 0), "-TLM-XLCO": (1, 0, 0), "-TLM": (1, 0, 1),
+        "-TLM:universal": (1, 0, 1), "-TLM-Mixup": (1, 0, 1), "-TLM-Momentum": (1, 0, 1),
+    }  # fmt: skip
+    for name in ("full", "-TLM:universal"):
+        assert configs[name].contrast.layer == 2
+    for name in ("-TLM", "-TLM-Mixup", "-TLM-Momentum", "-Universal"):
+        assert configs[name].contrast.layer == "last"
+    assert configs["-TLM-Mixup"].contrast.mixup == 0
+    assert configs["-TLM-Momentum"].contrast.momentum == 0
+    assert configs["full"] == demo.pretraining
 
 
-def test_forty_trials_fit_into_one_argument_of_a_process(demo, tmp_path):
-    planned = plan(demo, tmp_path, seeds=(1, 2, 3, 4, 5))
+def test_forty_trials_fit_into_one_process_argument(demo):
+    planned = trials.plan(demo, VARIANTS, (), (1, 2, 3, 4, 5))
 
-    assert len(planned) == 40 and len(json.dumps(planned)) < 64 * 1024
+    assert len(planned) == 40
+    assert len(json.dumps(planned)) < 64 * 1024
 
 
 @pytest.mark.parametrize(
-    ("text", "only", "said"),
+    ("variants", "only", "message"),
     [
         ("a: {}", ("b",), "has no variant 'b'. Choose from a"),
         ("a: {objectives: {xlc: 0}}", (), "variant a: pretraining.objectives.xlc: unknown name; known are"),
-        ("a: {objectives: {mlm: 0, tlm: 0, xlco: 0}}", (), "variant a: pretraining.objectives: at least one of"),
-        ("a: {contrast: {layer: first}}", (), "variant a: pretraining.contrast.layer: Input should be a valid integer"),
         ("a: {contrast: 3}", (), "variant a: pretraining.contrast: Input should be"),
+        ("a: {translation: {encoder: random}}", (), "variant a: the run has no section translation, which"),
         ("a: {}\nb: {what: the same}", (), "are the same with this config. Choose one"),
         ("a/b: {}", (), "variant 'a/b'. Use letters, digits and"),
         ("", (), "expected a mapping from names to variants"),
     ],
 )
-def test_a_bad_variant_is_refused_in_one_line(demo, tmp_path, text, only, said):
-    with pytest.raises(ConfigError) as refused:
-        plan(demo, tmp_path, text, only)
+def test_invalid_variant_is_refused_in_one_line(demo, tmp_path, variants, only, message):
+    (tmp_path / "variants.yaml").write_text(variants)
 
-    assert said in str(refused.value) and "variants.yaml" in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(ConfigError) as refusal:
+        trials.plan(demo, tmp_path / "variants.yaml", only, (1,))
+
+    (line,) = str(refusal.value).splitlines()
+    assert message in line
+    assert "variants.yaml" in line
 
 
-@pytest.mark.parametrize("seeds", ["1,1", "", "one", "-1", "1.5"])
-def test_bad_seeds_are_refused(seeds):
+@pytest.mark.parametrize("seeds", ["1,1", "", "-1", "1.5"])
+def test_seeds_that_are_repeated_or_no_whole_numbers_are_refused(seeds):
     with pytest.raises(ConfigError, match="Give different whole numbers, such as 1,2,3"):
         trials.read_seeds(seeds)
 
 
+@dataclass(frozen=True)
+class Ablation:
+    """A finished ablation."""
+
+    process: subprocess.CompletedProcess
+    store: Path
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> subprocess.CompletedProcess:
-    """Run an ablation with a seed that is not the config's; one variant diverges."""
-    base = tmp_path_factory.mktemp("ablation")
-    config, store, variants = write_config(base), base / "store", base / "variants.yaml"
-    variants.write_text(
-        yaml.safe_dump(
-            {"full": {"what": "everything"}, "broken": {"optimization": {"learning_rate": 1e30}}}, sort_keys=False
-        )
-    )
-    arguments = ["ablate", str(config), "--variants", str(variants), "--seeds", "2", "--store", str(store)]
-    arguments += ["--set", "pretraining.optimization.steps=60", "--set", "finetuning.optimization.steps=3"]
-    return infoxlm(*arguments)
+def ablation(tmp_path_factory) -> Ablation:
+    """Run two variants, of which one diverges, with a seed that differs from that of the config."""
+    folder = tmp_path_factory.mktemp("ablation")
+    config, store, variants = write_config(folder), folder / "store", folder / "variants.yaml"
+    diverging = {"optimization": {"learning_rate": 1e30}}
+    variants.write_text(yaml.safe_dump({"full": {"what": "everything"}, "broken": diverging}, sort_keys=False))
+    command = ["ablate", str(config), "--variants", str(variants), "--seeds", "2", "--store", str(store)]
+    command += ["--set", "pretraining.optimization.steps=60", "--set", "finetuning.optimization.steps=3"]
+    return Ablation(infoxlm(*command), store)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_ablation_ends_in_one_table_although_a_variant_fails(finished):
-    table = finished.stdout[finished.stdout.index("# toy-ablations") :]
+def test_table_has_the_finished_variant_and_names_the_diverged_one(ablation):
+    process = ablation.process
+    table = process.stdout[process.stdout.index("# toy-ablations") :]
 
-    assert finished.returncode == 5, finished.stderr[-3000:]
-    assert "pretrain full seed 2: step" in finished.stdout
+    assert process.returncode == 5, process.stderr[-3000:]
+    assert "pretrain full seed 2: step" in process.stdout
     assert re.search(r"^\| full +\| \d+\.\d", table, re.MULTILINE)
     assert re.search(r"^\| broken +\| –", table, re.MULTILINE)
     assert "Unfinished trials** are not included: broken seed 2" in table
-    assert "TrainingDiverged: pretrain broken seed 2" in finished.stderr.strip().splitlines()[-1]
+    assert "TrainingDiverged: pretrain broken seed 2" in process.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_all_trials_are_one_ablation_in_mlflow_with_their_seed(finished, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    store = Path(finished.args[finished.args.index("--store") + 1])
-    client, parent, nested = runs_of(store)
-    children = {run.data.tags["variant"]: run for run in nested}
-    full, broken = children["full"], children["broken"]
+def test_mlflow_has_a_run_for_each_trial_below_the_run_of_the_ablation(ablation):
+    client, parent, trial_runs = runs_of(ablation.store)
+    run_by_variant = {run.data.tags["variant"]: run for run in trial_runs}
+    full, broken = run_by_variant["full"], run_by_variant["broken"]
 
     assert (parent.info.run_name, parent.info.status) == ("toy-ablations", "FAILED")
-    assert len(nested) == 2 and {run.data.tags["seed"] for run in nested} == {"2"}
-    assert {run.data.tags["mlflow.parentRunId"] for run in nested} == {parent.info.run_id}
+    assert len(trial_runs) == 2
+    for run in trial_runs:
+        assert (run.data.tags["seed"], run.data.tags["mlflow.parentRunId"]) == ("2", parent.info.run_id)
     assert (full.info.status, broken.info.status) == ("FINISHED", "FAILED")
-    params = full.data.params
-    assert params["pretraining.seed"] == params["finetuning.seed"] == "2" and params["evaluation.seed"] == "1"
+    seeds = {section: full.data.params[f"{section}.seed"] for section in ("pretraining", "finetuning", "evaluation")}
+    assert seeds == {"pretraining": "2", "finetuning": "2", "evaluation": "1"}
     assert broken.data.params["pretraining.optimization.learning_rate"] == "1e+30"
     curve = client.get_metric_history(full.info.run_id, "loss/xlco")
     assert [point.step for point in curve] == list(range(10, 61, 10))
-    compared = json.loads((only(store, "comparison/*") / "comparison.json").read_text())
-    assert parent.data.metrics["full/retrieval/served"] == pytest.approx(
-        compared["variants"]["full"]["metrics"]["retrieval/served"]["mean"]
-    )
-    assert len(list(store.glob("corpus/*/manifest.json"))) == len(list(store.glob("shards/*/manifest.json"))) == 1
+    comparison = json.loads((only(ablation.store, "comparison/*") / "comparison.json").read_text())
+    score = comparison["variants"]["full"]["metrics"]["retrieval/served"]["mean"]
+    assert parent.data.metrics["full/retrieval/served"] == pytest.approx(score)
+    for kind in ("corpus", "shards"):  # the variants share them
+        assert len(list(ablation.store.glob(f"{kind}/*/manifest.json"))) == 1

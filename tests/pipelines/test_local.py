@@ -1,4 +1,4 @@
-"""The local runner: its console, interruptions, and the tracker that is chosen."""
+"""The local runner resumes runs, stops loops when it is interrupted, and hides lines of KFP and Ray."""
 
 import io
 import os
@@ -10,8 +10,9 @@ import threading
 import pytest
 
 from pipelines import local
+from tests.helpers.commands import environment
 
-DAG = """
+SCRIPT = """
 import sys
 from pathlib import Path
 from kfp import dsl
@@ -24,7 +25,7 @@ def toy(store: str, config: dict):
 
 store = Path(sys.argv[1])
 (store / "text.tsv").write_text("".join(f"a page of number {n}\\teine Seite mit Nummer {n}\\n" for n in range(40)))
-source = {"name": "one", "format": "tsv", "languages": ["en", "de"], "path": [str(store / "text.tsv")]}
+source = {"name": "pages", "format": "tsv", "languages": ["en", "de"], "path": [str(store / "text.tsv")]}
 config = {"languages": ["en", "de"], "corpora": [source]}
 local.run(toy, {"config": config}, store, "toy")
 print("mlflow imported:", "mlflow" in sys.modules)
@@ -32,35 +33,39 @@ print("mlflow imported:", "mlflow" in sys.modules)
 
 
 @pytest.mark.slow
-def test_a_run_without_a_tracker_never_imports_mlflow_in_the_runner_or_a_step(tmp_path):
-    trap = tmp_path / "trap"
-    trap.mkdir()
-    (trap / "mlflow.py").write_text("raise RuntimeError('somebody imports MLflow')")
+def test_run_without_a_tracker_imports_mlflow_neither_in_the_runner_nor_in_a_step(tmp_path):
+    unimportable = tmp_path / "unimportable"
+    unimportable.mkdir()
+    (unimportable / "mlflow.py").write_text("raise RuntimeError('MLflow was imported')")
     store = tmp_path / "store"
     store.mkdir()
+    python_path = os.pathsep.join([str(unimportable), os.environ.get("PYTHONPATH", "")])
+    variables = {"INFOXLM_TRACKER": "none", "PYTHONPATH": python_path}
 
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW_")}
-    variables |= {"INFOXLM_TRACKER": "none", "OMP_NUM_THREADS": "1"}
-    variables["PYTHONPATH"] = os.pathsep.join([str(trap), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", SCRIPT, str(store)]
+    process = subprocess.run(command, env=environment() | variables, capture_output=True, text=True, timeout=200)
 
-    command = [sys.executable, "-c", DAG, str(store)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200)
-
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "mlflow imported: False" in done.stdout and list(store.glob("corpus/*/manifest.json"))
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
+    assert "mlflow imported: False" in process.stdout
+    assert list(store.glob("corpus/*/manifest.json"))
     assert not (store / "mlflow.db").exists()
 
 
-def test_an_interrupted_run_continues_under_its_name_and_a_finished_run_does_not(tmp_path):
-    first = local._continue_or_start("infoxlm", {"num_workers": 0}, tmp_path, "demo")
+def test_only_an_unfinished_run_with_the_same_arguments_is_continued(tmp_path):
+    def start(name: str, num_workers: int) -> str:
+        """Return the id of the run that a command with these arguments starts or continues."""
+        return local._continue_or_start("infoxlm", {"num_workers": num_workers}, tmp_path, name)["run"]
 
-    assert local._continue_or_start("infoxlm", {"num_workers": 0}, tmp_path, "demo")["run"] == first["run"]
-    assert local._continue_or_start("infoxlm", {"num_workers": 1}, tmp_path, "another")["run"] != first["run"]
-    (tmp_path / "run.json").write_text((tmp_path / "run.json").read_text().replace("RUNNING", "FINISHED"))
-    assert local._continue_or_start("infoxlm", {"num_workers": 1}, tmp_path, "third")["run"].startswith("third-")
+    first_run = start("first", 0)
+
+    assert start("second", 0) == first_run
+    assert start("third", 1).startswith("third-")
+    identity = tmp_path / "run.json"
+    identity.write_text(identity.read_text().replace("RUNNING", "FINISHED"))
+    assert start("fourth", 1).startswith("fourth-")
 
 
-def test_the_console_shows_lines_of_our_stages_and_the_log_file_shows_everything(tmp_path):
+def test_console_shows_only_lines_of_our_stages_and_the_log_file_has_all_lines(tmp_path):
     console = io.StringIO()
     output = local.QuietOutput(console, tmp_path / "log.txt")
     text = (
@@ -78,14 +83,15 @@ def test_the_console_shows_lines_of_our_stages_and_the_log_file_shows_everything
     assert (tmp_path / "log.txt").read_text() == text
 
 
-def test_steps_that_write_at_the_same_time_do_not_break_each_others_lines(tmp_path):
-    console, turns = io.StringIO(), threading.Barrier(2)
+def test_lines_of_concurrent_steps_are_not_mixed(tmp_path):
+    console = io.StringIO()
+    barrier = threading.Barrier(2)
     output = local.QuietOutput(console, tmp_path / "log.txt")
 
     def write(name: str) -> None:
         for part in (f"    14:00:00 pretrain {name}: ", "step 1", "\n"):
             output.write(part)
-            turns.wait(5)
+            barrier.wait(5)
 
     threads = [threading.Thread(target=write, args=(name,)) for name in ("full seed 1", "-TLM seed 1")]
     for thread in threads:
@@ -93,20 +99,20 @@ def test_steps_that_write_at_the_same_time_do_not_break_each_others_lines(tmp_pa
     for thread in threads:
         thread.join()
 
-    lines = [f"14:00:00 pretrain {name}: step 1" for name in ("-TLM seed 1", "full seed 1")]
-    assert sorted(console.getvalue().splitlines()) == lines
+    lines = sorted(console.getvalue().splitlines())
+    assert lines == ["14:00:00 pretrain -TLM seed 1: step 1", "14:00:00 pretrain full seed 1: step 1"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_a_loop_from_starting_further_steps(number):
-    shell = ["sh", "-c", "true"]
+def test_no_step_can_start_after_a_signal(number):
+    step = ["sh", "-c", "true"]
     with pytest.raises(KeyboardInterrupt), local._interruptible_loops():
-        subprocess.run(shell, check=True)
+        subprocess.run(step, check=True)
         try:
             signal.raise_signal(number)
         except KeyboardInterrupt:
             with pytest.raises(FileNotFoundError):
-                subprocess.run(shell)
+                subprocess.run(step)
             raise
 
-    subprocess.run(shell, check=True)
+    subprocess.run(step, check=True)
