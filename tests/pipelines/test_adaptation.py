@@ -51,9 +51,9 @@ def test_pairs_are_counted_up_to_a_limit(tmp_path):
 
 
 def test_number_of_steps_is_two_passes_over_the_pairs_within_limits():
-    assert adaptation.choose_steps(6400, 64) == {"steps": 200, "warmup_steps": 20}
-    assert adaptation.choose_steps(10, 64)["steps"] == adaptation.FEWEST_STEPS
-    assert adaptation.choose_steps(10**9, 64)["steps"] == adaptation.MAX_STEPS
+    assert adaptation.choose_steps(6400, 64) == 200
+    assert adaptation.choose_steps(10, 64) == adaptation.MIN_STEPS
+    assert adaptation.choose_steps(10**9, 64) == adaptation.MAX_STEPS
 
 
 @pytest.mark.parametrize(("message_count", "share"), [(10_000, 0.05), (2_000, 0.05), (1_000, 0.1), (400, 0.25)])
