@@ -4,7 +4,6 @@ This does not use `kfp.Client.run_pipeline`, because that has no argument for th
 """
 
 import contextlib
-import copy
 import io
 import json
 import os
@@ -127,14 +126,11 @@ def render_for_cluster(cluster: ClusterFile, pipeline: str, defaults: Mapping[st
     return yaml.safe_dump_all([spec, platform], sort_keys=False, allow_unicode=True)
 
 
-def disable_cache(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the pipeline with Kubeflow's cache disabled for all tasks, including those in loops."""
-    uncached_spec = copy.deepcopy(dict(spec))
-    for component in (uncached_spec["root"], *uncached_spec["components"].values()):
-        tasks = component.get("dag", {}).get("tasks", {})
-        for task in tasks.values():
+def disable_cache(spec: Mapping[str, Any]) -> None:
+    """Disable Kubeflow's cache for all tasks of a pipeline, including those in loops."""
+    for component in (spec["root"], *spec["components"].values()):
+        for task in component.get("dag", {}).get("tasks", {}).values():
             task["cachingOptions"] = {}  # the cache is enabled only by {"enableCache": true}
-    return uncached_spec
 
 
 def connect(host: str, namespace: str = "") -> Any:
@@ -228,10 +224,9 @@ def create(client: Any, host: str, submission: Submission) -> str:
     cluster = submission.cluster
     spec, platform = read_for_cluster(cluster, submission.pipeline)
     if not submission.use_cache:
-        spec = disable_cache(spec)
-    runtime_config = api.V2beta1RuntimeConfig(
-        parameters=dict(submission.parameters), pipeline_root=cluster.pipeline_root
-    )
+        disable_cache(spec)
+    values = dict(submission.parameters)
+    runtime_config = api.V2beta1RuntimeConfig(parameters=values, pipeline_root=cluster.pipeline_root)
     with translate_errors(host):
         experiment = client.create_experiment(submission.experiment)
         run = api.V2beta1Run(

@@ -55,24 +55,23 @@ def _apply_overrides(config: RunConfig, variant: Mapping[str, Any]) -> dict[str,
     Raises:
         ConfigError: a setting is invalid, or the variant overrides a section that the run does not have.
     """
-    overrides_by_section: dict[str, dict[str, Any]] = {
-        "pretraining": {},
-        "translation": variant.get("translation", {}),
-    }
-    for key, value in variant.items():
-        if key not in (*_DESCRIPTIVE, "translation"):
-            overrides_by_section["pretraining"][key] = value
-    settings = {}
-    for section, overrides in overrides_by_section.items():
-        base: StageConfig | None = getattr(config, section)
-        if base is not None:
-            values = merge(base.model_dump(mode="json", exclude_none=True), overrides)
-            checked = type(base).parse(values, section)
-            # Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
-            settings[section] = checked.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        elif overrides:
-            raise ConfigError(f"the run has no section {section}, which the variant changes")
+    translation_overrides = variant.get("translation", {})
+    pretraining_overrides = {key: value for key, value in variant.items() if key not in (*_DESCRIPTIVE, "translation")}
+    settings = {"pretraining": _override_section(config.pretraining, "pretraining", pretraining_overrides)}
+    if config.translation is not None:
+        settings["translation"] = _override_section(config.translation, "translation", translation_overrides)
+    elif translation_overrides:
+        raise ConfigError("the run has no section translation, which the variant changes")
     return settings
+
+
+def _override_section(section: StageConfig, name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a section with some of them replaced, without those that are defaults.
+
+    Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
+    """
+    values = merge(section.model_dump(mode="json", exclude_none=True), overrides)
+    return type(section).parse(values, name).model_dump(mode="json", exclude_none=True, exclude_defaults=True)
 
 
 def _check_variants_differ(settings_by_variant: Mapping[str, Mapping[str, Any]], path: Path) -> None:

@@ -78,7 +78,7 @@ def test_concurrent_promotion_waits_and_is_compared_with_the_new_champion(regist
     ("metric", "message"),
     [
         ("retrieval/served=much", "'much' is not a number"),
-        ("a=5", "Give one between -1 and 1, because scores are fractions."),
+        ("retrieval/served=5", "--metric.gate.retrieval/served: Input should be less than 1, not 5"),
     ],
 )
 def test_invalid_margin_is_refused(tmp_path, metric, message):
