@@ -32,7 +32,6 @@ ELSEWHERE = {
     "components/adapters/mlflow/user.py": "k8s/test_mlflow.py",
     "components/adapters/s3/store.py": "components/adapters/test_storage.py",
     "components/adapters/sources/hub.py": "components/platform/test_sources.py",
-    "components/platform/evaluations.py": "components/test_evaluate.py",
     "components/platform/sweeps.py": "components/test_suite.py",
     "components/prepare_corpus.py": "components/adapters/ray/test_tasks.py",
     "components/pretrain.py": "components/platform/test_sources.py",

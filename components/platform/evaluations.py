@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import multiprocessing
+import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -220,7 +221,7 @@ def _measure_in_child(
         SystemExit: the trial failed; the store has the error.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
-        result = executor.submit(measure, planned, store, num_workers)
+        result = executor.submit(_measure_for_parent, planned, store, num_workers)
         if stopping.is_set():  # the signal may have arrived before the child existed
             _terminate_children()
         with contextlib.suppress(BrokenProcessPool, KeyboardInterrupt):  # the child ended without reporting a failure
@@ -230,6 +231,16 @@ def _measure_in_child(
             raise Preempted("Stopped by a signal. Run again to measure the remaining trials.")
         raise WorkerLost("The process of the trial was killed (out of memory?).")
     raise AssertionError("unreachable")
+
+
+def _measure_for_parent(planned: Mapping[str, Any], store: str, num_workers: int) -> MeasuredTrial:
+    """Measure a trial in a child process, and end this process if its parent was killed meanwhile."""
+    try:
+        return measure(planned, store, num_workers)
+    finally:
+        parent = multiprocessing.parent_process()
+        if parent and not parent.is_alive():
+            os._exit(Preempted.exit_code)  # a process of an executor would keep its GPU and wait for more work for ever
 
 
 def _terminate_children() -> None:
