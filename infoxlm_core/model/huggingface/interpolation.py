@@ -35,7 +35,13 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
     _check_equal_kind(start, encoder)
     weights = _interpolate_weights(start, encoder, weight)
     weight_files = ("model.safetensors*", "model-*.safetensors")  # one file, or several with their index
-    shutil.copytree(encoder, output, ignore=shutil.ignore_patterns(*weight_files, PROJECTION, manifests.NAME))
+    select_replaced = shutil.ignore_patterns(*weight_files, PROJECTION, manifests.NAME)
+
+    def ignore(folder: str, names: list[str]) -> set[str]:
+        # Subfolders hold other modules of sentence-transformers, such as 2_Dense, with weights of their own.
+        return select_replaced(folder, names) if Path(folder) == encoder else set()
+
+    shutil.copytree(encoder, output, ignore=ignore)
     save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
     if (encoder / PROJECTION).is_file():
         projection = pretrained.read_projection(encoder / PROJECTION)

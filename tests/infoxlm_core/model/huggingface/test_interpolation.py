@@ -42,6 +42,16 @@ def test_weight_of_a_quarter_adds_a_quarter_of_every_difference(models, tmp_path
     AutoModel.from_pretrained(tmp_path / "merged"), AutoTokenizer.from_pretrained(tmp_path / "merged")
 
 
+def test_files_in_subfolders_of_the_encoder_are_copied(models, tmp_path):
+    start, encoder = models
+    (encoder / "2_Dense").mkdir()
+    save_file({"linear.weight": torch.ones(2, 2)}, encoder / "2_Dense/model.safetensors")
+
+    interpolate(start, encoder, 0.25, tmp_path / "merged")
+
+    assert load_file(tmp_path / "merged/2_Dense/model.safetensors")["linear.weight"].eq(1).all()
+
+
 @pytest.mark.parametrize("weight", [0, 1])
 def test_weights_zero_and_one_give_the_two_models_bit_for_bit(models, tmp_path, weight):
     interpolate(*models, weight, tmp_path / "merged")
