@@ -50,6 +50,7 @@ _RETRY_SECONDS = 30.0  # between two attempts
 _PAUSE_AFTER_RELEASE = (30.0, 120.0)  # seconds; the pause is random, so that two jobs do not block each other again
 _REQUEST_SECONDS = 10.0  # to wait until the request to save is sent
 _LAST_ATTEMPTS = 3  # of the calls of a process that is being stopped, because it has only about a second
+_DELETION_PAUSE = 1.0  # seconds between two attempts to delete a job
 
 
 class _StopRequested(BaseException):
@@ -326,7 +327,7 @@ class _LaunchedJob:
     def _delete(self) -> None:
         """Delete the job to release its GPUs. If that fails, log the command that deletes it."""
         try:
-            _retry_briefly(lambda: self.jobs.delete(self.name))
+            _retry_briefly(lambda: self.jobs.delete(self.name), _DELETION_PAUSE)
         except (Unavailable, InputError) as error:
             logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", self.name, error, self.name)
 
@@ -382,11 +383,17 @@ class _LaunchedJob:
         return bool(owner_uids) and owner["uid"] not in owner_uids
 
 
-def _retry_briefly(call: Callable[[], T]) -> T:
-    """Return the result of a call. Repeat it up to `_LAST_ATTEMPTS` times if Kubernetes does not answer."""
+def _retry_briefly(call: Callable[[], T], pause: float = 0.0) -> T:
+    """Return the result of a call. Make up to `_LAST_ATTEMPTS` attempts if Kubernetes does not answer.
+
+    Args:
+        call: the call.
+        pause: seconds between two attempts.
+    """
     for _ in range(_LAST_ATTEMPTS - 1):
         with contextlib.suppress(Unavailable):
             return call()
+        time.sleep(pause)  # a server that restarts refuses connections at once
     return call()
 
 

@@ -274,6 +274,18 @@ def test_step_outside_of_a_cluster_is_refused():
         job.run(NAME, "w", CLUSTER, 8, [], lambda: None, lambda: None)
 
 
+def test_attempts_to_delete_the_job_are_a_second_apart(kubernetes, launch, clock, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(clock, "sleep", pauses.append)
+    kubernetes.fail("delete", 503, 503)
+
+    with end_with(kubernetes, SUCCEEDED):
+        launch()
+
+    assert pauses[-2:] == [1.0, 1.0]
+    assert kubernetes.job(NAME) is None
+
+
 # ---------------------------------------------------------------- the end of a job
 
 
