@@ -89,7 +89,7 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
     if is_verified:
         directories.check_encoder(path)
     else:
-        directories.check(path)
+        directories.check_model(path)
     return path
 
 
@@ -119,7 +119,7 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
     from infoxlm_core.systems.table import SYSTEMS
 
     directory = fetch_model(source, store, only=tokenizers.ALL_FILES)
-    directories.check_code(directory)
+    directories.check_no_code(directory)
     file_names = _list_names(source, directory)
     if file_names is not None:
         directories.check_file_names(source, file_names)

@@ -62,12 +62,12 @@ def finetune(
         CorpusTooSmall: no text to train on, or fewer than two labels.
     """
     training = read_training(config, encoder, corpus)
-    selection.check(config.selection.rule, training.source, training.development)
+    selection.check_dev_languages(config.selection.rule, training.source_language, training.dev_languages)
     module = task_models.create(
         encoder, training.head, training.labels, config.dropout, training.head_dropout, config.seed
     ).to(distributed.device())
     optimization = choose_steps(config, len(training.examples))
-    best = BestCheckpoints(run, config.selection, training.source)
+    best = BestCheckpoints(run, config.selection, training.source_language)
     fingerprint = _make_fingerprint(config, encoder, training)
     # To save memory and time, only the embeddings of tokens that occur in the examples are trained.
     limited_training, restore_embeddings = active_vocabulary.limit(module, training, optimization.weight_decay)
@@ -104,7 +104,7 @@ def _make_fingerprint(config: RecipeConfig, encoder: Path, training: Training) -
 
 def digest_training(training: Training) -> str:
     """Return the digest of the training examples, their targets and the development languages."""
-    digest = hashlib.sha256(json.dumps([training.head.name, training.labels, training.development]).encode())
+    digest = hashlib.sha256(json.dumps([training.head.name, training.labels, training.dev_languages]).encode())
     examples = training.examples
     for array in (examples.ids, examples.types, examples.lengths, training.targets):
         digest.update(np.ascontiguousarray(array).data)  # tobytes() would copy gigabytes

@@ -316,7 +316,7 @@ def _write_model(folder: Path) -> None:
 
 def _embed(folder: Path) -> Any:
     """Compute vectors as `infoxlm embed` does."""
-    directories.check(folder)
+    directories.check_model(folder)
     model, tokenizer = any_encoder.load_encoder(folder, "cpu")
     space = any_encoder.contrast_space(model.config)
     any_encoder.describe(model)
@@ -330,7 +330,7 @@ def _embed(folder: Path) -> Any:
 
 def _start_training(folder: Path) -> Any:
     """Load a model as a training does that starts from it."""
-    directories.check(folder)
+    directories.check_model(folder)
     size = pretrained.size_of(folder)
     return pretrained.load_into(InfoXLM(size, 1, "mean", True), folder)
 

@@ -202,7 +202,7 @@ def load_encoder(source: str | Path, store: Path) -> Path:
         StorageUnavailable: MLflow does not answer.
     """
     if not model_versions.is_uri(str(source)):
-        directories.check(Path(source))
+        directories.check_model(Path(source))
         return Path(source)
     client = connection.connect_existing(store)
     version = model_versions.find(client, str(source))

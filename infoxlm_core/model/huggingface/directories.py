@@ -27,7 +27,7 @@ class Index(TypedDict):
     weight_map: dict[str, str]
 
 
-def check(directory: Path) -> None:
+def check_model(directory: Path) -> None:
     """Check that a directory contains an encoder, and that its files match our manifest if it has one.
 
     Raises:
@@ -68,10 +68,10 @@ def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
 def check_encoder(directory: Path) -> None:
     """Raise InputError if a directory contains no encoder, or files that could run code when they are loaded."""
     check_file_names(directory, [path.name for path in directory.iterdir()] if directory.is_dir() else [])
-    check_code(directory)
+    check_no_code(directory)
 
 
-def check_code(directory: Path) -> None:
+def check_no_code(directory: Path) -> None:
     """Raise InputError if a model has a file that could run code when Transformers loads it.
 
     The directory needs no weights, so that a model can be checked before its weights are downloaded.

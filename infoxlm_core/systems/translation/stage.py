@@ -76,7 +76,7 @@ def train(
     held_out = HeldOutPairs.read(corpus, config.languages)
     held_out.after(config.validation_pairs)  # raises InputError without test pairs, which the evaluation needs later
     validation = held_out.first(config.validation_pairs)
-    best = BestCheckpoints(run, SelectionConfig(rule="joint"), source="")
+    best = BestCheckpoints(run, SelectionConfig(rule="joint"), source_language="")
     model = build(config, shards, encoder)
     translator = TextTranslator.of(model, config, shards)
     learner = TranslationLearner(config, translator, TranslationSampler(shards, config), validation, best)

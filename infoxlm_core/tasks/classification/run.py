@@ -104,8 +104,8 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
         encode_rows(train, encoder, config.max_tokens),
         train["label"].map(label_ids).to_numpy(np.int64),
         labels,
-        source=languages[0],
-        development=tuple(sorted(dev["language"].unique())),
+        source_language=languages[0],
+        dev_languages=tuple(sorted(dev["language"].unique())),
         score_dev=partial(_score_dev, dev, dev_examples) if len(dev) else None,
         head_dropout=config.head_dropout,
         write_extra_files=partial(_write_test_set, test),
@@ -248,7 +248,7 @@ def check(config: ClassificationConfig, has_grid: bool) -> None:
             raise InputError(f"{paths}: no {split} rows. {remedy}")
     dev = drop_unknown(table[table["split"] == "dev"], labels, "dev")
     test = drop_unknown(table[table["split"] == "test"], labels, "test")
-    selection.check(config.selection.rule, languages[0], sorted(dev["language"].unique()))
+    selection.check_dev_languages(config.selection.rule, languages[0], sorted(dev["language"].unique()))
     if config.mixed:
         check_aligned(split_by_language(test))
     if config.translated_test:

@@ -45,7 +45,9 @@ def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
     for split in required_splits:
         if not sets[split]:
             raise InputError(f"{name_data(settings)}: no {split} sentences. {LAYOUT}")
-    selection.check(settings.selection.rule, two_letters(settings.train_languages[0]), sorted(sets["dev"]))
+    selection.check_dev_languages(
+        settings.selection.rule, two_letters(settings.train_languages[0]), sorted(sets["dev"])
+    )
 
 
 def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> Training:  # noqa: ARG001
@@ -74,8 +76,8 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
         examples,
         targets,
         labels,
-        source=languages[0],
-        development=tuple(dev_sets),
+        source_language=languages[0],
+        dev_languages=tuple(dev_sets),
         score_dev=partial(_score_dev, dev_sets, encoded_dev_sets) if dev_sets else None,
         head_dropout=settings.head_dropout,
     )

@@ -66,8 +66,8 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
         HEAD,
         join(examples),
         np.concatenate(targets),  # (N, 2) first and last token of the answer; (0, 0) if it is not in the window
-        source=list_training_languages(config)[0],
-        development=tuple(dev_sets),
+        source_language=list_training_languages(config)[0],
+        dev_languages=tuple(dev_sets),
         score_dev=partial(_score_dev, config, dev_sets, dev_windows) if dev_sets else None,
     )
 
@@ -233,4 +233,4 @@ def check(config: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG001 - `c
     for question_set in (*dev_sets.values(), *test_sets.values()):
         choose_normaliser(config.normaliser, question_set.languages[0])
     dev_languages = [paragraph_language for paragraph_language, _ in dev_sets]
-    selection.check(config.selection.rule, source, dev_languages)
+    selection.check_dev_languages(config.selection.rule, source, dev_languages)

@@ -31,12 +31,12 @@ def name_metrics(scores: DevScores) -> dict[str, float]:
 
 
 class BestCheckpoints:
-    """The best weights of one run by its selection rule. `source` is the language of the training text."""
+    """The best weights of one run by its selection rule. `source_language` is the language of the training text."""
 
-    def __init__(self, run: Path, config: SelectionConfig, source: str) -> None:
+    def __init__(self, run: Path, config: SelectionConfig, source_language: str) -> None:
         self.run = run
         self.rule = config.rule
-        self.source = source
+        self.source_language = source_language
 
     def evaluations(self) -> list[DevScores]:
         """Return the development scores of all evaluations so far, read from the curves.
@@ -58,7 +58,7 @@ class BestCheckpoints:
 
     def choose(self, evaluations: list[DevScores], last_step: int) -> dict[str, int]:
         """Return the chosen step of each language. See `selection.choose`."""
-        return choose(evaluations, self.rule, self.source, last_step)
+        return choose(evaluations, self.rule, self.source_language, last_step)
 
     def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
         """Save the weights if the last evaluation is among the best. Delete weights that are no longer needed.

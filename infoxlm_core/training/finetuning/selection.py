@@ -32,25 +32,25 @@ class DevScores:
         return fmean(self.languages.values())
 
 
-def check(rule: str, source: str, development: Sequence[str]) -> None:
-    """Raise InputError if a rule needs a development set that is not among the given languages."""
+def check_dev_languages(rule: str, source_language: str, dev_languages: Sequence[str]) -> None:
+    """Raise InputError if a rule needs a development set in a language that has none."""
     requirement = ""
-    if rule == "source" and source not in development:
-        requirement = f"a development set in {source}"
-    elif rule != "last" and not development:
+    if rule == "source" and source_language not in dev_languages:
+        requirement = f"a development set in {source_language}"
+    elif rule != "last" and not dev_languages:
         requirement = "development sets"
     if requirement:
-        available = ", ".join(development) or "none"
+        available = ", ".join(dev_languages) or "none"
         raise InputError(f"selection.rule {rule} needs {requirement}; available: {available}")
 
 
-def choose(evaluations: Sequence[DevScores], rule: str, source: str, last_step: int) -> dict[str, int]:
+def choose(evaluations: Sequence[DevScores], rule: str, source_language: str, last_step: int) -> dict[str, int]:
     """Return the step that a rule of `SelectionConfig` chooses for each language, the earliest of equal ones.
 
     Args:
         evaluations: development scores of the run, in the order of steps.
         rule: last, source, joint or each.
-        source: the language of the training text.
+        source_language: the language of the training text.
         last_step: steps of the training so far.
 
     Returns:
@@ -59,7 +59,7 @@ def choose(evaluations: Sequence[DevScores], rule: str, source: str, last_step: 
     if rule == "last":
         return {ALL: last_step}
     if rule == "source":
-        return {ALL: max(evaluations, key=lambda scores: scores.languages[source]).step}
+        return {ALL: max(evaluations, key=lambda scores: scores.languages[source_language]).step}
     chosen = {ALL: max(evaluations, key=lambda scores: scores.mean).step}
     if rule == "each":
         for language in evaluations[0].languages:
@@ -68,7 +68,7 @@ def choose(evaluations: Sequence[DevScores], rule: str, source: str, last_step: 
 
 
 def write(directory: Path, rule: str, evaluations: Sequence[DevScores], chosen: Mapping[str, int]) -> None:
-    """Write selection.json."""
+    """Write selection.json: the rule, the scores of all evaluations, and the chosen steps."""
     looks = []
     for scores in evaluations:
         looks.append({"step": scores.step, "languages": dict(scores.languages), "mean": scores.mean})

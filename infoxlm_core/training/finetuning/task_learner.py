@@ -37,9 +37,10 @@ class Training:
     examples: Examples  # N training examples
     targets: np.ndarray  # (N, …) targets of the head's loss
     labels: tuple[str, ...] = ()  # names of the labels, in the order of their numbers
-    source: str = "en"  # language of the training text
-    development: tuple[str, ...] = ()  # languages of the development sets
-    score_dev: Callable[[TaskModel], dict[str, float]] | None = None  # model -> score of each of them, from 0 to 1
+    source_language: str = "en"  # of the training text
+    dev_languages: tuple[str, ...] = ()  # languages of the development sets
+    score_dev: Callable[[TaskModel], dict[str, float]] | None = None
+    """Model -> its score by language of the development sets, from 0 to 1."""
     head_dropout: float = 0.0
     write_extra_files: Callable[[Path], None] = lambda _: None  # writes other files into the model's directory
 

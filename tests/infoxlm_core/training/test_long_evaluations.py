@@ -84,7 +84,7 @@ def finetune(case: str, encoder: Path, base: Path) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save_file(tensors, path)
 
-    finetuning.read_training = lambda *args: replace(read_training(*args), score_dev=score, development=("en",))
+    finetuning.read_training = lambda *args: replace(read_training(*args), score_dev=score, dev_languages=("en",))
     best_checkpoints.save_file = save  # type: ignore[assignment]
     finetuning.finetune(settings, encoder, None, base / case / "out", base / case / "run")
 

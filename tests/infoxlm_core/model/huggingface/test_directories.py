@@ -30,33 +30,33 @@ def model(tmp_path):
     ],
 )
 def test_model_with_code_or_damaged_metadata_is_refused(model, name, content, message):
-    directories.check(model)
+    directories.check_model(model)
     (model / name).parent.mkdir(exist_ok=True)
     (model / name).write_text(content)
 
     with pytest.raises(InputError, match=message):
-        directories.check(model)
+        directories.check_model(model)
 
 
 def test_pickle_is_accepted_only_beside_safetensors(model):
     (model / "pytorch_model.bin").write_bytes(b"pickle")
-    directories.check(model)
+    directories.check_model(model)
     (model / "model.safetensors").unlink()
 
     with pytest.raises(InputError, match=r"pytorch_model\.bin, but no \*\.safetensors.*`infoxlm import pytorch_model"):
-        directories.check(model)
+        directories.check_model(model)
     (model / "pytorch_model.bin").unlink()
     with pytest.raises(InputError, match=r"has no config\.json with \*\.safetensors"):
-        directories.check(model)
+        directories.check_model(model)
 
 
 def test_weights_that_differ_from_our_manifest_are_refused(model):
     (model / manifests.NAME).write_text(json.dumps({"layers": []}))  # the manifest of another program
-    directories.check(model)
+    directories.check_model(model)
     (model / manifests.NAME).unlink()
     manifests.write(model, "encoder")
-    directories.check(model)
+    directories.check_model(model)
     (model / "model.safetensors").write_bytes(b"weightz")
 
     with pytest.raises(DataCorrupt, match=r"model\.safetensors"):
-        directories.check(model)
+        directories.check_model(model)

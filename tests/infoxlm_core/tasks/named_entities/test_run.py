@@ -108,7 +108,7 @@ def test_only_the_first_token_of_a_word_has_its_tag(encoder, tmp_path):
     assert label_by_position == {1: "O", 2: "B-PER", 2 + len(pieces): "I-PER"}
     assert training.head.count_losses(torch.from_numpy(training.targets)) == 4
     assert training.score_dev is None
-    assert training.development == ()
+    assert training.dev_languages == ()
 
 
 def test_only_first_tokens_contribute_to_the_loss():

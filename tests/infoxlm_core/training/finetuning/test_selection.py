@@ -69,7 +69,7 @@ def finetune(
     monkeypatch.setattr(
         finetuning,
         "read_training",
-        lambda *args: replace(read_training(*args), score_dev=score_dev, development=("en", "de")),
+        lambda *args: replace(read_training(*args), score_dev=score_dev, dev_languages=("en", "de")),
     )
     finetuning.finetune(settings, encoder, None, folder / "out", folder / "run")
     return folder / "out"
@@ -191,9 +191,9 @@ def test_the_earliest_of_equal_scores_is_chosen():
     ],
 )
 def test_a_rule_without_its_development_sets_is_refused(rule, development, message):
-    selection.check("last", "en", ())
+    selection.check_dev_languages("last", "en", ())
     with pytest.raises(InputError, match=message):
-        selection.check(rule, "en", development)
+        selection.check_dev_languages(rule, "en", development)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("joint", {"en": 0.3, "de": 0.8}), ("each", {"en": 0.6, "de": 0.8})])
