@@ -46,19 +46,11 @@ def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]
     iteration_names = list(iterations)
     for number in range(len(iterations) + 1, MAX_LOOP_STEPS + 1):
         iteration_names.append(f"iteration {number}")
-    return _StepFinder(spec, iteration_names).steps_of_group(spec["root"], f"{workflow}.root")
 
-
-class _StepFinder(NamedTuple):
-    """Finds the steps of a compiled pipeline, which are nested in groups."""
-
-    spec: Mapping[str, Any]
-    iteration_names: Sequence[str]
-
-    def steps_of_group(self, group: Mapping[str, Any], group_path: str, iteration: str = "") -> Iterator[Step]:
+    def find_in_group(group: Mapping[str, Any], group_path: str, iteration: str = "") -> Iterator[Step]:
         """Yield the steps of a group of tasks: of the pipeline, of the body of a loop, or of an exit handler."""
         for name, task in group["dag"]["tasks"].items():
-            component = self.spec["components"][task["componentRef"]["name"]]
+            component = spec["components"][task["componentRef"]["name"]]
             path = f"{group_path}.{name}"
             if "triggerPolicy" in task:  # Argo runs an exit handler as a hook of the group before it
                 path = f"{group_path}.{task['dependentTasks'][0]}.onExit.{name}"
@@ -66,11 +58,13 @@ class _StepFinder(NamedTuple):
                 label = task["taskInfo"]["name"]
                 yield Step(name, f"{label} ({iteration})" if iteration else label, path)
             elif "parameterIterator" in task:
-                for index, iteration_name in enumerate(self.iteration_names):
+                for index, iteration_name in enumerate(iteration_names):
                     iteration_path = f"{path}.iteration-iterations({index}:{index}).iteration-item"
-                    yield from self.steps_of_group(component, iteration_path, iteration_name)
+                    yield from find_in_group(component, iteration_path, iteration_name)
             else:
-                yield from self.steps_of_group(component, path, iteration)
+                yield from find_in_group(component, path, iteration)
+
+    return find_in_group(spec["root"], f"{workflow}.root")
 
 
 class Progress:

@@ -23,7 +23,7 @@ Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="URL of 
 
 
 @dataclass(frozen=True)
-class Choice:
+class TrialChoice:
     """The trials of a sweep that the user has chosen."""
 
     variants: Path = CONFIGS / "ablations.yaml"
@@ -79,7 +79,7 @@ def submit(
     checkpoint.
     """
     cluster_file = run_file.load_as(ClusterFile, cluster)
-    choice = Choice(variants, split_list(only), seeds)
+    choice = TrialChoice(variants, split_list(only), seeds)
     arguments = prepare(pipeline, config, cluster_file, set_ or [], choice)
     # The other pipelines also read the file of a run, so the name of the pipeline distinguishes their runs.
     default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
@@ -149,7 +149,7 @@ def upload(
         elif pipeline == "suite" or pipeline.startswith("translation"):  # Kubeflow asks for the settings
             values = kubeflow.select_declared(pipeline, cluster_file.parameters())
         else:
-            values = prepare(pipeline, run, cluster_file, set_ or [], Choice(only=UPLOADED_VARIANTS))
+            values = prepare(pipeline, run, cluster_file, set_ or [], TrialChoice(only=UPLOADED_VARIANTS))
         defaults[pipeline] = parameters.fit(cluster_file.store, values)
     namespace = namespace or cluster_file.namespace or ""
     client = kubeflow.connect(host, namespace)
@@ -180,7 +180,7 @@ def prepare(
     config: Path,
     cluster_file: ClusterFile,
     overrides: Sequence[str] = (),
-    choice: Choice = Choice(),
+    choice: TrialChoice = TrialChoice(),
 ) -> dict[str, Any]:
     """Check the settings of a run or a suite as for a local run, and return the parameters of its pipeline.
 
@@ -201,7 +201,9 @@ def prepare(
     return kubeflow.select_declared(pipeline, cluster_file.parameters() | settings)
 
 
-def _prepare_suite(config: Path, cluster_file: ClusterFile, overrides: Sequence[str], choice: Choice) -> dict[str, Any]:
+def _prepare_suite(
+    config: Path, cluster_file: ClusterFile, overrides: Sequence[str], choice: TrialChoice
+) -> dict[str, Any]:
     """Return the settings of a suite. Raise ConfigError if it has more trials than Argo can run."""
     from infoxlm_core.results.trials import plan
 
@@ -213,7 +215,7 @@ def _prepare_suite(config: Path, cluster_file: ClusterFile, overrides: Sequence[
 
 
 def _prepare_run(
-    pipeline: str, config: Path, cluster_file: ClusterFile, overrides: Sequence[str], choice: Choice
+    pipeline: str, config: Path, cluster_file: ClusterFile, overrides: Sequence[str], choice: TrialChoice
 ) -> dict[str, Any]:
     """Return all settings of a run, with the trials of a sweep. A promotion only needs the model and its gate."""
     run = run_file.load(config, overrides)
@@ -240,10 +242,8 @@ def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
     if "suite" not in arguments:
         return []
     planned = suite_trials.plan(SuiteConfig.parse(arguments["suite"], "suite"))
-    names = []
-    for batch in parameters.split_trials([item.trial.name for item in planned]):
-        name = batch[0]
-        if len(batch) > 1:
-            name += f" and {len(batch) - 1} more"
-        names.append(name)
-    return names
+    iterations = []
+    # An iteration measures several trials if a loop over single trials would have more steps than Argo allows.
+    for first_name, *other_names in parameters.split_trials([item.trial.name for item in planned]):
+        iterations.append(f"{first_name} and {len(other_names)} more" if other_names else first_name)
+    return iterations
