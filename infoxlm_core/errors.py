@@ -19,7 +19,9 @@ class InfoXLMError(Exception):
         message = "\\n".join(super().__str__().splitlines())
         if len(message) <= MAX_MESSAGE_LENGTH:
             return message
-        return f"{message[: MAX_MESSAGE_LENGTH - 500]} […] {message[-400:]}"
+        start = message[: MAX_MESSAGE_LENGTH - 500]
+        end = message[-400:]
+        return f"{start} […] {end}"
 
 
 def from_name(name: str, message: str) -> InfoXLMError:

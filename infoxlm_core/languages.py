@@ -50,7 +50,7 @@ def is_known(code: str) -> bool:
 
 
 def shorten(codes: Iterable[str]) -> dict[str, str]:
-    """Return the name under which each code of a test set is reported: two letters where possible.
+    """Return code -> the name under which a test set's language is reported: two letters where possible.
 
     Only the variant that `choose` selects gets the short name: `zho_Hans` becomes `zh`, and `zho_Hant` beside it keeps
     its code.

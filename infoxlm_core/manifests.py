@@ -264,8 +264,8 @@ def read(
         directory: the artifact.
         kind: the expected kind of artifact.
         producer: the stage that creates artifacts of this kind, for error messages.
-        should_hash: returns whether the digest of a file is verified; of other files, only the size is.
-        should_read: returns whether a file is verified; other files may be missing.
+        should_hash: returns whether the digest of a file is verified. Without it, only the size is verified.
+        should_read: returns whether a file is verified at all. Other files may be missing.
 
     Raises:
         InputError: there is no manifest, or it describes another kind of artifact.
@@ -284,9 +284,9 @@ def read(
             if should_read(Path(name)):
                 verify_file(path, size_and_digest, remedy, hashed=should_hash(Path(name)))
     except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
-        known_error = outside.translate_error(error, manifest_path)
-        if isinstance(known_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged
-            raise known_error or error from error
+        translated_error = outside.translate_error(error, manifest_path)
+        if isinstance(translated_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged
+            raise translated_error or error from error
         raise DataCorrupt(f"{manifest_path} cannot be read ({error}): {remedy}") from error
     unlisted_file = _find_unlisted_file(directory, manifest["files"])
     if unlisted_file:

@@ -107,14 +107,14 @@ def list_tree(folder: Path) -> list[Path]:
         InputError: a folder may not be listed. `Path.rglob` would skip it silently, so text would be missing unnoticed.
     """
 
-    def refuse(error: OSError) -> None:
+    def raise_unless_removed(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):  # another process may remove a folder meanwhile
             raise translate_error(error, folder) or error
 
     if not folder.is_dir():
         return []
     paths = []
-    for parent, folder_names, file_names in os.walk(folder, onerror=refuse):
+    for parent, folder_names, file_names in os.walk(folder, onerror=raise_unless_removed):
         paths += [Path(parent, name) for name in (*folder_names, *file_names)]
     return sorted(paths)
 
@@ -138,13 +138,13 @@ def read_text(path: Path, limit: int) -> str:
 
 
 def decode(content: bytes, source: str) -> str:
-    """Decode UTF-8 with or without a byte order mark. EncodingError names the first invalid line and byte."""
+    """Decode UTF-8 with or without a byte order mark. Raise EncodingError with the first invalid byte."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         content = error.object  # without the byte order mark
         line = content.count(b"\n", 0, error.start) + 1
-        column = error.start - content.rfind(b"\n", 0, error.start)
+        column = error.start - content.rfind(b"\n", 0, error.start)  # in bytes, counted from 1
         raise EncodingError(f"{source}:{line}:{column}: not UTF-8 from this byte on: convert the file") from None
 
 
@@ -180,7 +180,7 @@ def validate(value: Any, kind: Any, source: object, remedy: str) -> Any:
 
 
 def _describe(failure: ValidationError) -> str:
-    """Return the location and message of the first problem."""
+    """Return where the first problem is in the JSON value, and its message."""
     problem = failure.errors(include_input=False, include_url=False)[0]
     location = "".join(f"{key!s:.80}: " for key in problem["loc"])
     return location + problem["msg"]

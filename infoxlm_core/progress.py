@@ -14,14 +14,29 @@ SECONDS_BETWEEN_LINES = 15.0
 
 
 def time_left(seconds: float, done: int, total: int) -> str:
-    """Return the expected remaining time, such as `3:20 left`, at the speed of the units that are done."""
+    """Return the expected remaining time, such as `3:20 left`.
+
+    Args:
+        seconds: time that the finished units took.
+        done: number of finished units.
+        total: number of all units.
+    """
     remaining_seconds = seconds / done * (total - done)
     return f"{remaining_seconds // 60:.0f}:{int(remaining_seconds % 60):02d} left"
 
 
 @contextmanager
 def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show the progress of work. The context is a function that must be called with each number of finished units."""
+    """Show the progress of work.
+
+    Args:
+        title: what the work is.
+        total: number of units of the work.
+        unit: name of the units, in the plural.
+
+    Yields:
+        A function to call whenever units are finished, with the number of units since its last call.
+    """
     if sys.stderr.isatty():
         columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -30,15 +45,15 @@ def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None
         return
     start_time = time.monotonic()
     last_line_time = start_time
-    num_done = 0
+    finished_count = 0
 
     def advance(count: int) -> None:
-        nonlocal num_done, last_line_time
-        num_done += count
+        nonlocal finished_count, last_line_time
+        finished_count += count
         current_time = time.monotonic()
         if current_time - last_line_time >= SECONDS_BETWEEN_LINES:
-            remaining = time_left(current_time - start_time, num_done, total)
-            logger.info("%s: %d of %d %s, %s", title, num_done, total, unit, remaining)
+            remaining = time_left(current_time - start_time, finished_count, total)
+            logger.info("%s: %d of %d %s, %s", title, finished_count, total, unit, remaining)
             last_line_time = current_time
 
     yield advance

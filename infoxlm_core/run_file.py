@@ -19,7 +19,7 @@ from infoxlm_core.config import (
     StageConfig,
     TokenizationConfig,
 )
-from infoxlm_core.config.base import NonNegativeInt, put
+from infoxlm_core.config.base import NonNegativeInt, set_by_name
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.languages import two_letters
 from infoxlm_core.systems.translation.config import TranslationConfig
@@ -51,7 +51,7 @@ class RunConfig(StageConfig):
     trains."""
 
     @model_validator(mode="after")
-    def _enough_for_all_workers(self) -> Self:
+    def _check_worker_count(self) -> Self:
         """Check that every worker has a part of each batch."""
         if self.num_workers > self.pretraining.batches.virtual_shards:
             raise ValueError(
@@ -65,16 +65,18 @@ class RunConfig(StageConfig):
         return self
 
     @model_validator(mode="after")
-    def _translator_has_its_start(self) -> Self:
-        """Check that a translator has a pre-trained XLM to start from, text in its languages, and enough slices."""
+    def _check_translation(self) -> Self:
+        """Check that a translator starts from XLM and has text in its languages and a virtual shard for each worker."""
         translation = self.translation
         if translation is None:
             return self
         if self.pretraining.system != "xlm":
             raise ValueError(f"pretraining.system ({self.pretraining.system}) must be xlm to train a translator")
-        missing = set(translation.languages) - set(self.preparation.languages)
-        if missing:
-            raise ValueError(f"translation.languages: {', '.join(sorted(missing))} is not in preparation.languages")
+        missing_languages = set(translation.languages) - set(self.preparation.languages)
+        if missing_languages:
+            raise ValueError(
+                f"translation.languages: {', '.join(sorted(missing_languages))} is not in preparation.languages"
+            )
         if self.num_workers > translation.virtual_shards:
             raise ValueError(
                 f"num_workers ({self.num_workers}) must not exceed translation.virtual_shards "
@@ -83,7 +85,7 @@ class RunConfig(StageConfig):
         return self
 
     @model_validator(mode="after")
-    def _gate_is_measured(self) -> Self:
+    def _check_gate(self) -> Self:
         """Check that the evaluation measures the metrics of the gate."""
         for metric in self.registration.gates:
             if metric.startswith("guard/") and self.evaluation.guard is None:
@@ -143,6 +145,7 @@ class StrictLoader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        """Read the next node. Raise ConfigError if it has an anchor or is an alias."""
         event = self.peek_event()
         # Anchors and their aliases have this attribute. A few nested aliases can expand to gigabytes.
         if getattr(event, "anchor", None):
@@ -165,6 +168,7 @@ class StrictLoader(yaml.SafeLoader):
         return mapping
 
     def construct_integer(self, node: Any) -> int:
+        """Return the integer of a node, such as 12, 0o14 or 0xC."""
         text = self.construct_scalar(node)
         # Base 0 reads the prefix, but refuses decimal numbers with leading zeros, which YAML 1.2 allows.
         base = 0 if text.startswith(("0o", "0x")) else 10
@@ -206,17 +210,17 @@ def load_as(config_class: type[Config], path: Path | str, overrides: Sequence[st
             raise ConfigError("the file must contain a mapping of sections")
         return config_class.parse(values)
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
-        one_line = " ".join(str(error).split())  # messages of PyYAML have several lines
-        raise ConfigError(f"{path}: {one_line}") from None
+        reason = " ".join(str(error).split())  # messages of PyYAML have several lines
+        raise ConfigError(f"{path}: {reason}") from None
 
 
 def override(values: Any, assignment: str) -> None:
     """Apply an override such as `pretraining.optimization.steps=100` to a mapping of sections."""
-    name, equals_sign, value = assignment.partition("=")
+    name, equals_sign, value_text = assignment.partition("=")
     if not equals_sign:
         raise ConfigError(f"override {assignment!r}: write section.name=value")
-    new_value = yaml.load(value, Loader=StrictLoader)  # noqa: S506 - a SafeLoader
-    put(values, name.strip(), new_value, f"override {name.strip()!r}")
+    new_value = yaml.load(value_text, Loader=StrictLoader)  # noqa: S506 - a SafeLoader
+    set_by_name(values, name.strip(), new_value, f"override {name.strip()!r}")
 
 
 def parse_changed(
@@ -238,7 +242,7 @@ def parse_changed(
         return config
     new_values = config.model_dump(mode="json", exclude_none=True)
     for name, value in overrides.items():
-        put(new_values, name, value, f"override {name!r}")
+        set_by_name(new_values, name, value, f"override {name!r}")
     return config_class.parse(new_values, where)
 
 
@@ -263,7 +267,7 @@ def override_sections(
             raise ConfigError(
                 f"overrides: {name!r} is not a field of a section: write SECTION.NAME; sections are {section_names}"
             )
-        put(values, name, value, f"override {name!r}")
+        set_by_name(values, name, value, f"override {name!r}")
     run = RunConfig.parse({**values, "num_workers": num_workers})
     run.check_whole_run()
     # The tokenizer is resolved here and not when the file is read, because an override may name another start.
@@ -283,15 +287,15 @@ def override_trials(
         num_workers: number of training workers, for the validation.
 
     Raises:
-        ConfigError: a field is wrong, the trials differ in an overridden field, so that the names of the variants would
-            be wrong, or they differ in their tokenizer.
+        ConfigError: a field is wrong. An overridden field differs between trials, so that the names of the variants
+            would be wrong. Or the trials have different tokenizers.
     """
     _refuse_overrides_of_variants(trials, overrides)
     changed_trials: list[dict[str, Any]] = []
     tokenizers = set()
     for trial in trials:
         sections_of_trial = {**sections, **trial}
-        identity = sections_of_trial.pop("trial")
+        variant_and_seed = sections_of_trial.pop("trial")
         run = RunConfig.parse(override_sections(sections_of_trial, overrides, num_workers))
         tokenizers.add(run.tokenization.model)
         if len(tokenizers) > 1:
@@ -300,13 +304,13 @@ def override_trials(
                 "set it to the tokenizer of all variants"
             )
         # Defaults are omitted, because all trials together are one parameter of limited size.
-        values = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        changed_trial: dict[str, Any] = {"trial": dict(identity)}
+        changed_sections = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        changed_trial: dict[str, Any] = {"trial": dict(variant_and_seed)}
         for name in ("pretraining", "finetuning", "evaluation"):
-            changed_trial[name] = values.get(name, {})
+            changed_trial[name] = changed_sections.get(name, {})
         changed_trial["pretraining"]["seed"] = run.pretraining.seed
-        if "translation" in values:
-            changed_trial["translation"] = values["translation"]
+        if "translation" in changed_sections:
+            changed_trial["translation"] = changed_sections["translation"]
         changed_trials.append(changed_trial)
     return changed_trials
 
@@ -324,12 +328,12 @@ def _refuse_overrides_of_variants(trials: Sequence[Mapping[str, Any]], overrides
     for name in overrides:
         if trials and name in ("pretraining.seed", "finetuning.seed", "translation.seed"):
             raise ConfigError(f"overrides: {name!r}: each trial has its own seed: change `trials`")
-        distinct_values = {json.dumps(_get(values, name)) for values in values_of_trials}
+        distinct_values = {json.dumps(_find_by_name(values, name)) for values in values_of_trials}
         if len(distinct_values) > 1:
             raise ConfigError(f"overrides: {name!r}: the variants differ in it: change `trials`")
 
 
-def _get(values: Any, name: str) -> Any:
+def _find_by_name(values: Any, name: str) -> Any:
     """Return a value in a mapping of sections by its dotted name, or None if it is missing."""
     for key in name.split("."):
         values = values.get(key) if isinstance(values, dict) else None

@@ -42,7 +42,7 @@ def _check_language(code: str) -> str:
 
 
 def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge overrides recursively: mappings are merged, other values are replaced."""
+    """Return values with overrides. Mappings in both are merged recursively; other values are replaced."""
     merged = dict(values)
     for key, override in overrides.items():
         value = merged.get(key)
@@ -53,14 +53,14 @@ def merge(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def put(values: Any, name: str, new_value: Any, location: str) -> None:
-    """Set a value in nested mappings by its dotted name, such as `optimization.steps`. Missing mappings are added.
+def set_by_name(values: Any, name: str, new_value: Any, location: str) -> None:
+    """Set a value in nested mappings by its dotted name, such as `optimization.steps`. Add missing mappings.
 
     Args:
         values: the outermost mapping, as read from a YAML file.
         name: the dotted name.
-        new_value: the value.
-        location: start of the error message.
+        new_value: the value to set.
+        location: where the name comes from, for the error message.
 
     Raises:
         ConfigError: a name before the last one belongs to a value that is not a mapping.
@@ -74,8 +74,8 @@ def put(values: Any, name: str, new_value: Any, location: str) -> None:
     section[field_name] = new_value
 
 
-def whole_or(*words: str) -> BeforeValidator:
-    """Return a validator that accepts a number of layers or one of the words, and reports other values in one line."""
+def layer_count_or(*words: str) -> BeforeValidator:
+    """Return a validator that accepts a number of layers or one of the words, and describes both in its error."""
     layer_count = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])
 
     def validate(value: Any) -> Any:

@@ -101,8 +101,8 @@ class CorpusSource(StageConfig):
         return not self.languages or (pivot in self.languages and len(self.languages) > 1)
 
     @model_validator(mode="after")
-    def _fits_its_format(self) -> Self:
-        """Check that the number of languages, paths and columns suits the format."""
+    def _check_languages_and_paths(self) -> Self:
+        """Check that the languages, paths and columns suit the format."""
         language_limits = {"text": (1, 1), "tsv": (1, 2), "moses": (2, 2)}
         if self.format in language_limits:
             fewest, most = language_limits[self.format]
@@ -126,8 +126,8 @@ class CorpusSource(StageConfig):
         return self
 
     @model_validator(mode="after")
-    def _options_fit_its_format(self) -> Self:
-        """Check that options which only some formats support are not set for other formats."""
+    def _check_options_of_format(self) -> Self:
+        """Check that no option is set which the format does not support."""
         if self.text_field and (self.format not in ("jsonl", "parquet") or len(self.languages) != 1):
             raise ValueError(f"corpus {self.name}: text_field needs the format jsonl or parquet and one language")
         if self.compares_documents and self.format != "text" and not self.text_field:
@@ -202,7 +202,7 @@ class CleaningConfig(StageConfig):
     report counts these as `not_similar`. Held-out pairs are not filtered. null: no filter."""
 
     @model_validator(mode="after")
-    def _some_length_is_left(self) -> Self:
+    def _check_lengths(self) -> Self:
         if self.min_characters > self.max_characters:
             raise ValueError(f"min_characters ({self.min_characters}) exceeds max_characters ({self.max_characters})")
         return self
@@ -281,7 +281,7 @@ class PreparationConfig(StageConfig):
         return (*corpus_paths, *self.evaluation_sets)
 
     @model_validator(mode="after")
-    def _names_are_known(self) -> Self:
+    def _check_names(self) -> Self:
         """Check that corpora use languages of the run, and that names of corpora exist."""
         if len(set(self.languages)) < len(self.languages):
             raise ValueError("languages contains a language twice")

@@ -15,7 +15,7 @@ from infoxlm_core.config.base import (
     StageConfig,
     Weight,
     Whole,
-    whole_or,
+    layer_count_or,
 )
 from infoxlm_core.config.training import CheckpointsConfig, GuardConfig, OptimizationConfig
 
@@ -46,7 +46,7 @@ class ModelConfig(StageConfig):
     max_tokens: Annotated[Whole, Field(gt=0, le=2**20)] = 512
     """Number of tokens of the longest sequence that the model can read, special tokens included."""
 
-    frozen: Annotated[int | Literal["none", "embeddings"], whole_or("none", "embeddings")] = "none"
+    frozen: Annotated[int | Literal["none", "embeddings"], layer_count_or("none", "embeddings")] = "none"
     """Weights of the start that are not trained. Frozen weights need no memory for gradients and Adam moments. none:
     all weights are trained · embeddings: the embeddings of words, positions and token types · a number n: the
     embeddings and the n lowest layers."""
@@ -74,7 +74,7 @@ class ModelConfig(StageConfig):
     bf16: bf16 everywhere, which is slow on CPUs without bf16 instructions."""
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
+    def _check_heads(self) -> Self:
         if self.hidden % self.heads:
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         return self
@@ -145,7 +145,7 @@ class ObjectivesConfig(StageConfig):
         return {name: weight for name, weight in weights.items() if weight}
 
     @model_validator(mode="after")
-    def _has_objective(self) -> Self:
+    def _check_shares_and_weights(self) -> Self:
         if not self.weights():
             raise ValueError(f"at least one of {', '.join(self.systems())} must be above 0")
         if self.mask_share + self.keep_share > 1:
@@ -158,7 +158,7 @@ class ContrastConfig(StageConfig):
 
     added_later: ClassVar[tuple[str, ...]] = ("margin", "projection")
 
-    layer: Annotated[int | Literal["last"], whole_or("last")] = 8
+    layer: Annotated[int | Literal["last"], layer_count_or("last")] = 8
     """Number of the universal layer, counted from 1. This is the Transformer layer whose output is contrasted. last:
     the top layer, which public sentence encoders use."""
 
@@ -270,7 +270,7 @@ class BatchesConfig(StageConfig):
     there is more text, the window moves through it during the training, in a random order of parts of 4 MB."""
 
     @model_validator(mode="after")
-    def _batches_divide(self) -> Self:
+    def _check_batch_size(self) -> Self:
         if self.global_batch_size % self.virtual_shards:
             raise ValueError(
                 f"global_batch_size ({self.global_batch_size}) must be a multiple of "
@@ -332,7 +332,7 @@ class PretrainingConfig(StageConfig):
         return max(self.batches.block_tokens, pair_tokens)
 
     @model_validator(mode="after")
-    def _sections_agree(self) -> Self:
+    def _check_sections_agree(self) -> Self:
         """Check that the settings of different sections do not contradict each other."""
         # A model to continue from has its own sizes, which are known only when it is loaded.
         has_configured_sizes = self.model.start is None
@@ -344,8 +344,8 @@ class PretrainingConfig(StageConfig):
                 f"sequences of {self.max_sequence_tokens} tokens (batches.block_tokens, two batches.side_tokens and 3) "
                 f"exceed model.max_tokens ({self.model.max_tokens})"
             )
-        contrast_is_only_objective = self.objectives.xlco and not self.objectives.mlm + self.objectives.tlm
-        if self.contrast.start_step and contrast_is_only_objective:
+        is_contrast_only_objective = self.objectives.xlco and not self.objectives.mlm + self.objectives.tlm
+        if self.contrast.start_step and is_contrast_only_objective:
             raise ValueError(
                 f"contrast.start_step ({self.contrast.start_step}) leaves no objective for the steps before it: "
                 "set it to 0"

@@ -128,7 +128,7 @@ class CrossLingualConfig(RecipeConfig):
     training language. Only a suite and `evaluate` read them."""
 
     @model_validator(mode="after")
-    def _translations_have_one_language(self) -> Self:
+    def _check_translated_test(self) -> Self:
         if self.mixed and self.translated_test:
             raise ValueError("mixed has no effect with translated_test, whose texts have one language: set one of them")
         return self
@@ -182,7 +182,7 @@ class EvaluationConfig(StageConfig):
     encoder is not merged."""
 
     @model_validator(mode="after")
-    def _guard_chooses_weight(self) -> Self:
+    def _check_merge(self) -> Self:
         if self.merge and self.guard is None:
             raise ValueError("merge needs a guard, which chooses among its weights: set evaluation.guard")
         return self

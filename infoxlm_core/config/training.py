@@ -49,7 +49,7 @@ class OptimizationConfig(StageConfig):
     are skipped."""
 
     @model_validator(mode="after")
-    def _warmup_ends(self) -> Self:
+    def _check_warmup(self) -> Self:
         if self.warmup_steps >= self.steps:
             raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below steps ({self.steps})")
         return self

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from infoxlm_core import manifests, outside
-from infoxlm_core.config.base import put
+from infoxlm_core.config.base import set_by_name
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results.evidence import STARTS
 from infoxlm_core.results.suite_config import Settings, SuiteConfig, SuiteTaskConfig
@@ -125,7 +125,7 @@ def apply_grid_point(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, 
     """Return the settings at one point of the grid, with one seed."""
     values = suite_task.settings.model_dump(mode="json")
     for name, value in grid.items():
-        put(values, name, value, f"tasks.{task}.grid.{name}")  # `parse` rejects unknown names
+        set_by_name(values, name, value, f"tasks.{task}.grid.{name}")  # `parse` rejects unknown names
     if task_of(suite_task.settings).trained:
         values["seed"] = seed
     return type(suite_task.settings).parse(values, f"tasks.{task}.settings")
