@@ -47,13 +47,13 @@ class Examples(NamedTuple):
 # ---------------------------------------------------------------- computation
 
 
-def compare(start: Outcomes, encoder: Outcomes, trained: Collection[str]) -> dict[str, list[dict[str, Any]]]:
+def compare(start: Outcomes, encoder: Outcomes, trained_languages: Collection[str]) -> dict[str, list[dict[str, Any]]]:
     """Return what changed on the held-out pairs and, if there is one, on the guard.
 
     Args:
         start: the answers of the model before its training.
         encoder: the answers of the trained model to the same questions.
-        trained: two-letter codes of the languages of the training text.
+        trained_languages: two-letter codes of the languages of the training text.
 
     Returns:
         `held_out` and, if there is a guard, `guard`: rows for the mean, for groups of languages and for each language,
@@ -68,35 +68,36 @@ def compare(start: Outcomes, encoder: Outcomes, trained: Collection[str]) -> dic
         rows.insert(1, {"name": "no shared token", **unshared_change})
     comparison = {"held_out": rows}
     if "guard" in set(encoder.table["task"]):
-        comparison["guard"] = _compare_guard(start, encoder, trained)
+        comparison["guard"] = _compare_guard(start, encoder, trained_languages)
     return comparison
 
 
-def _compare_guard(start: Outcomes, encoder: Outcomes, trained: Collection[str]) -> list[dict[str, Any]]:
+def _compare_guard(start: Outcomes, encoder: Outcomes, trained_languages: Collection[str]) -> list[dict[str, Any]]:
     """Return what changed on the guard, and mark the languages that the training text does not have."""
     before = start.select_rows("guard/mean")
     after = encoder.select_rows("guard/mean")
-    groups = _group_by_training(after["language"], trained)
+    groups = _group_by_training(after["language"], trained_languages)
     rows = _compare_groups(before, after, groups)
     for row in rows:
         is_language = groups[row["name"]] == [row["name"]]
-        if is_language and languages.two_letters(row["name"]) not in trained:
+        if is_language and languages.two_letters(row["name"]) not in trained_languages:
             row["name"] += " (not in the training text)"
     return rows
 
 
-def _group_by_training(codes: Iterable[str], trained: Collection[str]) -> dict[str, list[str]]:
-    """Return the languages of each row of the comparison by the row's name.
+def _group_by_training(codes: Iterable[str], trained_languages: Collection[str]) -> dict[str, list[str]]:
+    """Return name of a row of the comparison -> the languages that the row averages over.
 
-    The mean comes first, then two groups if both have languages, then every language, those of the training text first.
+    The mean comes first, then the two groups if both have languages, then each language, those of the training first.
     """
     groups: dict[str, list[str]] = {"mean": [], "languages of the training": [], "other languages": []}
     for code in dict.fromkeys(codes):
-        is_trained = languages.two_letters(code) in trained
-        groups["languages of the training" if is_trained else "other languages"].append(code)
+        is_trained = languages.two_letters(code) in trained_languages
+        group = "languages of the training" if is_trained else "other languages"
+        groups[group].append(code)
         groups["mean"].append(code)
     ordered_codes = groups["languages of the training"] + groups["other languages"]
-    if not (groups["languages of the training"] and groups["other languages"]):  # one group is the mean
+    if not (groups["languages of the training"] and groups["other languages"]):  # the only group is the mean itself
         groups = {"mean": groups["mean"]}
     return groups | {code: [code] for code in ordered_codes}
 
@@ -113,8 +114,8 @@ def _compare_groups(
 
 
 def _compare_answers(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any]:
-    """Return accuracies, gain with its interval, and counts of answers. A question has one answer in each direction."""
-    key_columns = ["language", "direction", "question"]
+    """Return the accuracies of both models, the gain with its interval, and how many answers were fixed and broken."""
+    key_columns = ["language", "direction", "question"]  # a question has one answer in each direction
     right_before = before.set_index(key_columns)["right"].astype(bool)
     right_after = after.set_index(key_columns)["right"].astype(bool)
     scores_before = evidence.score_questions(before)
@@ -156,18 +157,18 @@ def find_examples(questions: "Questions", start: pd.DataFrame, encoder: pd.DataF
     is_shown_row = answers["row"] % len(questions.pairs) == language_number
     is_neighbour = is_shown_row & (answers["direction"] == "from_pivot")
     return Examples(
-        broken=_draw_examples(questions, answers[is_broken], MAX_EXAMPLES),
-        fixed=_draw_examples(questions, answers[is_fixed], MAX_EXAMPLES),
-        neighbours=_draw_examples(questions, answers[is_neighbour], NEIGHBOURS),
+        broken=_select_examples(questions, answers[is_broken], MAX_EXAMPLES),
+        fixed=_select_examples(questions, answers[is_fixed], MAX_EXAMPLES),
+        neighbours=_select_examples(questions, answers[is_neighbour], NEIGHBOURS),
     )
 
 
-def _draw_examples(questions: "Questions", answers: pd.DataFrame, limit: int) -> list[Example]:
-    """Return the first answers of each language in turn, at most `limit`."""
-    turn = answers.groupby("language").cumcount()
-    spread_answers = answers.assign(turn=turn).sort_values("turn", kind="stable").head(limit)
+def _select_examples(questions: "Questions", answers: pd.DataFrame, limit: int) -> list[Example]:
+    """Return up to `limit` answers as examples: the first one of each language, then the second ones, and so on."""
+    rank_in_language = answers.groupby("language").cumcount()
+    selected_answers = answers.assign(rank=rank_in_language).sort_values("rank", kind="stable").head(limit)
     examples = []
-    for answer in spread_answers.itertuples():
+    for answer in selected_answers.itertuples():
         pivot_sentences, other_sentences = zip(*questions.pairs[answer.language], strict=True)
         if answer.direction == "from_pivot":
             direction = f"{questions.pivot} → {answer.language}"
@@ -215,7 +216,7 @@ def lay_out(model: str, comparison: Mapping[str, Any], examples: Examples, hours
             problems.append(f"The encoder is worse on general text: the guard lost {-100 * guard['gain']:.2f} points.")
     facts = []
     for name, value in hours.items():  # such as cost/cpu_hours/all
-        device = name.split("/")[1].removesuffix("_hours").upper()
+        device = name.split("/")[1].removesuffix("_hours").upper()  # CPU or GPU
         description = f"{value:.2f}, up to this evaluation, without steps that an earlier run made"
         facts.append(Fact(f"{device} hours", description))
     sections = [Section("Before and after", text, problems=problems, tables=tables, facts=facts)]
@@ -290,7 +291,7 @@ def _in_points(difference: float) -> str:
 def _tabulate_examples(
     name: str, title: str, answer_columns: Mapping[str, str], examples: Iterable[Example]
 ) -> PageTable:
-    """Tabulate examples; `answer_columns` maps titles of columns to `before` or `after`."""
+    """Tabulate examples. `answer_columns` maps the title of a column to its field of `Example`, `before` or `after`."""
     lines = []
     for example in examples:
         cells = [example.sentence, example.right]

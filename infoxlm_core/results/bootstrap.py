@@ -49,20 +49,29 @@ def paired_bootstrap(
     # which is much faster than drawing questions.
     distinct_gains, counts = np.unique(gains, axis=0, return_counts=True)  # (D, languages), (D,)
     is_present = distinct_gains != MISSING
-    values = np.where(is_present, distinct_gains, 0.0)
+    gains_or_zero = np.where(is_present, distinct_gains, 0.0)
     rng = np.random.default_rng(seed)
     sampled_gains = []
     for start in range(0, resamples, CHUNK):
         chunk_size = min(CHUNK, resamples - start)
         sampled_counts = rng.multinomial(len(gains), counts / len(gains), size=chunk_size)  # (chunk_size, D)
-        sampled_gains.append(_average_over_languages(sampled_counts, values, is_present))
+        sampled_gains.append(_average_over_languages(sampled_counts, gains_or_zero, is_present))
     lower, upper = np.quantile(np.concatenate(sampled_gains), [(1 - level) / 2, (1 + level) / 2])
-    gain = _average_over_languages(counts[None], values, is_present)[0]
+    gain = _average_over_languages(counts[None], gains_or_zero, is_present)[0]
     return Interval(float(gain), float(lower), float(upper), len(gains))
 
 
-def _average_over_languages(sampled_counts: np.ndarray, values: np.ndarray, is_present: np.ndarray) -> np.ndarray:
-    """Return the gain of each of R samples, (R,), from counts (R, D) and the distinct gains (D, languages)."""
+def _average_over_languages(
+    sampled_counts: np.ndarray, gains_or_zero: np.ndarray, is_present: np.ndarray
+) -> np.ndarray:
+    """Return the mean gain of each sample, averaged over the questions of a language, then over languages.
+
+    Args:
+        sampled_counts: (samples, D) how often each of D distinct rows of gains is in a sample.
+        gains_or_zero: (D, languages) distinct gains; 0 if a question is missing in a language.
+        is_present: (D, languages) whether the question exists in the language.
+    """
     weights = sampled_counts.astype(float)
     with np.errstate(invalid="ignore"):  # a sample may contain no question of a small language
-        return np.nanmean((weights @ values) / (weights @ is_present), axis=1)
+        gains_by_language = (weights @ gains_or_zero) / (weights @ is_present)  # (samples, languages)
+        return np.nanmean(gains_by_language, axis=1)

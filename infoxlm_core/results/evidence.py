@@ -42,7 +42,7 @@ class Outcomes:
     def score_questions(self, metric: str) -> pd.Series:
         """Return (language, question) -> share of directions in which the question was answered correctly.
 
-        The mean over languages of the means over their questions is the metric; raises as `select_rows` does.
+        The metric is the mean over languages of the means over their questions. Errors are those of `select_rows`.
         """
         return score_questions(self.select_rows(metric))
 
@@ -58,7 +58,7 @@ class Outcomes:
         rows = self.table[self.table["task"] == task]
         vector = rows["place"].replace("contrast", "served")
         is_served = vector == "served"
-        rows_of_metric = {
+        masks_by_metric = {
             "mean": vector == "",
             "best": vector == "best",
             "served": is_served,
@@ -68,8 +68,8 @@ class Outcomes:
             f"{self.pivot}_xx": is_served & (rows["direction"] == "from_pivot"),
         }
         # Any other metric is named after a language.
-        rows_of_language = vector.isin(["", "served"]) & (rows["language"] == name)
-        rows = rows[rows_of_metric.get(name, rows_of_language)]
+        mask_of_language = vector.isin(["", "served"]) & (rows["language"] == name)
+        rows = rows[masks_by_metric.get(name, mask_of_language)]
         if rows.empty:
             raise InputError(
                 f"no outcomes of {metric} by question. Evaluate the model again, or compare by a share of correct "
@@ -90,7 +90,7 @@ def average(outcomes: Sequence[Outcomes], metric: str) -> pd.Series:
 
 
 def write(path: Path, table_by_model: Mapping[str, pd.DataFrame]) -> None:
-    """Write the outcomes of several models as one table."""
+    """Write the outcomes of several models as one table. `table_by_model` maps the name of a model to its outcomes."""
     labelled_tables = [table.assign(model=model) for model, table in table_by_model.items()]
     outcomes = pd.concat(labelled_tables, ignore_index=True)[list(COLUMNS)]
     outcomes.to_parquet(path, index=False, compression="zstd")

@@ -36,7 +36,7 @@ _STYLE: dict[Any, Any] = {
     "text.parse_math": False,  # names come from users: a dollar sign in them does not start a formula
     "svg.hashsalt": "infoxlm",  # equal scores give equal files
 }
-_LINES = {"mean": "-o", "cls": "--s"}
+_LINE_FORMATS = {"mean": "-o", "cls": "--s"}  # pooling -> line and marker, as matplotlib writes them
 _POOLINGS = {"cls": "[CLS]"}
 _REFERENCES = {"chance": "chance", "majority": "most frequent label"}
 """Field of a task's details -> label of its dotted line."""
@@ -61,6 +61,7 @@ def render(drawings: Mapping[str, Draw]) -> dict[str, dict[str, bytes]]:
 
 
 def _save(figure: Figure, kind: str) -> bytes:
+    """Return the content of a file of this kind, `png` or `svg`."""
     buffer = io.BytesIO()
     # Without these fields, which matplotlib would fill, equal figures are equal files.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
@@ -97,6 +98,7 @@ def draw_headlines(summary: Summary) -> Figure | None:
 
 
 def _draw_seeds(panel: Axes, row: int, statistic: Statistic, scale: float) -> None:
+    """Draw a row of a panel: a point for every seed, the interval as a line, and the mean as a bar."""
     values = [scale * value for value in statistic.values.values() if value is not None]
     panel.plot(values, [row] * len(values), "o", color=MODEL, alpha=0.35, markersize=5)
     if statistic.interval:
@@ -119,14 +121,14 @@ def draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Fig
                 curves[f"{name}: {label}, {len(task.languages)} languages"][model, pooling] = shares[direction]
     if not curves:
         return None
-    figure, axes = _start(5.6 if len(curves) == 1 else 9.0, 3.7, list(curves))
+    figure, axes = _make_figure(5.6 if len(curves) == 1 else 9.0, 3.7, list(curves))
     for panel, curves_of_panel in zip(axes, curves.values(), strict=True):
         for (model, pooling), shares in curves_of_panel.items():
             label = f"{model}, {_POOLINGS.get(pooling, pooling)}"
-            panel.plot(shares, _LINES.get(pooling, ":"), color=colours[model], markersize=4, label=label)
+            panel.plot(shares, _LINE_FORMATS.get(pooling, ":"), color=colours[model], markersize=4, label=label)
         panel.set_xlabel("layer (0: embeddings)")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _finish(figure, axes)
+    return _add_percent_axes_and_legend(figure, axes)
 
 
 def draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
@@ -174,7 +176,7 @@ def _draw_bars(
         separate_mean: draw a line between the first group, the mean, and the others.
         references: label -> height of a dotted line.
     """
-    figure, axes = _start(max(6.0, 1.4 + 0.5 * len(names) * len(panels)), 3.5, list(panels))
+    figure, axes = _make_figure(max(6.0, 1.4 + 0.5 * len(names) * len(panels)), 3.5, list(panels))
     for panel, bars in zip(axes, panels.values(), strict=True):
         width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
         for rank, (model, cells) in enumerate(bars.items()):
@@ -194,12 +196,12 @@ def _draw_bars(
         panel.set_xticks(range(len(names)), names)
         panel.set_xlim(-0.5, len(names) - 0.5)
         panel.grid(axis="x", visible=False)
-    return _finish(figure, axes)
+    return _add_percent_axes_and_legend(figure, axes)
 
 
 def _draw_points(title: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure:
     """Draw a metric by language on a logarithmic axis."""
-    figure, (axes,) = _start(5.6, 3.6, [title])
+    figure, (axes,) = _make_figure(5.6, 3.6, [title])
     for model, result in task.models.items():
         values = [metrics[task.main].mean or math.nan for metrics in result.languages.values()]
         axes.plot(list(result.languages), values, "o", color=colours[model], label=model)
@@ -228,7 +230,7 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
     panels = {"Training losses": losses}
     if accuracies:
         panels[f"During training: {' and '.join(accuracies)}"] = accuracies
-    figure, axes = _start(9.0 if accuracies else 5.6, 3.4, list(panels), share_y=False)
+    figure, axes = _make_figure(9.0 if accuracies else 5.6, 3.4, list(panels), share_y=False)
     for panel, lines in zip(axes, panels.values(), strict=True):
         for (name, curve), colour in zip(lines.items(), itertools.cycle(_COLOURS), strict=False):
             steps, values = zip(*curve, strict=True)
@@ -243,7 +245,7 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
 
 def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
     """Draw the accuracies of held-out pairs and guard by weight of a merge. A line marks the chosen weight."""
-    figure, (axes,) = _start(5.6, 3.4, ["Accuracy by weight of the merge"])
+    figure, (axes,) = _make_figure(5.6, 3.4, ["Accuracy by weight of the merge"])
     weights = [scores["weight"] for scores in curve]
     for name, label, colour in (("held_out", "held-out pairs", MODEL), ("guard", "guard", REFERENCE)):
         axes.plot(weights, [scores[name] for scores in curve], "-o", color=colour, markersize=4, label=label)
@@ -256,7 +258,7 @@ def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
 
 def draw_map(maps: Mapping[str, SentenceMap]) -> Figure:
     """Draw the sentences of each model as dots in the colours of their languages; lines join translations."""
-    figure, axes = _start(4.5 * len(maps), 4.6, list(maps), share_y=False)
+    figure, axes = _make_figure(4.5 * len(maps), 4.6, list(maps), share_y=False)
     tab20 = matplotlib.colormaps["tab20"]
     shades = [tab20(number) for number in range(20)]  # each colour is followed by a lighter shade of it
     colours = [*shades[::2], *shades[1::2]]
@@ -272,7 +274,8 @@ def draw_map(maps: Mapping[str, SentenceMap]) -> Figure:
     return figure
 
 
-def _start(width: float, height: float, titles: Sequence[str], share_y: bool = True) -> tuple[Figure, list[Axes]]:
+def _make_figure(width: float, height: float, titles: Sequence[str], share_y: bool = True) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its panels side by side, one for each title. Width and height are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = list(figure.subplots(1, len(titles), sharey=share_y, squeeze=False).flat)
     for panel, title in zip(axes, titles, strict=True):
@@ -280,8 +283,8 @@ def _start(width: float, height: float, titles: Sequence[str], share_y: bool = T
     return figure, axes
 
 
-def _finish(figure: Figure, axes: Sequence[Axes]) -> Figure:
-    """Show percent from 0, or from the lowest negative value, and add one legend below the panels."""
+def _add_percent_axes_and_legend(figure: Figure, axes: Sequence[Axes]) -> Figure:
+    """Label the y axes in percent, from 0 or the lowest negative value, and add one legend below all panels."""
     for panel in axes:
         panel.set_ylim(bottom=min(0.0, panel.get_ylim()[0]))
         panel.yaxis.set_major_formatter(PercentFormatter(1))

@@ -51,13 +51,13 @@ def decide(
         if champion is None:
             return Verdict(True, f"champion with {_list_scores(candidate, gate)}: there was none before")
         return _compare(candidate, champion, gate)
-    over_start = _compare(candidate, start, gate)
-    if champion is None or not over_start.passed:
-        return over_start
-    over_champion = _compare(candidate, champion, gate)
-    reason = f"{over_champion.reason}; better than {start.name}: {describe_gains(over_start.figures)}"
-    figures_over_start = {f"start/{metric}": figure for metric, figure in over_start.figures.items()}
-    return Verdict(over_champion.passed, reason, over_champion.figures | figures_over_start)
+    verdict_over_start = _compare(candidate, start, gate)
+    if champion is None or not verdict_over_start.passed:
+        return verdict_over_start
+    verdict_over_champion = _compare(candidate, champion, gate)
+    reason = f"{verdict_over_champion.reason}; better than {start.name}: {describe_gains(verdict_over_start.figures)}"
+    figures_over_start = {f"start/{metric}": figure for metric, figure in verdict_over_start.figures.items()}
+    return Verdict(verdict_over_champion.passed, reason, verdict_over_champion.figures | figures_over_start)
 
 
 def _compare(candidate: Contender, reference: Contender, gate: Mapping[str, float]) -> Verdict:
@@ -68,19 +68,19 @@ def _compare(candidate: Contender, reference: Contender, gate: Mapping[str, floa
     candidate_outcomes = candidate.read_outcomes()
     reference_outcomes = reference.read_outcomes()
     if candidate_outcomes is None or reference_outcomes is None:
-        incomplete = candidate if candidate_outcomes is None else reference
+        without_outcomes = candidate if candidate_outcomes is None else reference
         return Verdict(
             False,
-            f"candidate with {comparison}, {incomplete.name} has no outcomes by question: evaluate and "
+            f"candidate with {comparison}, {without_outcomes.name} has no outcomes by question: evaluate and "
             "register again, or promote by hand",
         )
     figures: dict[str, dict[str, float]] = {}
     unproven_metrics = []
     for metric, limit in gate.items():
         try:
-            candidate_answers = _score_questions(candidate, candidate_outcomes, metric)
-            reference_answers = _score_questions(reference, reference_outcomes, metric)
-            interval = paired_bootstrap(candidate_answers, reference_answers)
+            candidate_scores = _score_questions(candidate, candidate_outcomes, metric)
+            reference_scores = _score_questions(reference, reference_outcomes, metric)
+            interval = paired_bootstrap(candidate_scores, reference_scores)
         except InputError as error:
             return Verdict(False, f"candidate with {comparison}, but {error}", figures)
         except ValueError:
@@ -99,6 +99,7 @@ def _compare(candidate: Contender, reference: Contender, gate: Mapping[str, floa
 
 
 def _list_scores(contender: Contender, gate: Mapping[str, float]) -> str:
+    """Return a contender's values of the gate's metrics as text."""
     return ", ".join(f"{metric} {contender.tags.get(metric, 'missing')}" for metric in gate)
 
 

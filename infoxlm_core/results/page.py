@@ -88,9 +88,9 @@ def write_page(output: Path, name: str, summary: Summary, sections: Sequence[Sec
         drawings |= section.drawings
     rendered = figures.render(drawings)
     context = {"summary": summary, "name": name, "lead": lead, "sections": sections}
-    inline_images = {figure: _inline(images["svg"]) for figure, images in rendered.items()}
+    data_uris = {figure: _to_data_uri(images["svg"]) for figure, images in rendered.items()}
     files: dict[str, str | bytes] = {
-        f"{name}.html": render("page.html", **context, figures=inline_images),
+        f"{name}.html": render("page.html", **context, figures=data_uris),
         f"{name}.md": render("page.md", **context),
     }
     for figure, images_by_format in rendered.items():
@@ -244,7 +244,8 @@ def to_json(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _inline(svg: bytes) -> str:
+def _to_data_uri(svg: bytes) -> str:
+    """Return an image as a URI that contains it, so that the page needs no other file."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
 
 
@@ -279,7 +280,7 @@ def render(template: str, **context: Any) -> str:
 
 
 def list_first(names: Sequence[str]) -> str:
-    """Return the first `MAX_NAMES` names of a list as text, and how many more there are."""
+    """Return the first `MAX_NAMES` names as text that ends with the number of all others."""
     text = ", ".join(names[:MAX_NAMES])
     if len(names) > MAX_NAMES:
         text += f" and {len(names) - MAX_NAMES} more"

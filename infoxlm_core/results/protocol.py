@@ -12,6 +12,7 @@ from infoxlm_core.tasks import task_of
 from infoxlm_core.tasks.scores import Scores
 from infoxlm_core.tasks.task import Fact
 
+# Selection rule -> number of checkpoints, and the development sets that chose them.
 _RULES = {"last": "1, last step", "source": "1, dev of the source", "joint": "1, joint dev", "each": "N, own dev"}
 
 
@@ -31,45 +32,47 @@ def describe_rule(selection: Mapping[str, Any] | None, dev_languages: Collection
     return f"{_RULES[rule]}; grid by {chosen_by}"
 
 
-def name_setting(suite_task: SuiteTaskConfig, finished: Iterable[Scores]) -> str:
+def name_setting(suite_task: SuiteTaskConfig, finished_scores: Iterable[Scores]) -> str:
     """Return the paper's name of how a task crosses languages, or `other`.
 
     zero-shot: trained on English · translate-train-all: trained on all languages of the table · translate-test: trained
     on English and tested on translations into English.
     """
-    trained_on = set(_list_training_languages(suite_task, finished))
-    if trained_on <= {"en"}:
+    training_languages = set(_list_training_languages(suite_task, finished_scores))
+    if training_languages <= {"en"}:
         return "translate-test" if getattr(suite_task.settings, "translated_test", ()) else "zero-shot"
-    return "translate-train-all" if trained_on == set(task_of(suite_task.settings).order) else "other"
+    return "translate-train-all" if training_languages == set(task_of(suite_task.settings).order) else "other"
 
 
-def _list_training_languages(suite_task: SuiteTaskConfig, finished: Iterable[Scores]) -> list[str]:
+def _list_training_languages(suite_task: SuiteTaskConfig, finished_scores: Iterable[Scores]) -> list[str]:
     """Return the training languages that the settings declare, or else those of finished trials."""
     declared = task_of(suite_task.settings).list_declared_languages(suite_task.settings)
-    return declared or list(dict.fromkeys(language for scores in finished for language in scores.trained_on))
+    return declared or list(dict.fromkeys(language for scores in finished_scores for language in scores.trained_on))
 
 
-def compare_protocol(suite_task: SuiteTaskConfig, counts: Mapping[str, int], finished: Sequence[Scores]) -> list[Fact]:
+def compare_protocol(
+    suite_task: SuiteTaskConfig, counts: Mapping[str, int], finished_scores: Sequence[Scores]
+) -> list[Fact]:
     """Describe everything that decides whether our numbers compare with the paper's, beside the paper's choice.
 
     Args:
         suite_task: the task with its settings.
         counts: language -> number of questions.
-        finished: scores of finished trials.
+        finished_scores: the scores of finished trials.
     """
     settings: Any = suite_task.settings  # the fields of a training are read only for trained tasks
     task = task_of(settings)
     ours = {"test set": _describe_counts(counts, task.unit), **task.describe(settings, suite_task.table)}
     if task.trained:
         rates = suite_task.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,))
-        dev_languages: set[str] = set()  # that chose among grid points
+        dev_languages: set[str] = set()  # languages whose development sets chose the grid point
         if any(len(values) > 1 for values in suite_task.grid.values()):
-            for scores in finished:
+            for scores in finished_scores:
                 dev_languages.update(scores.dev["languages"] if scores.dev else ())
         ours |= {
-            "setting": name_setting(suite_task, finished),
-            "training languages": ", ".join(_list_training_languages(suite_task, finished)) or "unknown",
-            "training": _describe_training(suite_task, finished),
+            "setting": name_setting(suite_task, finished_scores),
+            "training languages": ", ".join(_list_training_languages(suite_task, finished_scores)) or "unknown",
+            "training": _describe_training(suite_task, finished_scores),
             "learning rates tried": _format_sorted(rates),
             "checkpoint (#M)": describe_rule({"rule": settings.selection.rule}, dev_languages),
             "seeds": str(len(suite_task.seeds)),
@@ -91,7 +94,7 @@ def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
     return f"{amount} {unit} in each of {len(counts)} languages"
 
 
-def _describe_training(suite_task: SuiteTaskConfig, finished: Sequence[Scores]) -> str:
+def _describe_training(suite_task: SuiteTaskConfig, finished_scores: Sequence[Scores]) -> str:
     """Describe the length of the training, the number of examples and the batch sizes."""
     settings: Any = suite_task.settings
     description = f"{settings.optimization.steps:,} steps"
@@ -99,7 +102,7 @@ def _describe_training(suite_task: SuiteTaskConfig, finished: Sequence[Scores]) 
         description = f"{_format_sorted(suite_task.grid['epochs'])} epochs"
     elif settings.epochs:
         description = f"{_format_sorted((settings.epochs,))} epochs"
-    examples = max((int(scores.training["examples"]) for scores in finished if scores.training), default=0)
+    examples = max((int(scores.training["examples"]) for scores in finished_scores if scores.training), default=0)
     if examples:
         description += f" of {examples:,} examples"
     batch_sizes = suite_task.grid.get("batch_size", (settings.batch_size,))

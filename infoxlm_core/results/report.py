@@ -81,9 +81,10 @@ def _write_lead(scores: Mapping[str, Any]) -> str:
     if "centred" in retrieval:
         share = percent(retrieval["centred"]["mean"])
         text += f" After the mean vector of each language is subtracted, {share} % of all pairs are found."
-    suspects = [name for name, result in scores["models"].items() if result.get("not_reserved")]
-    if suspects:
-        text += f" These sentences were not removed from the training text of {', '.join(suspects)}: compare with care."
+    suspect_models = [name for name, result in scores["models"].items() if result.get("not_reserved")]
+    if suspect_models:
+        names = ", ".join(suspect_models)
+        text += f" These sentences were not removed from the training text of {names}: compare with care."
     return text
 
 
@@ -149,13 +150,13 @@ def _show_corpus(corpus: Mapping[str, Any], warnings: Sequence[str]) -> Section:
 
 
 def describe_run(
-    scores: Mapping[str, Any], figures: Mapping[str, float], datasets: Iterable[Dataset], folder: str
+    scores: Mapping[str, Any], metrics: Mapping[str, float], datasets: Iterable[Dataset], folder: str
 ) -> str:
     """Describe an evaluated run: model, text, links and headlines.
 
     Args:
         scores: scores.json of the evaluation.
-        figures: its metrics, perhaps with the hours that the run took. Names of other models' metrics begin with the
+        metrics: its metrics, perhaps with the hours that the run took. Names of other models' metrics begin with the
             model's name.
         datasets: the corpora of its text.
         folder: the folder of the report among the run's files.
@@ -174,21 +175,21 @@ def describe_run(
             languages = sorted({language for corpus in used for language in corpus.languages})
             sentences.append(f"{verb} {names}, in {', '.join(languages)}.")
     links = f"[Report]({LINK}{folder}/report.html) · [model card]({LINK}{folder}/model_card.md)"
-    floors = [name for name in scores["models"] if name != model]
-    table = _tabulate_headlines(model, floors, figures)
+    other_models = [name for name in scores["models"] if name != model]
+    table = _tabulate_headlines(model, other_models, metrics)
     # MLflow shows only the first lines of a description, so the links go before the table.
     return f"{' '.join(sentences)}\n\n{links}\n\n{table}"
 
 
-def _tabulate_headlines(model: str, floors: Sequence[str], figures: Mapping[str, float]) -> str:
+def _tabulate_headlines(model: str, other_models: Sequence[str], metrics: Mapping[str, float]) -> str:
     """Return a Markdown table of the headlines and costs, with a column for each model."""
-    rows = [["", model, *floors], ["---"] * (2 + len(floors))]
+    rows = [["", model, *other_models], ["---"] * (2 + len(other_models))]
     for name in (*HEADLINES, "cost/gpu_hours/all", "cost/cpu_hours/all"):
-        if name not in figures:
+        if name not in metrics:
             continue
-        cells = [name, f"{figures[name]:.4g}"]
-        for floor in floors:
-            value = figures.get(f"{floor.lower()}/{name}")
+        cells = [name, f"{metrics[name]:.4g}"]
+        for other_model in other_models:
+            value = metrics.get(f"{other_model.lower()}/{name}")
             cells.append("" if value is None else f"{value:.4g}")
         rows.append(cells)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -199,14 +200,14 @@ def remove_metadata(card: str) -> str:
     return re.sub(r"\A---\n.*?\n---\n", "", card, flags=re.DOTALL)
 
 
-def select_headlines(figures: Mapping[str, float]) -> dict[str, float]:
+def select_headlines(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the main metrics under names such as `headline/retrieval_served`.
 
     MLflow groups metrics by the part before the slash, so the main metrics get a group of their own.
     """
     headlines = {}
     for name in HEADLINES:
-        if name in figures:
+        if name in metrics:
             metric = name.replace("/", "_")
-            headlines[f"headline/{metric}"] = figures[name]
+            headlines[f"headline/{metric}"] = metrics[name]
     return headlines

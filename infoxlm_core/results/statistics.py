@@ -31,7 +31,7 @@ def summarise_seeds(values: Mapping[int, float | None], comparisons: int = 1) ->
     """Return the mean, deviation and interval (Student's t) of values by seed. Only finite values count.
 
     Args:
-        values: value of each seed.
+        values: seed -> value of the metric.
         comparisons: number of intervals that are reported together. Bonferroni's correction widens each interval, so
             that all of them contain their true means with probability `CONFIDENCE`.
     """
@@ -51,19 +51,19 @@ def summarise_seeds(values: Mapping[int, float | None], comparisons: int = 1) ->
     return Statistic(n, mean, deviation, (mean - half_width, mean + half_width), by_seed)
 
 
-def compare_seeds(values: Statistic, reference: Statistic, comparisons: int) -> Statistic:
+def compare_seeds(variant: Statistic, reference: Statistic, comparisons: int) -> Statistic:
     """Return the statistic of the differences between two metrics, over the seeds that both have.
 
     Trials with the same seed read the same data in the same order, so the difference of their metrics varies less than
     the metrics.
 
     Args:
-        values: the metric of a variant.
+        variant: the metric of a variant.
         reference: the same metric of the variant with which it is compared.
         comparisons: number of variants that are compared with the reference.
     """
     differences = {}
-    for seed, value in values.values.items():
+    for seed, value in variant.values.items():
         reference_value = reference.values.get(seed)
         if value is not None and reference_value is not None:
             differences[seed] = value - reference_value
@@ -75,8 +75,10 @@ def is_share(metric: str) -> bool:
     if metric == "probe/retrieval" or metric.endswith("/accuracy"):  # curves of training
         return True
     task, _, name = metric.partition("/")
-    is_of_task = task in (*TASKS, "guard") or any(task in registered.presets for registered in TASKS.values())
-    return is_of_task and name.rpartition("/")[2] not in ("best_layer", "layer", "seeds")
+    preset_names = {preset for registered_task in TASKS.values() for preset in registered_task.presets}
+    is_of_task = task in TASKS or task == "guard" or task in preset_names
+    is_number = name.rpartition("/")[2] in ("best_layer", "layer", "seeds")  # of a layer, or of seeds
+    return is_of_task and not is_number
 
 
 def name_column(metric: str, share: bool) -> str:

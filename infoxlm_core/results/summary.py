@@ -25,6 +25,7 @@ from infoxlm_core.tasks.task import Fact, Task
 
 Metrics = Mapping[str, Statistic]
 OutcomesBySeed = Mapping[str, Mapping[int, Outcomes]]
+"""Variant -> seed -> which questions the model answered correctly."""
 COSTS = ("steps", "tokens_seen", "cost/cpu_hours/pretrain", "cost/gpu_hours/pretrain")
 """Metrics of the cost of a pre-training."""
 _TASK_HEADLINES = ("served", "best", "centred", "no_overlap", "mean")  # in the order in which a page shows them
@@ -194,8 +195,10 @@ def summarise_metrics(
         for metric in headlines:
             reference = variants[baseline].metrics[metric]
             differences[metric] = compare_seeds(variant.metrics[metric], reference, comparisons)
-        answers = _compare_answers(outcomes.get(name, {}), outcomes.get(baseline, {}), headlines, comparisons)
-        variants[name] = replace(variant, differences=differences, question_differences=answers)
+        question_differences = _compare_answers(
+            outcomes.get(name, {}), outcomes.get(baseline, {}), headlines, comparisons
+        )
+        variants[name] = replace(variant, differences=differences, question_differences=question_differences)
     return Summary(
         title=title,
         model=baseline,
@@ -266,7 +269,7 @@ def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
         config: the suite.
         results: trial name -> scores, for all finished trials.
     """
-    planned_trials = [planned.trial for planned in trials.plan(config)]
+    planned_trials = [planned_trial.trial for planned_trial in trials.plan(config)]
     tasks = {}
     for name, suite_task in config.tasks.items():
         task_trials = [trial for trial in planned_trials if trial.task == name]
@@ -333,35 +336,39 @@ def _summarise_suite_task(
     notes = []
     results = {}
     for model in dict.fromkeys(trial.model for trial in planned_trials):
-        grids: dict[str, Mapping[str, Any]] = {}
-        scores_of_grid: dict[str, dict[int, Scores]] = {}  # description of a grid point -> seed -> scores
+        grid_by_description: dict[str, Mapping[str, Any]] = {}
+        scores_by_description: dict[str, dict[int, Scores]] = {}  # description of a grid point -> seed -> scores
         for trial in planned_trials:
             if trial.model == model:
-                description = trials.describe(trial.grid)
-                grids[description] = trial.grid
-                scores_by_seed = scores_of_grid.setdefault(description, {})
+                description = trials.describe_grid_point(trial.grid)
+                grid_by_description[description] = trial.grid
+                scores_by_seed = scores_by_description.setdefault(description, {})
                 if trial.name in scores:
                     scores_by_seed[trial.seed] = scores[trial.name]
-        grid_points = [_summarise_grid_point(grids[point], scores_of_grid[point]) for point in grids]
+        grid_points = []
+        for description, grid in grid_by_description.items():
+            grid_points.append(_summarise_grid_point(grid, scores_by_description[description]))
         chosen, problem = _choose_grid_point(grid_points)
         if problem:
             notes.append(f"{model}: {problem}")
         if chosen:
-            chosen_scores = scores_of_grid[trials.describe(chosen.grid)]
+            chosen_scores = scores_by_description[trials.describe_grid_point(chosen.grid)]
             results[model] = _summarise_model(task, name, suite_task.settings, chosen_scores, chosen, grid_points)
-    finished = [scores[trial.name] for trial in planned_trials if trial.name in scores]
-    summary = _summarise_task(task, results, finished)
+    finished_scores = [scores[trial.name] for trial in planned_trials if trial.name in scores]
+    summary = _summarise_task(task, results, finished_scores)
     return replace(
         summary,
         table=suite_task.table,
-        setting=name_setting(suite_task, finished),
-        protocol=tuple(compare_protocol(suite_task, summary.counts, finished)),
+        setting=name_setting(suite_task, finished_scores),
+        protocol=tuple(compare_protocol(suite_task, summary.counts, finished_scores)),
         notes=(*notes, *summary.notes),
         settings=trials.dump_settings(suite_task.settings),
     )
 
 
-def _summarise_task(task: Task[Any], results: Mapping[str, ModelResult], finished: Sequence[Scores]) -> TaskSummary:
+def _summarise_task(
+    task: Task[Any], results: Mapping[str, ModelResult], finished_scores: Sequence[Scores]
+) -> TaskSummary:
     """Summarise the results of all models on one task, without the protocol, which only a suite has."""
     notes = []
     for model, result in results.items():
@@ -371,13 +378,13 @@ def _summarise_task(task: Task[Any], results: Mapping[str, ModelResult], finishe
                 f"{model} may have been trained on this test: {len(files)} of its files were not removed from the "
                 f"training text ({files[0]}, …). See preparation.evaluation_sets."
             )
-    if len({scores.test_set for scores in finished}) > 1:
+    if len({scores.test_set for scores in finished_scores}) > 1:
         notes.append("The trials have different test sets. Do not compare their scores.")
-    counts = {code: scores.counts[code] for scores in finished for code in scores.languages}
+    counts = {code: scores.counts[code] for scores in finished_scores for code in scores.languages}
     codes = languages.sort(counts, task.order)
     metrics = task.metrics[:1]
-    if finished:
-        metrics = tuple(dict.fromkeys((*task.metrics, *finished[0].mean)))
+    if finished_scores:
+        metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))
     return TaskSummary(
         kind=task.name,
         description=(task.__doc__ or "").splitlines()[0],
@@ -426,18 +433,18 @@ def _choose_grid_point(grid_points: Sequence[GridPoint]) -> tuple[GridPoint | No
         The chosen point, or None if no seed is finished, or if finished points of a grid have no development scores.
         A sentence about the points that could not be chosen, or "".
     """
-    finished = [grid_point for grid_point in grid_points if grid_point.seeds]
-    if not finished:
+    measured = [grid_point for grid_point in grid_points if grid_point.seeds]
+    if not measured:
         return None, ""
     if len(grid_points) == 1:
-        return finished[0], ""
-    without_dev = [grid_point for grid_point in finished if grid_point.by is None]
+        return measured[0], ""
+    without_dev = [grid_point for grid_point in measured if grid_point.by is None]
     if without_dev:
         points = _describe_grid_points(without_dev)
         return None, f"no grid point is chosen, because {points} have no development scores. Add development sets."
-    seed_count = max(len(grid_point.seeds) for grid_point in finished)
-    complete = [grid_point for grid_point in finished if len(grid_point.seeds) == seed_count]
-    incomplete = [grid_point for grid_point in finished if len(grid_point.seeds) < seed_count]
+    seed_count = max(len(grid_point.seeds) for grid_point in measured)
+    complete = [grid_point for grid_point in measured if len(grid_point.seeds) == seed_count]
+    incomplete = [grid_point for grid_point in measured if len(grid_point.seeds) < seed_count]
     problem = ""
     if incomplete:
         points = _describe_grid_points(incomplete)
@@ -446,7 +453,7 @@ def _choose_grid_point(grid_points: Sequence[GridPoint]) -> tuple[GridPoint | No
 
 
 def _describe_grid_points(grid_points: Iterable[GridPoint]) -> str:
-    return ", ".join(trials.describe(grid_point.grid) for grid_point in grid_points)
+    return ", ".join(trials.describe_grid_point(grid_point.grid) for grid_point in grid_points)
 
 
 def _summarise_model(

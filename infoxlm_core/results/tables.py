@@ -36,7 +36,7 @@ def short(number: float) -> str:
 
 
 def four_digits(number: float, mean: float) -> str:
-    """Format a number with as many decimals as its mean needs to have four digits."""
+    """Format a number with the decimals that give `mean` four digits, so that a mean and its deviation match."""
     integer_digits = len(str(int(abs(mean))))
     return f"{number:,.{max(0, 4 - integer_digits)}f}"
 
@@ -51,7 +51,7 @@ class Column:
     intervals: bool = False  # show the confidence interval of a figure
 
     def format(self, number: float, mean: float) -> str:
-        """Format a figure or its deviation. `mean` is the figure, which decides the number of decimals."""
+        """Format a figure, or its deviation with the decimals of the figure, which is `mean`."""
         return self.show(number) if self.show else four_digits(number, mean)
 
 
@@ -165,7 +165,7 @@ def to_markdown(table: PageTable, sources: Sequence[str] = (), published: bool =
 
 
 def _escape_row(row: Sequence[str], has_sentences: bool) -> list[str]:
-    """Return a row whose cells do not end at a vertical bar in them. Sentences are escaped completely."""
+    """Return a row in which vertical bars do not end a cell. In a table with sentences, escape all Markdown."""
     if has_sentences:
         return [escape_markdown(cell) for cell in row]
     return [cell.replace("|", r"\|") for cell in row]

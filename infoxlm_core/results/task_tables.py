@@ -33,7 +33,7 @@ _COST_COLUMNS = {
     "cost/gpu_hours/pretrain": Column("GPU hours", hours),
 }
 _POOLINGS = {"mean": "mean of tokens", "mean_no_special": "mean without special tokens", "cls": "[CLS]"}
-_fine_percent = partial(percent, decimals=2)
+_precise_percent = partial(percent, decimals=2)
 
 
 def get_title(metric: str) -> str:
@@ -78,7 +78,7 @@ def tabulate_headlines(summary: Summary) -> PageTable:
 def _make_headline_column(summary: Summary, metric: str, intervals: bool = False) -> Column:
     """Return the column of a headline: a share in percent, any other figure with four digits."""
     share = summary.is_share(metric)
-    return Column(statistics.name_column(metric, share), _fine_percent if share else None, intervals=intervals)
+    return Column(statistics.name_column(metric, share), _precise_percent if share else None, intervals=intervals)
 
 
 def tabulate_differences(summary: Summary) -> PageTable | None:
@@ -91,7 +91,7 @@ def tabulate_differences(summary: Summary) -> PageTable | None:
 
 
 def tabulate_question_differences(summary: Summary) -> PageTable | None:
-    """Tabulate the differences of an ablation's variants to the first one over the questions. None without answers."""
+    """Tabulate the differences to the first variant with intervals over the questions. Return None without answers."""
     differences = {name: variant.question_differences for name, variant in summary.variants.items()}
     measured = {metric for by_metric in differences.values() for metric in by_metric}
     columns = {}
@@ -113,7 +113,7 @@ def tabulate_costs(summary: Summary) -> PageTable | None:
 
 def tabulate_published_ablations(summary: Summary) -> PageTable | None:
     """Tabulate the paper's results for the same variants. Return None if it has none of them."""
-    columns = {metric: Column(title, _fine_percent) for metric, title in published.METRICS.items()}
+    columns = {metric: Column(title, _precise_percent) for metric, title in published.METRICS.items()}
     return _tabulate_variants(summary, "published-ablations", columns, published.ablations())
 
 
@@ -187,7 +187,8 @@ def _average_directions(by_layer: Mapping[str, Any]) -> dict[str, Sequence[float
     return means
 
 
-def _list_columns(codes: Iterable[str], show: Callable[[float], str] = percent) -> tuple[Column, ...]:
+def _make_language_columns(codes: Iterable[str], show: Callable[[float], str] = percent) -> tuple[Column, ...]:
+    """Return a column for the mean and one for each language."""
     return (Column("mean", show, role="sum"), *(Column(code, show) for code in codes))
 
 
@@ -207,7 +208,7 @@ def _tabulate_metric(name: str, task: TaskSummary, metric: str) -> PageTable:
     return PageTable(
         name if len(task.metrics) == 1 else f"{name}-{metric.replace('_', '-')}",
         f"{name}: {get_title(metric)}",
-        _list_columns(task.languages, show),
+        _make_language_columns(task.languages, show),
         tuple(lines),
         paper.lines,
         paper.notes,
@@ -227,17 +228,19 @@ def _tabulate_vectors(name: str, task: TaskSummary) -> Iterable[PageTable]:
             continue
         for direction, label in (("to_pivot", f"xx_{pivot}"), ("from_pivot", f"{pivot}_xx")):
             published_name = f"{task.table}/{group}/{label}" if task.table == "tatoeba" else ""
-            lines = tuple(_list_vectors(task.models, codes, direction))
+            lines = tuple(_make_vector_lines(task.models, codes, direction))
             paper = _arrange_published(published_name, codes, lambda _: True, detailed=True)
             notes = paper.notes
             if any(BEST in line.detail for line in lines):
                 notes = (_BEST_NOTE, *notes)
             title = label.replace("_", " → ")
-            file = label.replace("_", "-")
+            file_suffix = label.replace("_", "-")
             if len(groups) > 1:
                 title = f"{_GROUPS[group]}, {title}"
-                file = f"{group}-{file}"
-            yield PageTable(f"{name}-{file}", f"{name}: {title}", _list_columns(codes), lines, paper.lines, notes)
+                file_suffix = f"{group}-{file_suffix}"
+            yield PageTable(
+                f"{name}-{file_suffix}", f"{name}: {title}", _make_language_columns(codes), lines, paper.lines, notes
+            )
 
 
 def _find_group(code: str) -> str:
@@ -249,7 +252,7 @@ def _find_group(code: str) -> str:
     return "other"
 
 
-def _list_vectors(models: Mapping[str, ModelResult], codes: Sequence[str], direction: str) -> Iterable[Line]:
+def _make_vector_lines(models: Mapping[str, ModelResult], codes: Sequence[str], direction: str) -> Iterable[Line]:
     """Yield a row for each model, vector by vector, in the order of the paper's tables."""
     first_result = next(iter(models.values()))
     for index in range(len(first_result.details["vectors"])):
@@ -314,7 +317,9 @@ def tabulate_grid(task: TaskSummary) -> PageTable | None:
         cells = tuple(Statistic(len(grid_point.seeds), grid_point.by) for grid_point in result.grid)
         chosen_index = result.grid.index(result.chosen)
         lines.append(Line(model, cells, seeds=len(result.chosen.seeds), marked=chosen_index))
-    columns = tuple(Column(trials.describe(grid_point.grid), _fine_percent) for grid_point in first_result.grid)
+    columns = tuple(
+        Column(trials.describe_grid_point(grid_point.grid), _precise_percent) for grid_point in first_result.grid
+    )
     return PageTable("grid", "", columns, tuple(lines))
 
 

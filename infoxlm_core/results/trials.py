@@ -68,7 +68,7 @@ class Trial:
         return cls(values["name"], values["model"], seed, values["task"], grid)
 
 
-class Planned(NamedTuple):
+class PlannedTrial(NamedTuple):
     """A trial of a suite with the source of its model and its settings."""
 
     trial: Trial
@@ -77,30 +77,34 @@ class Planned(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values without None, which KFP does not have."""
-        point = {name: getattr(self.trial, name) for name in ("model", "task", "seed", "grid", "name")}
-        return {"point": point, "source": self.source, "settings": dump_settings(self.settings)}
+        trial_fields = {name: getattr(self.trial, name) for name in ("model", "task", "seed", "grid", "name")}
+        return {"point": trial_fields, "source": self.source, "settings": dump_settings(self.settings)}
 
 
-def plan(config: SuiteConfig) -> list[Planned]:
-    """List the trials of a suite, task by task in the order of the config; ConfigError if it cannot be planned."""
+def plan(config: SuiteConfig) -> list[PlannedTrial]:
+    """Return the trials of a suite, task by task in the order of the config.
+
+    Raises:
+        ConfigError: names of models are ambiguous, or a grid or its seeds cannot be used.
+    """
     _check_model_names(config)
-    planned = []
+    planned_trials = []
     for task, suite_task in config.tasks.items():
         _check_grid_and_seeds(task, suite_task)
         grid_points = _list_grid_points(suite_task)
         for (model, source), grid, seed in itertools.product(config.models.items(), grid_points, suite_task.seeds):
             name = f"{model} {task}"
             if grid:
-                name += f" {describe(grid)}"
+                name += f" {describe_grid_point(grid)}"
             if task_of(suite_task.settings).trained:
                 name += f" seed {seed}"
             trial = Trial(name, model, seed, task, grid)
-            planned.append(Planned(trial, source, apply_grid_point(task, suite_task, grid, seed)))
-    return planned
+            planned_trials.append(PlannedTrial(trial, source, apply_grid_point(task, suite_task, grid, seed)))
+    return planned_trials
 
 
 def _list_grid_points(suite_task: SuiteTaskConfig) -> list[dict[str, Any]]:
-    """Return every combination of the grid's values, {field: value}; one empty combination if there is no grid."""
+    """Return every combination of the grid's values as field -> value. Without a grid, there is an empty one."""
     names = sorted(suite_task.grid)
     value_lists = [map(_to_int, suite_task.grid[name]) for name in names]
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*value_lists)]
@@ -113,8 +117,11 @@ def _to_int(value: Any) -> Any:
     return value
 
 
-def describe(grid: Mapping[str, Any]) -> str:
-    """Describe grid values, `batch_size=16 learning_rate=2e-05`; fields have full names if short ones are ambiguous."""
+def describe_grid_point(grid: Mapping[str, Any]) -> str:
+    """Return the values of a grid point as text: `batch_size=16 learning_rate=2e-05`.
+
+    Fields have their full names, such as `optimization.learning_rate`, if two short names are equal.
+    """
     names = [name.rpartition(".")[2] for name in grid]
     if len(set(names)) < len(names):
         names = list(grid)
@@ -142,6 +149,7 @@ def slug(model: str) -> str:
 
 
 def _check_model_names(config: SuiteConfig) -> None:
+    """Raise ConfigError if two models would have the same metric names."""
     models_by_slug: dict[str, str] = {}
     for model in config.models:
         first_model = models_by_slug.setdefault(slug(model), model)
@@ -152,7 +160,7 @@ def _check_model_names(config: SuiteConfig) -> None:
 
 
 def _check_grid_and_seeds(task: str, suite_task: SuiteTaskConfig) -> None:
-    """Reject seeds and grid values that are repeated or have no effect."""
+    """Raise ConfigError for seeds and grid values that are repeated or have no effect."""
     settings = suite_task.settings
     location = f"tasks.{task}"
     if not task_of(settings).trained:
@@ -190,7 +198,7 @@ def check(task: str, suite_task: SuiteTaskConfig, settings: Settings) -> None:
 
 
 def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[str, Any], output: Path) -> Scores:
-    """Measure an encoder, or the model that was fine-tuned from it; write scores.json beside the predictions.
+    """Measure an encoder or the model that was fine-tuned from it, and write scores.json and the predictions.
 
     Args:
         settings: settings of the task.
@@ -214,5 +222,5 @@ def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[st
 
 
 def read_scores(path: Path) -> Scores:
-    """Read scores.json of `measure`; InputError if it is malformed."""
+    """Read the scores.json that `measure` wrote. Raise InputError if it is malformed."""
     return Scores.from_dict(outside.read_json(path, dict[str, Any], "measure again"), str(path))

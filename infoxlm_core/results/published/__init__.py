@@ -50,8 +50,8 @@ def ablations() -> dict[str, dict[str, float]]:
 
 def protocols() -> dict[str, dict[str, str]]:
     """Return how the paper measured: table -> aspect of the protocol -> the paper's choice."""
-    described: dict[str, dict[str, str]] = _load()["protocols"]
-    return described
+    protocol_by_table: dict[str, dict[str, str]] = _load()["protocols"]
+    return protocol_by_table
 
 
 def translation() -> PublishedTable:

@@ -138,7 +138,7 @@ def test_models_with_equal_metric_names_are_refused():
 
 
 def test_grid_fields_with_the_same_last_name_are_described_in_full():
-    assert trials.describe({"a.x": 1, "b.x": 2}) == "a.x=1 b.x=2"
+    assert trials.describe_grid_point({"a.x": 1, "b.x": 2}) == "a.x=1 b.x=2"
 
 
 def check_task(values: dict, message: str | None) -> None:
