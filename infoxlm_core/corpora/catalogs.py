@@ -69,7 +69,7 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
 
 
 def _group_by_domain(names: Iterable[str], languages: set[str]) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
-    """Return the files to read: (folder, domain) -> language -> locale -> name."""
+    """Return the catalogs to read: (folder, domain) -> language -> locale -> name of the file."""
     domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for name in sorted(names):  # a .po replaces a .mo: it also has fuzzy flags and default texts
         folder, locale, domain = _split_name(name)
@@ -79,9 +79,9 @@ def _group_by_domain(names: Iterable[str], languages: set[str]) -> dict[tuple[st
     return domains
 
 
-def _read_english(names: dict[str, str], pivot: str, readers: Readers) -> dict[tuple[str | None, str], str]:
+def _read_english(name_by_locale: dict[str, str], pivot: str, readers: Readers) -> dict[tuple[str | None, str], str]:
     """Return the English text of messages with symbolic ids, by context and id. Regional variants are not used."""
-    catalog = _choose_catalog(names, pivot, readers)
+    catalog = _choose_catalog(name_by_locale, pivot, readers)
     if catalog.rank > 1:
         return {}
     texts = {}
@@ -91,24 +91,24 @@ def _read_english(names: dict[str, str], pivot: str, readers: Readers) -> dict[t
     return texts
 
 
-def _choose_catalog(names: dict[str, str], language: str, readers: Readers) -> _Catalog:
-    """Return the catalog of a language's best locale. Prefer the one with most translations if several are the best.
+def _choose_catalog(name_by_locale: dict[str, str], language: str, readers: Readers) -> _Catalog:
+    """Return the catalog of a language's best locale, with the most translations if several locales are equally good.
 
     Args:
-        names: locale -> name of its catalog.
+        name_by_locale: locale -> name of its catalog.
         language: the language of these locales.
         readers: the catalogs of the corpus.
     """
-    best_rank = min((_rank_locale(locale, language) for locale in names), default=NEVER)
+    best_rank = min((_rank_locale(locale, language) for locale in name_by_locale), default=NEVER)
     best_catalog = _Catalog("", best_rank, [])
     most_translations = -1
-    for locale, name in names.items():
+    for locale, name in name_by_locale.items():
         if _rank_locale(locale, language) != best_rank:
             continue
         messages = readers[name]()
-        translations = sum(_find_reason_to_skip(message) is None for message in messages)
-        if translations > most_translations:
-            most_translations = translations
+        translation_count = sum(_find_reason_to_skip(message) is None for message in messages)
+        if translation_count > most_translations:
+            most_translations = translation_count
             best_catalog = _Catalog(name, best_rank, messages)
     return best_catalog
 
@@ -132,7 +132,7 @@ def _list_folder(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
 
 
 def _list_archive(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield the same for a wheel or zip. Raise InputError for damaged or huge files."""
+    """Yield the name of each catalog in a wheel or zip and a function that reads it. Refuse damaged and huge files."""
     archive = lines.open_zip(path, "a folder, wheel or zip file of gettext catalogs")
     if len(archive.infolist()) > MAX_ENTRIES:
         raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
@@ -175,15 +175,15 @@ def _read_messages(path: Path, name: str, read_content: Callable[[], bytes]) -> 
         else:
             text = content.decode(polib.detect_encoding(binary, binary_mode=True))
             catalog = polib.pofile(text + "\n" * MAX_PATH)
-        rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
-        singular = c2py(rule[1].strip())(1) if rule else 0
+        plural_rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
+        singular_form = c2py(plural_rule[1].strip())(1) if plural_rule else 0  # number of the form for n = 1
     except Exception as error:  # polib's parser may raise any exception
         raise InputError(
             f"{path}: {name} is not a readable gettext catalog ({error}): check it with msgfmt -c"
         ) from None
     for message in catalog:
         if message.msgid_plural:
-            message.msgstr = message.msgstr_plural.get(singular, "")
+            message.msgstr = message.msgstr_plural.get(singular_form, "")
     return list(catalog)
 
 
@@ -209,7 +209,7 @@ def _find_reason_to_skip(message: polib.POEntry) -> str | None:
 
 
 def _find_default_text(comment: str | None) -> str:
-    """Return the English text in the comment of a message with a symbolic id: `Default: "…"`, on several lines."""
+    """Return the English text in the comment of a message with a symbolic id: `Default: "…"`, on one or more lines."""
     if not comment or not comment.startswith('Default: "'):
         return ""
     quoted_texts = []

@@ -90,8 +90,8 @@ def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], ru
     foreign_count = letter_count - own_script_count - latin_count
     if own_script_count < _MIN_OWN_SCRIPT * letter_count or foreign_count > _MAX_FOREIGN_SCRIPT * letter_count:
         return "wrong_script"
-    most_frequent = max(Counter(_LETTER.findall(words.casefold())).values())
-    if letter_count >= _MIN_REPEATED_LETTERS and most_frequent > _MAX_SAME_CHARACTER * letter_count:
+    most_frequent_count = max(Counter(_LETTER.findall(words.casefold())).values())
+    if letter_count >= _MIN_REPEATED_LETTERS and most_frequent_count > _MAX_SAME_CHARACTER * letter_count:
         return "one_sign"
     if letter_count >= rules.min_identified_characters and is_other_language(words, language, languages):
         return "wrong_language"
@@ -129,7 +129,7 @@ def list_placeholders(text: str) -> list[str]:
 
 
 def is_other_language(text: str, language: str, languages: tuple[str, ...]) -> bool:
-    """Return whether a text is clearly in another of the languages, or False if `language` cannot be identified."""
+    """Return whether a text is clearly in another of the languages. Return False if `language` cannot be identified."""
     identifier = _load_identifier(languages)
     if language not in identifier.labels:
         return False

@@ -31,8 +31,8 @@ def list_datasets(files: Mapping[str, Mapping[str, Any]], report: Iterable[Mappi
     """List the corpora of a prepared text by name.
 
     Args:
-        files: `files` of its manifest.
-        report: `files` of its report.json.
+        files: the value of `files` in its manifest.
+        report: the value of `files` in its report.json.
     """
     digests_of_corpus: defaultdict[str, dict[str, str]] = defaultdict(dict)
     languages: defaultdict[str, set[str]] = defaultdict(set)

@@ -58,7 +58,7 @@ def digest(file: Path) -> str:
 
 
 def read(file: Path) -> Iterator[str]:
-    """Yield every text of a file and the sentences of each. Raise InputError if the file cannot be read."""
+    """Yield every text of a file, and after each text its sentences. Raise InputError if the file cannot be read."""
     try:
         for text in _read_texts(outside.check_readable(file)):
             yield text
@@ -70,7 +70,7 @@ def read(file: Path) -> Iterator[str]:
 
 
 def _read_texts(file: Path) -> Iterator[str]:
-    """Yield every text of a file. Its suffix tells the format."""
+    """Yield every text of a file, whose suffix determines the format."""
     is_compressed = file.suffix in lines.COMPRESSED
     uncompressed_name = file.with_suffix("") if is_compressed else file
     suffix = uncompressed_name.suffix.lower()
@@ -78,8 +78,8 @@ def _read_texts(file: Path) -> Iterator[str]:
         raise InputError(f"{file} is packed, so its texts cannot be read: unpack it")
     match suffix:
         case ".json":
-            with lines.unpack(file) as opened:
-                content = opened.read(outside.MAX_JSON + 1)
+            with lines.unpack(file) as stream:
+                content = stream.read(outside.MAX_JSON + 1)
             if len(content) > outside.MAX_JSON:
                 raise InputError(f"{file} has more than {outside.MAX_JSON:,} bytes: give several files")
             yield from _find_strings(outside.parse_json(content.removeprefix(codecs.BOM_UTF8), Any, file, _REMEDY))
@@ -91,8 +91,8 @@ def _read_texts(file: Path) -> Iterator[str]:
             with tables.reading(file, _REMEDY):
                 yield from _read_columns(file)
         case ".csv":
-            with lines.unpack(file) as opened:
-                for row in csv.reader(io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")):
+            with lines.unpack(file) as stream:
+                for row in csv.reader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")):
                     yield from row
         case _:
             yield from _read_cells(file)
@@ -113,13 +113,13 @@ def _read_columns(file: Path) -> Iterator[str]:
     for row in tables.read_text(file, text_columns):
         yield from (cell for cell in row if cell)
     if nested_columns:
-        with pq.ParquetFile(file) as opened:
-            for batch in opened.iter_batches(ROWS, columns=nested_columns):
+        with pq.ParquetFile(file) as table:
+            for batch in table.iter_batches(ROWS, columns=nested_columns):
                 yield from _find_strings(batch.to_pylist())
 
 
 def _read_cells(file: Path) -> Iterator[str]:
-    """Yield the cells between tabs, with and without markup. Join lines of a tagged word each to a sentence."""
+    """Yield the cells between tabs, with and without markup. Join lines of a word and its tag to a sentence."""
     words: list[str] = []
     for text in lines.read_complete(file):
         tagged = _TAGGED.fullmatch(text)

@@ -37,7 +37,7 @@ class Keys(NamedTuple):
 
 
 def compute_keys(texts: Sequence[str], overlap: int = 0) -> Keys:
-    """Return the keys of a row without bands. Runs have `overlap` words. If `overlap` is 0, there are no runs."""
+    """Return the keys of a row, without bands, which `compute_bands` returns. Runs have `overlap` words; 0: no runs."""
     equal, near, exact = zip(*map(_digest_text, texts), strict=True)
     run_digests = [digest for text in texts for digest in compute_runs(text, overlap)]
     return Keys(equal, near, exact, run_digests)

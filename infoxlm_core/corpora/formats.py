@@ -21,7 +21,7 @@ from infoxlm_core.corpora import catalogs, lines, tables, translation_units
 from infoxlm_core.corpora.lines import AnyPath, Row
 from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
-Lengths = tuple[int, int, int]  # line, bytes of its two sides
+PairLengths = tuple[int, int, int]  # number of the line, and the UTF-8 bytes of its two sides
 WINDOW = 1000  # pairs
 MIN_CORRELATION = 0.4  # of the lengths in a window
 MIN_BLOCK = 50  # pairs of a short window; the correlation of fewer pairs is not significant
@@ -92,13 +92,13 @@ def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequ
         CorpusTooSmall: a file is empty.
         ParallelMismatch: the sides of parallel text differ in number of lines, or are not translations.
     """
-    corpus = LocalCorpus(source, _check(source, languages, pivot, paths), pivot, paths)
+    corpus = LocalCorpus(source, _check_corpus(source, languages, pivot, paths), pivot, paths)
     read_rows = _read_documents if source.text_field else READERS[source.format]
     return read_rows(corpus)
 
 
-def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> list[str]:
-    """Return the languages to read. Raise InputError or CorpusTooSmall if the corpus cannot be read."""
+def _check_corpus(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> list[str]:
+    """Return the languages to read from a corpus. Raise InputError or CorpusTooSmall if it cannot be read."""
     for path in paths:
         if source.format != "gettext" and not path.is_file():
             problem = "not a file" if path.exists() else "no such file"
@@ -115,6 +115,7 @@ def _check(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Se
 
 
 def _read_text(corpus: LocalCorpus) -> Iterator[Row]:
+    """Yield the lines of a text file. If documents are compared, a row has the line on which its document begins."""
     (path,) = corpus.paths
     first_line = 1  # of the document
     for number, text, reason in lines.read(path):
@@ -287,7 +288,7 @@ def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
     about 0. It rises again if the shift is undone. A long window detects sides that hardly correspond. A short window
     detects a shifted block.
     """
-    pairs: list[Lengths] = []
+    pairs: list[PairLengths] = []
     block_size = WINDOW // 10  # rows of a short window in a small file
     for row in rows:
         yield row
@@ -307,7 +308,7 @@ def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
     _check_blocks(pairs, block_size, file)
 
 
-def _check_blocks(pairs: list[Lengths], size: int, file: str) -> None:
+def _check_blocks(pairs: list[PairLengths], size: int, file: str) -> None:
     """Check windows of `size` pairs that overlap by half. The last window ends with the last pair."""
     last_start = max(0, len(pairs) - size)
     for start in [*range(0, last_start, size // 2), last_start]:
@@ -317,7 +318,7 @@ def _check_blocks(pairs: list[Lengths], size: int, file: str) -> None:
             _check_shift(block, file)
 
 
-def _check_window(pairs: list[Lengths], min_correlation: float, file: str) -> None:
+def _check_window(pairs: list[PairLengths], min_correlation: float, file: str) -> None:
     """Raise ParallelMismatch if the correlation of the sides' lengths is too low for translations."""
     source, target = _log_lengths(pairs)
     correlation = _correlate(source, target)
@@ -328,7 +329,7 @@ def _check_window(pairs: list[Lengths], min_correlation: float, file: str) -> No
         )
 
 
-def _check_shift(pairs: list[Lengths], file: str) -> None:
+def _check_shift(pairs: list[PairLengths], file: str) -> None:
     """Raise ParallelMismatch if the lengths correlate better when the target is shifted by a few lines."""
     source, target = _log_lengths(pairs)
     inner_source = source[MAX_SHIFT:-MAX_SHIFT]  # only these lines have a target line for every shift
@@ -350,7 +351,7 @@ def _check_shift(pairs: list[Lengths], file: str) -> None:
         )
 
 
-def _log_lengths(pairs: list[Lengths]) -> np.ndarray:
+def _log_lengths(pairs: list[PairLengths]) -> np.ndarray:
     """Return the logarithms of the lengths of both sides, (2, N)."""
     return np.log(np.array(pairs, dtype=float)[:, 1:].T)
 

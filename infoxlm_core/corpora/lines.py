@@ -96,7 +96,7 @@ def unpack(path: AnyPath) -> IO[bytes]:
 
 
 def read(path: AnyPath) -> Iterator[tuple[int, str, str | None]]:
-    """Yield the number (from 1), the text and the reason to drop each line of a file.
+    """Yield the number of each line of a file, counted from 1, its text, and the reason to drop it or None.
 
     Only \\n ends a line, so that the numbers agree with `wc -l`.
     """

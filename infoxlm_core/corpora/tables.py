@@ -117,11 +117,12 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _find_value_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the values of a column, which may be stored in a dictionary."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _count_distinct_bytes(column: pa.Array, sizes: np.ndarray) -> int:
-    """Return the bytes of a column whose cells have these sizes, counting repeated values once."""
+    """Return the bytes of a column, counting repeated values once. `sizes` are the bytes of its cells."""
     total_bytes = int(sizes.sum())
     if not pa.types.is_dictionary(column.type):
         return total_bytes

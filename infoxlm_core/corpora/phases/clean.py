@@ -66,24 +66,27 @@ def read(job: Job, number: int) -> Record:
 
 
 def _split_rows(rows: Iterable[Row], between_documents: bool) -> Iterator[list[Row]]:
-    """Yield the rows in lists of bounded size. Raise InputError if a document, which must not be split, is too long."""
-    selected: list[Row] = []
+    """Yield the rows in lists of bounded size.
+
+    With `between_documents`, rows of a document stay together. Raise InputError if a document is too long for this.
+    """
+    split_rows: list[Row] = []
     character_count = 0
     for row in rows:
-        is_full = len(selected) >= PART_ROWS or character_count >= PART_CHARACTERS
-        if is_full and not (between_documents and row.line == selected[-1].line):
-            yield selected
-            selected = []
+        is_full = len(split_rows) >= PART_ROWS or character_count >= PART_CHARACTERS
+        if is_full and not (between_documents and row.line == split_rows[-1].line):
+            yield split_rows
+            split_rows = []
             character_count = 0
-        if len(selected) >= 2 * PART_ROWS or character_count >= 2 * PART_CHARACTERS:
+        if len(split_rows) >= 2 * PART_ROWS or character_count >= 2 * PART_CHARACTERS:
             raise InputError(
                 f"{row.file}: the document that begins on line {row.line} has over {PART_ROWS:,} lines or "
                 f"{PART_CHARACTERS:,} characters: write a blank line after each document, or set deduplicate to lines"
             )
-        selected.append(row)
+        split_rows.append(row)
         character_count += sum(len(text) for text in row.texts)
-    if selected:
-        yield selected
+    if split_rows:
+        yield split_rows
 
 
 def _check_paths(source: CorpusSource) -> list[Path]:
@@ -110,7 +113,7 @@ def _check_paths(source: CorpusSource) -> list[Path]:
 
 
 def clean(job: Job, number: int) -> Record:
-    """Clean the rows of a part, stage those that are not dropped, and count all."""
+    """Clean the rows of a part, store those that are not dropped in `staged`, and count all."""
     part = job.parts[number]
     config = job.config
     # Runs of words are compared only with held-out and test text; computing them takes most of the time.
@@ -180,7 +183,7 @@ def _draw(*values: str) -> float:
 
 
 def _put_reserved(job: Job, part: Part, rows: pa.Table) -> None:
-    """Put the digests of a part's reserved rows, and the near keys that decide which messages are labelled."""
+    """Store the digests of a part's reserved rows, and the near keys that decide which messages are labelled."""
     drawn = rows["drawn"].to_numpy()
     is_held_out = (drawn == DRAWN_HELD_OUT) | (part.corpus in job.config.held_out)
     held_out = rows.filter(pa.array(is_held_out))
@@ -188,11 +191,12 @@ def _put_reserved(job: Job, part: Part, rows: pa.Table) -> None:
     job.files.put(f"reserved/held_out/{part.name}", np.unique(equal_or_near).tobytes())
     job.files.put(f"reserved/overlap/{part.name}", np.unique(flatten_lists(held_out["runs"])).tobytes())
     if job.config.labelled_share:
-        count = job.partition_count
+        partition_count = job.partition_count
         keys = np.unique(flatten_lists(rows.filter(pa.array(~is_held_out))["near"]))
-        job.put_slices(f"owners/{part.name}", keys, find_partitions(keys, count), count)
+        job.put_slices(f"owners/{part.name}", keys, find_partitions(keys, partition_count), partition_count)
         candidates = np.unique(flatten_lists(rows.filter(pa.array(drawn == DRAWN_LABELLED))["near"]).view(CANDIDATE))
-        job.put_slices(f"candidates/{part.name}", candidates, find_partitions(candidates["source"], count), count)
+        partitions = find_partitions(candidates["source"], partition_count)
+        job.put_slices(f"candidates/{part.name}", candidates, partitions, partition_count)
 
 
 def flatten_lists(column: pa.ChunkedArray) -> np.ndarray:

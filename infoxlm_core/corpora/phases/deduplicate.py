@@ -88,7 +88,7 @@ def _find_labels(pairs: pa.Table, reasons: np.ndarray, is_training: np.ndarray, 
 
 
 def offer(job: Job, number: int) -> Record:
-    """Decide by its own keys which rows of a part are dropped, and offer the others."""
+    """Drop the rows of a part that are reserved, unusual or not similar, and offer the others to be compared."""
     part = job.parts[number]
     rows = job.read_table(f"staged/{part.name}", COLUMNS)
     reasons = find_reasons(job, part, rows)
@@ -164,7 +164,7 @@ def _make_keys_of_documents(part: Part, rows: pa.Table) -> np.ndarray:
 
 def find_documents(rows: pa.Table) -> np.ndarray:
     """Return for each row the number of the first row of its document, (rows,)."""
-    return _first_positions(_is_first(rows["document"].to_numpy()))
+    return _find_first_positions(_is_first(rows["document"].to_numpy()))
 
 
 def _mix(seed: int, digests: np.ndarray) -> np.ndarray:
@@ -179,10 +179,10 @@ def _mix(seed: int, digests: np.ndarray) -> np.ndarray:
 
 
 def _put_keys(job: Job, part: str, keys: np.ndarray) -> None:
-    """Put the keys of a part. Send only the first of the items with equal keys and text, to keep partitions small."""
+    """Store the keys of a part. Of items with equal keys and text, only the first is sent, to keep partitions small."""
     keys = keys[np.lexsort((keys["item"], keys["tag"], keys["key"]))]
     is_first = _is_first(keys["key"]) | _is_first(keys["tag"])
-    first_items = keys["item"][_first_positions(is_first)]
+    first_items = keys["item"][_find_first_positions(is_first)]
     repeated_items = np.stack([keys["item"], first_items], axis=1)[~is_first]
     job.files.put(f"repeats/{part}", repeated_items.tobytes())
     first_keys = keys[is_first]
@@ -196,13 +196,13 @@ def _is_first(values: np.ndarray) -> np.ndarray:
     return np.append(np.ones(min(len(values), 1), bool), values[1:] != values[:-1])
 
 
-def _first_positions(is_first: np.ndarray) -> np.ndarray:
+def _find_first_positions(is_first: np.ndarray) -> np.ndarray:
     """Return for each position the nearest position, up to and including it, at which `is_first` is true."""
     return np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
 
 
 def reduce(job: Job, number: int) -> Record:
-    """Put the items of a partition that are dropped: of all with equal keys, only the first in the input remains."""
+    """Store which items of a partition are dropped. Of items with equal keys, only the first in the input remains."""
     slices = [job.read_slice(f"keys/{part.name}", _KEY, number, job.partition_count) for part in job.parts]
     keys = np.concatenate([np.empty(0, _KEY), *slices])
     slice_sizes = np.array([len(part_keys) for part_keys in slices], np.int64)
@@ -211,8 +211,8 @@ def reduce(job: Job, number: int) -> Record:
     keys = keys[order]
     part_numbers = part_numbers[order]
     is_first = _is_first(keys["key"])
-    is_near = keys["tag"] != keys["tag"][_first_positions(is_first)]
-    drops = 2 * keys["item"] + is_near
+    is_near = keys["tag"] != keys["tag"][_find_first_positions(is_first)]
+    drops = 2 * keys["item"] + is_near  # the lowest bit tells a near duplicate from a duplicate
     job.put_slices(f"drops/{number}", drops[~is_first], part_numbers[~is_first], len(job.parts))
     return {}
 
@@ -222,7 +222,7 @@ def read_states(job: Job, number: int, row_count: int) -> np.ndarray:
     states = np.zeros(row_count * ITEMS, np.uint8)
     for partition in range(job.partition_count):
         drops = job.read_slice(f"drops/{partition}", np.uint32, number, len(job.parts))
-        states[drops // 2] = DUPLICATE + drops % 2
+        states[drops // 2] = DUPLICATE + drops % 2  # see `reduce`
     repeats = np.frombuffer(job.files.read(f"repeats/{job.parts[number].name}"), np.uint32)
     items, first_items = repeats.reshape(-1, 2).T
     states[items] = np.maximum(states[first_items], DUPLICATE)

@@ -1,4 +1,4 @@
-"""What the tasks of a preparation share, the files that they exchange, and how a phase runs its tasks."""
+"""What the tasks of a preparation share, the files that they exchange, and how the tasks of a phase run."""
 
 import functools
 import io
@@ -128,11 +128,11 @@ def run_phase(task: Task, job: Job, count: int, finished: Set[str], parallel_map
         finished: names of the records that an earlier attempt wrote; these tasks do not run again.
         parallel_map: runs the tasks.
     """
-    names = [_record_name(task, number) for number in range(count)]
-    new_numbers = [number for number in range(count) if names[number] not in finished]
+    record_names = [_name_record(task, number) for number in range(count)]
+    new_numbers = [number for number in range(count) if record_names[number] not in finished]
     new_records = parallel_map(functools.partial(_run_task, task, job), new_numbers)
     with progress(task.__name__, count, "tasks") as advance:
-        for name in names:
+        for name in record_names:
             yield json.loads(job.files.read(name)) if name in finished else next(new_records)
             advance(1)
 
@@ -151,11 +151,11 @@ def _run_task(task: Task, job: Job, number: int) -> Record:
             "s3://bucket/prefix"
         ) from error
     content = json.dumps(task(job, number), ensure_ascii=False)
-    job.files.put(_record_name(task, number), content)
+    job.files.put(_name_record(task, number), content)
     return json.loads(content)  # as a later attempt reads it
 
 
-def _record_name(task: Task, number: int) -> str:
+def _name_record(task: Task, number: int) -> str:
     return f"done/{task.__name__}-{number:06}.json"
 
 

@@ -35,7 +35,7 @@ several corpora contain."""
 
 
 def reserve(job: Job, number: int) -> Record:  # noqa: ARG001 - a task has a number
-    """Put the digests of all test sets; report the name, digest and number of texts of each file."""
+    """Store the digests of all test sets. Return the name, digest and number of texts of each file."""
     texts: set[int] = set()
     runs: set[int] = set()
     test_files = []
@@ -56,7 +56,7 @@ def reserve(job: Job, number: int) -> Record:  # noqa: ARG001 - a task has a num
 
 
 def label(job: Job, number: int) -> Record:
-    """Put the near keys of a partition that several corpora contain, and the messages of the labelled test set.
+    """Store the near keys of a partition that several corpora contain, and the messages of the labelled test set.
 
     A message that several corpora contain has no label.
     """
@@ -78,7 +78,7 @@ def label(job: Job, number: int) -> Record:
 
 
 def unite(job: Job, number: int) -> Record:  # noqa: ARG001 - a task has a number
-    """Unite the digests of each set in a sorted file."""
+    """Store all digests of each set in one sorted file."""
     paths = [entry.name for entry in job.files.entries()]
     united_digest = hashlib.sha256()
     for name in SETS:

@@ -69,10 +69,10 @@ def write(job: Job, number: int) -> Record:
     return {"counts": counts_to_json(counts), "tables": names}
 
 
-def _count(counts: RowCounts, file_key: FileKey, rows: pa.Table, counted: str, is_counted: np.ndarray) -> None:
-    """Count the selected rows of each file as `counted`. The file of `file_key` is empty."""
-    for count in pc.value_counts(rows["file"].filter(pa.array(is_counted))).to_pylist():
-        counts[file_key._replace(file=count["values"])][counted] += count["counts"]
+def _count(counts: RowCounts, file_key: FileKey, rows: pa.Table, outcome: str, is_selected: np.ndarray) -> None:
+    """Add the selected rows of each file to `counts` under an outcome. The file of `file_key` is left empty."""
+    for file_count in pc.value_counts(rows["file"].filter(pa.array(is_selected))).to_pylist():
+        counts[file_key._replace(file=file_count["values"])][outcome] += file_count["counts"]
 
 
 def _make_labelled_table(part: Part, pairs: pa.Table, reasons: np.ndarray, is_labelled: np.ndarray) -> pa.Table:
