@@ -207,7 +207,7 @@ def write_config(path: Path, template: Path, changes: Mapping[str, Any], overrid
     """
     values = yaml.safe_load(template.read_text(encoding="utf-8"))
     for name, value in changes.items():
-        run_file.put(values, name, value, str(template))
+        run_file.set_by_name(values, name, value, str(template))
     for override in overrides:
         run_file.override(values, override)
     config = RunConfig.parse(values)

@@ -65,7 +65,7 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
         InputError: a format is unknown or needs a package that is not installed, or the model cannot be exported.
         DataCorrupt: a format in fp32 gives other vectors than the model.
     """
-    check(settings, output)
+    check_settings(settings, output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
         partial_output = Path(folder, output.name)
@@ -113,7 +113,7 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
     return measurements
 
 
-def check(settings: ExportSettings, output: Path) -> None:
+def check_settings(settings: ExportSettings, output: Path) -> None:
     """Raise InputError if a format is unknown or cannot be written, or the output has files.
 
     A command that trains before it exports calls this function first.
@@ -192,7 +192,10 @@ def _choose_texts(
 def _compute_unchanged_share(
     trimmed: TrimmedTokenizer | None, aligned_sentences: Mapping[str, AlignedSentences], prefix: str
 ) -> float | None:
-    """Return the share of aligned sentences that a trimmed tokenizer splits as before, or None without either."""
+    """Return the share of aligned sentences that a trimmed tokenizer splits as before.
+
+    Return None without a trimmed tokenizer or without sentences.
+    """
     sentences = [text for pair in aligned_sentences.values() for column in pair for text in column]
     if trimmed is None or not sentences:
         return None

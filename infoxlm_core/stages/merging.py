@@ -108,7 +108,7 @@ def _measure(
     model: Path, config: EvaluationConfig, held_out: Mapping[str, AlignedSentences]
 ) -> tuple[dict[str, float], pd.Series]:
     """Return the accuracies of a model on the held-out pairs and the guard, and its score of each guard question."""
-    assert config.guard  # noqa: S101 - the config requires it
+    assert config.guard  # noqa: S101 - EvaluationConfig requires a guard if `merge` has weights
     embedder = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
     hits = guard.retrieve(held_out, embedder)
     held_out_scores = {language: score_directions(hits[language]) for language in held_out}

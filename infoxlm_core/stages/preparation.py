@@ -174,12 +174,13 @@ def _list_parts(job: Job, records: Iterator[Record]) -> list[Part]:
     parts = []
     for number, record in enumerate(records):
         source = job.config.corpora[number]
-        folders = HELD_OUT if source.name in job.config.held_out else TRAINING
+        kinds = HELD_OUT if source.name in job.config.held_out else TRAINING
         if not record["parts"]:
             check_source(source, Counter())
         for name, language_pair in record["parts"]:
             languages = tuple(language_pair.split("-"))
-            parts.append(Part(name, number, source.name, folders[len(languages) - 1], languages))
+            kind = kinds[len(languages) - 1]  # the first is for text of one language, the second for pairs
+            parts.append(Part(name, number, source.name, kind, languages))
     corpora = [source.name for source in job.config.corpora]  # several sources may belong to one corpus
     # With the dot that follows in a file name, the pairs "en-de." are before the sentences "en.".
     return sorted(parts, key=lambda part: (corpora.index(part.corpus), "-".join(part.languages) + ".", part.name))

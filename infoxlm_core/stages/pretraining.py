@@ -61,9 +61,9 @@ def pretrain(
     if config.model.start:
         inputs["model.start"] = pretrained.digest_of(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
-    background = distributed.device().type == "cuda"  # on a CPU, writing would slow down the steps
-    rewinds = config.guard.rewinds > 0
-    directory = run_directory(run, fingerprint, config.checkpoints, track, remote, background, rewinds)
+    saves_in_background = distributed.device().type == "cuda"  # on a CPU, writing would slow down the steps
+    may_rewind = config.guard.rewinds > 0
+    directory = run_directory(run, fingerprint, config.checkpoints, track, remote, saves_in_background, may_rewind)
     with directory as (checkpoints, tracker):
         figures = loop.train(
             learner, config.optimization, checkpoints, tracker, config.log_every, observe, config.guard
@@ -117,7 +117,7 @@ def _export(
 
 
 def _describe_training_text(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
-    """Return the facts of the encoder's manifest by which an evaluation knows the text that the encoder was trained on.
+    """Return the facts of the encoder's manifest that tell an evaluation on which text the encoder was trained.
 
     `origin` describes the published model that the training started from. `reserved` lists the files of test sets that
     were removed from the text of this training and of its start model. `other_corpora` lists further corpora that the

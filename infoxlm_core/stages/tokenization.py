@@ -34,6 +34,7 @@ from infoxlm_core.progress import progress
 
 logger = logging.getLogger(__name__)
 MAX_REPEATS = 5  # of a training sentence; with more, whole words of a few sentences become pieces
+ADDED_IDS = 2  # <pad> and <mask>, which SentencePiece does not count
 COMPARED_SENTENCES = 2_000  # of each language, on which both tokenizers are compared
 
 
@@ -93,7 +94,7 @@ def tokenize(
 
 
 def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> tuple[SerializedTokenizer, str]:
-    """Write the files of the tokenizer to a folder. Return the tokenizer and the name of its identifying file."""
+    """Write a tokenizer to a folder. Return the tokenizer and the name of the file whose digest identifies it."""
     source_files = tokenizers.find_files(Path(config.model)) if config.model else []
     if source_files and source_files[0].suffix == ".json":
         fast_tokenizer = tokenizers.copy_files(source_files, folder)
@@ -182,7 +183,7 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
             sentence_iterator=iter(sentences),
             model_writer=model,
             model_type="unigram",
-            vocab_size=config.new_vocabulary_size - 2,  # <pad> and <mask> are added later
+            vocab_size=config.new_vocabulary_size - ADDED_IDS,
             character_coverage=config.character_coverage,
             num_threads=2,  # fixed: the result depends on it
             minloglevel=2,
@@ -198,15 +199,15 @@ def _explain_failure(message: str, config: TokenizationConfig, subject: str) -> 
     problem = f"{subject} do not give a vocabulary of {config.new_vocabulary_size}"
     required_characters = re.search(r"required_chars\. \d+ vs (\d+)", message)
     if required_characters:
-        need = int(required_characters[1]) + 2
+        needed_ids = int(required_characters[1]) + ADDED_IDS
         return CorpusTooSmall(
-            f"{problem} (their characters alone need {need}): raise tokenization.vocabulary_size to {need} or more, or "
-            f"lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
+            f"{problem} (their characters alone need {needed_ids}): raise tokenization.vocabulary_size to {needed_ids} "
+            f"or more, or lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
         )
     reason = " ".join(message.split())[-160:]
     largest_size = re.search(r"value <= (\d+)", message)
     if largest_size:
-        reason = f"at most {int(largest_size[1]) + 2} are possible"
+        reason = f"at most {int(largest_size[1]) + ADDED_IDS} are possible"
     return CorpusTooSmall(f"{problem} ({reason}): lower tokenization.vocabulary_size or prepare more text")
 
 

@@ -70,7 +70,7 @@ def adapt(
     from infoxlm_core.stages import export
 
     settings = export.ExportSettings(split_list(to))
-    export.check(settings, output)
+    export.check_settings(settings, output)
     from pipelines import adaptation, local
     from pipelines.infoxlm import infoxlm
 
