@@ -103,6 +103,18 @@ def test_a_run_killed_during_a_save_ends_like_an_undisturbed_one(undisturbed, ti
     assert state_of(run, 6) == state_of(undisturbed, 6)
 
 
+@pytest.mark.item("F05")
+def test_a_truncated_checkpoint_changes_no_loss_of_a_run(run, undisturbed, tiny_shards, tmp_path, caplog):
+    weights = run / "step=0000000006/state.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+
+    pretrain(tiny_config(), tiny_shards, tmp_path / "out", run)
+
+    assert "CheckpointCorrupt step=6" in caplog.text
+    assert losses(run) == losses(undisturbed)
+    assert state_of(run, 6) == state_of(undisturbed, 6)
+
+
 @pytest.mark.item("F06")
 def test_a_run_without_a_valid_checkpoint_never_starts_over(run, tiny_shards, tmp_path):
     for _, path in list_checkpoints(run):

@@ -164,7 +164,8 @@ def test_with_count_weighting_curves_show_the_mean_over_the_targets_of_each_obje
 
 
 @pytest.mark.item("A8", "F22")
-def test_a_bad_step_changes_neither_weights_nor_key_encoder_nor_queue(tiny_shards, monkeypatch):
+@pytest.mark.parametrize("fault", ["loss", "key"])
+def test_a_bad_step_changes_neither_weights_nor_key_encoder_nor_queue(tiny_shards, monkeypatch, fault):
     config = tiny_config(optimization={"warmup_steps": 0})
     learner = make_learner(tiny_shards, config)
     adam = make_adamw(learner.module.parameters(), config.optimization)
@@ -177,7 +178,10 @@ def test_a_bad_step_changes_neither_weights_nor_key_encoder_nor_queue(tiny_shard
         loss, sums = losses_of(batch, scales)
         return loss * float("nan"), sums
 
-    monkeypatch.setattr(learner, "losses", make_loss_nan)
+    if fault == "loss":
+        monkeypatch.setattr(learner, "losses", make_loss_nan)
+    else:
+        learner.xlco.key_encoder.register_forward_hook(lambda module, inputs, keys: keys * float("nan"))
     for step in (1, 2):
         metrics, _ = train_step(learner, adam, config.optimization, progress, learner.batches(step))
         assert metrics["skipped"] == 1.0
