@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 REMEDY = "remove the directory and run tokenize_corpus again"
 DOWNLOAD_THREADS = 4
 RETRY_SECONDS = 180.0
-"""Time to wait for a storage that does not answer. Workers wait 300 seconds for each other to sum gradients."""
+"""Time during which a failed read is repeated. A read itself ends only after the time limits of the storage."""
 RETRY_INTERVAL = 2.0  # seconds between two attempts
 _TYPES: dict[str, np.dtype[Any]] = {"U32": np.dtype("<u4"), "U64": np.dtype("<u8")}  # by their safetensors names
 
