@@ -64,9 +64,10 @@ def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_token
 def batches(
     model: "Model", tokenizer: Tokenizer, features: Features, batch_size: int, language: str | None = None
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Yield the indices of similarly long features, the longest first, and their padded batch on the model's device.
+    """Group texts of similar length into padded batches on the model's device, the longest texts first.
 
-    If the model has language embeddings, `language` selects one.
+    Yield the indices of the texts of a batch, and the batch. If the model has language embeddings, `language` selects
+    one.
     """
     language_number = None if language is None else padded.number_language(model.config, language)
     for rows in _group_by_length(features, batch_size):
@@ -197,8 +198,8 @@ def load_embedder(
 
     Args:
         directory: the model in Hugging Face format.
-        layer: number as in `hidden_states`; None: that of `served_space`.
-        pooling: one of `ALL_POOLINGS`; None: that of `served_space`, without projection.
+        layer: number as in `hidden_states`; None: the layer of the vectors that users get (`served_space`).
+        pooling: one of `ALL_POOLINGS`; None: the pooling of these vectors.
         batch_size: sentences per forward pass.
         max_tokens: longer sentences are truncated; None: `served_max_tokens`, the limit of sentence-transformers.
         prefix: text before every sentence; None: that of `served_prefix`.

@@ -67,7 +67,7 @@ def measure(
         encoder: what the formats were written from; its speed in PyTorch is reported as that of the original.
         output: directory of the export, with its tokenizer.
         formats: the formats.
-        texts: compare vectors and speed on these.
+        texts: sentences on which vectors and speed are compared.
         sets: aligned sentences by language, to measure retrieval on; may be empty.
 
     Raises:
@@ -85,7 +85,7 @@ def measure(
     original_speed, *speeds = _measure_speeds(embed_functions, prefixed_texts)
     original = Measurement(
         format=ORIGINAL,
-        megabytes=_megabytes(pretrained.find_weight_files(source)),
+        megabytes=_measure_megabytes(pretrained.find_weight_files(source)),
         sentences_per_second=original_speed,
         difference=0.0,
         cosine=1.0,
@@ -98,7 +98,7 @@ def measure(
             compare(expected, vectors, f"the format {file_format.name}")
         measurement = Measurement(
             format=file_format.name,
-            megabytes=_megabytes(file_format.weights),
+            megabytes=_measure_megabytes(file_format.weights),
             sentences_per_second=speed,
             difference=(vectors - expected.vectors).abs().max().item(),
             cosine=F.cosine_similarity(vectors, expected.vectors).min().item(),
@@ -108,7 +108,7 @@ def measure(
     return measurements
 
 
-def _megabytes(paths: Sequence[Path]) -> float:
+def _measure_megabytes(paths: Sequence[Path]) -> float:
     return sum(path.stat().st_size for path in paths) / 1e6
 
 

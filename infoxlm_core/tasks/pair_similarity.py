@@ -13,20 +13,21 @@ from infoxlm_core.corpora.phases import deduplicate
 from infoxlm_core.corpora.phases.job import Job, Record
 from infoxlm_core.tasks.embedding import Embedder, load_embedder
 
-_embedder_of_process: dict[str, Embedder] = {}  # by the source of its encoder; all tasks of a process use it
+_embedder_of_process: dict[str, Embedder] = {}  # path or URI of the encoder -> the one that this process has loaded
 
 
 def measure(job: Job, part_number: int) -> Record:
     """Write the cosine similarity of the two sides of each training pair of a part.
 
-    The results are equal bit for bit for any number of workers, because the chunks, the batches and the number of
-    threads are. Another kind of processor changes the last bits, which matters only for pairs at the minimum.
+    Chunks, batches and the number of threads are fixed, so the results are equal bit for bit for any number of workers.
+    Another kind of processor changes the last bits, which matters only for pairs very close to the minimum.
     """
     part = job.parts[part_number]
     if part.kind != "pairs":
         return {}
     rows = job.read_table(f"staged/{part.name}", (*deduplicate.COLUMNS, "texts"))
-    is_training = deduplicate.find_reasons(job, part, rows) == 0
+    drop_reasons = deduplicate.find_reasons(job, part, rows)
+    is_training = drop_reasons == 0
     pairs = rows["texts"].filter(pa.array(is_training)).to_pylist()
     embedder = _load_embedder(job)
     num_threads = torch.get_num_threads()
@@ -48,15 +49,16 @@ def _compare_sides(embedder: Embedder, pairs: list[tuple[str, str]]) -> np.ndarr
 
 def _load_embedder(job: Job) -> Embedder:
     """Return the encoder of the config. A process fetches and loads it once."""
-    config = job.config.model_copy(update={"corpora": (), "evaluation_sets": ()})
-    source = _get_encoder(config)
-    if source not in _embedder_of_process:
+    encoder = _get_encoder(job.config)
+    if encoder not in _embedder_of_process:
+        config = job.config.model_copy(update={"corpora": (), "evaluation_sets": ()})  # fetch nothing but the encoder
         local_config = job.localise(config) if job.localise else config
         _embedder_of_process.clear()
-        _embedder_of_process[source] = load_embedder(_get_encoder(local_config))
-    return _embedder_of_process[source]
+        _embedder_of_process[encoder] = load_embedder(_get_encoder(local_config))
+    return _embedder_of_process[encoder]
 
 
 def _get_encoder(config: PreparationConfig) -> str:
+    """Return the path or URI of the encoder that compares pairs."""
     assert config.cleaning.similarity  # noqa: S101 - this phase runs only with the filter
     return config.cleaning.similarity.encoder

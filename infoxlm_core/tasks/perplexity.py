@@ -1,7 +1,8 @@
 """Measure how well a masked language model fills gaps in held-out sentences, as a task of the stage `evaluate`.
 
-Perplexity is exp(cross-entropy / gaps). Every gap is a `<mask>`. The gaps depend only on seed and tokens, so models
-with the same tokenizer get the same questions. Perplexities of different tokenizers cannot be compared.
+Perplexity is the exponential of the mean cross-entropy of the gaps. Every gap is a `<mask>`. The gaps depend only on
+seed and tokens, so models with the same tokenizer get the same questions. Perplexities of different tokenizers cannot
+be compared.
 """
 
 import math
@@ -101,7 +102,7 @@ class _MaskedSentence(NamedTuple):
 
     feature: dict[str, list[int]]
     positions: np.ndarray  # (gaps,)
-    targets: np.ndarray  # (gaps,) ids of the tokens that were there
+    targets: np.ndarray  # (gaps,) ids of the masked tokens
 
 
 def _mask_sentences(tokenizer: Tokenizer, features: Features, seed: int) -> list[_MaskedSentence]:

@@ -36,7 +36,7 @@ class Questions:
     training_text: Mapping[str, list[str]] = field(default_factory=dict)  # sentences of each language; empty if unknown
 
     def select_unshared(self, language: str) -> Tensor:
-        """Return which pairs of a language count for `no_overlap`, (N,) bool: none if there are too few."""
+        """Return which pairs of a language count for the score `no_overlap`, (N,) bool. If there are few, none does."""
         unshared = self.unshared[language]
         if unshared.sum() < FEWEST_UNSHARED:
             return torch.zeros_like(unshared)
@@ -48,12 +48,12 @@ class Questions:
         return manifests.digest([self.pairs, self.sentences])
 
 
-def draw_questions(corpus: Path, reference: Path, config: EvaluationConfig) -> Questions:
+def draw_questions(corpus: Path, model: Path, config: EvaluationConfig) -> Questions:
     """Draw pairs for retrieval and sentences for perplexity.
 
     Args:
         corpus: a prepared corpus.
-        reference: directory of the model under test. Its tokenizer decides for all models which pairs share a token.
+        model: directory of the model under test. Its tokenizer decides for all models which pairs share a token.
         config: how many to draw, with which seed.
 
     Raises:
@@ -61,7 +61,7 @@ def draw_questions(corpus: Path, reference: Path, config: EvaluationConfig) -> Q
     """
     pivot, held_out = read_held_out(corpus)
     pairs = {language: draw_pairs(rows, config) for language, rows in held_out.items()}
-    tokenizer = tokenizers.load(reference)
+    tokenizer = tokenizers.load(model)
     unshared = {language: mark_unshared(tokenizer, drawn, config.max_tokens) for language, drawn in pairs.items()}
     counts = {language: len(rows) for language, rows in held_out.items()}
     sentences = draw_sentences(pivot, held_out, config)
@@ -77,7 +77,7 @@ def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
     drawn: Pairs = []
     drawn_sources: set[str] = set()
     drawn_targets: set[str] = set()
-    for source, target in sorted(rows, key=lambda pair: _rank(config.seed, pair[0])):
+    for source, target in sorted(rows, key=lambda pair: _make_sort_key(config.seed, pair[0])):
         source_key = source.casefold()
         target_key = target.casefold()
         if source_key not in drawn_sources and target_key not in drawn_targets:
@@ -97,15 +97,15 @@ def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: Evaluation
         sentences_by_language[language] = {target for _, target in pairs}
     drawn = {}
     for language, sentences in sentences_by_language.items():
-        shuffled = sorted(sentences, key=lambda text: _rank(config.seed, text))
+        shuffled = sorted(sentences, key=lambda text: _make_sort_key(config.seed, text))
         drawn[language] = shuffled[: config.perplexity_sentences]
     return drawn
 
 
 def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dict[str, list[str]]:
-    """Draw up to `CENTRE_SENTENCES` training sentences of each language.
+    """Draw up to `CENTRE_SENTENCES` training sentences of each language, or none if a language has no training text.
 
-    Draw none if any language has no training text.
+    Their mean vector is the centre of the language.
     """
     drawn: dict[str, list[str]] = {}
     for language in languages:
@@ -119,11 +119,11 @@ def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dic
             texts.update(text for (text,) in first_rows if text)
         if not texts:
             return {}
-        drawn[language] = sorted(texts, key=lambda text: _rank(seed, text))[:CENTRE_SENTENCES]
+        drawn[language] = sorted(texts, key=lambda text: _make_sort_key(seed, text))[:CENTRE_SENTENCES]
     return drawn
 
 
-def _rank(seed: int, text: str) -> bytes:
+def _make_sort_key(seed: int, text: str) -> bytes:
     """Return the sort key of a text in a random order that depends only on seed and text."""
     return hashlib.sha256(f"{seed}/{text}".encode()).digest()
 

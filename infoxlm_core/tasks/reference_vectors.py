@@ -55,7 +55,7 @@ class _Content(TypedDict):
 
 @dataclass(frozen=True)
 class Reference:
-    """The content of the file."""
+    """Sentences, and the vectors that a copy of the model must give for them."""
 
     layer: int
     pooling: str
@@ -126,14 +126,14 @@ def read(directory: Path) -> Reference:
         raise DataCorrupt(f"{path} cannot be read ({error}). Copy or export the model again.") from None
 
 
-def compare(reference: Reference, vectors: Tensor, name: str, computed: str = "") -> Difference:
+def compare(reference: Reference, vectors: Tensor, name: str, how_computed: str = "") -> Difference:
     """Return how far computed vectors are from the registered ones.
 
     Args:
         reference: the registered vectors.
         vectors: the vectors to check.
         name: the model's name in messages.
-        computed: end of error messages, which tells how the vectors were computed.
+        how_computed: end of error messages, such as ": computed by torch 2.8".
 
     Raises:
         DataCorrupt: the vectors differ by more than rounding errors can explain.
@@ -141,22 +141,24 @@ def compare(reference: Reference, vectors: Tensor, name: str, computed: str = ""
     expected = reference.vectors.double()
     actual = vectors.double()
     if actual.shape != expected.shape:
-        raise DataCorrupt(f"{name} gives vectors {tuple(actual.shape)}, expected {tuple(expected.shape)}{computed}")
+        raise DataCorrupt(f"{name} gives vectors {tuple(actual.shape)}, expected {tuple(expected.shape)}{how_computed}")
     errors = actual - expected
     relative_errors = errors.norm(dim=1) / expected.norm(dim=1)
     cosines = torch.nn.functional.cosine_similarity(actual, expected)
     difference = Difference(relative_errors.max().item(), errors.abs().max().item(), cosines.min().item())
-    if not difference.share <= reference.tolerance:  # also if it is not a number
+    if not difference.share <= reference.tolerance:  # true for NaN too
         sentence = reference.sentences[int(relative_errors.argmax())]
         raise DataCorrupt(
             f"{name} gives other vectors than were registered: {difference}, allowed is {reference.tolerance:.2g} "
-            f"({sentence!r}){computed}"
+            f"({sentence!r}){how_computed}"
         )
     return difference
 
 
-def check(directory: Path, name: str, python: str = sys.executable) -> str:
-    """Compute the vectors by transformers alone, in a new process of `python`. Return a line with the difference.
+def check_with_transformers(directory: Path, name: str, python: str = sys.executable) -> str:
+    """Compute the vectors in a new process of `python`, without this project, and compare them with the file.
+
+    Return a line that reports the difference.
 
     Raises:
         InputError: the model has no vectors to compare with, or the process cannot load it.

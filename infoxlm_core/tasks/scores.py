@@ -112,12 +112,12 @@ def summarise_mixed(cells: Mapping[tuple[str, str], Mapping[str, float]], metric
         metric: the metric of the means `within` and `across`.
     """
     scores_of_metric = {pair: scores[metric] for pair, scores in cells.items()}
-    within, across = within_and_across(scores_of_metric)
+    within, across = average_within_and_across(scores_of_metric)
     named_cells = {"-".join(pair): scores for pair, scores in cells.items()}
     return {"within": within, "across": across, "cells": named_cells}
 
 
-def within_and_across(cells: Mapping[tuple[str, str], float]) -> tuple[float, float]:
+def average_within_and_across(cells: Mapping[tuple[str, str], float]) -> tuple[float, float]:
     """Return the mean score of pairs of texts in the same language, and that of pairs in two languages.
 
     The scores of two languages are averaged for each language first, so that every language has the same weight

@@ -111,7 +111,10 @@ class Task(Generic[Settings]):
         return _clear_fields(settings, self.roles)
 
     def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
-        """Raise ConfigError, which names `where`, for settings that a suite cannot measure. Read no data."""
+        """Raise ConfigError if a suite cannot measure these settings, without reading data.
+
+        The message names the place of the settings, `where`.
+        """
 
     def check(self, settings: Settings, has_grid: bool) -> None:
         """Read all local sets once, so that a mistake is found before hours of training.
@@ -141,17 +144,17 @@ class Task(Generic[Settings]):
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
         """Return whether the trained weights depend on the number of workers.
 
-        They do if each worker draws dropout for its own tokens: in the encoder, in token heads, and in models that run
-        in Hugging Face's code.
+        They do if each worker draws dropout for its own tokens. This is the case in the encoder, in heads that label
+        tokens, and in models that run in Hugging Face's code.
         """
         from infoxlm_core.model.huggingface import pretrained
 
         if self.head is None:
             return False
-        is_drawn_by_example = not self.head.is_per_token and pretrained.runs_packed(pretrained.read_config(encoder))
+        head_draws_by_example = not self.head.is_per_token and pretrained.runs_packed(pretrained.read_config(encoder))
         encoder_dropout = getattr(settings, "dropout", 0.0)
         head_dropout = getattr(settings, "head_dropout", 0.0)
-        return encoder_dropout > 0 or (head_dropout > 0 and not is_drawn_by_example)
+        return encoder_dropout > 0 or (head_dropout > 0 and not head_draws_by_example)
 
     def read_training(self, settings: Settings, encoder: Path, corpus: Path | None) -> "Training":
         """Read and tokenise the training text. `corpus` is a prepared corpus for settings that name no data.
@@ -227,8 +230,10 @@ def _clear_fields(settings: Settings, fields: Iterable[str]) -> Settings:
     return settings.model_copy(update=empty_values)
 
 
-def load_chosen(tuned: Path, head: Head, languages: Iterable[str]) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
-    """Yield the directory, the model and the languages of each checkpoint that was selected for some language.
+def load_selected_models(
+    tuned: Path, head: Head, languages: Iterable[str]
+) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
+    """Yield each model that was selected for some of the languages: its directory, the model, and these languages.
 
     Models are loaded one after the other, so that memory holds only one.
     """

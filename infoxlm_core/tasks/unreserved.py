@@ -31,7 +31,7 @@ def find(encoder: Path, tests: Iterable[Path], corpus: Path | None = None) -> li
         encoder: directory of the encoder.
         tests: the test files.
         corpus: the prepared corpus that the files belong to, if any. Its held-out text was removed from its own
-            training text, but not from that of another corpus, on which the training may have begun.
+            training text, but not from that of another corpus, on which the encoder may have been trained before.
     """
     manifest = load_pretraining_manifest(encoder)
     if manifest is None:

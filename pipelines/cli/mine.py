@@ -68,7 +68,7 @@ def mine(
     if (calibrate is None) == (threshold is None):
         raise InputError("The margin needs one of --calibrate and --threshold. Give one of them, not both.")
     files.check_output(output)
-    codes = files.check_languages(split_list(languages)) if languages else files.name_languages((source, target))
+    codes = files.check_languages(split_list(languages)) if languages else files.infer_languages((source, target))
     corpus = mining.read((source, target), calibrate, codes)
     neighbours.check_size(len(corpus.sources.texts), len(corpus.targets.texts))
     directory = model_registry.load_encoder(model, artifacts.local_directory(store))

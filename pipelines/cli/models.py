@@ -155,7 +155,7 @@ def serve_check(
     from infoxlm_core.tasks import reference_vectors
 
     directory = _fetch(model, store)
-    typer.echo(reference_vectors.check(directory, model, python))
+    typer.echo(reference_vectors.check_with_transformers(directory, model, python))
 
 
 @command()

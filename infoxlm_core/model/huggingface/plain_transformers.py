@@ -2,8 +2,8 @@
 
     python -I infoxlm_core/model/huggingface/plain_transformers.py < request.json
 
-`tasks.reference_vectors.check` runs this file in a separate process. The file first blocks the import of our packages,
-and checks that importing them fails.
+`tasks.reference_vectors.check_with_transformers` runs this file in a separate process. The file first blocks the import
+of our packages, and checks that importing them fails.
 """
 
 import importlib

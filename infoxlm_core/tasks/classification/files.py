@@ -87,11 +87,11 @@ def _parse_name(path: Path) -> LabelledFile:
     return LabelledFile(path, SPLITS[without_language["split"]], language)
 
 
-def read_columns(path: Path, names: Collection[str]) -> pd.DataFrame:
+def read_columns(path: Path, column_names: Collection[str]) -> pd.DataFrame:
     """Read a file as strings, with line numbers as the index (for Parquet, row numbers from 1).
 
-    The first line is a header if it contains one of `names`, or all columns of a public set. Without a header, the
-    columns are numbered.
+    The first line is a header if it contains one of `column_names`, or all columns of a public set. Without a header,
+    the columns are numbered.
 
     Raises:
         InputError: the file is not readable, or a row has a different number of fields than the first.
@@ -99,7 +99,7 @@ def read_columns(path: Path, names: Collection[str]) -> pd.DataFrame:
     try:
         if path.suffix == ".parquet":
             return _read_parquet(path)
-        return _read_text(path, names)
+        return _read_text(path, column_names)
     except csv.Error as error:
         raise InputError(
             f"{path}: not readable ({one_line(error)}). Quote the text, and put each sentence into one cell."
@@ -127,7 +127,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
 
 
-def _read_text(path: Path, names: Collection[str]) -> pd.DataFrame:
+def _read_text(path: Path, column_names: Collection[str]) -> pd.DataFrame:
     """Read a CSV or TSV file as strings, with line numbers as the index."""
     # In public TSV files, quotation marks are ordinary characters.
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
@@ -144,7 +144,7 @@ def _read_text(path: Path, names: Collection[str]) -> pd.DataFrame:
             rows.append(row)
             line_numbers.append(reader.line_num)
     first_row = rows[0] if rows else []
-    has_our_columns = not set(names).isdisjoint(first_row)
+    has_our_columns = not set(column_names).isdisjoint(first_row)
     has_public_columns = any(set(header.values()) <= set(first_row) for header in HEADERS)
     if not has_our_columns and not has_public_columns:
         return pd.DataFrame(rows, columns=range(len(first_row)), index=line_numbers, dtype="string")

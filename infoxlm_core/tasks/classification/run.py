@@ -27,7 +27,7 @@ from infoxlm_core.tasks.classification.table import (
 )
 from infoxlm_core.tasks.classification.task import HEAD, ClassificationConfig
 from infoxlm_core.tasks.scores import Scores, summarise_mixed
-from infoxlm_core.tasks.task import load_chosen
+from infoxlm_core.tasks.task import load_selected_models
 from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
@@ -69,7 +69,7 @@ def predict_rows(tuned: Path, table: pd.DataFrame, max_tokens: int, tokens: int 
         tokens: tokens of one forward pass.
     """
     predicted = pd.Series("", index=table.index, dtype="string")
-    for directory, classifier, languages in load_chosen(tuned, HEAD, table["language"].unique()):
+    for directory, classifier, languages in load_selected_models(tuned, HEAD, table["language"].unique()):
         rows = table[table["language"].isin(languages)]
         predicted[rows.index] = predict(classifier, encode_rows(rows, directory, max_tokens), tokens)
     return predicted
@@ -95,8 +95,8 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
             "two labels. Set finetuning.train_languages to languages of the data."
         )
     label_ids = {label: label_id for label_id, label in enumerate(labels)}
-    dev = drop_unknown(table[table["split"] == "dev"], labels, "dev")
-    test = drop_unknown(table[table["split"] == "test"], labels, "test")
+    dev = drop_unknown_labels(table[table["split"] == "dev"], labels, "dev")
+    test = drop_unknown_labels(table[table["split"] == "test"], labels, "test")
     check_overlap(train, test)
     dev_examples = encode_rows(dev, encoder, config.max_tokens)
     return Training(
@@ -147,15 +147,14 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
         InputError: there is no model, no test row with a label of the classifier, a translation is missing, or, for
             `mixed`, the rows of two languages do not translate each other.
     """
-    labels = normalise_labels(
-        padded.labels_of(padded.read_config(tuned)), str(tuned)
-    )  # the classifier's label -> the data's
+    classifier_labels = padded.labels_of(padded.read_config(tuned))
+    labels = normalise_labels(classifier_labels, str(tuned))  # label of the classifier -> label of the data
     source = two_letters(config.train_languages[0])
-    test = drop_unknown(read_test(config).drop(columns="split"), list(labels.values()), "test")
+    test = drop_unknown_labels(read_test(config).drop(columns="split"), list(labels.values()), "test")
     rows_by_language = split_by_language(test)
     if config.mixed:
         check_aligned(rows_by_language)
-    # Translations are text in the source language, so they are read as such and by the model of the source.
+    # Translations are text in the source language, so the model of the source language reads them.
     texts = test.assign(language=source) if config.translated_test else test
     test["predicted"] = predict_rows(tuned, texts, config.max_tokens).map(labels)
     output.mkdir(parents=True, exist_ok=True)
@@ -172,8 +171,11 @@ def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
     )
 
 
-def drop_unknown(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.DataFrame:
-    """Return the rows whose label the classifier has. Raise InputError if more than `MAX_UNKNOWN` have another."""
+def drop_unknown_labels(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.DataFrame:
+    """Return the rows whose label the classifier knows.
+
+    Raise InputError if more than the share `MAX_UNKNOWN` of the rows have another label.
+    """
     is_unknown = ~table["label"].isin(list(labels))
     if not is_unknown.any():
         return table.copy()
@@ -216,16 +218,20 @@ def _score_mixed(
         accuracy: the accuracy of each language's own pairs.
     """
     accuracy_by_pair = {(language, language): share for language, share in accuracy.items()}
-    for first, premises in rows.items():
-        pairs = []  # all pairs of a premise language together, so that its model is loaded once
-        for second, hypotheses in rows.items():
-            if second != first:
-                pairs.append(premises.assign(text_pair=hypotheses["text_pair"], second=second))
+    for premise_language, premises in rows.items():
+        pairs = []  # with hypotheses in all other languages, so that the model of the premises is loaded once
+        for hypothesis_language, hypotheses in rows.items():
+            if hypothesis_language != premise_language:
+                mixed_pairs = premises.assign(
+                    text_pair=hypotheses["text_pair"], hypothesis_language=hypothesis_language
+                )
+                pairs.append(mixed_pairs)
         table = pd.concat(pairs, ignore_index=True)
         predicted = predict_rows(tuned, table, config.max_tokens).map(labels)
-        for second, share in accuracy_by_language(predicted, table["label"], table["second"]).items():
-            accuracy_by_pair[first, second] = share
-        logger.info("scored premises in %s with hypotheses in other languages", first)
+        accuracies = accuracy_by_language(predicted, table["label"], table["hypothesis_language"])
+        for hypothesis_language, share in accuracies.items():
+            accuracy_by_pair[premise_language, hypothesis_language] = share
+        logger.info("scored premises in %s with hypotheses in other languages", premise_language)
     return summarise_mixed({pair: {"accuracy": share} for pair, share in sorted(accuracy_by_pair.items())}, "accuracy")
 
 
@@ -246,8 +252,8 @@ def check(config: ClassificationConfig, has_grid: bool) -> None:
     for split in required_splits:
         if not (table["split"] == split).any():
             raise InputError(f"{paths}: no {split} rows. {remedy}")
-    dev = drop_unknown(table[table["split"] == "dev"], labels, "dev")
-    test = drop_unknown(table[table["split"] == "test"], labels, "test")
+    dev = drop_unknown_labels(table[table["split"] == "dev"], labels, "dev")
+    test = drop_unknown_labels(table[table["split"] == "test"], labels, "test")
     selection.check_dev_languages(config.selection.rule, languages[0], sorted(dev["language"].unique()))
     if config.mixed:
         check_aligned(split_by_language(test))

@@ -21,6 +21,7 @@ COLUMNS = ("text", "text_pair", "label", "language", "split")
 TEST_SHARE = 0.1  # share of the rows that becomes the test if no file has a split
 NO_CONSENSUS = "-"  # label of rows on which annotators did not agree (SNLI, MultiNLI); usually left out
 _LANGUAGE = re.compile("[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}")
+# Spelling in a public set -> our name.
 _INFERENCE_LABELS = {name: name for name in ("entailment", "neutral", "contradiction")}
 _INFERENCE_LABELS["contradictory"] = "contradiction"
 
@@ -31,8 +32,8 @@ def read_labelled(
     """Read the rows of some splits into one table of strings.
 
     Languages are shortened to two letters where possible, and labels of natural language inference have one spelling.
-    If no file has a split, a tenth of the rows becomes the test, as `draw_split` says. Files are not read if their
-    names tell that they have other splits, or training text in a language that is not trained on.
+    If no file has a split, a tenth of the rows becomes the test set (see `draw_split`). A file is not read if its name
+    contains another split, or if it has training text in a language that is not trained on.
 
     Args:
         config: which files and columns to read.
@@ -105,7 +106,7 @@ def select_translations(config: ClassificationConfig) -> ClassificationConfig:
 
 
 def draw_split(table: pd.DataFrame) -> np.ndarray:
-    """Return the split of each row, train or test. The test split has a tenth of the rows in all languages.
+    """Return the split of each row, train or test. About a tenth of the rows, the same in all languages, is the test.
 
     Row i of a language must translate row i of every other language. Otherwise the test could contain translations of
     training rows, and its scores would measure memorization.
@@ -127,9 +128,9 @@ def split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def describe_difference(rows: Mapping[str, pd.DataFrame]) -> str | None:
-    """Return why row i of one language cannot translate row i of another, or None if they may.
+    """Describe how two languages differ in the number of rows or in the label of a row, or return None.
 
-    The number of rows or the label of a row may differ.
+    If they differ, row i of one language cannot translate row i of the other.
     """
     (first_language, first_rows), *other_languages = rows.items()
     for language, other_rows in other_languages:
@@ -210,7 +211,10 @@ def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame
 
 
 def _choose_columns(file: LabelledFile, names: Sequence[Any], config: ClassificationConfig) -> dict[str, Any]:
-    """Return our column -> the file's column: as configured, or as in a public set, or by position without a header."""
+    """Return the file's column for each of our columns.
+
+    The columns have the configured names or those of a public set. Without a header, they are chosen by position.
+    """
     columns: dict[str, Any] = {"text": config.text, "label": config.label}
     if config.text_pair:
         columns["text_pair"] = config.text_pair
@@ -263,7 +267,7 @@ def normalise_labels(labels: Iterable[str], where: str) -> dict[str, str]:
         if name.lower() in _INFERENCE_LABELS:
             inference_names[label] = _INFERENCE_LABELS[name.lower()]
     numeric_names = [name for name in names.values() if name.isdecimal()]
-    if inference_names and numeric_names:  # the Hub counts from entailment, XTREME from contradiction
+    if inference_names and numeric_names:  # label 0 is entailment on the Hub, but contradiction in XTREME
         raise InputError(f"{where}: some labels are names, others numbers ({min(numeric_names)}). Use only names.")
     # A set with only one of these labels may be another task, whose label happens to have the same name.
     is_inference = len(set(inference_names.values())) > 1

@@ -85,7 +85,7 @@ def read_set(files: SetFiles) -> MiningSet:
     for line_number, first_id, second_id in _read_columns(files.gold):
         if first_id in row_of_source and second_id in row_of_target:
             gold.add((row_of_source[first_id], row_of_target[second_id]))
-        elif second_id in row_of_source and first_id in row_of_target:  # fr-en and en-fr are both in use
+        elif second_id in row_of_source and first_id in row_of_target:  # some gold files have the pivot first
             gold.add((row_of_source[second_id], row_of_target[first_id]))
         else:
             raise InputError(

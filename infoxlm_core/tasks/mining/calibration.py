@@ -1,4 +1,4 @@
-"""Choose the lowest margin of mined pairs with planted pairs: known translations that are added to the two files.
+"""Choose the lowest margin of mined pairs by means of planted pairs: known translations, added to the two files.
 
 All lines are matched twice:
 
@@ -45,20 +45,26 @@ class Curves(NamedTuple):
 def estimate(search: Search, matches: Matches) -> Curves:
     """Estimate precision and recall of the matches of the files at each of their margins."""
     margins = np.unique(matches.margins)
-    num_pairs = _count_from(matches.margins, margins)
+    num_pairs = _count_at_least(matches.margins, margins)
     num_planted = search.num_planted
 
-    first = match_lines(search._replace(num_planted=0))  # planted lines may be matched with their translations
+    # The first matching: planted lines may be matched with their translations.
+    first = match_lines(search._replace(num_planted=0))
     planted_sources = first.sources - search.num_sources  # number of the planted pair; negative for lines of the file
     planted_targets = first.targets - search.num_targets
-    is_right = (planted_sources == planted_targets) & (planted_sources >= 0)
-    recall = _count_from(first.margins[is_right], margins) / num_planted
+    is_planted_source = planted_sources >= 0
+    is_planted_target = planted_targets >= 0
+    is_right = is_planted_source & (planted_sources == planted_targets)
+    recall = _count_at_least(first.margins[is_right], margins) / num_planted
+    mismatched_sources = _estimate_share(first.margins[is_planted_source & ~is_right], margins, num_planted)
+    mismatched_targets = _estimate_share(first.margins[is_planted_target & ~is_right], margins, num_planted)
 
+    # The second matching: every match of a planted line is false.
     second = match_lines(_forbid_planted_pairs(search))
-    false_sources = _estimate_share(second.margins[second.sources >= search.num_sources], margins, num_planted)
-    false_targets = _estimate_share(second.margins[second.targets >= search.num_targets], margins, num_planted)
-    mismatched_sources = _estimate_share(first.margins[~is_right & (planted_sources >= 0)], margins, num_planted)
-    mismatched_targets = _estimate_share(first.margins[~is_right & (planted_targets >= 0)], margins, num_planted)
+    is_false_source = second.sources >= search.num_sources
+    is_false_target = second.targets >= search.num_targets
+    false_sources = _estimate_share(second.margins[is_false_source], margins, num_planted)
+    false_targets = _estimate_share(second.margins[is_false_target], margins, num_planted)
     wrong_by_sources = bound_wrong_pairs(num_pairs, search.num_sources, false_sources, mismatched_sources, num_planted)
     wrong_by_targets = bound_wrong_pairs(num_pairs, search.num_targets, false_targets, mismatched_targets, num_planted)
     num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # both estimate the same number
@@ -69,7 +75,7 @@ def estimate(search: Search, matches: Matches) -> Curves:
 def _estimate_share(planted_margins: np.ndarray, margins: np.ndarray, num_planted: int) -> np.ndarray:
     """Return the share of planted lines that are matched from each margin up, (N,)."""
     # One match and one line without a match are added, because a count of 0 may be chance.
-    return (_count_from(planted_margins, margins) + 1) / (num_planted + 2)
+    return (_count_at_least(planted_margins, margins) + 1) / (num_planted + 2)
 
 
 def bound_wrong_pairs(
@@ -129,6 +135,6 @@ def _forbid_planted_pairs(search: Search) -> Search:
     return Search(search.forward, search.backward, source_twins, target_twins, num_planted=0)
 
 
-def _count_from(values: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """Return how many values are equal to or above each limit, (N,)."""
+def _count_at_least(values: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """Return how many values are at least as high as each limit, (N,)."""
     return len(values) - np.searchsorted(np.sort(values), limits)

@@ -63,7 +63,7 @@ def read_distinct(path: Path) -> DistinctLines:
     return DistinctLines(list(number_of_text), list(number_of_text.values()), dict(dropped))
 
 
-def name_languages(paths: tuple[Path, Path]) -> LanguagePair:
+def infer_languages(paths: tuple[Path, Path]) -> LanguagePair:
     """Return the languages that the names of two files contain, such as news.en and de.txt.gz.
 
     Raises:

@@ -42,7 +42,7 @@ class Matches(NamedTuple):
 
 
 def match_lines(search: Search) -> Matches:
-    """Match the lines of the files. Equal texts are not matched, and planted lines only count as neighbours."""
+    """Match the lines of the files, but no equal texts. Planted lines are not matched, but count as neighbours."""
     forward = remove_partners(search.forward, search.source_twins)
     backward = remove_partners(search.backward, search.target_twins)
     return match_greedily(forward, backward, search.num_sources, search.num_targets)
@@ -105,8 +105,9 @@ def _choose_best(
         neighbours: the nearest candidates of the queries.
         means: mean cosine of each query to its neighbours.
         candidate_means: the same for the candidates.
-        num_queries: queries to return.
-        num_candidates: candidates in later rows are not chosen; the margin of a query without any other is -inf.
+        num_queries: number of the first queries, which get a candidate.
+        num_candidates: number of the first candidates, which may be chosen. A query without any of them as a neighbour
+            has the margin -inf.
     """
     rows = neighbours.rows[:num_queries]
     margins = ratio_margin(neighbours.cosines[:num_queries], means[:num_queries, None], candidate_means[rows])

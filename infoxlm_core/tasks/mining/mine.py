@@ -35,8 +35,8 @@ class Mined(NamedTuple):
 
     matches: Matches
     num_pairs: int  # the first matches, which have at least the chosen margin
-    margin: float
-    curves: Curves | None
+    margin: float  # the chosen margin
+    curves: Curves | None  # None if the user has chosen the margin
     num_equal_texts: int  # texts that are in both files
 
 
@@ -122,7 +122,7 @@ def _find_neighbours(corpus: Corpus, embedder: Embedder, model_digest: str, cach
 
 
 def _find_twins(texts: Sequence[str], other_texts: Sequence[str]) -> list[int]:
-    """Return for each text the row of the same text in the other file, or -1 if the other file lacks it."""
+    """Return for each text the row of the same text in the other file, or -1 if it is not there."""
     row_of_text = {text: row for row, text in enumerate(other_texts)}
     return [row_of_text.get(text, -1) for text in texts]
 

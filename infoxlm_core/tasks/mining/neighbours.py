@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 VectorArrays = Sequence[np.ndarray]  # arrays (N_i, d) whose rows are numbered as if they were one array
 MAX_EXACT = 300_000  # vectors of a set that are compared without an index; with 384 numbers, 20 minutes on one core
-MAX_NEIGHBOURS = NEIGHBOURS + 1  # the margin needs one less, because an equal text or a translation is removed
+MAX_NEIGHBOURS = NEIGHBOURS + 1  # one more than the margin needs, because an equal text or a translation is removed
 BLOCK = 2048  # vectors of each set that are compared at a time; changes memory and speed, not the result
 TRAINING_VECTORS = 50  # per cell of an index
 PROBED_CELLS = 128  # cells of an index that are searched for each query
@@ -131,7 +131,8 @@ def _build_index(vectors: VectorArrays) -> "faiss.IndexIVF":
     import faiss  # an optional dependency, for large files only
 
     num_vectors = _count(vectors)
-    num_cells = max(1, min(round(16 * math.sqrt(num_vectors)), num_vectors // TRAINING_VECTORS))
+    best_num_cells = round(16 * math.sqrt(num_vectors))  # FAISS recommends 4 to 16 times the square root
+    num_cells = max(1, min(best_num_cells, num_vectors // TRAINING_VECTORS))
     size = vectors[0].shape[1]
     index = faiss.IndexIVFScalarQuantizer(
         faiss.IndexFlatIP(size), size, num_cells, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT

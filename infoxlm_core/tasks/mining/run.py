@@ -105,6 +105,7 @@ def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
     """Match all sources of a set with all its targets."""
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output) as folder:  # holds the vectors, which need not fit into memory
+        # No other model uses the folder, so the digest of the model may be empty.
         source_vectors = vector_files.embed_once(embedder, "", mining_set.sources.texts, Path(folder))
         target_vectors = vector_files.embed_once(embedder, "", mining_set.targets.texts, Path(folder))
         forward, backward = find_neighbours([source_vectors], [target_vectors])

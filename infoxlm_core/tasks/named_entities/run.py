@@ -22,7 +22,7 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.named_entities.files import LAYOUT, Sentence, list_files, list_labels, name_data, read_tagged
 from infoxlm_core.tasks.named_entities.task import HEAD, NO_TARGET, NamedEntitiesConfig
 from infoxlm_core.tasks.scores import Scores
-from infoxlm_core.tasks.task import load_chosen
+from infoxlm_core.tasks.task import load_selected_models
 from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
@@ -112,7 +112,7 @@ def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
     if not tests:
         raise InputError(f"{name_data(settings)}: no test sentences. {LAYOUT}")
     predicted_tags: dict[str, list[list[str]]] = {}
-    for directory, tagger, languages in load_chosen(model, HEAD, tests):
+    for directory, tagger, languages in load_selected_models(model, HEAD, tests):
         for language in languages:
             sentences = tests[language]
             language_of_sentence = [language] * len(sentences)

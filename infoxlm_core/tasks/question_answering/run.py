@@ -18,11 +18,11 @@ from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.question_answering import files
 from infoxlm_core.tasks.question_answering.answers import choose_normaliser, score
 from infoxlm_core.tasks.question_answering.files import LanguagePair, QuestionSet
-from infoxlm_core.tasks.question_answering.spans import best_spans
+from infoxlm_core.tasks.question_answering.spans import find_best_spans
 from infoxlm_core.tasks.question_answering.task import HEAD, AnsweringConfig
 from infoxlm_core.tasks.question_answering.windows import Windows, find_targets, make_windows
 from infoxlm_core.tasks.scores import Scores, summarise_mixed
-from infoxlm_core.tasks.task import load_chosen
+from infoxlm_core.tasks.task import load_selected_models
 from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
@@ -128,7 +128,7 @@ class WindowMaker:
 def answer(config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet, windows: Windows) -> dict[str, str]:
     """Return question id -> answer, as it is written in the paragraph, or "" if no allowed span was found."""
     logits = list(task_models.compute_logits(reader, windows.examples))  # (L, 2) of each window
-    spans = best_spans(windows, logits, config.n_best, config.answer_tokens)
+    spans = find_best_spans(windows, logits, config.n_best, config.answer_tokens)
     answers = {}
     for question, (start, end) in zip(question_set.questions, spans.tolist(), strict=True):
         paragraph = question_set.paragraphs[question.paragraph]
@@ -155,7 +155,7 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     for language in paragraph_languages:
         choose_normaliser(config.normaliser, language)  # a language without normaliser is refused before inference
     predictions: dict[LanguagePair, dict[str, str]] = {}
-    for directory, reader, languages in load_chosen(tuned, HEAD, paragraph_languages):
+    for directory, reader, languages in load_selected_models(tuned, HEAD, paragraph_languages):
         window_maker = WindowMaker(config, directory)
         for pair, question_set in sets.items():
             paragraph_language, _ = question_set.languages

@@ -16,7 +16,7 @@ from infoxlm_core.tasks.question_answering.windows import Windows
 CHUNK = 512  # windows whose starts and ends are combined together
 
 
-def best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, answer_tokens: int) -> np.ndarray:
+def find_best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, answer_tokens: int) -> np.ndarray:
     """Choose the answer of each question from the logits of its windows.
 
     Args:

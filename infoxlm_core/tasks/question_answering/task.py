@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-TRAINED = "train.en.json"  # placeholder for the training text of a reader that is only measured; its source is English
+# Stands for the training text of a reader that is only measured. The name makes English its source language.
+TRAIN_PLACEHOLDER = "train.en.json"
 
 
 class AnsweringConfig(CrossLingualConfig):
@@ -113,11 +114,11 @@ class QuestionAnswering(Task[AnsweringConfig]):
     only_tested: ClassVar[tuple[str, ...]] = ("test", "mixed", "translated_test")
 
     def build_test_settings(self, data: str) -> dict[str, Any]:
-        return {"train": [TRAINED], "test": [data]}
+        return {"train": [TRAIN_PLACEHOLDER], "test": [data]}
 
     def localise(self, settings: AnsweringConfig, fetch: Fetch) -> AnsweringConfig:
         def fetch_unless_placeholder(source: str) -> str:
-            return source if source == TRAINED else fetch(source)
+            return source if source == TRAIN_PLACEHOLDER else fetch(source)
 
         return super().localise(settings, fetch_unless_placeholder)
 

@@ -148,20 +148,20 @@ def _add_type(ids: Sequence[int] | np.ndarray, token_type: int) -> np.ndarray:
 def tokenise(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Paragraphs:
     """Tokenise paragraphs of any length, without special tokens."""
     ids: list[np.ndarray] = []
-    characters: list[np.ndarray] = []
+    ranges_of_paragraphs: list[np.ndarray] = []
     for start in range(0, len(paragraphs), CHUNK):
         chunk = list(paragraphs[start : start + CHUNK])
         encoded = tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         for text, text_ids, offsets in zip(chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True):
             ids.append(np.array(text_ids, np.int64))
             trimmed = _trim_spaces(text, np.array(offsets, np.int64).reshape(-1, 2))
-            characters.append(_extend_over_marks(text, trimmed))
-    ranges = np.concatenate(characters)  # (T, 2)
+            ranges_of_paragraphs.append(_extend_over_marks(text, trimmed))
+    ranges = np.concatenate(ranges_of_paragraphs)  # (T, 2) characters of each token
     bounds = np.cumsum([0, *map(len, ids)])
     return Paragraphs(np.concatenate(ids), starts=ranges[:, 0], ends=ranges[:, 1], bounds=bounds)
 
 
-def _trim_spaces(text: str, characters: np.ndarray) -> np.ndarray:
+def _trim_spaces(text: str, ranges: np.ndarray) -> np.ndarray:
     """Leave out spaces at the edges of the character ranges of n tokens, (n, 2).
 
     Tokens of SentencePiece may begin with the space before a word.
@@ -174,23 +174,23 @@ def _trim_spaces(text: str, characters: np.ndarray) -> np.ndarray:
     # For every position, the end of the last character before it that is not a space.
     word_ends = np.where(np.insert(is_space, 0, True), 0, positions)
     previous_word_end = np.maximum.accumulate(word_ends)
-    trimmed_starts = np.minimum(next_word[characters[:, 0]], characters[:, 1])
-    trimmed_ends = np.maximum(previous_word_end[characters[:, 1]], trimmed_starts)
+    trimmed_starts = np.minimum(next_word[ranges[:, 0]], ranges[:, 1])
+    trimmed_ends = np.maximum(previous_word_end[ranges[:, 1]], trimmed_starts)
     return np.stack([trimmed_starts, trimmed_ends], axis=1)
 
 
-def _extend_over_marks(text: str, characters: np.ndarray) -> np.ndarray:
+def _extend_over_marks(text: str, ranges: np.ndarray) -> np.ndarray:
     """Extend the character ranges (n, 2) of tokens over the vowel signs and accents that follow them.
 
     The tokenizer of uncased BERT drops these marks, so that no token would contain them.
     """
-    next_starts = np.append(characters[1:, 0], len(text))
-    for token in np.flatnonzero(characters[:, 1] < next_starts):
-        end = characters[token, 1]
+    next_starts = np.append(ranges[1:, 0], len(text))
+    for token in np.flatnonzero(ranges[:, 1] < next_starts):
+        end = ranges[token, 1]
         while end < next_starts[token] and category(text[end]).startswith("M"):  # a mark, in Unicode's categories
             end += 1
-        characters[token, 1] = end
-    return characters
+        ranges[token, 1] = end
+    return ranges
 
 
 def find_targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -83,7 +83,7 @@ def _is_same_language(code: str, language: str) -> bool:
 
 
 def _find_pairs(files: Sequence[Path], pivot: str) -> dict[str, Callable[[], AlignedSentences]]:
-    """Return a function that reads the sentences, for each language with a table or a pair of files with the pivot."""
+    """Return for each language a function that reads its sentences: from a table, or from two files with the pivot."""
     paths: dict[str, Path] = {}
     readers: dict[str, Callable[[], AlignedSentences]] = {}
     for path in files:
@@ -123,7 +123,7 @@ def _add_path(paths: dict[str, Path], code: str, path: Path) -> None:
 
 
 def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> dict[str, Callable[[], AlignedSentences]]:
-    """Return a function that reads the sentences, for each file of one language that is not the pivot."""
+    """Return for each language except the pivot a function that reads its file beside that of the pivot."""
     paths: dict[str, Path] = {}
     for path in files:
         match = _SINGLE_FILE.fullmatch(path.name)

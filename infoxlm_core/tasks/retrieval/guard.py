@@ -23,7 +23,7 @@ from infoxlm_core.tasks.task import Task
 
 
 class Guard(Task[EvaluationConfig]):
-    """A task of the stage `evaluate`, which suites do not have."""
+    """Retrieval on a general test set, as a task of the stage `evaluate`. Suites do not have this task."""
 
     name: ClassVar[str] = "guard"
     metrics: ClassVar[tuple[str, ...]] = ("mean",)
@@ -54,14 +54,14 @@ def measure(guard: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores:
     test_set = manifests.digest(sets)
     data = Path(guard.data)
     corpus = data if (data / "held_out").is_dir() else None
-    not_reserved = unreserved.find(model, list_test_files(data), corpus)
+    unreserved_files = unreserved.find(model, list_test_files(data), corpus)
     return Scores(
         Guard.name,
         scores,
         mean_over(scores),
         counts={language: len(sources) for language, (sources, _) in sets.items()},
         test_set=test_set,
-        details={"not_reserved": not_reserved} if not_reserved else {},
+        details={"not_reserved": unreserved_files} if unreserved_files else {},
         outcomes=_tabulate(sets, hits, test_set),
     )
 

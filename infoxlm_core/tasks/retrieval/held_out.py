@@ -15,6 +15,7 @@ from infoxlm_core.tasks.embedding import POOLINGS, VectorEncoder, VectorSpec
 from infoxlm_core.tasks.questions import Questions, digest_question, tabulate_outcomes
 from infoxlm_core.tasks.retrieval import sentence_map
 from infoxlm_core.tasks.retrieval.nearest import Hits, NearestRows, accuracy, find_nearest_by_spec, mark_hits
+from infoxlm_core.tasks.retrieval.task import BOTH_DIRECTIONS
 from infoxlm_core.tasks.scores import Scores, mean_over
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ class VectorScores(NamedTuple):
     @property
     def accuracy(self) -> float:
         """The mean over languages and both directions."""
-        return self.mean["mean"]
+        return self.mean[BOTH_DIRECTIONS]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the means, and the scores by language, for scores.json."""
@@ -136,10 +137,10 @@ def score_language(hits: Hits, subset: Tensor) -> dict[str, Any]:
 
     Args:
         hits: direction -> (N,) bool.
-        subset: (N,) bool, which questions belong to the subset. The candidates are always all N.
+        subset: (N,) bool, which questions belong to the subset. Each of them was searched among all N candidates.
     """
     scores: dict[str, Any] = {direction: accuracy(is_hit) for direction, is_hit in hits.items()}
-    scores["mean"] = fmean(scores.values())
+    scores[BOTH_DIRECTIONS] = fmean(scores.values())
     scores["no_overlap"] = None
     if subset.any():
         scores["no_overlap"] = fmean(accuracy(is_hit[subset]) for is_hit in hits.values())

@@ -111,7 +111,7 @@ def find_nearest_by_spec(
 
 
 def mark_hits(nearest: NearestRows) -> dict[str, Tensor]:
-    """Return by direction whether the nearest candidate of each query is that in its own row: (N,) bool."""
+    """Return for each direction which queries found their translation, the candidate in the same row: (N,) bool."""
     return {direction: rows == torch.arange(len(rows)) for direction, rows in nearest.items()}
 
 

@@ -25,7 +25,7 @@ from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorEncoder, 
 from infoxlm_core.tasks.retrieval import files
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
 from infoxlm_core.tasks.retrieval.nearest import NearestRows, accuracy, find_nearest_by_spec, mark_hits
-from infoxlm_core.tasks.retrieval.task import RetrievalConfig
+from infoxlm_core.tasks.retrieval.task import BOTH_DIRECTIONS, RetrievalConfig
 from infoxlm_core.tasks.scores import Scores, mean_over
 
 if TYPE_CHECKING:
@@ -71,18 +71,19 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     means = {spec: mean_over(scores[spec]) for spec in specs}
     chosen_specs = {}
     for vector, vector_candidates in candidates.items():
-        chosen_specs[vector] = max(vector_candidates, key=lambda spec: means[spec]["mean"])
-    main = chosen_specs[config.vectors[0]]
-    write_misses(output / "misses.parquet", sets, {language: nearest[language][main] for language in sets})
-    logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, means[main]["mean"], len(sets), *main)
+        chosen_specs[vector] = max(vector_candidates, key=lambda spec: means[spec][BOTH_DIRECTIONS])
+    main_spec = chosen_specs[config.vectors[0]]
+    write_misses(output / "misses.parquet", sets, {language: nearest[language][main_spec] for language in sets})
+    accuracy_of_main = means[main_spec][BOTH_DIRECTIONS]
+    logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, accuracy_of_main, len(sets), *main_spec)
 
     details_by_vector = {}
     for vector, spec in chosen_specs.items():
         details_by_vector[vector] = {**spec._asdict(), "languages": scores[spec], "mean": means[spec]}
     return Scores(
         "retrieval",
-        scores[main],
-        means[main],
+        scores[main_spec],
+        means[main_spec],
         counts={language: len(sources) for language, (sources, _) in sets.items()},
         test_set=manifests.digest(sets),
         details={
@@ -161,7 +162,7 @@ def _retrieve(
 def score_directions(hits: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the accuracy in each direction and their mean. `hits` are (N,) bool by direction."""
     scores = {direction: accuracy(hits[direction]) for direction in DIRECTIONS}
-    scores["mean"] = fmean(scores.values())
+    scores[BOTH_DIRECTIONS] = fmean(scores.values())
     return scores
 
 

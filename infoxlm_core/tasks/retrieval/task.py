@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Vector = Annotated[str, Field(pattern=r"^(served|(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best))$")]
 
+BOTH_DIRECTIONS = "mean"  # name of the metric that is the mean of the accuracies of both directions
 FEWEST_UNSHARED = 50
 """A language with fewer pairs that share no token has no score of them: in the mean over languages, a few pairs would
 weigh as much as the hundreds of another language."""
@@ -64,7 +65,7 @@ class Retrieval(Task[RetrievalConfig]):
 
     name: ClassVar[str] = "retrieval"
     settings = RetrievalConfig
-    metrics: ClassVar[tuple[str, ...]] = ("mean", "to_pivot", "from_pivot")
+    metrics: ClassVar[tuple[str, ...]] = (BOTH_DIRECTIONS, "to_pivot", "from_pivot")
     unit: ClassVar[str] = "pairs"
     order: ClassVar[Sequence[str]] = languages.GROUPS["36"]
     tables: ClassVar[tuple[str, ...]] = ("tatoeba",)
@@ -93,7 +94,9 @@ class Retrieval(Task[RetrievalConfig]):
         `PREFIX/cls-last/mean`.
         """
         direction_names = {"to_pivot": f"xx_{settings.pivot}", "from_pivot": f"{settings.pivot}_xx"}
-        values: dict[str, Any] = {language: row["mean"] for language, row in scores.languages.items()}
+        values: dict[str, Any] = {}
+        for language, language_scores in scores.languages.items():
+            values[language] = language_scores[BOTH_DIRECTIONS]
         if "vectors" in scores.details:
             values |= _name_suite_metrics(scores.details["vectors"], direction_names)
         else:
@@ -107,14 +110,15 @@ class Retrieval(Task[RetrievalConfig]):
 def _name_evaluation_metrics(scores: Scores, direction_names: Mapping[str, str]) -> dict[str, Any]:
     """Return the means of an evaluation by metric name. `direction_names` maps a direction to its metric."""
     details = scores.details
-    values: dict[str, Any] = {name: scores.mean[direction] for direction, name in direction_names.items()}
-    values["served"] = scores.mean["mean"]
-    values["no_overlap"] = scores.mean["no_overlap"]
-    values["best"] = details["best"]["mean"]
+    served_means = scores.mean  # over languages, of the vector that users get
+    values: dict[str, Any] = {name: served_means[direction] for direction, name in direction_names.items()}
+    values["served"] = served_means[BOTH_DIRECTIONS]
+    values["no_overlap"] = served_means["no_overlap"]
+    values["best"] = details["best"][BOTH_DIRECTIONS]
     values["best_layer"] = details["best"]["layer"]
     values["chance"] = details["chance"]
     if "centred" in details:
-        values["centred"] = details["centred"]["mean"]
+        values["centred"] = details["centred"][BOTH_DIRECTIONS]
     return values
 
 
@@ -125,9 +129,10 @@ def _name_suite_metrics(
     values: dict[str, Any] = {}
     for vector_index, (vector, details) in enumerate(details_by_vector.items()):
         prefix = "" if vector_index == 0 else f"{vector.replace('@', '-')}/"
+        means = details["mean"]  # over languages
         for direction, name in direction_names.items():
-            values[f"{prefix}{name}"] = details["mean"][direction]
-        values[f"{prefix}mean"] = details["mean"]["mean"]
+            values[f"{prefix}{name}"] = means[direction]
+        values[f"{prefix}mean"] = means[BOTH_DIRECTIONS]
         layer_name = "best_layer" if vector.endswith("@best") else "layer"
         values[f"{prefix}{layer_name}"] = details["layer"]
     return values

@@ -47,7 +47,7 @@ from infoxlm_core.tasks.embedding import VectorSpec
 from infoxlm_core.tasks.question_answering import answers
 from infoxlm_core.tasks.question_answering.task import AnsweringConfig
 from infoxlm_core.tasks.retrieval import held_out, nearest
-from infoxlm_core.tasks.scores import mean_over, transfer_gap, within_and_across
+from infoxlm_core.tasks.scores import average_within_and_across, mean_over, transfer_gap
 from infoxlm_core.training.finetuning.best_checkpoints import BestCheckpoints
 from infoxlm_core.training.finetuning.task_learner import TaskLearner
 from infoxlm_core.training.learner import Learner
@@ -330,7 +330,7 @@ def make_points(tmp_path: Path, encoder: Path) -> Any:
     for rule, code in (("squad", "en"), ("mlqa", "en"), ("mlqa", "de"), ("mlqa", "zh"), ("mlqa", "vi")):
         scores[f"{rule} {code}"] = answers.score(predicted, correct, answers.choose_normaliser(rule, code))
     cells = {("en", "en"): 0.5, ("de", "de"): 0.25, ("en", "de"): 0.75, ("de", "en"): 0.125}
-    return [scores, mean_over(scores), within_and_across(cells)]
+    return [scores, mean_over(scores), average_within_and_across(cells)]
 
 
 MAKERS = {

@@ -110,7 +110,7 @@ def test_the_prefix_of_training_is_used_for_reference_vectors_and_evaluation(exp
 
 
 def test_transformers_alone_computes_the_vectors_in_a_new_process(exported_with_prefix):
-    message = reference_vectors.check(exported_with_prefix, "models:/tiny@champion")
+    message = reference_vectors.check_with_transformers(exported_with_prefix, "models:/tiny@champion")
 
     assert message.startswith("models:/tiny@champion is served as it was registered: 10 vectors, ")
     assert "worst cosine 1.0000000" in message
@@ -168,12 +168,12 @@ def test_a_damaged_file_is_refused(model, content):
     (model / reference_vectors.FILE).write_text(content)
 
     with pytest.raises(DataCorrupt, match=r"reference_vectors.json cannot be read"):
-        reference_vectors.check(model, "models:/m/1")
+        reference_vectors.check_with_transformers(model, "models:/m/1")
 
 
 def test_a_python_that_is_missing_or_lacks_transformers_is_named(exported, tmp_path):
     with pytest.raises(InputError, match=r"/nowhere/python cannot be run"):
-        reference_vectors.check(exported, "m", "/nowhere/python")
+        reference_vectors.check_with_transformers(exported, "m", "/nowhere/python")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     with pytest.raises(InputError, match=r"m cannot be loaded by .*empty/bin/python \(ModuleNotFoundError: No module"):
-        reference_vectors.check(exported, "m", str(tmp_path / "empty/bin/python"))
+        reference_vectors.check_with_transformers(exported, "m", str(tmp_path / "empty/bin/python"))

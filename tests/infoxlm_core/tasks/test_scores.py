@@ -5,7 +5,7 @@ import json
 import pytest
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.tasks.scores import Scores, transfer_gap, within_and_across
+from infoxlm_core.tasks.scores import Scores, average_within_and_across, transfer_gap
 from tests.toys.scores import answered, labelled, retrieved
 
 
@@ -46,7 +46,7 @@ def test_every_language_weighs_the_same_in_the_mean_across_languages():
     scores = {("en", "en"): 0.9, ("de", "de"): 0.7, ("sw", "sw"): 0.5, ("en", "de"): 0.6, ("de", "en"): 0.4,
               ("en", "sw"): 0.3}  # fmt: skip
 
-    within, across = within_and_across(scores)
+    within, across = average_within_and_across(scores)
 
     assert within == pytest.approx(0.7)
     # en: .6 .4 .3; de: .6 .4; sw: .3

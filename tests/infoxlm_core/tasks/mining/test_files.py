@@ -87,7 +87,7 @@ def test_distinct_lines_are_read_and_others_counted_by_reason(tmp_path):
     ("names", "languages"), [(("news.en", "de.txt.gz"), ("en", "de")), (("a.deu_Latn.txt", "b.fra"), ("de", "fr"))]
 )
 def test_languages_are_those_in_the_names_of_files(names, languages):
-    assert files.name_languages((Path(names[0]), Path(names[1]))) == languages
+    assert files.infer_languages((Path(names[0]), Path(names[1]))) == languages
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_languages_are_those_in_the_names_of_files(names, languages):
 )
 def test_file_names_without_two_languages_are_refused(names, reason):
     with pytest.raises(InputError, match=reason):
-        files.name_languages((Path(names[0]), Path(names[1])))
+        files.infer_languages((Path(names[0]), Path(names[1])))
 
 
 def test_unusable_files_are_refused(tmp_path):

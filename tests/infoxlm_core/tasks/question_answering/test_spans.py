@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from infoxlm_core.model.huggingface import tokenizers
-from infoxlm_core.tasks.question_answering.spans import best_spans
+from infoxlm_core.tasks.question_answering.spans import find_best_spans
 from infoxlm_core.tasks.question_answering.windows import Windows, make_windows
 from tests.toys.questions import write_bert_tokenizer
 
@@ -45,7 +45,7 @@ def test_the_answer_is_the_best_pair_of_all_windows(tokenizer, answer_tokens, mo
     logits = [torch.from_numpy(rng.normal(size=(length, 2))) for length in windows.examples.lengths]
     assert len(logits) > 40
 
-    spans = best_spans(windows, logits, 100, answer_tokens)
+    spans = find_best_spans(windows, logits, 100, answer_tokens)
 
     assert spans.tolist() == find_spans_by_brute_force(windows, logits, answer_tokens)
 
@@ -58,12 +58,12 @@ def test_an_answer_is_in_the_paragraph_and_not_too_long(tokenizer):
     logits[7, 0], logits[5, 1] = 3.0, 2.0  # f starts, d ends: not in this order
     logits[4, 0], logits[8, 1] = 2.0, 1.5  # c starts, g ends
 
-    assert best_spans(windows, [logits], 20, 5).tolist() == [[6, 9]]  # f g: 3 + 1.5
+    assert find_best_spans(windows, [logits], 20, 5).tolist() == [[6, 9]]  # f g: 3 + 1.5
     logits[7, 0] = 0.0
-    assert best_spans(windows, [logits], 20, 5).tolist() == [[0, 3]]  # c d: 2 + 2
+    assert find_best_spans(windows, [logits], 20, 5).tolist() == [[0, 3]]  # c d: 2 + 2
     logits[5, 1] = 0.0
-    assert best_spans(windows, [logits], 20, 5).tolist() == [[0, 9]]  # the whole paragraph
-    assert best_spans(windows, [logits], 20, 4).tolist() != [[0, 9]]
+    assert find_best_spans(windows, [logits], 20, 5).tolist() == [[0, 9]]  # the whole paragraph
+    assert find_best_spans(windows, [logits], 20, 4).tolist() != [[0, 9]]
 
 
 def test_the_sum_of_logits_decides_between_windows(tokenizer):
@@ -82,5 +82,5 @@ def test_only_the_n_best_starts_and_ends_are_combined(tokenizer):
     logits[4:9, 0] = torch.tensor([1.0, 0.0, 0.0, 0.0, 5.0])
     logits[4:9, 1] = torch.tensor([6.0, 0.0, 0.0, 2.0, 1.0])
 
-    assert best_spans(windows, [logits], 5, 9).tolist() == [[0, 1]]  # c: 1 + 6; g: 5 + 1
-    assert best_spans(windows, [logits], 1, 9).tolist() == [[0, 0]]  # g starts, c ends: no answer
+    assert find_best_spans(windows, [logits], 5, 9).tolist() == [[0, 1]]  # c: 1 + 6; g: 5 + 1
+    assert find_best_spans(windows, [logits], 1, 9).tolist() == [[0, 0]]  # g starts, c ends: no answer
