@@ -27,7 +27,7 @@ from infoxlm_core.systems.text_learner import TargetStates, TextNetwork
 from infoxlm_core.systems.text_system import TextSystem
 
 DOCUMENT_SENTENCES = 32
-SHORT_SHARE = 0.1  # share of samples with a random target length, as in BERT, so that short sequences occur too
+SHORT_SHARE = 0.1  # share of samples with a random length, as in BERT, so that short sequences occur too
 
 
 class BERT(TextNetwork):
@@ -62,7 +62,7 @@ class NextSentencePair(NamedTuple):
 class BERTSampler(TextSampler):
     """Draws next-sentence pairs. A language with n sentences is drawn with probability proportional to n^alpha.
 
-    Raises CorpusTooSmall if a language has only one document, because a wrong continuation comes from another document.
+    Raises CorpusTooSmall if a language has only one document, because wrong second parts come from other documents.
     """
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
@@ -166,15 +166,15 @@ class BERTSampler(TextSampler):
     def _draw_other_document(self, table_number: int, document: int, rng: np.random.Generator) -> tuple[int, int]:
         """Draw another document of the same language. Return the number of its table, and its number in the table."""
         tables = np.flatnonzero(self.language_of_table == self.language_of_table[table_number])
-        counts = self.document_counts[tables]
+        counts = self.document_counts[tables]  # documents of each of these tables
         # Number all documents of the language, draw a number other than that of `document`, and find its table.
-        number = counts[tables < table_number].sum() + document
-        other_number = int(rng.integers(0, counts.sum() - 1))
-        if other_number >= number:
-            other_number += 1
-        index = int(np.searchsorted(counts.cumsum(), other_number, side="right"))
+        document_number = counts[tables < table_number].sum() + document
+        drawn_number = int(rng.integers(0, counts.sum() - 1))
+        if drawn_number >= document_number:
+            drawn_number += 1
+        index = int(np.searchsorted(counts.cumsum(), drawn_number, side="right"))
         documents_before = int(counts[:index].sum())
-        return int(tables[index]), other_number - documents_before
+        return int(tables[index]), drawn_number - documents_before
 
 
 def _find_end(table: Table, start: int, document_end: int, token_count: int) -> int:

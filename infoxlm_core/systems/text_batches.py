@@ -1,4 +1,4 @@
-"""The samples of XLM and BERT for one virtual shard and step, their packed micro-batches, and how rows are drawn."""
+"""The samples of XLM and BERT for one virtual shard and step, and their packed micro-batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,7 +119,7 @@ class TextSampler(StepSampler):
 
 @dataclass(frozen=True)
 class ShortRows:
-    """The rows of a corpus of which no side is longer than a limit."""
+    """The rows of a corpus whose sides are all at most as long as a limit."""
 
     sides: tuple[Table, ...]  # the sentences of one language, or the source and the target of pairs
     numbers: np.ndarray  # (rows,) ascending row numbers
@@ -144,7 +144,7 @@ def draw_rows(corpora: Sequence[ShortRows], count: int, max_tokens: int, rng: np
         rng: draws corpora and rows.
 
     Returns:
-        For each side its sentences, as they are stored.
+        The sentences of each side, as they are stored.
     """
     sampler = TableSampler([[len(corpus) for corpus in corpora]], alpha=1.0)
     drawn_corpora, drawn_indices = sampler.draw(count, rng)  # (count,) each

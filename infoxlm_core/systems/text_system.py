@@ -63,7 +63,7 @@ class TextSystem(System):
         """Return the network with random weights by the seed, or with the weights of the model `model.start`.
 
         Raises:
-            ConfigError: a size does not fit the system, or the start.
+            ConfigError: a size does not fit the system or the start model.
             TokenizerMismatch: the tokenizer of the shards does not have XLM-R's layout; see also `size_of`.
             InputError: see `size_of` and `load_into`.
         """
@@ -183,7 +183,7 @@ class TextSystem(System):
     def _check_stored_shapes(self, size: EncoderSize, directory: Path) -> None:
         """Raise InputError if the directory has weights, but not those of a network of this size."""
         weights = stored_weights.read_headers(directory)
-        if not weights:  # only the small files of a model may be there
+        if not weights:  # the directory may have only the small files of a model, such as config.json
             return
         with torch.device("meta"):
             network = self.network(size)

@@ -144,6 +144,7 @@ class XLMSampler(TextSampler):
                 self.pairs[language_pair] = corpora
                 pair_counts[language_pair] = sum(len(corpus) for corpus in corpora)
         self._check_amount_of_text()
+        # Objective -> number of samples of each language or language pair.
         self.sample_counts = {"mlm": text_counts, "tlm": pair_counts, "clm": text_counts}
 
     def _check_amount_of_text(self) -> None:
@@ -187,11 +188,11 @@ class XLMSampler(TextSampler):
         """Choose the objective, the language (pair) and the direction of a step."""
         objective = self.objectives[step % len(self.objectives)]
         uniform = generator(self.config.seed, step, "language").random(2)
-        counts = self.sample_counts[objective]
-        names = list(counts)
-        name_probabilities = probabilities(np.array(list(counts.values())), self.config.batches.alpha)
-        choice = int(choose_indices(name_probabilities, uniform[:1])[0])
-        return StepChoice(objective, names[choice], is_reversed=bool(uniform[1] < 0.5))
+        sample_counts = self.sample_counts[objective]
+        languages = list(sample_counts)
+        language_probabilities = probabilities(np.array(list(sample_counts.values())), self.config.batches.alpha)
+        choice = int(choose_indices(language_probabilities, uniform[:1])[0])
+        return StepChoice(objective, languages[choice], is_reversed=bool(uniform[1] < 0.5))
 
     def _draw_windows(self, language: str, rng: np.random.Generator) -> Sequences:
         """Draw windows of the streams of a language."""

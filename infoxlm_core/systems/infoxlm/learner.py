@@ -66,12 +66,14 @@ class InfoXLMLearner(Learner):
     def batches(self, step: int, skipped: int = 0) -> Sequence[PackedBatch]:
         my_shards = self.shares[distributed.rank()]
         # Dropout is drawn for each micro-batch, so a micro-batch must not depend on the number of workers.
-        by_shard = self.config.model.dropout > 0
-        shard_ranges = [range(shard, shard + 1) for shard in my_shards] if by_shard else [my_shards]
+        is_split_by_shard = self.config.model.dropout > 0
+        shard_ranges = [my_shards]
+        if is_split_by_shard:
+            shard_ranges = [range(shard, shard + 1) for shard in my_shards]
         batches: list[PackedBatch] = []
         for shard_range in shard_ranges:
             batches += self._draw_batches(step, step + skipped, shard_range)
-        batches = self._add_idle_batches(batches, by_shard)
+        batches = self._add_idle_batches(batches, is_split_by_shard)
         if self.device.type == "cpu":
             return batches
         # On a GPU, matrix products are fastest if the number of tokens is a multiple of their tile.
@@ -79,7 +81,7 @@ class InfoXLMLearner(Learner):
         return [batch.aligned(tile, self.sampler.vocabulary.pad) for batch in batches]
 
     def _draw_batches(self, step: int, draw_number: int, shards: range) -> list[PackedBatch]:
-        """Draw the micro-batches of some virtual shards. The number of the draw is the step plus the skipped ones."""
+        """Draw the micro-batches of some virtual shards. `draw_number` is the step plus the number of skipped draws."""
         contrast = self.config.contrast
         only = "lm" if step < contrast.start_step else ""
         draw = self.sampler.draw(draw_number, shards, only)
@@ -88,18 +90,18 @@ class InfoXLMLearner(Learner):
             batches.append(replace(batch, rng_key=(step, shards.start, number), flops=self._flops(batch)))
         return batches
 
-    def _add_idle_batches(self, batches: list[PackedBatch], by_shard: bool) -> list[PackedBatch]:
+    def _add_idle_batches(self, batches: list[PackedBatch], is_split_by_shard: bool) -> list[PackedBatch]:
         """Append idle batches if the network is sharded, because all workers must call it equally often.
 
         Args:
             batches: micro-batches of this worker.
-            by_shard: whether each micro-batch has samples of one virtual shard only.
+            is_split_by_shard: whether each micro-batch has samples of one virtual shard only.
         """
         if not self.config.model.sharded:
             return batches
         samples_per_shard = self.sampler.samples_per_shard
         size = self.config.batches.micro_batch_size
-        if by_shard:
+        if is_split_by_shard:
             batch_counts = [len(share) * math.ceil(samples_per_shard / size) for share in self.shares]
         else:
             batch_counts = [math.ceil(len(share) * samples_per_shard / size) for share in self.shares]
@@ -155,7 +157,7 @@ class InfoXLMLearner(Learner):
         return loss, sums
 
     def _idle_loss(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
-        """Return a loss of weight 0, computed to take part in the communication of the other workers."""
+        """Compute a loss of weight 0, so that this worker takes part in the communication of the others."""
         new_keys = self.xlco.new_keys if self.has_contrast else []
         key_count = len(new_keys)
         loss, _ = self.losses(replace(batch, idle=False), dict.fromkeys(scales, 0.0))
@@ -170,20 +172,20 @@ class InfoXLMLearner(Learner):
         return scale
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
-        figures = {}
+        statistics = {}
         by_language: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # sum and number of losses
         for group, (loss_sum, loss_count) in zip(self.sampler.groups, sums["by_group"].T, strict=True):
             objective_and_language, _, _ = group.rpartition("/")
             by_language[objective_and_language] += (loss_sum, loss_count)
             if loss_count:
-                figures[f"targets/{group}"] = float(loss_count)
+                statistics[f"targets/{group}"] = float(loss_count)
         for objective_and_language, (loss_sum, loss_count) in by_language.items():
             if loss_count:
-                figures[f"loss_{objective_and_language}"] = float(loss_sum / loss_count)
+                statistics[f"loss_{objective_and_language}"] = float(loss_sum / loss_count)
         for objective in self.objectives:
             if counts[objective.name]:
-                figures |= objective.statistics(sums, counts[objective.name])
-        return figures
+                statistics |= objective.statistics(sums, counts[objective.name])
+        return statistics
 
     def after_step(self, step: int, good: bool = True) -> None:
         for objective in self.objectives:
@@ -199,7 +201,7 @@ class InfoXLMLearner(Learner):
         for number in range(math.ceil(queue_size / samples_per_draw)):
             draw = self.sampler.draw(f"prefill {number}", my_shards, only="xlco")
             batches = micro_batches(draw, self.config.batches.micro_batch_size)
-            for batch in self._add_idle_batches(batches, by_shard=False):
+            for batch in self._add_idle_batches(batches, is_split_by_shard=False):
                 self.xlco.make_keys(batch.to(self.device))
                 if batch.idle:
                     self.xlco.new_keys.pop()

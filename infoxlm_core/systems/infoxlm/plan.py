@@ -24,7 +24,7 @@ ACTIVATION_BYTES = 38
 """Bytes stored for the backward pass per token, layer and unit of d, in bf16 without compilation; tested."""
 
 ASSUMED_MFU = {True: 0.4, False: 0.25}
-"""Share of the GPUs' peak at which must-do FLOPs are computed, by whether layers are compiled. It is not measured."""
+"""Assumed share of the GPUs' peak speed, by whether layers are compiled. It counts the necessary FLOPs."""
 
 
 class PlanRow(NamedTuple):
@@ -37,7 +37,7 @@ class PlanRow(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The numbers of tokens of the sequences of a step: all of a kind have the same. 0: there are none of the kind."""
+    """The length in tokens of each kind of sequence in a step. 0: the step has no sequences of this kind."""
 
     name: str
     mlm: int
@@ -86,20 +86,21 @@ def fit_shape(config: PretrainingConfig, shape: Shape) -> Shape:
 
 
 def count_step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> float:
-    """Return the must-do FLOPs of an optimizer step with sequences of a shape."""
+    """Return the necessary FLOPs of an optimizer step with sequences of a shape."""
     samples = config.batches.global_batch_size
-    views = [shape.view] * samples if shape.view else []
-    lm: list[int] = []
-    for tokens in (shape.mlm, shape.tlm):
-        if tokens:
-            lm += [tokens] * samples
+    view_lengths = [shape.view] * samples if shape.view else []
+    lm_lengths: list[int] = []
+    for length in (shape.mlm, shape.tlm):
+        if length:
+            lm_lengths += [length] * samples
     contrast_layer = config.contrast.resolve_layer(size.layers)
     targets = round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples)
-    return flops.count_step_flops(size, lm, targets, views, views, contrast_layer, config.contrast.queue_size)
+    queue_size = config.contrast.queue_size
+    return flops.count_step_flops(size, lm_lengths, targets, view_lengths, view_lengths, contrast_layer, queue_size)
 
 
 def count_step_tokens(config: PretrainingConfig, shape: Shape) -> int:
-    """Return the tokens of an optimizer step, both views of a contrast item included."""
+    """Return the tokens of an optimizer step. A sample of XLCO has two views."""
     return config.batches.global_batch_size * (shape.mlm + shape.tlm + 2 * shape.view)
 
 
@@ -110,7 +111,7 @@ def plan_memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[P
 
 
 def _plan_state(config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpus: int) -> list[PlanRow]:
-    """Return the bytes that a run occupies from its first step on. They are exact."""
+    """Return the exact number of bytes that a run occupies from its first step on."""
     parameters = count_parameters(model)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     trained_parameters = sum(parameter.numel() for parameter in trained)
@@ -119,35 +120,36 @@ def _plan_state(config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncod
     contrast = config.contrast
     queue_bytes = contrast.queue_size * (4 * model.encoder.size.hidden + 24) if config.objectives.xlco else 0
     shards = gpus if config.model.sharded else 1
-    by_gpus = f", by {gpus} GPUs" if config.model.sharded else ""
+    divided_by_gpus = f", by {gpus} GPUs" if config.model.sharded else ""
     return [
-        PlanRow("weights", 4 * parameters / shards, "B", f"4 B x {parameters:,} parameters, fp32{by_gpus}"),
+        PlanRow("weights", 4 * parameters / shards, "B", f"4 B x {parameters:,} parameters, fp32{divided_by_gpus}"),
         PlanRow("gradients", 4 * trained_parameters / shards, "B",
-                f"4 B x parameters that are trained, fp32{by_gpus}"),
+                f"4 B x parameters that are trained, fp32{divided_by_gpus}"),
         PlanRow("AdamW moments", (8 * trained_parameters + 4 * len(trained)) / shards, "B",
-                f"8 B x parameters that are trained, fp32; 4 B x {len(trained)} tensors{by_gpus}"),
+                f"8 B x parameters that are trained, fp32; 4 B x {len(trained)} tensors{divided_by_gpus}"),
         PlanRow("key encoder", key_bytes / shards, "B",
-                f"4 B x {key_parameters:,}: fp32, up to layer {model.contrast_layer}, and W{by_gpus}"),
+                f"4 B x {key_parameters:,}: fp32, up to layer {model.contrast_layer}, and W{divided_by_gpus}"),
         PlanRow("queue", queue_bytes, "B", f"K x (4 d + 24) B: K {contrast.queue_size:,} keys, ids"),
     ]  # fmt: skip
 
 
 def _plan_buffers(config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpus: int) -> list[PlanRow]:
-    """Return estimates of the bytes that a step occupies for a time."""
+    """Return estimates of the bytes that parts of a step occupy until they end."""
     size = model.encoder.size
     trained_parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    key_copies = 0  # weights of the key encoder of which autocast makes bf16 copies
+    num_copied_key_weights = 0  # weights of the key encoder of which autocast makes bf16 copies
     if config.objectives.xlco and not config.model.sharded:
-        key_copies = sum(count_parameters(module) for module in key_encoder.modules() if isinstance(module, Linear))
+        linear_modules = [module for module in key_encoder.modules() if isinstance(module, Linear)]
+        num_copied_key_weights = sum(count_parameters(module) for module in linear_modules)
     shape = fit_shape(config, LONG)
-    lm_tokens = _count_micro_batch(config) * (shape.mlm + shape.tlm)
+    lm_tokens = _count_micro_batch_samples(config) * (shape.mlm + shape.tlm)
     activation_bytes, activations = _estimate_activations(config, size, model.contrast_layer, lm_tokens, shape.view)
     chunk_rows = min(ROWS, round(config.objectives.mask_ratio * lm_tokens))
     return [
         PlanRow("gradients to be summed", 4 * trained_parameters if gpus > 1 else 0, "B",
                 "4 B x parameters that are trained, with several workers; of shards until the step ends"),
-        PlanRow("bf16 weights", 2 * (count_parameters(model) + key_copies), "B",
-                f"2 B x parameters and {key_copies:,} of the key encoder, under autocast"),
+        PlanRow("bf16 weights", 2 * (count_parameters(model) + num_copied_key_weights), "B",
+                f"2 B x parameters and {num_copied_key_weights:,} of the key encoder, under autocast"),
         PlanRow("activations", activation_bytes, "B", activations),
         PlanRow("one chunk of logits", 6 * chunk_rows * size.vocabulary, "B",
                 f"6 B x {chunk_rows:,} rows x {size.vocabulary:,} words"),
@@ -155,7 +157,7 @@ def _plan_buffers(config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEnc
     ]  # fmt: skip
 
 
-def _count_micro_batch(config: PretrainingConfig) -> int:
+def _count_micro_batch_samples(config: PretrainingConfig) -> int:
     """Return the number of samples of each objective in a micro-batch."""
     batches = config.batches
     if config.model.dropout:  # then micro-batches lie within virtual shards
@@ -167,7 +169,7 @@ def _estimate_activations(
     config: PretrainingConfig, size: EncoderSize, contrast_layer: int, lm_tokens: int, view_length: int
 ) -> tuple[int, str]:
     """Return the bytes that layers store for the backward pass of a micro-batch, and how they are calculated."""
-    view_tokens = _count_micro_batch(config) * view_length
+    view_tokens = _count_micro_batch_samples(config) * view_length
     layer_tokens = lm_tokens * size.layers + view_tokens * contrast_layer  # tokens, counted once in each layer
     if config.model.recompute:  # layers store their input; one layer at a time stores everything
         stored_bytes = size.hidden * (ACTIVATION_BYTES * (lm_tokens + view_tokens) + 2 * layer_tokens)
@@ -186,7 +188,7 @@ def check_memory(config: PretrainingConfig, size: EncoderSize, available_bytes: 
     Raises:
         ConfigError: the run does not fit; the message names the largest part and the setting that determines it.
     """
-    gpus = config.batches.virtual_shards if config.model.sharded else 1
+    gpus = config.batches.virtual_shards if config.model.sharded else 1  # the largest possible number of workers
     rows = _plan_state(config, *build_on_meta_device(config, size.vocabulary), gpus)
     required_bytes = sum(row.value for row in rows)
     if required_bytes <= available_bytes:
@@ -228,9 +230,9 @@ def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "
         step_flops = count_step_flops(config, model.encoder.size, shape)
         steps += _plan_step(config, shape, step_flops)
         run.append(_plan_duration(config, shape, step_flops, gpus, gpu))
-    all_reduced = next(row.value for row in memory if row.name == "gradients to be summed")
+    all_reduce_bytes = next(row.value for row in memory if row.name == "gradients to be summed")
     queue_turnover = config.contrast.queue_size / config.batches.global_batch_size
-    steps.append(PlanRow("all-reduce", all_reduced, "B", "gradients in fp32, once a step"))
+    steps.append(PlanRow("all-reduce", all_reduce_bytes, "B", "gradients in fp32, once a step"))
     steps.append(PlanRow("queue turnover", queue_turnover, "steps", "K / samples a step"))
     return {
         "parameters": parameters,
@@ -266,15 +268,15 @@ def _plan_parameters(model: InfoXLM) -> list[PlanRow]:
 
 
 def _plan_files(config: PretrainingConfig, vocabulary: int, parameters: Sequence[PlanRow]) -> list[PlanRow]:
-    """Return the sizes of a checkpoint and of the exported encoder, whose `parameters` were counted."""
-    in_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
-    on_one_gpu = plan_memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
-    checkpoint_bytes = sum(row.value for row in on_one_gpu if row.name in in_checkpoint)
-    written = sum(row.value for row in parameters if row.name in ("exported", "contrast projection"))
-    saving = f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"
+    """Return the sizes of a checkpoint and of the exported encoder. `parameters` are the rows of `_plan_parameters`."""
+    parts_of_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
+    memory_of_one_gpu = plan_memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
+    checkpoint_bytes = sum(row.value for row in memory_of_one_gpu if row.name in parts_of_checkpoint)
+    num_exported = sum(row.value for row in parameters if row.name in ("exported", "contrast projection"))
+    checkpoint_frequency = f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"
     return [
-        PlanRow("checkpoint", checkpoint_bytes, "B", saving),
-        PlanRow("exported encoder", 4 * written, "B", "fp32 safetensors"),
+        PlanRow("checkpoint", checkpoint_bytes, "B", checkpoint_frequency),
+        PlanRow("exported encoder", 4 * num_exported, "B", "fp32 safetensors"),
     ]
 
 
@@ -314,6 +316,7 @@ def describe(tables: Mapping[str, Sequence[PlanRow]]) -> list[str]:
 
 
 def _format_amount(row: PlanRow) -> str:
+    """Return the value of a row with a unit of readable size: bytes in GB, FLOPs in PFLOP."""
     if row.unit == "B":
         return f"{row.value / 1e9:,.3f} GB"
     if row.unit == "FLOP":

@@ -91,7 +91,7 @@ def _read_first_pairs(
 def _find_distinct_pairs(tables: Sequence[Pairs], max_tokens: int) -> Iterator[tuple[int, int]]:
     """Yield the table number and row of each pair that shares no sentence with an earlier one.
 
-    If a sentence occurred twice, two answers would be right.
+    If a sentence occurred twice, a query would have two right answers.
     """
     source_sentences: set[bytes] = set()
     target_sentences: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""Objectives on the sentence vectors of translation pairs: XLCO, and the class that others would derive from."""
+"""Objectives on the sentence vectors of translation pairs: XLCO, and the base class for others."""
 
 import math
 from abc import ABC, abstractmethod
@@ -150,7 +150,7 @@ class XLCO(SentenceObjective):
         sentence_ids = torch.cat([ids for _, ids in self.new_keys])
         samples_per_shard = self.config.batches.global_batch_size // self.config.batches.virtual_shards
         counts: Sequence[int] = [len(share) * samples_per_shard for share in self.shares]
-        if len(set(counts)) == 1:  # all workers have as many keys, even if they are of one micro-batch
+        if len(set(counts)) == 1:  # all workers have equally many keys, even if these are of one micro-batch only
             counts = ()
         keys = distributed.gather_rows(keys, counts)
         sentence_ids = distributed.gather_rows(sentence_ids, counts)
@@ -158,7 +158,7 @@ class XLCO(SentenceObjective):
         self.new_keys.clear()
 
     def after_step(self, step: int, good: bool) -> None:
-        """Update the key encoder and enqueue the step's keys, unless the step was bad or before contrast."""
+        """Update the key encoder and enqueue the keys of the step, unless it was bad or came before contrast began."""
         contrast = self.config.contrast
         if good and step > contrast.start_step:
             momentum = momentum_at(contrast, step - 1, self.config.optimization.steps)

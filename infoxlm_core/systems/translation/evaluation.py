@@ -25,7 +25,7 @@ from infoxlm_core.training import tracker
 METRIC = "translation/bleu"
 GATE_METRIC = "translation/mean"
 """Mean chrF of the sentences of both directions, from 0 to 1. The gate needs a score of every sentence, not BLEU."""
-_CURVE = "dev/"  # prefix of BLEU in the curves of a training
+_CURVE_PREFIX = "dev/"  # of the names of BLEU in the curves of a training
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class HeldOutPairs:
 
 def name_metrics(scores: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a translator: BLEU in percent of each direction and their mean, and the gate's metric."""
-    by_direction = {direction: result["bleu"] for direction, result in scores["directions"].items()}
-    metrics = {METRIC: sum(by_direction.values()) / len(by_direction)}
-    metrics |= {f"{METRIC}/{direction}": score for direction, score in by_direction.items()}
+    bleu_by_direction = {direction: result["bleu"] for direction, result in scores["directions"].items()}
+    metrics = {METRIC: sum(bleu_by_direction.values()) / len(bleu_by_direction)}
+    metrics |= {f"{METRIC}/{direction}": score for direction, score in bleu_by_direction.items()}
     return metrics | {GATE_METRIC: scores["chrf"]}
 
 
@@ -110,6 +110,6 @@ def read_curve(path: Path) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
     for step, values in tracker.read(path):
         for name, value in values.items():
-            if name.startswith(_CURVE) and name != f"{_CURVE}mean":
-                curves.setdefault(name.removeprefix(_CURVE), []).append((step, value))
+            if name.startswith(_CURVE_PREFIX) and name != f"{_CURVE_PREFIX}mean":
+                curves.setdefault(name.removeprefix(_CURVE_PREFIX), []).append((step, value))
     return curves

@@ -110,14 +110,14 @@ def _compare_with_paper(summary: Summary) -> Section:
 
 
 def _tabulate_intervals(direction: str, scores_of: Mapping[str, Scores]) -> PageTable:
-    """Tabulate BLEU with its bootstrap interval, and the probability of a chance gain over the first variant."""
+    """Tabulate BLEU of each variant with its bootstrap interval, and the p-value of its difference to the first one."""
     results = {variant: scores["directions"][direction] for variant, scores in scores_of.items()}
-    first = next(iter(results.values()))
+    baseline = next(iter(results.values()))
     lines = [Line(variant, (result["bleu"], "", "")) for variant, result in results.items()]
     if len(results) > 1:  # the paired test needs a baseline
         systems = [(variant, result["translations"]) for variant, result in results.items()]
         metric = metric_of(direction.partition("-")[2])
-        test = PairedTest(systems, {"BLEU": metric}, [first["references"]], test_type="bs", n_samples=RESAMPLES)
+        test = PairedTest(systems, {"BLEU": metric}, [baseline["references"]], test_type="bs", n_samples=RESAMPLES)
         scores: Any = test()[1]["BLEU"]
         lines = []
         for variant, score in zip(results, scores, strict=True):
@@ -125,19 +125,19 @@ def _tabulate_intervals(direction: str, scores_of: Mapping[str, Scores]) -> Page
             p_value = "" if score.p_value is None else f"{score.p_value:.3f}"
             lines.append(Line(variant, (score.score, interval, p_value)))
     columns = (Column("BLEU", short), Column("95 % interval"), Column("p"))
-    notes = (f"{len(first['references'])} sentences, {first['signature']}",)
+    notes = (f"{len(baseline['references'])} sentences, {baseline['signature']}",)
     return PageTable(f"bleu-{direction}", "", columns, tuple(lines), notes=notes, head="initialisation")
 
 
 def _tabulate_examples(direction: str, scores_of: Mapping[str, Scores]) -> PageTable:
     """Tabulate evenly spaced test sentences with their reference and every variant's translation."""
     results = {variant: scores["directions"][direction] for variant, scores in scores_of.items()}
-    first = next(iter(results.values()))
-    count = len(first["sources"])
+    first_result = next(iter(results.values()))
+    count = len(first_result["sources"])
     lines = []
     for row in range(0, count, max(1, count // EXAMPLES)):
         translations = [result["translations"][row] for result in results.values()]
-        lines.append(Line(str(row + 1), (first["sources"][row], first["references"][row], *translations)))
+        lines.append(Line(str(row + 1), (first_result["sources"][row], first_result["references"][row], *translations)))
     columns = tuple(Column(name, role=SENTENCE) for name in ("source", "reference", *results))
     return PageTable(f"examples-{direction}", "", columns, tuple(lines[:EXAMPLES]), head="sentence")
 

@@ -52,10 +52,10 @@ def add_noise(tokens: np.ndarray, config: NoiseConfig, mask_id: int, rng: np.ran
     # Sorting by position plus a random number below `shuffle` moves no token by more than `shuffle`.
     sort_keys = np.arange(len(tokens)) + rng.uniform(0, config.shuffle, len(tokens))
     tokens = tokens[np.argsort(sort_keys, kind="stable")]
-    remains = rng.random(len(tokens)) >= config.drop
-    if len(tokens) and not remains.any():  # at least one token of a sentence stays
-        remains[rng.integers(len(tokens))] = True
-    tokens = tokens[remains]
+    is_kept = rng.random(len(tokens)) >= config.drop
+    if len(tokens) and not is_kept.any():  # at least one token of a sentence stays
+        is_kept[rng.integers(len(tokens))] = True
+    tokens = tokens[is_kept]
     is_masked = rng.random(len(tokens)) < config.blank
     return np.where(is_masked, mask_id, tokens)
 
@@ -75,12 +75,15 @@ class TranslationBatch:
 
     objective: str  # dae: denoising, bt: back-translation, mt: translation pairs
     target: PackedSentences  # clean sentences
-    source: PackedSentences | None  # what they are restored from; None: back-translation generates the source
+    source: PackedSentences | None  # the sentences to translate or to repair; None: back-translation generates them
     rng_key: tuple[int, int, int]  # step, virtual shard, number of the micro-batch: seed of dropout
 
     @property
     def counts(self) -> dict[str, int]:
-        """Target tokens, `</s>` included, and all tokens; a generated source counts as many as its target."""
+        """The numbers of target tokens, `</s>` included, and of all tokens.
+
+        A source that is not generated yet counts as long as its target.
+        """
         source = self.source or self.target
         target_tokens = len(self.target.ids) - len(self.target.lengths)  # all but the first `</s>` of each sentence
         return {self.objective: target_tokens, "tokens": len(self.target.ids) + len(source.ids)}
@@ -129,22 +132,22 @@ class TranslationSampler:
             sentences = self._draw_sentences(language, self.config.back_translation_sentences, rng)
         elif objective == "mt":
             sentences, translations = self._draw_pairs(language, rng)
-            source = pack_sentences(translations, self.other_number(language_number))
+            source = pack_sentences(translations, self.other_language_number(language_number))
         else:
-            sentences = self._fill_batch(self._draw_sentences(language, self._most_sentences, rng))
+            sentences = self._fill_batch(self._draw_sentences(language, self._max_sentences, rng))
             noisy_sentences = [add_noise(sentence, self.config.noise, self.mask_id, rng) for sentence in sentences]
             source = pack_sentences(noisy_sentences, language_number)
         target = pack_sentences(sentences, language_number)
         return TranslationBatch(objective, target, source, rng_key=(step, shard, 0))
 
-    def other_number(self, language_number: int) -> int:
+    def other_language_number(self, language_number: int) -> int:
         """Return the number of the other language."""
         first_language, second_language = self.language_numbers.values()
         return second_language if language_number == first_language else first_language
 
     @property
-    def _most_sentences(self) -> int:
-        """The number of sentences in a batch of the shortest ones."""
+    def _max_sentences(self) -> int:
+        """The largest number of sentences that fit into a batch: as many as if each had one token."""
         shortest_sequence = 3  # `</s> x </s>`
         return max(1, self.config.batch_tokens // shortest_sequence)
 
@@ -155,7 +158,7 @@ class TranslationSampler:
 
     def _draw_pairs(self, language: str, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Draw a batch of pairs. Return the sentences in a language, and their translations."""
-        sentences, translations = draw_rows(self.pairs[language], self._most_sentences, self.config.side_tokens, rng)
+        sentences, translations = draw_rows(self.pairs[language], self._max_sentences, self.config.side_tokens, rng)
         batch_sentences = self._fill_batch(sentences.rows)
         return batch_sentences, translations.rows[: len(batch_sentences)]
 
@@ -184,16 +187,17 @@ def _select_pairs(shards: Shards, target_language: str, config: TranslationConfi
             if name.endswith(f"-{target_language}"):
                 sides = (pairs.target, pairs.source)
             short_pairs = ShortRows.select(sides, config.side_tokens)
+            # Sentence ids are hashes, so their remainders select a random share of the pairs.
             is_selected = (pairs.sentence_ids.astype(np.uint64) % 10_000) < 10_000 * config.parallel_share  # (pairs,)
             numbers = short_pairs.numbers[is_selected[short_pairs.numbers]]
             corpora.append(replace(short_pairs, numbers=numbers))
     return corpora
 
 
-def _check_amount_of_text(corpora: list[ShortRows], text: str, config: TranslationConfig) -> None:
-    """Raise CorpusTooSmall if corpora have no row to draw from; `text` is their name."""
+def _check_amount_of_text(corpora: list[ShortRows], name: str, config: TranslationConfig) -> None:
+    """Raise CorpusTooSmall, with the name of the text, if corpora have no row to draw from."""
     if not any(len(corpus) for corpus in corpora):
         raise CorpusTooSmall(
-            f"{text} has no sentence of at most {config.side_tokens} tokens: add text, or raise side_tokens or "
+            f"{name} has no sentence of at most {config.side_tokens} tokens: add text, or raise side_tokens or "
             "parallel_share"
         )

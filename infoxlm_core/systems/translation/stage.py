@@ -163,7 +163,7 @@ class TranslationLearner(Learner):
 
     def back_translate(self, target: PackedSentences) -> PackedSentences:
         """Translate sentences into the other language, without dropout and without gradient."""
-        source_language = self.sampler.other_number(int(target.types[0]))
+        source_language = self.sampler.other_language_number(int(target.types[0]))
         max_lengths = [int(1.3 * length + 5) for length in target.lengths]  # as in XLM's training
         with evaluating(self.module), torch.no_grad(), autocast(self.device):
             translations = self.module.generate(target, source_language, max_lengths)
