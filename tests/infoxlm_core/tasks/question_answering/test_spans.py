@@ -73,7 +73,7 @@ def test_the_sum_of_logits_decides_between_windows(tokenizer):
     logits = [torch.zeros(length, 2) for length in windows.examples.lengths]
     logits[0][4], logits[1][5], logits[2][5] = torch.tensor([[2.0, 2.0], [1.0, 3.5], [1.0, 1.0]])
 
-    assert best_spans(windows, logits, 20, 30).tolist() == [[8, 9], [2, 3]]  # 1 + 3.5 is more than 2 + 2
+    assert find_best_spans(windows, logits, 20, 30).tolist() == [[8, 9], [2, 3]]  # 1 + 3.5 is more than 2 + 2
 
 
 def test_only_the_n_best_starts_and_ends_are_combined(tokenizer):
