@@ -110,6 +110,7 @@ class Lease:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop the beats, and release the lease."""
         self._released.set()
         self._thread.join()
         if not self.lost:
@@ -159,13 +160,13 @@ class Lease:
             content = json.dumps(state | {"by": self._writer})
             version = self._file.put_if("", content, self._version, quick)
             if version is None:
-                unconfirmed = self._unconfirmed_version()
-                if unconfirmed:
-                    version = self._file.put_if("", content, unconfirmed, quick)
+                unconfirmed_version = self._find_unconfirmed_version()
+                if unconfirmed_version:
+                    version = self._file.put_if("", content, unconfirmed_version, quick)
             self._version = version or self._version
             return version is not None
 
-    def _unconfirmed_version(self) -> str | None:
+    def _find_unconfirmed_version(self) -> str | None:
         """Return the version of the file if this object wrote it, but the storage's answer was lost."""
         file = self._file.get(quick=True)
         if not file:

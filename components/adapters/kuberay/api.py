@@ -16,7 +16,7 @@ SUBMITTER = "ray-job-submitter"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT = (5, 30)  # seconds to connect, seconds to answer
 _LOG_TIMEOUT = (5, 60)
-_TRANSIENT = (408, 409, 410, 429)  # timeout, conflict, version too old, too many requests
+_TRANSIENT_STATUSES = (408, 409, 410, 429)  # timeout, conflict, version too old, too many requests
 _RAYJOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 
 
@@ -136,10 +136,10 @@ class RayJobs:
 
     def read_log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
         """Yield the lines of a submitter's log as they arrive, from the start or from `since_seconds` ago."""
-        limit = {} if since_seconds is None else {"since_seconds": since_seconds}
+        start = {} if since_seconds is None else {"since_seconds": since_seconds}
         with self._translated_errors("get", "pods/log", ignore_missing=True):
             response = self._core.read_namespaced_pod_log(
-                pod, self.namespace, container=SUBMITTER, follow=True, **limit,
+                pod, self.namespace, container=SUBMITTER, follow=True, **start,
                 _preload_content=False, _request_timeout=_LOG_TIMEOUT,
             )  # fmt: skip
             try:
@@ -187,7 +187,7 @@ class RayJobs:
                 remedy = f"check Role {ROLE} and its binding"
                 raise InputError(f"Kubernetes refuses to {call} ({reason}): {remedy}") from None
             is_starting = status == 400 and resource == "pods/log"  # the container has no log yet
-            if 400 <= status < 500 and status not in _TRANSIENT and not is_starting:
+            if 400 <= status < 500 and status not in _TRANSIENT_STATUSES and not is_starting:
                 remedy = "check KubeRay's version and the settings"
                 raise InputError(f"Kubernetes cannot {call} ({reason}): {remedy}") from None
             raise Unavailable(f"Kubernetes failed to {call} ({reason})") from None

@@ -271,7 +271,7 @@ class _LaunchedJob:
             _PartlyScheduled: only some pods have a node. Jobs of Kueue are exempt, because it admits all pods or none.
         """
         obstacles.update(job)
-        permanent = obstacles.permanent()
+        permanent = obstacles.get_permanent()
         if permanent:
             self._delete()
             raise InputError(
@@ -280,9 +280,9 @@ class _LaunchedJob:
         if remaining_seconds < 0:
             state = describe(job.get("status") or {})
             self._delete_and_raise_unavailable(job, f"no GPUs after {self.cluster.start_seconds} s ({state})")
-        partial = obstacles.partial(self.cluster.partial_seconds)
-        if partial and not self.cluster.queue:
-            raise _PartlyScheduled(partial.message)
+        partly_scheduled = obstacles.get_partly_scheduled(self.cluster.partial_seconds)
+        if partly_scheduled and not self.cluster.queue:
+            raise _PartlyScheduled(partly_scheduled.message)
 
     def _find_error(self, status: dict[str, Any]) -> InfoXLMError:
         """Return the error of a failed job: the operator's if it ended the job, else the error that the job stored.

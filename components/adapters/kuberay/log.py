@@ -50,7 +50,7 @@ class JobLog:
                 return
             self._ending.wait(_PAUSE)
             if self._ending.is_set():
-                self._closed.wait(_PAUSE / 4)
+                self._closed.wait(_PAUSE / 4)  # shorter, because `finish` waits only seconds for the last lines
 
     def _print_newest(self) -> bool:
         """Print the newest submitter's log until the connection ends. Return whether the log is complete."""

@@ -30,7 +30,7 @@ _CONSTANTS = {
 _JOB = "components.platform.job"
 _INHERITED = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 _STEP_ONLY = ("KFP_", "KUBERNETES_", "ARGO_")
-_RAY_ENDS_WITHIN = 15  # seconds of the grace period that Ray needs to end
+_RAY_END_SECONDS = 15  # part of the grace period that Ray needs to end
 _SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 _SUBMITTER = {
     "requests": {"cpu": "50m", "memory": "256Mi"},  # small, so that a job whose workers fit does not wait for this pod
@@ -41,7 +41,9 @@ _SCRATCH: dict[str, tuple[str, Manifest]] = {"tmp": ("/tmp", {}), "home": (HOME,
 
 
 def job_name(stem: str, store: str, key: str) -> str:
-    """Return the name of a job, a DNS-1035 label of at most 47 characters. The same work always has the same name.
+    """Return the name of a job, which is always the same for the same work.
+
+    It is a DNS-1035 label of at most 47 characters, KubeRay's limit.
 
     Args:
         stem: readable part of the name.
@@ -84,7 +86,7 @@ def render(
         labels[QUEUE_LABEL] = cluster.queue
     variables = _make_environment(cluster, step_environment, environment)
     # When the RayJob is deleted, KubeRay first stops the job, and Ray kills a driver that has not ended by then.
-    variables.append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _saving_seconds(cluster)})
+    variables.append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _compute_saving_seconds(cluster)})
     workers = {
         "groupName": "workers",
         "replicas": pod_count,
@@ -196,8 +198,8 @@ def _make_ray_template(
         resources = {kind: {**amounts, "ephemeral-storage": cluster.disk} for kind, amounts in resources.items()}
     spec = _make_restricted_pod(cluster, container, resources, variables, scratch)
     spec["terminationGracePeriodSeconds"] = cluster.grace_seconds
-    save = ["python", "-m", _JOB, "--leave", work, _saving_seconds(cluster)]
-    spec["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": save}}}
+    save_command = ["python", "-m", _JOB, "--leave", work, _compute_saving_seconds(cluster)]
+    spec["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": save_command}}}
     if cluster.priority_class:
         spec["priorityClassName"] = cluster.priority_class
     if cluster.environment_from:
@@ -228,9 +230,9 @@ def _make_resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str
     return {"limits": dict(amounts), "requests": dict(amounts)}
 
 
-def _saving_seconds(cluster: ClusterConfig) -> str:
+def _compute_saving_seconds(cluster: ClusterConfig) -> str:
     """Return the seconds of the grace period that remain for the training to save."""
-    return str(max(cluster.grace_seconds - _RAY_ENDS_WITHIN, 1))
+    return str(max(cluster.grace_seconds - _RAY_END_SECONDS, 1))
 
 
 def _make_restricted_pod(

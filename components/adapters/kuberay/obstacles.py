@@ -10,7 +10,7 @@ from infoxlm_core.errors import InputError, shorten
 
 logger = logging.getLogger(__name__)
 
-_POLL = 30.0  # seconds between two checks
+_POLL_SECONDS = 30.0  # between two checks
 _INVALID_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 _IMAGE_ERRORS = (*_INVALID_IMAGE, "ErrImagePull", "ImagePullBackOff")
 _REGISTRY_REFUSES = re.compile(r"not found|manifest unknown|unauthorized|denied|no match for platform", re.IGNORECASE)
@@ -25,24 +25,24 @@ class Obstacle(NamedTuple):
     message: str
     is_permanent: bool = False
     """Whether waiting does not help, because a person must change a setting or an image."""
-    is_partial: bool = False
+    is_partly_scheduled: bool = False
     """Whether some pods of the job have a node, whose resources no other job can use, while others have none."""
 
 
 class ObstacleWatch:
-    """Checks a job every `_POLL` seconds, and logs why it does not run whenever the reason changes."""
+    """Checks a job every `_POLL_SECONDS`, and logs why it does not run whenever the reason changes."""
 
     def __init__(self, jobs: RayJobs) -> None:
         self._jobs = jobs
         self._last_check = time.monotonic()
         self._obstacle: Obstacle | None = None
         self._consecutive_permanent = 0  # checks in a row that found a permanent obstacle
-        self._partial_since: float | None = None
+        self._partly_scheduled_since: float | None = None
 
     def update(self, job: Job) -> None:
-        """Check the job, unless it was checked within the last `_POLL` seconds."""
+        """Check the job, unless it was checked within the last `_POLL_SECONDS`."""
         current_time = time.monotonic()
-        if current_time - self._last_check <= _POLL:
+        if current_time - self._last_check <= _POLL_SECONDS:
             return
         self._last_check = current_time
         name = job["metadata"]["name"]
@@ -58,18 +58,18 @@ class ObstacleWatch:
             self._consecutive_permanent += 1
         else:
             self._consecutive_permanent = 0
-        if not self._obstacle or not self._obstacle.is_partial:
-            self._partial_since = None
-        elif self._partial_since is None:
-            self._partial_since = current_time
+        if not self._obstacle or not self._obstacle.is_partly_scheduled:
+            self._partly_scheduled_since = None
+        elif self._partly_scheduled_since is None:
+            self._partly_scheduled_since = current_time
 
-    def permanent(self) -> Obstacle | None:
+    def get_permanent(self) -> Obstacle | None:
         """Return the obstacle if two consecutive checks found a permanent one. A single event may be outdated."""
         return self._obstacle if self._consecutive_permanent > 1 else None
 
-    def partial(self, seconds: float) -> Obstacle | None:
+    def get_partly_scheduled(self, seconds: float) -> Obstacle | None:
         """Return the obstacle if, for this many seconds, only some pods of the job have had a node."""
-        if self._partial_since is None or time.monotonic() - self._partial_since < seconds:
+        if self._partly_scheduled_since is None or time.monotonic() - self._partly_scheduled_since < seconds:
             return None
         return self._obstacle
 
@@ -93,11 +93,11 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
     some_have_node = any(pod.spec.node_name for pod in pods)
     unschedulable_pods = [pod for pod in pods if _explain_unschedulable(pod)]
     if unschedulable_pods:
-        return Obstacle(_describe_waiting(unschedulable_pods, worker_count), is_partial=some_have_node)
+        return Obstacle(_describe_waiting(unschedulable_pods, worker_count), is_partly_scheduled=some_have_node)
     if last_message:
         existing_workers = [pod for pod in pods if _read_node_type(pod) == "worker"]
         some_are_missing = len(existing_workers) < worker_count  # a quota, for instance, prevents their creation
-        return Obstacle(shorten(last_message), is_partial=some_have_node and some_are_missing)
+        return Obstacle(shorten(last_message), is_partly_scheduled=some_have_node and some_are_missing)
     return None
 
 
@@ -113,6 +113,7 @@ def find_out_of_memory(jobs: RayJobs, name: str) -> str:
 
 
 def _describe_out_of_memory(pod: Any, container_name: str, exit_code: int) -> str:
+    """Return which container exceeded which memory limit, and the setting that raises the limit."""
     limits = {container.name: (container.resources.limits or {}) for container in pod.spec.containers}
     limit = limits.get(container_name, {}).get("memory", "unknown")
     setting = "ray.head_memory" if _read_node_type(pod) == "head" else "pool.memory (steps.memory for text)"
@@ -157,9 +158,9 @@ def _find_image_error(pod: Any, messages: list[str]) -> Obstacle | None:
         if waiting and waiting.reason in _IMAGE_ERRORS:
             message = waiting.message or ""
             pull_messages = [event_message for event_message in messages if "pull image" in event_message]
-            is_refused = any(_REGISTRY_REFUSES.search(reason) for reason in [message, *pull_messages])
-            text = f"{waiting.reason} in pod {pod.metadata.name}: {message}"
-            return Obstacle(shorten(text), is_permanent=is_refused or waiting.reason in _INVALID_IMAGE)
+            is_refused = any(_REGISTRY_REFUSES.search(text) for text in [message, *pull_messages])
+            description = f"{waiting.reason} in pod {pod.metadata.name}: {message}"
+            return Obstacle(shorten(description), is_permanent=is_refused or waiting.reason in _INVALID_IMAGE)
     return None
 
 

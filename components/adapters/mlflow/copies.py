@@ -65,8 +65,8 @@ def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: st
 def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
     """Call a function in a process that is connected to another server. Return its result, or raise its error."""
     spawn = multiprocessing.get_context("spawn")  # a forked process would share the connections of this one
-    with ProcessPoolExecutor(1, spawn, initializer=_switch_server, initargs=(uri,)) as process:
-        return process.submit(function, *arguments).result()
+    with ProcessPoolExecutor(1, spawn, initializer=_switch_server, initargs=(uri,)) as executor:
+        return executor.submit(function, *arguments).result()
 
 
 def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":

@@ -234,10 +234,10 @@ def check(files: Path, version: "ModelVersion") -> None:
     if has_manifest:  # versions that other tools registered have none
         kind = "translator" if directories.is_translator(model) else "encoder"
         digest = manifests.read(model, kind, producer="the registration of another version")["digest"]
-        registered = version.tags.get("digest", "nothing")
-        if digest != registered:
+        registered_digest = version.tags.get("digest", "nothing")
+        if digest != registered_digest:
             raise DataCorrupt(
-                f"{name} contains {digest[:19]}…, but was registered as {registered[:19]}…: use another version"
+                f"{name} contains {digest[:19]}…, but was registered as {registered_digest[:19]}…: use another version"
             )
     directories.check_encoder(model)
     if (files / EXPORT).is_dir():

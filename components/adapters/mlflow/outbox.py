@@ -19,7 +19,7 @@ _RETRY_VARIABLES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST
 _MAX_PAUSE_SECONDS = 60  # between two attempts to reach a server that does not answer
 
 
-def points(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:
+def make_metrics(values: Mapping[str, float], step: int, start_ms: int) -> list[Any]:
     """Return the values of one step as metrics of MLflow.
 
     MLflow stores a repeated metric once only if its timestamp is the same, so the timestamp is computed from the step.
@@ -176,7 +176,7 @@ class _Outbox:
                     last_step = self._last_steps.get(prefix + name, -1)
                     if step > last_step:
                         new_values[prefix + name] = value
-                metrics += points(new_values, step, run.info.start_time)
+                metrics += make_metrics(new_values, step, run.info.start_time)
                 position += len(line)
         client.log_batch(self.run_id, metrics)  # in as many requests as MLflow's limits need
         self._shipped_bytes = position  # only now, so that a failed request is repeated

@@ -156,15 +156,15 @@ def compare(
     """
     current_champion = None
     if champion:
-        current_champion = _as_contender(client, client.get_model_version(version.name, champion))
+        current_champion = _make_contender(client, client.get_model_version(version.name, champion))
     start = None
     if version.tags.get(AGAINST) == "start":
         read_outcomes = functools.partial(model_versions.read_outcomes, client, version, of_start=True)
         start = Contender("its start", {"test_set": version.tags.get("test_set", "")}, read_outcomes)
-    return decide(_as_contender(client, version), current_champion, gate, start)
+    return decide(_make_contender(client, version), current_champion, gate, start)
 
 
-def _as_contender(client: "MlflowClient", version: "ModelVersion") -> Contender:
+def _make_contender(client: "MlflowClient", version: "ModelVersion") -> Contender:
     """Return a version in the form that the gate compares. Its outcomes are only downloaded if they are needed."""
     read_outcomes = functools.partial(model_versions.read_outcomes, client, version)
     return Contender(f"version {version.version}", version.tags, read_outcomes)

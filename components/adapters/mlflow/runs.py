@@ -40,7 +40,7 @@ def open_run(experiment: str, name: str, tags: dict[str, str], store: Path) -> s
     with translate_errors(f"MLflow run {name}"):
         plugin_run_id = os.environ.get("MLFLOW_RUN_ID")
         if plugin_run_id:
-            run_id = find_outermost(client, plugin_run_id)
+            run_id = find_outermost_run(client, plugin_run_id)
         else:
             run_id = find_or_create(client, experiment, name, tags)
         run = client.get_run(run_id)
@@ -61,20 +61,20 @@ def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
         if not mlflow_experiment:
             return []
         experiment_ids = [mlflow_experiment.experiment_id]
-        same_tag = f"tags.`{RUN_TAG}` = {quote(key)}"
-        parents = list(client.search_runs(experiment_ids, same_tag))
+        run_tag_filter = f"tags.`{RUN_TAG}` = {quote(key)}"
+        parents = list(client.search_runs(experiment_ids, run_tag_filter))
         plugin_run_id = os.environ.get("MLFLOW_RUN_ID")
         if plugin_run_id:
-            parents.insert(0, client.get_run(find_outermost(client, plugin_run_id)))
+            parents.insert(0, client.get_run(find_outermost_run(client, plugin_run_id)))
         unfinished_ids = [parent.info.run_id for parent in parents if parent.info.status == "RUNNING"]
         for parent in parents:
-            unfinished_trials = f"tags.`{PARENT}` = '{parent.info.run_id}' AND attributes.status = 'RUNNING'"
-            for trial in client.search_runs(experiment_ids, unfinished_trials, max_results=_MAX_TRIALS):
+            unfinished_trials_filter = f"tags.`{PARENT}` = '{parent.info.run_id}' AND attributes.status = 'RUNNING'"
+            for trial in client.search_runs(experiment_ids, unfinished_trials_filter, max_results=_MAX_TRIALS):
                 unfinished_ids.append(trial.info.run_id)
         return list(dict.fromkeys(unfinished_ids))  # without duplicates: the plugin's run may also have the tag
 
 
-def find_outermost(client: "MlflowClient", run_id: str) -> str:
+def find_outermost_run(client: "MlflowClient", run_id: str) -> str:
     """Return the outermost run that contains a run, or the run itself. A task in a loop is three levels deep."""
     while True:
         parent = client.get_run(run_id).data.tags.get(PARENT)
@@ -86,11 +86,11 @@ def find_outermost(client: "MlflowClient", run_id: str) -> str:
 def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
     """Return the oldest run of an experiment with the same `RUN_TAG`. Create it if there is none."""
     experiment_id = _find_or_create_experiment(client, experiment)
-    same_tag = f"tags.`{RUN_TAG}` = {quote(tags[RUN_TAG])}"
+    run_tag_filter = f"tags.`{RUN_TAG}` = {quote(tags[RUN_TAG])}"
     oldest_first = ["start_time ASC", "run_id ASC"]
     created_id = ""
     for _ in range(2):  # the second search finds the created run, or an older run that another stage has just created
-        runs = client.search_runs([experiment_id], same_tag, order_by=oldest_first)
+        runs = client.search_runs([experiment_id], run_tag_filter, order_by=oldest_first)
         if runs:
             oldest_id = runs[0].info.run_id
             if created_id and created_id != oldest_id:

@@ -94,7 +94,7 @@ class MlflowRun:
         """Log results of a stage."""
         with translate_errors(f"metrics of MLflow run {self.id}"):
             start_ms = self._client.get_run(self.id).info.start_time
-            self._client.log_batch(self.id, outbox.points(metrics, step, start_ms))
+            self._client.log_batch(self.id, outbox.make_metrics(metrics, step, start_ms))
 
     def read_metrics(self) -> dict[str, float]:
         """Return the newest value of each metric."""
@@ -104,8 +104,10 @@ class MlflowRun:
     def log_artifacts(self, source: Path, path: str | None = None) -> None:
         """Copy a file, or all files below a directory, into the folder `path` of the run."""
         with translate_errors(f"artifacts of MLflow run {self.id}"):
-            log = self._client.log_artifacts if source.is_dir() else self._client.log_artifact
-            log(self.id, str(source), path)
+            if source.is_dir():
+                self._client.log_artifacts(self.id, str(source), path)
+            else:
+                self._client.log_artifact(self.id, str(source), path)
 
     def log_datasets(self, datasets: Sequence[Dataset], source: str) -> None:
         """List corpora as inputs of the run."""
@@ -129,9 +131,9 @@ class MlflowRun:
     def annotate(self, text: str) -> None:
         """Set the description of the run. Links to files of the run become links to MLflow's pages."""
         path, _, query = self._path.partition("?")
-        linked = re.sub(rf"\]\({LINK}([^)\s]+)\)", rf"](#/{path}/artifacts/\1?{query})", text)
+        linked_text = re.sub(rf"\]\({LINK}([^)\s]+)\)", rf"](#/{path}/artifacts/\1?{query})", text)
         with translate_errors(f"description of MLflow run {self.id}"):
-            self._client.set_tag(self.id, "mlflow.note.content", linked)
+            self._client.set_tag(self.id, "mlflow.note.content", linked_text)
 
     def log_curves(self, path: Path, prefix: str = "") -> None:
         """Ship those points of a `metrics.jsonl` that MLflow did not receive during the training."""
@@ -161,7 +163,7 @@ class MlflowRun:
                 self._client.set_tag(self.id, runs.ERROR, message)
             is_of_plugin = False
             if plugin_run_id:
-                outermost_id = runs.find_outermost(self._client, plugin_run_id)
+                outermost_id = runs.find_outermost_run(self._client, plugin_run_id)
                 is_of_plugin = self.id in (plugin_run_id, outermost_id)
             if not is_of_plugin:
                 self._client.set_terminated(self.id, status)

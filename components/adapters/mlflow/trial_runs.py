@@ -95,7 +95,7 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
         trial_tags = {"variant": trial.model, "what": trial.what, "rank": str(trial.rank)}
     client = MlflowClient()
     with translate_errors(f"MLflow run of {trial.name}"):
-        run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: runs.find_outermost(client, parent)}
+        run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: runs.find_outermost_run(client, parent)}
         tags = {**trial_tags, "seed": str(trial.seed), **run_tags}
         experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
         run_id = runs.find_or_create(client, experiment, trial.name, tags)
@@ -110,7 +110,7 @@ def name_of(run_id: str) -> str:
 
     client = MlflowClient()
     with translate_errors(f"MLflow run {run_id}"):
-        outermost_id = runs.find_outermost(client, run_id)
+        outermost_id = runs.find_outermost_run(client, run_id)
         return client.get_run(outermost_id).info.run_name or run_id
 
 
@@ -120,15 +120,15 @@ def read(run_id: str) -> list[TrialRun]:
 
     client = MlflowClient()
     with translate_errors(f"runs nested in MLflow run {run_id}"):
-        parent = runs.find_outermost(client, run_id)  # KFP nests the run of each task in the run of its pipeline
+        parent = runs.find_outermost_run(client, run_id)  # KFP nests the run of each task in the run of its pipeline
         experiment = client.get_run(parent).info.experiment_id
-        is_trial = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"  # only trials have the tag `seed`
+        trial_filter = f"tags.`{PARENT}` = '{parent}' AND tags.seed LIKE '%'"  # only trials have the tag `seed`
         oldest_first = ["start_time ASC", "run_id ASC"]
-        trial_runs = client.search_runs([experiment], is_trial, max_results=_MAX_RUNS, order_by=oldest_first)
-        return [_as_trial_run(run) for run in trial_runs]
+        trial_runs = client.search_runs([experiment], trial_filter, max_results=_MAX_RUNS, order_by=oldest_first)
+        return [_make_trial_run(run) for run in trial_runs]
 
 
-def _as_trial_run(run: "Run") -> TrialRun:
+def _make_trial_run(run: "Run") -> TrialRun:
     """Return the trial that the tags of an MLflow run describe, with its metrics if the run is finished."""
     tags = run.data.tags
     is_of_ablation = "variant" in tags
@@ -154,9 +154,9 @@ def find_ablation(ablation: str, store: Path) -> str:
     client = connection.connect_existing(store)
     with translate_errors("runs of ablations"):
         experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        has_variant = "tags.variant LIKE '%'"  # only trials of ablations have the tag `variant`
+        variant_filter = "tags.variant LIKE '%'"  # only trials of ablations have the tag `variant`
         newest_first = ["start_time DESC", "run_id ASC"]
-        trials = client.search_runs(experiments, has_variant, max_results=_MAX_RUNS, order_by=newest_first)
+        trials = client.search_runs(experiments, variant_filter, max_results=_MAX_RUNS, order_by=newest_first)
         names_by_id: dict[str, str] = {}  # the ablation with the newest trial comes first
         for trial in trials:
             parent = trial.data.tags.get(PARENT)

@@ -159,8 +159,8 @@ def _count_available_workers(num_workers: int, min_workers: int, resource: str) 
     return available_count
 
 
-def _keep_token_private() -> None:
-    """Create the token for local clusters with mode 0600 before Ray does, whose file every user could read."""
+def _create_private_token() -> None:
+    """Create Ray's token file with mode 0600, because every user could read a file that Ray creates."""
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
         return
     path = Path.home() / ".ray" / "auth_token"
@@ -180,7 +180,7 @@ def start(num_workers: int) -> None:
     local_cluster: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):  # "local" avoids joining a cluster that another process left here
         local_cluster = {"address": "local", "num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
-        _keep_token_private()
+        _create_private_token()
     for attempt in range(1, _START_ATTEMPTS + 1):
         try:
             ray.init(

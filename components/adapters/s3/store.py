@@ -92,9 +92,12 @@ class S3Store:
                 # The status is 200 even if some of the objects could not be deleted.
                 errors = answer.get("Errors")
                 if errors:
-                    first = f"{errors[0].get('Key')} ({errors[0].get('Code')} {errors[0].get('Message', '')})"
-                    message = f"{self.uri}: S3 refuses to delete {len(errors)} files, the first is {first}"
-                    raise InputError(f"{message}: check your rights")
+                    first_error = errors[0]
+                    reason = f"{first_error.get('Code')} {first_error.get('Message', '')}"
+                    raise InputError(
+                        f"{self.uri}: S3 refuses to delete {len(errors)} files, the first is "
+                        f"{first_error.get('Key')} ({reason}): check your rights"
+                    )
 
     def entries(self, deep: bool = True) -> list[Entry]:
         prefix = self._list_request()["Prefix"]

@@ -12,7 +12,7 @@ from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable, one
 
 logger = logging.getLogger(__name__)
 
-_HUB = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_MODEL_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "README.md"]  # README.md states the licence
 """Files to download: none of them can contain code."""
 
@@ -28,7 +28,7 @@ def fetch(source: str, store: Path, only: Sequence[str] = ()) -> Path | None:
         DataCorrupt: the download differs from the hub's file.
         StorageUnavailable: the hub does not answer.
     """
-    match = _HUB.fullmatch(source)
+    match = _MODEL_NAME.fullmatch(source)
     if not match:
         return None
     from huggingface_hub import snapshot_download
