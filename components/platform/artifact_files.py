@@ -150,7 +150,7 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
 
     The files are hashed only if any of them was touched since the last `record_verified`.
     """
-    # Before the files are read, so that a change during the verification leads to another verification.
+    # Computed before the files are read, so that a change during the verification leads to another one.
     state = compute_state(directory)
     should_hash = not is_verified(directory, state)
     producer = f"the stage that builds {kind}"

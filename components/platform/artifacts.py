@@ -140,7 +140,7 @@ def _is_intact(directory: Path, kind: str, expected_digest: str) -> bool:
 
 
 def exists(store: str, kind: str, name: str) -> bool:
-    """Return whether an artifact exists, in the store or on this machine without being uploaded yet."""
+    """Return whether an artifact exists, in the store or, before its upload, on this machine."""
     if (local_directory(store) / kind / name / manifests.NAME).is_file():
         return True
     return storage.is_remote(store) and artifact_files.manifest_exists(f"{store}/{kind}/{name}")

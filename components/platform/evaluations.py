@@ -77,6 +77,7 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
         classifiers = {}
         for model in models:
             encoder = artifacts.locate(model.encoder_location)
+            # A trial of an ablation keeps the name of its variant and seed.
             is_adapted_model = is_adaptation and model is models[0] and not step.trial
             name = origin.name_adapted(encoder) if is_adapted_model else model.name
             encoders[name] = encoder
@@ -100,21 +101,21 @@ class MeasuredTrial(NamedTuple):
     metrics: dict[str, float]
 
 
-def measure(planned: Mapping[str, Any], store: str, num_workers: int) -> MeasuredTrial:
+def measure(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> MeasuredTrial:
     """Measure an encoder on a task, after fine-tuning it if the task requires training.
 
     Args:
-        planned: a trial of `plan_suite` with the source of its model and its settings.
+        planned_trial: a trial of `plan_suite` with the source of its model and its settings.
         store: directory, or s3://bucket/prefix, with artifacts and checkpoints.
         num_workers: Ray workers of a fine-tuning, one per GPU; 0 trains inside this process.
 
     Raises:
         SystemExit: the trial failed; the store has the error.
     """
-    trial = planned["point"]
-    source = planned["source"]
+    trial = planned_trial["point"]
+    source = planned_trial["source"]
     with stage_run("measure", store, trial) as step:
-        settings = trials.read_settings(planned["settings"])
+        settings = trials.read_settings(planned_trial["settings"])
         step.report(model=trial["model"], source=source, task=trial["task"], settings=settings)
         local_settings = sources.localise(settings, step.local_store)
         task = task_of(local_settings)
@@ -179,41 +180,42 @@ def _fine_tune(
     return model
 
 
-def measure_all(planned: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, MeasuredTrial]:
+def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_workers: int) -> dict[str, MeasuredTrial]:
     """Measure trials one after the other, and return the finished trials by name.
 
     Each of several trials runs in its own process, so that its memory and GPUs are released. If a trial fails, the
     other trials still run, and then this process exits with the code of the last failure. After a signal to stop, the
     running trial is stopped and no other trial starts.
     """
-    if len(planned) == 1:
-        return {planned[0]["point"]["name"]: measure(planned[0], store, num_workers)}
+    if len(planned_trials) == 1:
+        only_trial = planned_trials[0]
+        return {only_trial["point"]["name"]: measure(only_trial, store, num_workers)}
     finished: dict[str, MeasuredTrial] = {}
     exit_codes: list[int] = []
-    stopping = threading.Event()
+    stop_requested = threading.Event()
 
     def stop(*_: object) -> None:
-        stopping.set()
+        stop_requested.set()
         _terminate_children()
 
     with workers.handling_signals(stop):
-        for number, trial in enumerate(planned, 1):
-            name = trial["point"]["name"]
-            logger.info("Trial %d of %d: %s.", number, len(planned), name)
+        for number, planned_trial in enumerate(planned_trials, 1):
+            name = planned_trial["point"]["name"]
+            logger.info("Trial %d of %d: %s.", number, len(planned_trials), name)
             try:
-                finished[name] = _measure_in_child(trial, store, num_workers, stopping)
+                finished[name] = _measure_in_child(planned_trial, store, num_workers, stop_requested)
             except SystemExit as failure:
                 exit_codes.append(int(failure.code or 0))
-            if stopping.is_set():
+            if stop_requested.is_set():
                 break
     if exit_codes:
-        logger.error("%d of %d trials are finished, %d failed.", len(finished), len(planned), len(exit_codes))
+        logger.error("%d of %d trials are finished, %d failed.", len(finished), len(planned_trials), len(exit_codes))
         sys.exit(exit_codes[-1])  # the store also has the error of the last failure
     return finished
 
 
 def _measure_in_child(
-    planned: Mapping[str, Any], store: str, num_workers: int, stopping: threading.Event
+    planned_trial: Mapping[str, Any], store: str, num_workers: int, stop_requested: threading.Event
 ) -> MeasuredTrial:
     """Measure a trial in a new child process.
 
@@ -221,22 +223,22 @@ def _measure_in_child(
         SystemExit: the trial failed; the store has the error.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
-        result = executor.submit(_measure_for_parent, planned, store, num_workers)
-        if stopping.is_set():  # the signal may have arrived before the child existed
+        future = executor.submit(_measure_for_parent, planned_trial, store, num_workers)
+        if stop_requested.is_set():  # the signal may have arrived before the child existed
             _terminate_children()
         with contextlib.suppress(BrokenProcessPool, KeyboardInterrupt):  # the child ended without reporting a failure
-            return result.result()
-    with runtime.report_failure(store, "measure", planned["point"]):
-        if stopping.is_set():
+            return future.result()
+    with runtime.report_failure(store, "measure", planned_trial["point"]):
+        if stop_requested.is_set():
             raise Preempted("Stopped by a signal. Run again to measure the remaining trials.")
         raise WorkerLost("The process of the trial was killed (out of memory?).")
-    raise AssertionError("unreachable")
+    raise AssertionError("unreachable, because `report_failure` exits")
 
 
-def _measure_for_parent(planned: Mapping[str, Any], store: str, num_workers: int) -> MeasuredTrial:
+def _measure_for_parent(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> MeasuredTrial:
     """Measure a trial in a child process, and end this process if its parent was killed meanwhile."""
     try:
-        return measure(planned, store, num_workers)
+        return measure(planned_trial, store, num_workers)
     finally:
         parent = multiprocessing.parent_process()
         if parent and not parent.is_alive():

@@ -67,7 +67,7 @@ def _end_without_heartbeat(work: Work) -> None:
     last_heartbeat = b""
     last_change = time.monotonic()
     while time.monotonic() - last_change < HEARTBEAT_TIMEOUT_SECONDS:
-        time.sleep(min(_HEARTBEAT_POLL_SECONDS, HEARTBEAT_TIMEOUT_SECONDS / 10))
+        time.sleep(min(_HEARTBEAT_POLL_SECONDS, HEARTBEAT_TIMEOUT_SECONDS / 10))  # tests set a short timeout
         try:
             heartbeat = artifacts.read(work.store, launchers.heartbeat_path(work.job)) or b""
         except InfoXLMError:  # without the storage, nobody can tell whether the step is alive
@@ -104,10 +104,16 @@ def _forward_stop_request(work: Work) -> None:
 
 
 def _read(url: str) -> Work:
+    """Return the work that a file of the store describes.
+
+    Raises:
+        InputError: the file is missing or malformed.
+    """
     file = storage.open(url).get()
     if file is None:
         raise InputError(f"{url} does not exist: submit the pipeline again")
-    return outside.parse_json(file[0], Work, url, "submit the pipeline again")
+    content, _ = file
+    return outside.parse_json(content, Work, url, "submit the pipeline again")
 
 
 if __name__ == "__main__":

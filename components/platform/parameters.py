@@ -86,11 +86,11 @@ def split_trials(trials: Sequence[Any]) -> list[list[Any]]:
     step_count = len(trials)
     if step_count > MAX_LOOP_STEPS:
         step_count = math.ceil(len(trials) / TRIALS_PER_STEP)
-    check_loop(step_count, f"{len(trials)} trials", "one task at a time (--only TASK)")
+    check_loop_size(step_count, f"{len(trials)} trials", "one task at a time (--only TASK)")
     return [list(trials[first::step_count]) for first in range(step_count)]
 
 
-def check_loop(step_count: int, items: str, remedy: str) -> None:
+def check_loop_size(step_count: int, items: str, remedy: str) -> None:
     """Raise ConfigError if a loop has more steps than Argo allows.
 
     Args:

@@ -56,7 +56,8 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
     """Return the local directory of an encoder.
 
     Args:
-        source: see above; with `only`, it may also be a file or the URI of a file, whose local path is returned.
+        source: a source of this module's list; with `only`, it may also be a file or the URI of a file, whose local
+            path is returned.
         store: directory of the store; copies go to `store/models`. Without an MLflow server, it also has the registry.
         only: names of the files that the caller needs, such as those of a tokenizer. The directory may lack some of
             them and have others.
@@ -71,7 +72,7 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
     is_verified = False
     if Path(source).exists():
         path = Path(source)
-    elif _is_stored(source):
+    elif _is_storage_uri(source):
         path = _copy_model(source, store.resolve() / "models", only)
         is_verified = True  # `_copy` compares the files with the manifest
     elif storage.scheme(source, ":") == "models":
@@ -128,7 +129,7 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
 
 def _list_names(source: str, partial_copy: Path) -> list[str] | None:
     """Return the names of all files of a model that was copied in part, or None if the hub does not answer."""
-    if _is_stored(source):
+    if _is_storage_uri(source):
         return list(_list(source, deep=False).files)
     is_on_hub = not Path(source).exists() and storage.scheme(source, ":") != "models"
     if is_on_hub:
@@ -144,7 +145,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
     Files of a storage are downloaded again only if a name, size or version has changed.
 
     Args:
-        source: see above.
+        source: a source of this module's list.
         store: directory of the store.
         sha256: expected digest, for sources whose file may change.
 
@@ -153,7 +154,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         DataCorrupt: the download differs from what was stored.
         StorageUnavailable: the storage or the package index does not answer.
     """
-    if _is_stored(source):
+    if _is_storage_uri(source):
         listing = _list(source, deep=True)
         subfolder = "" if listing.is_file else PurePosixPath(listing.uri).name
         return _copy(listing, store.resolve() / "data", subfolder)
@@ -190,7 +191,7 @@ def expand_patterns(config: "PreparationConfig") -> "PreparationConfig":
 def _find_matches(pattern: str) -> list[str]:
     """Return the sorted paths or URIs of the files that match a pattern. Raises as `expand_patterns` does."""
     folder, _, name_pattern = pattern.rpartition("/")
-    if _is_stored(pattern):
+    if _is_storage_uri(pattern):
         names = list(_list(folder, deep=False).files)
     else:
         names = [path.name for path in Path(folder or ".").glob("*") if path.is_file()]
@@ -283,10 +284,10 @@ def digest_stored_sources(sources: Iterable[str]) -> list[str]:
         InputError: there is no such bucket or prefix.
         StorageUnavailable: the storage does not answer.
     """
-    return [_list(source, deep=True).digest() for source in sources if _is_stored(source)]
+    return [_list(source, deep=True).digest() for source in sources if _is_storage_uri(source)]
 
 
-def _is_stored(source: str) -> bool:
+def _is_storage_uri(source: str) -> bool:
     """Return whether a source is a URI of a storage, such as s3://bucket/prefix."""
     return bool(storage.scheme(source)) and storage.scheme(source) in storage.SCHEMES
 

@@ -17,19 +17,21 @@ from infoxlm_core.results.trials import LINK, Trial
 from infoxlm_core.tasks.scores import Scores
 
 
-def read_metrics(step: StageRun, planned: Sequence[Mapping[str, Any]]) -> list[tuple[Trial, Mapping[str, float]]]:
+def read_metrics(
+    step: StageRun, planned_trials: Sequence[Mapping[str, Any]]
+) -> list[tuple[Trial, Mapping[str, float]]]:
     """Return the metrics of each planned trial of an ablation, and end the runs of unfinished trials as failed.
 
     Args:
         step: the last step of the ablation.
-        planned: the trials, each {"variant", "seed", "what", "rank"}.
+        planned_trials: the trials, each {"variant", "seed", "what", "rank"}.
 
     Returns:
         each trial with its metrics, which are empty for an unfinished trial.
     """
     metrics_by_trial = {run.trial.name: run.metrics for run in step.run.trials()}
     results = []
-    for planned_trial in planned:
+    for planned_trial in planned_trials:
         trial = Trial.parse(planned_trial)
         metrics = metrics_by_trial.get(trial.name, {})
         if not metrics:  # a trial that never started gets a failed run, so that the tracker shows it
@@ -49,17 +51,19 @@ def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
     return outcomes_by_variant
 
 
-def read_first_seeds(step: StageRun, planned: Sequence[Mapping[str, Any]], path: str) -> dict[str, dict[str, Any]]:
-    """Return the content of a JSON file of each variant's first finished trial.
+def read_first_seeds(
+    step: StageRun, planned_trials: Sequence[Mapping[str, Any]], path: str
+) -> dict[str, dict[str, Any]]:
+    """Return the content of a JSON file of the first finished trial of each variant, by variant.
 
     Args:
         step: the last step of the ablation.
-        planned: the trials in the order of the plan.
+        planned_trials: the trials in the order of the plan.
         path: path of the file among the files of a trial's run.
     """
     finished_runs = {run.trial.name: run for run in step.run.trials() if run.status == "FINISHED"}
     contents_by_variant: dict[str, dict[str, Any]] = {}
-    for planned_trial in planned:
+    for planned_trial in planned_trials:
         trial = Trial.parse(planned_trial)
         if trial.model not in contents_by_variant and trial.name in finished_runs:
             contents_by_variant[trial.model] = finished_runs[trial.name].read_json(path)
@@ -129,7 +133,7 @@ def _build_page(
     key = manifests.digest([summary.to_dict(), manifests.VERSIONS[kind]]).removeprefix("sha256:")[:16]
 
     def build(output: Path) -> dict[str, float]:
-        from infoxlm_core.results import page  # it imports matplotlib
+        from infoxlm_core.results import page  # only here, because it imports matplotlib
 
         write = write_page or page.write
         write(output, kind, summary)

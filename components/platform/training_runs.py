@@ -53,9 +53,8 @@ def choose_run(
 ) -> str:
     """Return the name of the folder of STORE/runs for the checkpoints of a training, and record the training.
 
-    The pipeline's previous training may be unfinished and have other settings, so that it is not continued. That is an
-    error if this pipeline run started it. Otherwise, the new settings are intended, and a warning names the unfinished
-    training.
+    If the pipeline's previous training is unfinished and has other settings, it is not continued. That is an error if
+    this pipeline run started it. Otherwise, the new settings are intended, and a warning names the unfinished training.
 
     Args:
         store: directory, or s3://bucket/prefix.
@@ -156,7 +155,8 @@ class RemoteRun:
         with Lease(f"{self.url}/lease.json", self.holder, meanwhile=self._check_for_stop) as self._lease:
             self._store.sweep()
             self.delete_stop_request()  # the request was meant for an earlier process
-            for name in set(self._checkpoint_folders()) - set(self.names()):
+            incomplete_checkpoints = set(self._checkpoint_folders()) - set(self.names())
+            for name in incomplete_checkpoints:
                 artifact_files.drop(f"{self.url}/{name}")
             yield
 
@@ -212,7 +212,10 @@ class RemoteRun:
     def _check_for_stop(self) -> None:
         """Note a request to stop that names this holder or nobody; two pipeline runs may share a training."""
         request = self._store.get("stop", quick=True)
-        if request and request[0] in (b"", self.holder.encode()):
+        if request is None:
+            return
+        addressee, _ = request
+        if addressee in (b"", self.holder.encode()):
             self._stop_requested = True
 
     def _checkpoint_folders(self) -> list[str]:

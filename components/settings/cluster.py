@@ -95,7 +95,8 @@ class RayConfig(StageConfig):
 
     @field_validator("environment")
     @classmethod
-    def _no_secrets(cls, environment: dict[str, str]) -> dict[str, str]:
+    def _refuse_secrets(cls, environment: dict[str, str]) -> dict[str, str]:
+        """Refuse variables whose names look like secrets, because a job's manifest would show their values."""
         for name in environment:
             if is_secret(name):
                 raise ValueError(
@@ -213,6 +214,7 @@ class ClusterFile(StageConfig):
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
+        """Check the settings of the Ray pods that depend on the pool."""
         if _bytes(self.ray.shared_memory) > _bytes(self.pool.memory):
             raise ValueError(
                 f"ray.shared_memory ({self.ray.shared_memory}) is part of pool.memory ({self.pool.memory}): lower it"

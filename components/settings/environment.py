@@ -13,7 +13,7 @@ RAY = {
     "RAY_COLOR_PREFIX": "0",  # escape codes are unreadable in the log of a pod
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "300",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "1800",  # a new node may take long to start; the default is a minute
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep CUDA_VISIBLE_DEVICES in processes that reserve no GPU
     "THP_MEM_ALLOC_ENABLE": "1",  # huge pages for large tensors
 }
 """Defaults for all processes that start or join Ray."""

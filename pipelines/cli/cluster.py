@@ -228,7 +228,9 @@ def _prepare_run(
     settings = run.model_dump(mode="json", exclude_none=True)  # KFP has no None
     if pipeline.endswith("ablations"):
         planned = trials.plan(run, choice.variants, choice.only, trials.read_seeds(choice.seeds))
-        parameters.check_loop(3 * len(planned), f"{len(planned)} trials", "fewer variants (--only) or seeds at a time")
+        parameters.check_loop_size(
+            3 * len(planned), f"{len(planned)} trials", "fewer variants (--only) or seeds at a time"
+        )
         settings["trials"] = planned
     return settings
 
