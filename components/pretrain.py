@@ -28,7 +28,7 @@ def pretrain(
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
         shards: output of tokenize_corpus.
         encoder: the trained model in Hugging Face format.
-        start: the model before its first step, used as a floor in evaluation.
+        start: the model before its first step, used as a baseline in the evaluation.
         metrics: the losses of the last step.
         cluster: a `ClusterConfig` as a mapping, to train in a RayJob; if empty, training runs in this step.
         trial: variant and seed of a trial of an ablation; its run in the tracker receives the curves.

@@ -16,13 +16,14 @@ def plan_suite(
     """Plan the trials of a suite. Download all models and data, so that a wrong name fails before a GPU is used.
 
     Args:
-        suite: a `SuiteConfig` as lists.
+        suite: a `SuiteConfig` whose models and tasks are lists, because KFP does not keep the order of mappings.
         store: directory or s3://bucket/prefix for copies of models and data.
         overrides: single settings, such as {"tasks.xnli.seeds": [1, 2]}. A task that is `like` another task keeps its
             own values, so override it by its own name.
 
     Returns:
-        Batches, each a reference to its trials: {"point": model, task, seed, grid, name; "source", "settings"}.
+        Batches, each a reference to a list of trials. A trial has the keys "point" (model, task, seed, grid and name),
+        "source" and "settings".
     """
     import logging
 
@@ -94,7 +95,7 @@ def summarise(
     """Summarise the finished trials of this pipeline run, even if others failed.
 
     Args:
-        suite: a `SuiteConfig` as lists.
+        suite: a `SuiteConfig` whose models and tasks are lists, because KFP does not keep the order of mappings.
         store: directory or s3://bucket/prefix of artifacts.
         comparison: the report with its tables and figures, all numbers as JSON, and a section for the model card.
         report: the report as HTML.

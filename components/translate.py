@@ -27,7 +27,7 @@ def translate(
         config: a `TranslationConfig` as a mapping.
         num_workers: Ray workers, one per GPU; 0 trains in this process.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
-        corpus: output of prepare_corpus; the first of its held-out pairs choose the weights.
+        corpus: output of prepare_corpus; its first held-out pairs are the validation set.
         shards: output of tokenize_corpus.
         encoder: output of pretrain, of system xlm.
         translator: the translator with its tokenizer.
@@ -70,7 +70,7 @@ def evaluate_translation(
     metrics: dsl.Output[dsl.Metrics],
     trial: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Compute BLEU of a translator in both directions on the held-out pairs that chose no weights.
+    """Compute BLEU of a translator in both directions on the held-out pairs that follow the validation set.
 
     Args:
         config: a `TranslationConfig` as a mapping.
