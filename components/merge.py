@@ -43,7 +43,7 @@ def merge(
         start_location, start_digest = artifacts.read_pointer(start)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         local_config = sources.localise_guard(checked, step.local_store)
-        key = sources.key_with_guard("merged", local_config, corpus_digest, encoder_digest, start_digest)
+        key = sources.compute_key_with_guard("merged", local_config, corpus_digest, encoder_digest, start_digest)
 
         def build(output: Path) -> dict[str, Any]:
             from infoxlm_core.stages import merging
@@ -51,7 +51,7 @@ def merge(
             corpus_path = artifacts.locate(corpus_location)
             encoder_path = artifacts.locate(encoder_location)
             start_path = artifacts.locate(start_location)
-            with costs.measured_alone(store, "merged", key):
+            with costs.measured_in_this_process(store, "merged", key):
                 return merging.merge_best(local_config, corpus_path, encoder_path, start_path, output)
 
         directory = artifacts.get_or_build(store, "merged", key, build)

@@ -138,6 +138,6 @@ def compare_translations(
     with stage_run("compare", store, last=True) as step:
         planned = [trial["trial"] for trial in step.read(trials)]
         summary = summarise_metrics(step.run.name, sweeps.read_metrics(step, planned))
-        scores_by_variant = sweeps.read_first_seeds(step, planned, "evaluation/scores.json")
+        scores_by_variant = sweeps.read_first_trials(step, planned, "evaluation/scores.json")
         write_page = functools.partial(translation_report.write, scores_of=scores_by_variant)
         sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics), write_page)

@@ -60,7 +60,7 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
     runtime.delete_outcomes(store, run_id)
     _set_step_environment(run_id, name)
     run_directory = local_store / "pipeline" / run_id
-    step_arguments = {**parameters.fit(store, arguments), "store": store}
+    step_arguments = {**parameters.store_if_large(store, arguments), "store": store}
     try:
         with _interruptible_loops():
             _run_dag(dag, step_arguments, run_directory)

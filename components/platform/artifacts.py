@@ -301,7 +301,7 @@ def _fetch(location: str) -> tuple[Path, Path]:
     directory = storage.open(location).directory
     if directory:
         return directory, directory
-    store, kind, name, inner_path = _split(location)
+    store, kind, name, inner_path = _split_location(location)
     artifact = lookup(store, kind, name)
     if artifact is None:
         raise InputError(f"{location} {_NOT_IN_STORE}")
@@ -309,7 +309,7 @@ def _fetch(location: str) -> tuple[Path, Path]:
     return artifact, path
 
 
-def _split(location: str) -> tuple[str, str, str, str]:
+def _split_location(location: str) -> tuple[str, str, str, str]:
     """Return the store, kind and name of an artifact, and the path in it, from a location in a remote store."""
     # The first group is greedy, because a folder above the store may be named like a kind.
     match = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
@@ -331,7 +331,7 @@ def open_shards(location: str) -> tuple[Path, storage.Store | None]:
     """
     if not storage.is_remote(location):
         return locate(location), None
-    store, kind, name, _ = _split(location)
+    store, kind, name, _ = _split_location(location)
     local_copy = local_directory(store) / kind / name
     if (local_copy / manifests.NAME).is_file():
         return locate(location), None

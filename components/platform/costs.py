@@ -55,7 +55,7 @@ def measured(store: str, kind: str, name: str, devices: int, device: str) -> Ite
             artifacts.write(store, f"{_attempts_folder(kind, name)}/{uuid.uuid4().hex}.json", json.dumps(attempt))
 
 
-def measured_alone(store: str, kind: str, name: str) -> contextlib.AbstractContextManager[None]:
+def measured_in_this_process(store: str, kind: str, name: str) -> contextlib.AbstractContextManager[None]:
     """Record how long the block takes in this process, on a GPU if this machine has one. Arguments: see `measured`."""
     from infoxlm_core.model import devices
 

@@ -44,7 +44,7 @@ def read_model(name: str, encoder: Any, classifier: Any) -> EvaluatedModel:
 
 
 def read_start(encoder: Any, classifier: Any) -> EvaluatedModel:
-    """Return the model before its training. Its name says whether it is a public model or has random weights."""
+    """Return the model that the training started from. Its name says whether it is public or has random weights."""
     location, _ = artifacts.read_pointer(encoder)
     inputs = manifests.load(artifacts.locate(location, hashed=False))["inputs"]
     name = evidence.PUBLIC_START if "model.start" in inputs else evidence.UNTRAINED
@@ -64,7 +64,7 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
     local_config = sources.localise_guard(config, step.local_store)
     names = [model.name for model in models]
     digests = [digest for model in models for digest in model.digests]
-    key = sources.key_with_guard("scores", local_config, corpus_digest, *names, *digests)
+    key = sources.compute_key_with_guard("scores", local_config, corpus_digest, *names, *digests)
     # The report of an adaptation shows the hours of all steps before this one.
     is_adaptation = evidence.PUBLIC_START in names
     hours_before = costs.add_up(step.run.read_metrics()) if is_adaptation else {}
@@ -86,7 +86,7 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
             if is_trained:  # without labelled text, `finetune` trains nothing
                 classifiers[name] = classifier
         corpus_path = artifacts.locate(corpus_location)
-        with costs.measured_alone(step.store, "scores", key):
+        with costs.measured_in_this_process(step.store, "scores", key):
             return evaluate(local_config, corpus_path, encoders, classifiers, output, hours_before)
 
     return artifacts.get_or_build(step.store, "scores", key, build)

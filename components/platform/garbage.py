@@ -40,7 +40,7 @@ class Item:
     """Bytes."""
     modified: datetime
     """Time of its newest file."""
-    names: frozenset[str]
+    identifiers: frozenset[str]
     """Digests and keys by which other items refer to it."""
     mentions: frozenset[str]
     """All digests and keys in its manifests, checkpoints and notes."""
@@ -77,7 +77,7 @@ def _name_item(path: str) -> str:
 def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
     """Return an item with the digests and keys in its manifests, checkpoints and notes."""
     is_note = name.partition("/")[0] in NOTES
-    names = set(_KEY.findall(name))
+    identifiers = set(_KEY.findall(name))
     mentions: set[str] = set()
     for stored_file in files:
         has_digests = Path(stored_file.name).name in _FILES_WITH_DIGESTS
@@ -86,7 +86,7 @@ def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
             text = content.decode(errors="replace")
             mentions.update(_DIGEST.findall(text))
             mentions.update(_KEY.findall(text))
-            names.update(re.findall(rf'"digest": "({_DIGEST.pattern})"', text))  # the digest of a manifest itself
+            identifiers.update(re.findall(rf'"digest": "({_DIGEST.pattern})"', text))  # the digest of a manifest itself
     manifest = f"{name}/{manifests.NAME}"
     file_names = [stored_file.name for stored_file in files]
     file_names.sort(key=lambda file_name: (file_name != manifest, file_name))  # the manifest first, for `delete`
@@ -95,7 +95,7 @@ def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
         files=tuple(file_names),
         size=sum(stored_file.size for stored_file in files),
         modified=max(stored_file.modified for stored_file in files),
-        names=frozenset(names),
+        identifiers=frozenset(identifiers),
         mentions=frozenset(mentions),
     )
 
@@ -112,7 +112,7 @@ def find_deletable(
         current_time: time to compute ages; default: the clock.
     """
     newest_deletable_time = (current_time or datetime.now(UTC)) - min_age
-    needed_names = set(roots)
+    needed_identifiers = set(roots)
     needed_run_keys: set[str] = set()
     candidates = list(items)  # items that no needed item mentions so far
 
@@ -123,7 +123,7 @@ def find_deletable(
             return False
         if item.name.startswith(NOTES):  # a restarted job and a resumed training read their notes
             return not needed_run_keys.isdisjoint(item.mentions)
-        return not needed_names.isdisjoint(item.names)
+        return not needed_identifiers.isdisjoint(item.identifiers)
 
     while True:
         needed_items = [item for item in candidates if is_needed(item)]
@@ -132,9 +132,9 @@ def find_deletable(
         candidates = [item for item in candidates if item not in needed_items]
         # Everything that these items mention is needed as well, so the remaining candidates must be checked again.
         for item in needed_items:
-            needed_names |= item.mentions
+            needed_identifiers |= item.mentions
             if item.name.startswith("runs/"):
-                needed_run_keys |= item.names
+                needed_run_keys |= item.identifiers
 
 
 def delete(store: str, item: Item) -> None:

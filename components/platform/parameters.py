@@ -27,7 +27,7 @@ TRIALS_PER_STEP = 10
 _REFERENCE_KEY = "in_store"
 
 
-def fit(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def store_if_large(store: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a run. If they are too large, references replace all mappings and lists.
 
     Raises:

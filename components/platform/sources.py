@@ -260,7 +260,7 @@ def localise_guard(config: "EvaluationConfig", store: Path) -> "EvaluationConfig
     return config.model_copy(update={"guard": config.guard.model_copy(update={"data": path})})
 
 
-def key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs: str) -> str:
+def compute_key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs: str) -> str:
     """Return the key of an artifact that depends on an evaluation's config and on the content of its guard set.
 
     Args:

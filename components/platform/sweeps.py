@@ -51,7 +51,7 @@ def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
     return outcomes_by_variant
 
 
-def read_first_seeds(
+def read_first_trials(
     step: StageRun, planned_trials: Sequence[Mapping[str, Any]], path: str
 ) -> dict[str, dict[str, Any]]:
     """Return the content of a JSON file of the first finished trial of each variant, by variant.

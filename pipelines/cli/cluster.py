@@ -85,7 +85,7 @@ def submit(
     default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
     submission = kubeflow.Submission(
         pipeline=pipeline,
-        parameters=parameters.fit(cluster_file.store, arguments),
+        parameters=parameters.store_if_large(cluster_file.store, arguments),
         name=name or default_name,
         cluster=cluster_file,
         experiment=experiment or cluster_file.experiment,
@@ -150,7 +150,7 @@ def upload(
             values = kubeflow.select_declared(pipeline, cluster_file.parameters())
         else:
             values = prepare(pipeline, run, cluster_file, set_ or [], TrialChoice(only=UPLOADED_VARIANTS))
-        defaults[pipeline] = parameters.fit(cluster_file.store, values)
+        defaults[pipeline] = parameters.store_if_large(cluster_file.store, values)
     namespace = namespace or cluster_file.namespace or ""
     client = kubeflow.connect(host, namespace)
     for pipeline, values in defaults.items():

@@ -94,7 +94,7 @@ def test_large_sections_are_read_and_returned_by_reference(tmp_path):
     corpora = [CORPUS | {"name": f"a{number}", "path": "x" * 200} for number in range(600)]
     preparation = SECTIONS["preparation"] | {"corpora": corpora}
     trials = [{"trial": TRIAL, "pretraining": {"seed": 3}}]
-    references = parameters.fit(str(tmp_path), SECTIONS | {"preparation": preparation, "trials": trials})
+    references = parameters.store_if_large(str(tmp_path), SECTIONS | {"preparation": preparation, "trials": trials})
     assert set(references["preparation"]) == {"in_store"}
 
     *sections, checked_trials = check_settings.python_func(str(tmp_path), **references)

@@ -209,7 +209,7 @@ def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
         answer = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
         if not isinstance(answer, ClientError):
             raise StorageUnavailable(f"{uri}: S3 does not answer ({one_line(error)}): run again") from error
-        status = _status(answer)
+        status = _read_status(answer)
         if status < 500:
             raise InputError(f"{uri}: S3 refuses ({one_line(answer)}): check the name and your rights") from error
         raise StorageUnavailable(f"{uri}: S3 fails with status {status} ({one_line(answer)}): run again") from error
@@ -246,11 +246,11 @@ def _ignore_statuses(*statuses: int) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        if _status(error) not in (statuses or (404,)):
+        if _read_status(error) not in (statuses or (404,)):
             raise
 
 
-def _status(error: Any) -> int:
+def _read_status(error: Any) -> int:
     """Return the HTTP status of an answer, or 500 if it has none."""
     return error.response["ResponseMetadata"].get("HTTPStatusCode", 500)
 

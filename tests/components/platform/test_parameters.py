@@ -14,7 +14,7 @@ TRIALS = [{"trial": {"variant": str(number)}} for number in range(2000)]
 def test_small_parameters_are_passed_directly_without_the_store():
     values = {"section": SECTION, "trials": TRIALS[:5], "image": "x@sha256:1"}
 
-    assert parameters.fit("s3://nowhere/store", values) == values
+    assert parameters.store_if_large("s3://nowhere/store", values) == values
     assert all(parameters.resolve("s3://nowhere/store", value) is value for value in values.values())
 
 
@@ -22,20 +22,20 @@ def test_small_parameters_are_passed_directly_without_the_store():
 def test_large_parameters_are_passed_by_reference_and_come_back_unchanged(anywhere):
     values = {"section": SECTION, "trials": TRIALS, "store": anywhere, "workers": 8}
 
-    references = parameters.fit(anywhere, values)
+    references = parameters.store_if_large(anywhere, values)
 
     assert len(json.dumps(references)) < 1024
     assert isinstance(references["section"], dict)  # as the pipeline declares it
     assert isinstance(references["trials"], list)
     resolved = {name: parameters.resolve(anywhere, value) for name, value in references.items()}
     assert json.dumps(resolved) == json.dumps(values)
-    assert parameters.fit(anywhere, values) == references  # so that Kubeflow's cache recognises the step
+    assert parameters.store_if_large(anywhere, values) == references  # so that Kubeflow's cache recognises the step
 
 
 def test_direct_parameters_fit_into_a_variable_of_a_pod():
     """The inputs of a step are JSON in its pod's patch, which is JSON in Argo's template: a variable of 128 KiB."""
     quoted = {"terms": ["ab"] * ((parameters.MAX_DIRECT_BYTES - 100) // 6)}
-    assert parameters.fit("s3://nowhere/store", quoted) == quoted
+    assert parameters.store_if_large("s3://nowhere/store", quoted) == quoted
 
     patch = {"containers": [{"args": ["--executor_input", json.dumps({"inputs": quoted})]}]}
     assert len(json.dumps({"podSpecPatch": json.dumps(patch)})) < 120 * 1024
