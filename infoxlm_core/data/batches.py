@@ -37,7 +37,7 @@ class PackedBatch:
     items: int  # contrast items: B, or B / 2 if a second half repeats them with query and key views exchanged
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, first virtual shard, number of the micro-batch: seeds dropout
     flops: float = 0.0  # of a forward and backward pass of the network
-    answered: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
+    rows_with_target: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
     padding: int = 0  # padding tokens, which are not counted
     idle: bool = False  # computed only because other workers have another batch; losses and counts are ignored
 
@@ -91,7 +91,7 @@ class PackedBatch:
             self.key_ids, self.key_positions, self.key_lengths, key_padding, pad_id
         )
         target_counts = (*self.target_counts, 0) if lm_padding else self.target_counts
-        target_rows, target_counts, answered = add_missing_rows(self.target_rows, target_counts, lm_lengths)
+        target_rows, target_counts, rows_with_target = add_missing_rows(self.target_rows, target_counts, lm_lengths)
         return replace(
             self,
             ids=torch.cat([lm_ids, view_ids]),
@@ -100,7 +100,7 @@ class PackedBatch:
             lm_sequences=len(lm_lengths),
             target_rows=target_rows,
             target_counts=target_counts,
-            answered=answered,
+            rows_with_target=rows_with_target,
             key_ids=key_ids,
             key_positions=key_positions,
             key_lengths=key_lengths,

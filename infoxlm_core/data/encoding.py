@@ -17,7 +17,7 @@ import pyarrow as pa
 import sentencepiece
 from tokenizers import Tokenizer
 
-from infoxlm_core.data.shards import SENTENCE_ID, TEXT, end_to_end
+from infoxlm_core.data.shards import SENTENCE_ID, TEXT, concatenate_int64
 from infoxlm_core.data.vocabulary import FIRST_PIECE, UNK, Vocabulary
 from infoxlm_core.data.writing import make_column
 
@@ -87,21 +87,22 @@ def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
         The same columns with token ids, and for pairs the column `sentence_id`. Monolingual rows end with `</s>`.
     """
     encode_texts = load_encoder(tokenizer.model)
-    ids: dict[str, list[np.ndarray]] = {}
+    ids_by_side: dict[str, list[np.ndarray]] = {}
     for side in chunk.column_names:
-        ids[side] = encode_texts([tokenizer.prefix + text for text in chunk[side].to_pylist()])
+        ids_by_side[side] = encode_texts([tokenizer.prefix + text for text in chunk[side].to_pylist()])
     [prefix_ids] = encode_texts([tokenizer.prefix])
     complete_rows = []
     for row in range(len(chunk)):
-        if not any(np.array_equal(row_ids[row], prefix_ids) for row_ids in ids.values()):
+        has_empty_side = any(np.array_equal(side_ids[row], prefix_ids) for side_ids in ids_by_side.values())
+        if not has_empty_side:
             complete_rows.append(row)
     columns = {}
-    for side, row_ids in ids.items():
-        remaining_ids = [row_ids[row] for row in complete_rows]
+    for side, side_ids in ids_by_side.items():
+        remaining_ids = [side_ids[row] for row in complete_rows]
         if side == TEXT:
             remaining_ids = [np.append(token_ids, tokenizer.vocabulary.end) for token_ids in remaining_ids]
-        columns[side] = make_column(end_to_end(remaining_ids), [len(token_ids) for token_ids in remaining_ids])
-    if "source" in ids:
+        columns[side] = make_column(concatenate_int64(remaining_ids), [len(token_ids) for token_ids in remaining_ids])
+    if "source" in ids_by_side:
         sources = chunk["source"].to_pylist()
         sentence_ids = [sentence_id(sources[row]) for row in complete_rows]
         columns[SENTENCE_ID] = pa.array(sentence_ids, pa.uint64())

@@ -44,16 +44,15 @@ class Examples:
 
 
 def encode(
-    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None = None, max_tokens: int = 512
+    tokenizer: Tokenizer, texts: Sequence[str], second_texts: Sequence[str] | None = None, max_tokens: int = 512
 ) -> Examples:
-    """Tokenise texts or pairs with special tokens. The longer side of a long pair is truncated first."""
+    """Tokenise texts or pairs of texts with special tokens. The longer side of a long pair is truncated first."""
     batches = []
     for start in range(0, len(texts), CHUNK):
         selected = slice(start, start + CHUNK)
-        second_texts = None if pairs is None else list(pairs[selected])
         encoded = tokenizer(
             list(texts[selected]),
-            second_texts,
+            None if second_texts is None else list(second_texts[selected]),
             truncation="longest_first",
             max_length=max_tokens,
             return_attention_mask=False,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infoxlm_core.data.shards import Table, end_to_end
+from infoxlm_core.data.shards import Table, concatenate_int64
 from infoxlm_core.data.vocabulary import Vocabulary
 
 
@@ -44,7 +44,7 @@ def gather(tables: list[Table], table_indices: np.ndarray, rows: np.ndarray, max
         end = min(table.offsets.item(row + 1), start + max_tokens)
         token_ids.append(table.tokens[start:end])
     lengths = np.array([len(ids) for ids in token_ids], np.int64)
-    return Sequences(end_to_end(token_ids), lengths)
+    return Sequences(concatenate_int64(token_ids), lengths)
 
 
 EMPTY = Sequences(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -62,7 +62,7 @@ def choose(condition: np.ndarray, if_true: Sequences, if_false: Sequences) -> Se
     chosen = []
     for is_true, true_row, false_row in zip(condition.tolist(), if_true.rows, if_false.rows, strict=True):
         chosen.append(true_row if is_true else false_row)
-    return Sequences(end_to_end(chosen), np.where(condition, if_true.lengths, if_false.lengths))
+    return Sequences(concatenate_int64(chosen), np.where(condition, if_true.lengths, if_false.lengths))
 
 
 def lay_out(segments: Sequence[Sequences], vocabulary: Vocabulary) -> Sequences:
@@ -88,7 +88,7 @@ def add_special_tokens(segments_of_sequences: Sequence[Sequence[np.ndarray]], vo
                 token_ids += (segment, end)
                 length += len(segment) + 1
         lengths.append(length)
-    return Sequences(end_to_end(token_ids), np.array(lengths, np.int64))
+    return Sequences(concatenate_int64(token_ids), np.array(lengths, np.int64))
 
 
 def number_positions(lengths: np.ndarray) -> np.ndarray:

@@ -145,7 +145,7 @@ def find_word_starts(tokenizer: Path, vocabulary_size: int) -> np.ndarray:
     Such a piece starts with U+2581 in a unigram model, and does not start with `##` in WordPiece.
 
     Args:
-        tokenizer: folder of verified shards.
+        tokenizer: directory of the tokenizer in verified shards.
         vocabulary_size: V.
 
     Raises:

@@ -1,8 +1,8 @@
 """Read the parts of token shards: safetensors files that are verified and mapped into memory.
 
-Shards on S3 are read through a folder on this machine, which all its workers share. Threads download the parts of the
-next steps into the folder, and parts that the steps have left behind are deleted. Training draws the same samples from
-S3 as from a directory, because the window of a step tells which parts it reads, and a missing part is waited for.
+Shards on S3 are read through a directory on this machine, which all its workers share. Threads download the parts of
+the next steps, and parts that are no longer needed are deleted. Training draws the same samples from S3 as from a disk,
+because the window of a step tells which parts it reads, and the step waits for a missing part.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class RemotePartReader(PartReader):
     """Reads parts that are stored on S3.
 
     Args:
-        directory: folder of the downloaded parts, which the workers of this machine share.
+        directory: where the parts are downloaded, which the workers of this machine share.
         files: size and digest of each file, from the manifest.
         source: where the parts are stored.
     """
@@ -108,7 +108,7 @@ class RemotePartReader(PartReader):
             StorageUnavailable: the storage did not answer for `RETRY_SECONDS`.
         """
         deadline = time.monotonic() + RETRY_SECONDS
-        is_waiting = False
+        has_warned = False
         while True:
             try:
                 # The lock keeps other workers from deleting the part before it is mapped.
@@ -118,16 +118,16 @@ class RemotePartReader(PartReader):
             except StorageUnavailable as error:
                 if time.monotonic() > deadline:
                     raise
-                if not is_waiting:
+                if not has_warned:
                     logger.warning("training waits for its text for up to %d seconds: %s", RETRY_SECONDS, error)
-                    is_waiting = True
+                    has_warned = True
             time.sleep(RETRY_INTERVAL)
 
     def expect(self, table: str, current_parts: Iterable[str], next_parts: Iterable[str] = ()) -> None:
         """Queue parts of a table for download, those of the current step first. Delete its other parts."""
         expected_parts = {*current_parts, *next_parts}
         previous_parts = self._expected_parts.get(table)
-        if previous_parts is None:  # an earlier training may have left parts in the folder
+        if previous_parts is None:  # an earlier training may have left parts in the directory
             previous_parts = {f"{table}/{path.name}" for path in self._path(table).glob("*.safetensors")}
         self._expected_parts[table] = expected_parts
         for priority, names in enumerate((current_parts, next_parts)):

@@ -10,7 +10,7 @@ from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import EMPTY, Sequences, choose, gather, join, lay_out
 from infoxlm_core.data.mixup import mix
 from infoxlm_core.data.sampling import TableSampler, generator
-from infoxlm_core.data.shards import Blocks, Pairs, Shards, StoredTable, Table, end_to_end, make_blocks
+from infoxlm_core.data.shards import Blocks, Pairs, Shards, StoredTable, Table, concatenate_int64, make_blocks
 from infoxlm_core.data.window import MovingWindow, Window
 from infoxlm_core.errors import CorpusTooSmall
 
@@ -99,9 +99,9 @@ class Sampler(StepSampler):
     """Draws the samples of every step from shards."""
 
     def __init__(self, shards: Shards, config: PretrainingConfig) -> None:
-        """Count samples. Raise CorpusTooSmall if an objective has no text."""
+        """Count the samples of each table. Raise CorpusTooSmall if an enabled objective has no text."""
         super().__init__(shards, config)
-        self.has_index = shards.manifest["facts"]["block_tokens"] == config.batches.block_tokens
+        self.has_block_index = shards.manifest["facts"]["block_tokens"] == config.batches.block_tokens
         self._warn_if_block_sizes_differ(shards)
         self.texts: list[StoredTable] = []  # one item for each corpus of each language
         blocks_in_parts: list[np.ndarray] = []  # of each text, (parts,)
@@ -138,7 +138,7 @@ class Sampler(StepSampler):
 
     def _warn_if_block_sizes_differ(self, shards: Shards) -> None:
         """Warn that large text is read before the first step, because the shards were indexed for other blocks."""
-        if self.has_index or not self.config.objectives.mlm:
+        if self.has_block_index or not self.config.objectives.mlm:
             return
         text_bytes = sum(table.byte_count for tables in shards.mono.values() for table in tables)
         if text_bytes > self.config.batches.window:
@@ -152,11 +152,13 @@ class Sampler(StepSampler):
     def _open_blocks(self, arrays: dict[str, np.ndarray]) -> Blocks:
         """Return the MLM samples of a part. Their token limit includes `<s>`, which is added by the layout."""
         max_tokens = self.config.batches.block_tokens - 1
-        return Blocks.of_part(arrays, max_tokens) if self.has_index else make_blocks(Table.join([arrays]), max_tokens)
+        if self.has_block_index:
+            return Blocks.of_part(arrays, max_tokens)
+        return make_blocks(Table.join([arrays]), max_tokens)
 
     def _count_blocks(self, table: StoredTable) -> np.ndarray:
         """Return the number of MLM samples in each part of a table, (parts,). Without an index, read all parts."""
-        if self.has_index or not self.config.objectives.mlm:
+        if self.has_block_index or not self.config.objectives.mlm:
             return table.block_counts
         parts = (table.read_part(number) for number in range(table.part_count))
         return np.array([len(self._open_blocks(arrays)) for arrays in parts], np.int64)
@@ -266,7 +268,7 @@ class Sampler(StepSampler):
             length = blocks.lengths.item(row)
             token_ids += [begin, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
             lengths.append(length + 1)
-        sequences = Sequences(end_to_end(token_ids), np.array(lengths, np.int64))
+        sequences = Sequences(concatenate_int64(token_ids), np.array(lengths, np.int64))
         return Masked(sequences, *self.mask(sequences, generator(*rng_key, "mlm mask")), tables)
 
     def _read_sides(self, window: Window[Pairs], tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:

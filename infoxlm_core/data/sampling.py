@@ -5,6 +5,7 @@ from all its corpora together (InfoXLM, appendix).
 """
 
 import hashlib
+import itertools
 
 import numpy as np
 
@@ -34,15 +35,15 @@ class TableSampler:
     uniformly. This equals drawing a language first, then any of its samples.
 
     Args:
-        sizes: the number of samples of each corpus, by language (pair); tables are numbered in this order.
+        corpus_sizes: of each language (pair), the number of samples of each corpus; tables are numbered in this order.
         alpha: exponent of the language sizes.
     """
 
-    def __init__(self, sizes: list[list[int]], alpha: float) -> None:
-        self.sizes = np.array([size for corpus_sizes in sizes for size in corpus_sizes], np.int64)  # (tables,)
-        self.totals = np.array([sum(corpus_sizes) for corpus_sizes in sizes], np.int64)  # (languages,)
-        sample_probabilities = probabilities(self.totals, alpha) / np.maximum(self.totals, 1)  # (languages,)
-        corpora_per_language = [len(corpus_sizes) for corpus_sizes in sizes]
+    def __init__(self, corpus_sizes: list[list[int]], alpha: float) -> None:
+        self.sizes = np.array(list(itertools.chain.from_iterable(corpus_sizes)), np.int64)  # (tables,)
+        language_sizes = np.array([sum(sizes) for sizes in corpus_sizes], np.int64)  # (languages,)
+        sample_probabilities = probabilities(language_sizes, alpha) / np.maximum(language_sizes, 1)  # (languages,)
+        corpora_per_language = [len(sizes) for sizes in corpus_sizes]
         self.shares = self.sizes * sample_probabilities.repeat(corpora_per_language)  # (tables,)
 
     def draw(

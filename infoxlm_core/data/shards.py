@@ -51,7 +51,7 @@ class Table:
         offsets = [part[f"{prefix}offsets"] for part in parts]
         if len(parts) == 1:
             return cls(tokens[0], offsets[0])
-        lengths = end_to_end([np.diff(part_offsets) for part_offsets in offsets])
+        lengths = concatenate_int64([np.diff(part_offsets) for part_offsets in offsets])
         all_tokens = np.concatenate(tokens) if parts else np.empty(0, TOKENS)
         return cls(all_tokens, np.concatenate([[0], lengths.cumsum()]).astype(np.int64))
 
@@ -115,7 +115,7 @@ class Pairs:
         """Return the pairs of consecutive parts."""
         source, target = [Table.join(parts, f"{side}.") for side in PAIR_COLUMNS]
         sentence_ids = [part[SENTENCE_ID].view(np.int64) for part in parts]
-        return cls(source, target, sentence_ids[0] if len(parts) == 1 else end_to_end(sentence_ids))
+        return cls(source, target, sentence_ids[0] if len(parts) == 1 else concatenate_int64(sentence_ids))
 
     @classmethod
     def of_part(cls, arrays: dict[str, np.ndarray]) -> "Pairs":
@@ -244,6 +244,6 @@ def _is_outside_tables(path: Path) -> bool:
     return path.parts[0] not in ("mono", "pairs", "held_out")
 
 
-def end_to_end(arrays: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
+def concatenate_int64(arrays: Sequence[np.ndarray | Sequence[int]]) -> np.ndarray:
     """Concatenate arrays as int64. The result is empty if there are none."""
     return np.concatenate(arrays).astype(np.int64) if arrays else np.empty(0, np.int64)

@@ -94,12 +94,12 @@ class MovingWindow(Generic[T]):
         if self.has_all_parts[table]:
             return list(range(int(self.widths[table])))
         part_count = len(self._sample_counts[table])
-        parts = []
-        for number in range(position, position + int(self.widths[table])):
-            pass_number, index = divmod(number, part_count)
+        part_numbers = []
+        for window_position in range(position, position + int(self.widths[table])):
+            pass_number, index = divmod(window_position, part_count)
             order = _order_parts(self._seed, self._tables[table].name, pass_number, part_count)
-            parts.append(int(order[index]))
-        return parts
+            part_numbers.append(int(order[index]))
+        return part_numbers
 
     def _move(self, moved_tables: Sequence[int], positions: np.ndarray) -> Window[T]:
         """Return the window with the parts at new positions of the moved tables."""

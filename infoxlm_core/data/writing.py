@@ -61,8 +61,8 @@ def write_table(
         path.write_bytes(safetensors.numpy.save(arrays))
         token_count = sum(len(table.tokens) for table in tables.values())
         parts.append([len(rows), token_count, block_count])
-    rows_of_all, tokens_of_all, _ = np.array(parts, np.int64).reshape(-1, 3).sum(axis=0).tolist()
-    return {"rows": rows_of_all, "tokens": tokens_of_all, "largest_id": largest_id, "parts": parts}
+    total_rows, total_tokens, _ = np.array(parts, np.int64).reshape(-1, 3).sum(axis=0).tolist()
+    return {"rows": total_rows, "tokens": total_tokens, "largest_id": largest_id, "parts": parts}
 
 
 def _token_tables(rows: pa.Table) -> dict[str, Table]:

@@ -121,8 +121,8 @@ class InfoXLM(nn.Module):
         hidden = self.encoder.run(
             hidden, lm_lengths, first_layer, last_layer, batch.target_rows, batch.target_counts
         )  # (N, d)
-        if batch.answered is not None:  # on GPUs, sequences without a target have a row too, which has no loss
-            hidden = hidden[batch.answered]
+        if batch.rows_with_target is not None:  # on GPUs, sequences without a target have a row too, which has no loss
+            hidden = hidden[batch.rows_with_target]
         if scale is None:
             scale = torch.ones(len(batch.target_ids), device=hidden.device)
         loss, losses = self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, scale)

@@ -46,8 +46,8 @@ class BERT(TextNetwork):
         first_tokens = pool(hidden, batch.lengths, "cls")  # (sequences, d)
         nsp_logits = self.follows(torch.tanh(self.pooler(first_tokens)))
         target_rows = batch.target_rows
-        if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
-            target_rows = target_rows[batch.answered]
+        if batch.rows_with_target is not None:  # on GPUs each sequence has a row, also if it has no target
+            target_rows = target_rows[batch.rows_with_target]
         return TargetStates(self.head.transform(hidden[target_rows]), self.head.bias, {"nsp": nsp_logits})
 
 

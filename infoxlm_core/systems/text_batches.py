@@ -12,7 +12,7 @@ from infoxlm_core.data.batches import add_missing_rows
 from infoxlm_core.data.layouts import Sequences, gather
 from infoxlm_core.data.samples import StepSampler
 from infoxlm_core.data.sampling import TableSampler
-from infoxlm_core.data.shards import Shards, Table, end_to_end
+from infoxlm_core.data.shards import Shards, Table, concatenate_int64
 from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.model import devices
 
@@ -45,7 +45,7 @@ class TextBatch:
     labels: Mapping[str, Tensor]  # sentence objective -> (sequences,) labels
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, virtual shard, number of the micro-batch: seed of dropout
     flops: float = 0.0  # necessary FLOPs, see `count_step_flops`
-    answered: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
+    rows_with_target: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
 
     @property
     def counts(self) -> dict[str, float]:
@@ -61,8 +61,8 @@ class TextBatch:
         """Copy the batch to a device. On a GPU every sequence gets a row, which FlashAttention 3 requires."""
         batch = self
         if device.type == "cuda":
-            rows, counts, answered = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
-            batch = replace(self, target_rows=rows, target_counts=counts, answered=answered)
+            rows, counts, rows_with_target = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
+            batch = replace(self, target_rows=rows, target_counts=counts, rows_with_target=rows_with_target)
         copies: dict[str, Any] = {}
         for name, value in vars(batch).items():
             if isinstance(value, Tensor):
@@ -167,7 +167,7 @@ def list_languages(shards: Shards) -> list[str]:
 
 def pack_segments(segments: Sequence[np.ndarray]) -> Sequences:
     """Put segments of token ids end to end."""
-    return Sequences(end_to_end(segments), np.array([len(segment) for segment in segments], np.int64))
+    return Sequences(concatenate_int64(segments), np.array([len(segment) for segment in segments], np.int64))
 
 
 def wrap(segments: Sequences) -> Sequences:

@@ -22,7 +22,7 @@ from transformers import PretrainedConfig, XLMConfig
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences, number_positions
 from infoxlm_core.data.sampling import TableSampler, choose_indices, generator, probabilities
-from infoxlm_core.data.shards import Shards, Table, end_to_end
+from infoxlm_core.data.shards import Shards, Table, concatenate_int64
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
 from infoxlm_core.model.encoder import EncoderSize, initialise
@@ -59,8 +59,8 @@ class XLM(TextNetwork):
             batch.target_counts,
             causal=batch.objective == "clm",
         )  # (N, d)
-        if batch.answered is not None:  # on GPUs each sequence has a row, also if it has no target
-            hidden = hidden[batch.answered]
+        if batch.rows_with_target is not None:  # on GPUs each sequence has a row, also if it has no target
+            hidden = hidden[batch.rows_with_target]
         return TargetStates(hidden, self.bias, {})
 
 
@@ -83,7 +83,7 @@ def lay_out_pairs(first: Sequences, second: Sequences, languages: tuple[int, int
     sentence_languages = np.tile(languages, len(sentence_lengths))  # (2N,)
     types = np.repeat(sentence_languages, sentence_lengths.ravel())  # (T,)
     positions = number_positions(sentence_lengths.ravel())  # (T,); they restart with each sentence
-    sequences = Sequences(end_to_end(sentences), sentence_lengths.sum(axis=1))
+    sequences = Sequences(concatenate_int64(sentences), sentence_lengths.sum(axis=1))
     return XLMInputs(sequences, positions, types)
 
 

@@ -366,9 +366,9 @@ def test_sides_and_blocks_are_truncated_at_their_limits(tiny_shards):
 
 
 def test_every_sequence_without_a_target_row_gets_its_first_row():
-    rows, counts, answered = add_missing_rows(torch.tensor([1, 3, 9]), (2, 0, 1, 0), (4, 3, 3, 5))
+    rows, counts, rows_with_target = add_missing_rows(torch.tensor([1, 3, 9]), (2, 0, 1, 0), (4, 3, 3, 5))
 
     assert rows.tolist() == [1, 3, 4, 9, 10]
     assert counts == (2, 1, 1, 1)
-    assert rows[answered].tolist() == [1, 3, 9]
+    assert rows[rows_with_target].tolist() == [1, 3, 9]
     assert add_missing_rows(torch.tensor([1, 3]), (1, 1), (3, 3))[2] is None
