@@ -15,7 +15,7 @@ import torch
 from benchmarks.speed import inputs, ours
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
-from infoxlm_core.model.flops import peak
+from infoxlm_core.model.flops import find_peak_flops
 
 SIZES = {
     "base": {"layers": 12, "hidden": 768, "ffn": 3072, "heads": 12},
@@ -94,7 +94,7 @@ def step(name: str, objective: str, shape: str, fastest_product: float) -> Row:
     gpu = torch.cuda.get_device_name()
     seconds = median_seconds(lambda: learner.take_step(batch))
     flops = learner._flops(batch) / seconds
-    device_peak = peak(gpu)
+    device_peak = find_peak_flops(gpu)
     return {
         "tokens": batch.tokens,
         "ms": seconds * 1e3,

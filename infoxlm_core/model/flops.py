@@ -37,12 +37,12 @@ _DEVICES = {
 
 def count_step_flops(
     size: EncoderSize,
-    lm: Sequence[int],
+    lm_lengths: Sequence[int],
     targets: int,
-    query: Sequence[int] = (),
-    key: Sequence[int] = (),
+    query_lengths: Sequence[int] = (),
+    key_lengths: Sequence[int] = (),
     contrast_layer: int = 0,
-    queue: int = 0,
+    queue_rows: int = 0,
 ) -> float:
     """Return the FLOPs that an optimizer step needs. A multiply-add is 2 FLOPs, and backward costs twice the forward.
 
@@ -52,22 +52,23 @@ def count_step_flops(
 
     Args:
         size: sizes of the encoder.
-        lm: number of tokens of each MLM or TLM sequence.
+        lm_lengths: number of tokens of each MLM or TLM sequence.
         targets: number of masked positions.
-        query: number of tokens of each query view.
-        key: number of tokens of each key view.
+        query_lengths: number of tokens of each query view.
+        key_lengths: number of tokens of each key view.
         contrast_layer: number of the universal layer.
-        queue: number of rows of the queue.
+        queue_rows: number of keys in the queue.
     """
-    forward_and_backward = 3
+    forward_and_backward = 3  # a backward pass costs twice the forward pass
     d = size.hidden
-    encoder = _count_encoder_flops(size, lm, size.layers)
-    head = targets * (2.0 * d * size.vocabulary + 2 * d * d)
-    query_encoder = _count_encoder_flops(size, query, contrast_layer)
-    key_encoder = _count_encoder_flops(size, key, contrast_layer)  # has no backward pass
-    similarities = 4.0 * len(query) * queue * d  # one product forward and one backward: the queue needs no gradient
-    contrast = forward_and_backward * query_encoder + key_encoder + similarities
-    return forward_and_backward * (encoder + head) + contrast
+    encoder_flops = _count_encoder_flops(size, lm_lengths, size.layers)
+    head_flops = targets * (2.0 * d * size.vocabulary + 2 * d * d)
+    query_flops = _count_encoder_flops(size, query_lengths, contrast_layer)
+    key_flops = _count_encoder_flops(size, key_lengths, contrast_layer)  # keys have no backward pass
+    # One product forward and one backward, because the queue needs no gradient.
+    similarity_flops = 4.0 * len(query_lengths) * queue_rows * d
+    contrast_flops = forward_and_backward * query_flops + key_flops + similarity_flops
+    return forward_and_backward * (encoder_flops + head_flops) + contrast_flops
 
 
 def _count_encoder_flops(size: EncoderSize, lengths: Sequence[int], layers: int) -> float:
@@ -75,11 +76,12 @@ def _count_encoder_flops(size: EncoderSize, lengths: Sequence[int], layers: int)
     d = size.hidden
     tokens = float(sum(lengths))
     attended_pairs = float(sum(length * length for length in lengths))
-    projections = 8 * d * d  # per token: query, key, value and output
-    feed_forward = 4 * d * size.ffn  # per token
-    return layers * ((projections + feed_forward) * tokens + 4 * d * attended_pairs)
+    projection_flops = 8 * d * d  # per token: query, key, value and output
+    feed_forward_flops = 4 * d * size.ffn  # per token
+    attention_flops = 4 * d * attended_pairs  # products of queries with keys, and of weights with values
+    return layers * ((projection_flops + feed_forward_flops) * tokens + attention_flops)
 
 
-def peak(gpu: str) -> float | None:
+def find_peak_flops(gpu: str) -> float | None:
     """Return the peak FLOP/s of a GPU, given its name in `PEAKS` or in its driver, or None if it is unknown."""
     return PEAKS.get(_DEVICES.get(gpu, gpu))

@@ -80,6 +80,8 @@ class _Gradients:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """The function of `linear_cross_entropy`, whose forward pass stores the gradients for the backward pass."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -136,6 +138,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _allocate_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor, chunk_rows: int, dtype: torch.dtype
 ) -> _Gradients:
+    """Return tensors for the gradients. Those to which chunks add are zeros; the others are uninitialised."""
     has_one_chunk = 0 < len(hidden) <= chunk_rows
     weight_gradient = torch.empty_like(weight, dtype=dtype)
     if not has_one_chunk:

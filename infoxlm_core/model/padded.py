@@ -34,7 +34,7 @@ _HEAD_DROPOUT_FIELDS = ("classifier_dropout", "classifier_dropout_prob", "seq_cl
 class Padded(nn.Module):
     """A task model of Hugging Face that is called with packed sequences."""
 
-    external_dropouts = 0  # see `task_models.Packed`
+    dropout_mask_count = 0  # see `task_models.Packed`
 
     def __init__(self, model: "PreTrainedModel", head: Head) -> None:
         super().__init__()

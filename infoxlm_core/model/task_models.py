@@ -28,7 +28,7 @@ from infoxlm_core.model.task_head import Head, NameRules
 class Packed(nn.Module):
     """The base class of task models that compute packed sequences."""
 
-    external_dropouts = 0  # number of dropout layers whose masks the caller draws and passes as `dropout_masks`
+    dropout_mask_count = 0  # number of dropout layers whose masks the caller draws and passes as `dropout_masks`
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class SequenceModel(Packed):
     In BERT, `dense` is the pooler, which has no dropout before it.
     """
 
-    external_dropouts = 2
+    dropout_mask_count = 2
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__(encoder, config, head, dropout)
@@ -175,7 +175,7 @@ def create(
     pretrained_part.encoder = module.encoder
     if isinstance(module, SequenceModel) and module.is_bert:
         pretrained_part.dense = module.dense
-    pretrained.load_into(pretrained_part, directory, optional=("dense.",), names=module.name_rules)
+    pretrained.load_into(pretrained_part, directory, optional=("dense.",), name_rules=module.name_rules)
     return module
 
 
@@ -185,7 +185,7 @@ def load(directory: Path, head: Head) -> TaskModel:
     module: TaskModel
     if pretrained.runs_packed(pretrained.read_config(directory)):
         module = _build(directory, head, config, 0.0, 0.0)
-        pretrained.load_into(module, directory, names=module.name_rules)
+        pretrained.load_into(module, directory, name_rules=module.name_rules)
     else:
         module = padded.load(directory, head, config, new_head=False)
     return module.eval().to(devices.choose())

@@ -203,4 +203,4 @@ class TextSystem(System):
         stored_weights.check_dtypes(directory)
         weights = pretrained.read_tensors(path)
         model.load_state_dict({name: weights[self.hugging_face_name(name)] for name, _ in model.named_parameters()})
-        stored_weights.check_numbers(model, directory)
+        stored_weights.check_finite(model, directory)

@@ -92,7 +92,7 @@ def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spaci
 
 
 @contextlib.contextmanager
-def deleted_on_failure(partial: Path) -> Iterator[None]:
+def deleted_on_failure(unfinished_path: Path) -> Iterator[None]:
     """Delete a partly written file or directory if writing fails. Translate errors of the operating system.
 
     Raises:
@@ -101,11 +101,11 @@ def deleted_on_failure(partial: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
+        if unfinished_path.is_dir():
+            shutil.rmtree(unfinished_path, ignore_errors=True)
         else:
-            partial.unlink(missing_ok=True)
-        known_error = outside.translate_error(error, partial)
+            unfinished_path.unlink(missing_ok=True)
+        known_error = outside.translate_error(error, unfinished_path)
         if known_error:
             raise known_error from error
         raise
@@ -198,8 +198,8 @@ class Checkpoints:
                 f"{self.directory} is in use: another process trains this run. Wait for it or stop it"
             ) from None
         with lock:
-            for partial in self.directory.glob(".step=*"):  # left by a process that died while saving
-                shutil.rmtree(partial, ignore_errors=True)
+            for unfinished in self.directory.glob(".step=*"):  # left by a process that died while saving
+                shutil.rmtree(unfinished, ignore_errors=True)
             with self.remote.held() if self.remote else contextlib.nullcontext():
                 try:
                     yield
@@ -243,14 +243,14 @@ class Checkpoints:
             StorageFull: older checkpoints are untouched.
         """
         name = name_checkpoint(checkpoint.step)
-        partial = self.directory / f".{name}"  # not a name of `parse_step`, so no reader sees it
+        unfinished = self.directory / f".{name}"  # not a name of `parse_step`, so no reader sees it
         final = self.directory / name
-        shutil.rmtree(partial, ignore_errors=True)
-        with deleted_on_failure(partial):
-            self._write(checkpoint, partial)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with deleted_on_failure(unfinished):
+            self._write(checkpoint, unfinished)
             if final.exists():  # a damaged checkpoint of the same step
                 shutil.rmtree(final)
-            partial.replace(final)
+            unfinished.replace(final)
             manifests.sync_file(self.directory)
             manifests.write_atomically(self.directory / "saved.json", json.dumps({"step": checkpoint.step}))
         bad = self._bad - {name}
@@ -343,8 +343,11 @@ class Checkpoints:
         if not self.spacing:
             return None
         candidates = self._list_candidates()
-        last_target = step - guard.DISTANCE
-        targets = [(saved, path) for saved, path in candidates if saved % self.spacing == 0 and saved <= last_target]
+        last_target_step = step - guard.DISTANCE
+        targets = []
+        for saved_step, path in candidates:
+            if saved_step % self.spacing == 0 and saved_step <= last_target_step:
+                targets.append((saved_step, path))
         checkpoint, _ = self._load_first_valid(targets)
         if checkpoint is None:
             return None

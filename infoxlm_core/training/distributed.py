@@ -195,9 +195,9 @@ def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[
     gathered = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach()
-        complete_tensor = (
-            tensor.full_tensor() if mixed_precision.is_shard(tensor) else tensor
-        )  # all workers gather shards
+        complete_tensor = tensor
+        if mixed_precision.is_shard(tensor):
+            complete_tensor = tensor.full_tensor()  # all workers take part in gathering
         if rank() > 0:
             continue
         if complete_tensor.is_cuda:

@@ -31,29 +31,29 @@ def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
         yield
         return
     missing_counts = [len(bucket) for bucket in buckets]  # gradients that each bucket still waits for
-    bucket_of: dict[Tensor, int] = {}
+    bucket_by_parameter: dict[Tensor, int] = {}
     for number, bucket in enumerate(buckets):
-        bucket_of.update(dict.fromkeys(bucket, number))
-    sent: list[tuple[Tensor, dist.Work | None]] = []
+        bucket_by_parameter.update(dict.fromkeys(bucket, number))
+    sent_buckets: list[tuple[Tensor, dist.Work | None]] = []
 
     def send_next_bucket() -> None:
-        flat = _flatten_gradients(buckets[len(sent)])
-        sent.append((flat, dist.all_reduce(flat, async_op=True)))
+        flat = _flatten_gradients(buckets[len(sent_buckets)])
+        sent_buckets.append((flat, dist.all_reduce(flat, async_op=True)))
 
     def on_gradient(parameter: Tensor) -> None:
-        missing_counts[bucket_of[parameter]] -= 1
-        while len(sent) < len(buckets) and missing_counts[len(sent)] <= 0:
+        missing_counts[bucket_by_parameter[parameter]] -= 1
+        while len(sent_buckets) < len(buckets) and missing_counts[len(sent_buckets)] <= 0:
             send_next_bucket()
 
-    hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in bucket_of]
+    hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in bucket_by_parameter]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-    while len(sent) < len(buckets):  # these buckets have parameters that were not part of the backward pass
+    while len(sent_buckets) < len(buckets):  # these buckets have parameters that were not part of the backward pass
         send_next_bucket()
-    for bucket, (flat, work) in zip(buckets, sent, strict=True):
+    for bucket, (flat, work) in zip(buckets, sent_buckets, strict=True):
         if work is not None:
             work.wait()
         _set_gradients(bucket, flat)

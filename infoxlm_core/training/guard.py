@@ -86,11 +86,11 @@ class Guard:
         """Return how many positions are skipped before a step, whose position is `step` plus this number."""
         return sum(count for skip_step, count in self.skips if skip_step <= step)
 
-    def rewind(self, past: "Guard", target: int, step: int) -> None:
+    def rewind(self, saved_guard: "Guard", target: int, step: int) -> None:
         """Rewind from `step` to `target`, and skip all data in between.
 
         Args:
-            past: the guard in the checkpoint of step `target`.
+            saved_guard: the guard in the checkpoint of step `target`.
             target: step of the checkpoint.
             step: number of steps that were taken.
         """
@@ -99,7 +99,7 @@ class Guard:
         first_position = target + sum(count for _, count in earlier_skips)
         end_position = step + self.skipped_positions(step)
         self.skips = [*earlier_skips, (target, end_position - first_position)]
-        self.recent = past.recent
+        self.recent = saved_guard.recent
         self.diverged_in_a_row = 0
         self.rewinds += 1
         self.furthest = max(self.furthest, step)
@@ -142,6 +142,8 @@ def upper_limit(values: Sequence[float], deviations: float) -> float:
 
 
 def target_spacing(every: int) -> int:
-    """Return the steps between two rewind targets: the smallest multiple of `every`, the checkpoint interval, that is
-    at least `DISTANCE`."""
+    """Return the steps between two rewind targets, given the steps between two checkpoints.
+
+    It is the smallest multiple of `every` that is at least `DISTANCE`.
+    """
     return math.ceil(DISTANCE / every) * every

@@ -174,7 +174,7 @@ class _Run:
         distributed.check_equal(tensors, self.progress.step)
 
     def save_if_due(self, metrics: Mapping[str, float], is_stopping: bool, is_last_step: bool) -> None:
-        """Compare the workers and save a checkpoint when due. The last and a requested save wait for the file.
+        """Compare the workers and save a checkpoint when due. Wait for the file if the training ends with it.
 
         Raises:
             Preempted: the run was asked to stop, and a checkpoint is saved.

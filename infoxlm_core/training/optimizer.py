@@ -9,7 +9,7 @@ from torch.autograd.graph import increment_version
 
 from infoxlm_core.config import OptimizationConfig
 
-XLM_FIRST_RATE = 1e-7
+XLM_FIRST_RATE = 1e-7  # at which the warm-up of XLM starts
 
 
 def learning_rate(config: OptimizationConfig, updates: int) -> float:

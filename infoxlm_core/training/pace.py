@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from infoxlm_core.model.flops import peak
+from infoxlm_core.model.flops import find_peak_flops
 from infoxlm_core.progress import time_left
 from infoxlm_core.training import distributed
 
@@ -41,13 +41,13 @@ class Pace:
         self.seconds_waited_since_line += seconds_waited
         self.last_probe |= {name: value for name, value in metrics.items() if name.startswith("probe/")}
         current_time = time.monotonic()
-        seconds = max(current_time - self.last_line_time, 1e-9)
-        tokens_per_second = self.tokens_since_line / seconds
-        share_of_waiting = self.seconds_waited_since_line / seconds
+        seconds_since_line = max(current_time - self.last_line_time, 1e-9)
+        tokens_per_second = self.tokens_since_line / seconds_since_line
+        share_of_waiting = self.seconds_waited_since_line / seconds_since_line
         speed = {"tokens_per_second": tokens_per_second, "data_wait": share_of_waiting}
         if torch.cuda.is_available():
             speed["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-            gpu_peak = peak(torch.cuda.get_device_name())
+            gpu_peak = find_peak_flops(torch.cuda.get_device_name())
             if gpu_peak and "flops" in metrics:
                 flops_per_second = metrics["flops"] / metrics["tokens"] * tokens_per_second
                 speed["mfu"] = flops_per_second / (gpu_peak * distributed.world_size())

@@ -11,7 +11,7 @@ from infoxlm_core.model import mixed_precision
 from infoxlm_core.training import distributed
 
 
-def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | None = None) -> None:
+def shard(module: nn.Module, layers: Iterable[nn.Module], layer_dtype: torch.dtype | None = None) -> None:
     """Give each of W workers 1/W of every parameter, gradient and moment. Do nothing for one worker.
 
     Parameters are replaced by others of the same names: create the optimizer afterwards. `module(...)` gathers the
@@ -22,7 +22,7 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
     Args:
         module: the network.
         layers: the layers of the network.
-        half: type in which layers are gathered and computed; weights and sums of gradients stay in fp32.
+        layer_dtype: type in which layers are gathered and computed; weights and sums of gradients stay in fp32.
     """
     if distributed.world_size() == 1:
         return
@@ -30,7 +30,7 @@ def shard(module: nn.Module, layers: Iterable[nn.Module], half: torch.dtype | No
 
     is_trained = any(parameter.requires_grad for parameter in module.parameters())
     for submodule in (*layers, module):  # layers first, so that the module shards only the other parameters
-        dtype = None if submodule is module else half
+        dtype = None if submodule is module else layer_dtype
         fully_shard(
             submodule,
             reshard_after_forward=None if is_trained else True,  # release parameters early if no backward pass follows

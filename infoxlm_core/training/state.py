@@ -86,10 +86,10 @@ def restore(
     if saved is None:
         return None
     step, meta = saved
-    targets = named_tensors(learner, optimizer)
-    sources = checkpoint.tensors if checkpoint else {}
-    distributed.on_first(lambda: _check_shapes(sources, targets, step))
-    distributed.copy_from_first(sources, targets)
+    live_tensors = named_tensors(learner, optimizer)
+    saved_tensors = checkpoint.tensors if checkpoint else {}
+    distributed.on_first(lambda: _check_shapes(saved_tensors, live_tensors, step))
+    distributed.copy_from_first(saved_tensors, live_tensors)
     progress.step = step
     progress.updates = meta["updates"]
     progress.tokens = meta["figures"].get("tokens_seen", 0)  # older checkpoints do not have it
@@ -98,15 +98,15 @@ def restore(
     return meta["figures"]
 
 
-def _check_shapes(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor], step: int) -> None:
-    """Raise NoValidCheckpoint unless the checkpoint of a step has a source of equal shape for every target."""
-    for name, target in sorted(targets.items()):
-        if name not in sources:
+def _check_shapes(saved_tensors: Mapping[str, Tensor], live_tensors: Mapping[str, Tensor], step: int) -> None:
+    """Raise NoValidCheckpoint unless the checkpoint of a step has a tensor of equal shape for every live tensor."""
+    for name, live_tensor in sorted(live_tensors.items()):
+        if name not in saved_tensors:
             raise NoValidCheckpoint(
                 f"the checkpoint of step {step} has no {name}, because another version of this program wrote it: "
                 "resume with that version, or delete the run's directory to start over"
             )
-        if sources[name].shape != target.shape:
+        if saved_tensors[name].shape != live_tensor.shape:
             raise NoValidCheckpoint(
                 f"the checkpoint of step {step} has another shape of {name} than the model: "
                 "restore another checkpoint, or delete the run's directory to start over"

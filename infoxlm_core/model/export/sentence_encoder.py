@@ -129,10 +129,10 @@ def embed(run: Run, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
         tokenizer: the tokenizer of an export, from `load_tokenizer`.
         texts: N texts, with their prefix.
     """
-    by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    rows_by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]))
     vectors: list[Tensor] = [torch.empty(0)] * len(texts)
     for start in range(0, len(texts), BATCH):
-        rows = by_length[start : start + BATCH]
+        rows = rows_by_length[start : start + BATCH]
         encodings = tokenizer.encode_batch([texts[row] for row in rows])
         ids = torch.tensor([encoding.ids for encoding in encodings])
         mask = torch.tensor([encoding.attention_mask for encoding in encodings])

@@ -66,7 +66,7 @@ def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
     """
     tokenizer = _load(content)
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-    unknown_word = vocabulary.get(tokenizer.model.unk_token) if isinstance(tokenizer.model, WordPiece) else None
+    unknown_id = vocabulary.get(tokenizer.model.unk_token) if isinstance(tokenizer.model, WordPiece) else None
     ids: set[int] = set()
     characters = {"▁"}
     stream = iter(lines)
@@ -76,7 +76,7 @@ def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
             normalised = tokenizer.normalizer.normalize_str(line) if tokenizer.normalizer else line
             ids.update(encoding.ids)
             characters.update(normalised)
-            if unknown_word in encoding.ids:
+            if unknown_id in encoding.ids:
                 # WordPiece matches a word piece by piece until none fits, and then returns only the unknown token. Keep
                 # the pieces that it tried, or the word could be split differently.
                 ids.update(vocabulary[piece] for piece in _substrings(tokenizer, normalised) if piece in vocabulary)
@@ -144,17 +144,17 @@ def _renumber(settings: dict[str, Any], new_ids: dict[int, int]) -> None:
     settings["padding"] = None  # it contains the old padding id; users set padding again
 
 
-def _renumber_template(processor: dict[str, Any], ranks: dict[int, int]) -> None:
+def _renumber_template(processor: dict[str, Any], new_ids: dict[int, int]) -> None:
     """Replace the ids of the special tokens that a post-processor adds."""
     for inner in processor.get("processors", ()):
-        _renumber_template(inner, ranks)
+        _renumber_template(inner, new_ids)
     for name in ("sep", "cls"):  # of BertProcessing and RobertaProcessing
         if name in processor:
             token, token_id = processor[name]
-            processor[name] = [token, ranks[token_id]]
+            processor[name] = [token, new_ids[token_id]]
     if processor["type"] == "TemplateProcessing":
         for token in processor["special_tokens"].values():
-            token["ids"] = [ranks[token_id] for token_id in token["ids"]]
+            token["ids"] = [new_ids[token_id] for token_id in token["ids"]]
 
 
 def trim(encoder: SentenceEncoder, tokenizer: TrimmedTokenizer) -> None:

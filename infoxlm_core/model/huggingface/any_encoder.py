@@ -153,14 +153,14 @@ def _warn_of_dense(directory: Path) -> None:
     logger.warning("%s: vectors are taken before its module Dense, which is not used", directory)
 
 
-def keep_served_space(start: Path, directory: Path) -> None:
-    """Change config.json of an untrained export to the layer and pooling that its start records, if it does.
+def keep_served_space(start: Path, export: Path) -> None:
+    """Copy the layer and pooling of a start model, if it records them, to config.json of its untrained export.
 
     Otherwise the start would be measured with the layer and pooling of the training, which may be worse for it.
 
     Args:
         start: directory of the model that a training starts from.
-        directory: the export of this model before the first step.
+        export: directory of the export of this model before the first step.
     """
     if not pretrained.read_config(start).get("infoxlm") and not (start / MODULES).is_file():
         return
@@ -169,12 +169,12 @@ def keep_served_space(start: Path, directory: Path) -> None:
     except InputError as error:
         logger.warning("the start is measured with the layer and pooling of its training: %s", error)
         return
-    path = directory / "config.json"
+    path = export / "config.json"
     config = outside.read_json(path, dict[str, Any], "export the model again")
     config["infoxlm"] |= space._asdict()
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     if not (start / PROJECTION).is_file():  # the projection is random
-        (directory / PROJECTION).unlink(missing_ok=True)
+        (export / PROJECTION).unlink(missing_ok=True)
 
 
 def served_prefix(model: "Model") -> str:
@@ -268,9 +268,9 @@ def layers_of(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
     return None
 
 
-def drop_layers(model: "Model", top: int) -> None:
-    """Remove the layers above layer `top`, which would take time, if `layers_of` finds the layers."""
+def drop_layers(model: "Model", top_layer: int) -> None:
+    """Remove the layers above `top_layer` to save time. Do nothing if `layers_of` does not find the layers."""
     layers = layers_of(model.base_model)
     if layers is not None:
-        num_layers = max(top, 1)  # without any layer, Transformers returns no hidden states, not even layer 0
+        num_layers = max(top_layer, 1)  # without any layer, Transformers returns no hidden states, not even layer 0
         del layers[num_layers:]

@@ -88,9 +88,9 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     if tokenizer and not any((tokenizer / name).is_file() for name in (tokenizers.MODEL, "tokenizer.json")):
         raise InputError(f"{tokenizer} holds neither {tokenizers.MODEL} nor tokenizer.json: give another --tokenizer")
     state, contrast_layer = _read(checkpoint)
-    tensors, naming, unused = _select_query_encoder(state)
-    size = _infer_size(tensors, naming, heads, checkpoint)
-    model, missing = _build_model(tensors, naming, size, checkpoint)
+    tensors, to_stored_name, unused = _select_query_encoder(state)
+    size = _infer_size(tensors, to_stored_name, heads, checkpoint)
+    model, missing = _build_model(tensors, to_stored_name, size, checkpoint)
     projection = _read_projection(state, size, checkpoint)
     contrast: dict[str, Any] = {}
     if projection is not None and contrast_layer:
@@ -99,15 +99,15 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     config = pretrained.hugging_face_config(size, architectures=architectures, **contrast)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as folder:
-        partial = Path(folder) / "model"  # renamed when it is complete
-        pretrained.write(model, config, tokenizer or checkpoint.parent, partial)
+        unfinished = Path(folder) / "model"  # renamed when it is complete
+        pretrained.write(model, config, tokenizer or checkpoint.parent, unfinished)
         if projection is not None:
-            save_file({"projection": projection}, partial / pretrained.PROJECTION)
-        sentencepiece_model = partial / tokenizers.MODEL
-        if sentencepiece_model.is_file() and not (partial / "tokenizer.json").is_file():
-            tokenizers.write_fast(sentencepiece_model.read_bytes(), partial, size.positions - FIRST_POSITION)
-        partial.replace(directory)
-    used = {naming(name) for name, _ in model.named_parameters()} | _REDUNDANT
+            save_file({"projection": projection}, unfinished / pretrained.PROJECTION)
+        sentencepiece_model = unfinished / tokenizers.MODEL
+        if sentencepiece_model.is_file() and not (unfinished / "tokenizer.json").is_file():
+            tokenizers.write_fast(sentencepiece_model.read_bytes(), unfinished, size.positions - FIRST_POSITION)
+        unfinished.replace(directory)
+    used = {to_stored_name(name) for name, _ in model.named_parameters()} | _REDUNDANT
     unused += tensors.keys() - used
     return Imported(size, projection is not None, missing, tuple(sorted(unused)))
 
@@ -202,14 +202,14 @@ def _select_query_encoder(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor
 
 
 def _infer_size(
-    tensors: Mapping[str, Tensor], naming: Callable[[str], str], heads: int | None, checkpoint: Path
+    tensors: Mapping[str, Tensor], to_stored_name: Callable[[str], str], heads: int | None, checkpoint: Path
 ) -> EncoderSize:
     """Infer the sizes of an encoder from the shapes of its tensors."""
 
     def count_rows(name: str) -> int:
-        tensor = tensors.get(naming(name))
+        tensor = tensors.get(to_stored_name(name))
         if tensor is None:
-            raise InputError(f"{checkpoint} has no {naming(name)}: give a checkpoint of XLM-R or InfoXLM")
+            raise InputError(f"{checkpoint} has no {to_stored_name(name)}: give a checkpoint of XLM-R or InfoXLM")
         return tensor.shape[0]
 
     hidden = count_rows("encoder.embedding_norm.weight")
@@ -234,13 +234,13 @@ def _infer_size(
 
 
 def _build_model(
-    tensors: Mapping[str, Tensor], naming: Callable[[str], str], size: EncoderSize, checkpoint: Path
+    tensors: Mapping[str, Tensor], to_stored_name: Callable[[str], str], size: EncoderSize, checkpoint: Path
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """Return a module with the encoder and the masked-LM head of a checkpoint, and the names of missing head tensors.
 
     If a tensor of the head is missing, the module has no head.
     """
-    embedding = tensors[naming("encoder.token_embedding.weight")]
+    embedding = tensors[to_stored_name("encoder.token_embedding.weight")]
     for name in ("lm_head.weight", "lm_head.decoder.weight"):
         if name in tensors and not torch.equal(tensors[name], embedding):
             raise InputError(f"{checkpoint}: {name} differs from the word embeddings: give a model with a tied head")
@@ -248,18 +248,18 @@ def _build_model(
     with torch.device("meta"):
         model.encoder = Encoder(size)
         model.head = MaskedLMHead(size)
-    head_names = [naming(f"head.{name}") for name in model.head.state_dict()]
+    head_names = [to_stored_name(f"head.{name}") for name in model.head.state_dict()]
     missing = tuple(name for name in head_names if name not in tensors)
     if missing:
         del model.head
     weights = {}
     for name, parameter in model.named_parameters():
-        tensor = tensors.get(naming(name))
+        tensor = tensors.get(to_stored_name(name))
         if tensor is None:
-            raise InputError(f"{checkpoint} has no {naming(name)}: give a complete checkpoint")
+            raise InputError(f"{checkpoint} has no {to_stored_name(name)}: give a complete checkpoint")
         if tensor.shape != parameter.shape:
             raise InputError(
-                f"{checkpoint}: {naming(name)} is {tuple(tensor.shape)}, not {tuple(parameter.shape)}: "
+                f"{checkpoint}: {to_stored_name(name)} is {tuple(tensor.shape)}, not {tuple(parameter.shape)}: "
                 "give a complete checkpoint"
             )
         weights[name] = tensor

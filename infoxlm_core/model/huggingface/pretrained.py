@@ -123,7 +123,7 @@ _DISTILBERT_KEYS = {  # key in DistilBERT's config.json -> the same key in BERT'
     "activation": "hidden_act",
 }
 
-TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"
+TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"  # a single row in XLM-R, which has one token type
 
 
 def hugging_face_name(name: str, first: NameRules = ()) -> str:
@@ -178,7 +178,7 @@ def write(
     config: PretrainedConfig,
     tokenizer: Path,
     directory: Path,
-    names: NameRules = (),
+    name_rules: NameRules = (),
     untrained: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the config and the parameters of a module, except its projection, and copy its tokenizer.
@@ -188,13 +188,13 @@ def write(
         config: its config, whose model type and class determine the names of the weights.
         tokenizer: directory of the tokenizer.
         directory: where to write.
-        names: rules for the names of the head's parameters.
+        name_rules: rules for the names of the head's parameters.
         untrained: additional weights that the module does not have, by their canonical names.
     """
     weights: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         if name != "projection":
-            weights[hugging_face_name(name, names)] = parameter
+            weights[hugging_face_name(name, name_rules)] = parameter
     if untrained:
         weights = dict(untrained) | weights
     if TYPE_ROW not in weights and config.model_type != "distilbert":
@@ -443,7 +443,7 @@ def has_masked_lm_head(directory: Path) -> bool:
 
 
 def load_into(
-    module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), names: NameRules = ()
+    module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), name_rules: NameRules = ()
 ) -> None:
     """Copy the weights of a Hugging Face directory into one of our models.
 
@@ -451,7 +451,7 @@ def load_into(
         module: the model.
         directory: directory of the weights.
         optional: prefixes of parameters that keep their values if they are not stored.
-        names: rules that take precedence, see `hugging_face_name`.
+        name_rules: rules that take precedence, see `hugging_face_name`.
 
     Raises:
         InputError: a weight is missing, has another shape, or is not finite.
@@ -463,7 +463,7 @@ def load_into(
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             is_projection = name == "projection"
-            stored_name = name if is_projection else hugging_face_name(name, names)
+            stored_name = name if is_projection else hugging_face_name(name, name_rules)
             path = directory / (PROJECTION if is_projection else WEIGHTS)
             weight = weights.get(stored_name)
             if weight is None:
@@ -472,6 +472,6 @@ def load_into(
                 raise InputError(f"{path} has no {stored_name}: give a complete model")
             if weight.shape != parameter.shape:
                 raise InputError(f"{path}: {stored_name} is {tuple(weight.shape)}, not {tuple(parameter.shape)}")
-            if not weight.isfinite().all():  # `check_numbers` would also check skipped, uninitialised parameters
+            if not weight.isfinite().all():  # `check_finite` would also check skipped, uninitialised parameters
                 raise InputError(f"{path}: {stored_name} {stored_weights.NOT_FINITE}")
             parameter.copy_(weight)

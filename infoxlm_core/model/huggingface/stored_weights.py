@@ -130,7 +130,7 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
         )
 
 
-def check_numbers(model: nn.Module, directory: Path) -> None:
+def check_finite(model: nn.Module, directory: Path) -> None:
     """Raise InputError if a model that was loaded from a directory has a weight that is not finite."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
@@ -184,7 +184,7 @@ def load_model(auto_class: Any, directory: Path, config: PretrainedConfig, new_h
         raise InputError(
             f"{directory} lacks {len(missing_names)} weights ({missing_names[0]}, …): give a complete model"
         )
-    check_numbers(model, directory)
+    check_finite(model, directory)
     return model
 
 

@@ -82,17 +82,17 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabul
             f"{source}: its tokenizer adds {len(ids_of_empty_text)} special tokens to a text, not one before and one "
             "after it: use another model"
         )
-    roles = {"pad": tokenizer.pad_token_id, "unk": tokenizer.unk_token_id, "mask": tokenizer.mask_token_id}
-    for role, token_id in roles.items():
+    id_by_role = {"pad": tokenizer.pad_token_id, "unk": tokenizer.unk_token_id, "mask": tokenizer.mask_token_id}
+    for role, token_id in id_by_role.items():
         if token_id is None:
             raise InputError(f"{source}: its tokenizer has no {role}_token: name it in {SETTINGS}")
-    special_ids = {*ids_of_empty_text, *roles.values()}
+    special_ids = {*ids_of_empty_text, *id_by_role.values()}
     for token_id, token in backend.get_added_tokens_decoder().items():
         if token.special:
             special_ids.add(token_id)
     begin, end = ids_of_empty_text
     size = max(backend.get_vocab().values()) + 1
-    return Vocabulary(begin, end, **roles, special_ids=tuple(sorted(special_ids)), size=size)
+    return Vocabulary(begin, end, **id_by_role, special_ids=tuple(sorted(special_ids)), size=size)
 
 
 def copy_files(files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBase:

@@ -53,7 +53,7 @@ class Batch:
     types: Tensor  # (T,)
     lengths: tuple[int, ...]
     targets: Tensor  # (N, …), as in `Training`
-    head_mask: Tensor | None  # (N, 2, d) bool, False where the head drops a unit; None if the model draws it
+    dropout_masks: Tensor | None  # (N, 2, d) bool, False where the head drops a unit; None if the model draws it
     rng_key: tuple[int, int]  # step, and index of the first example in the global batch
     counts: dict[str, int]  # targets and tokens
 
@@ -91,23 +91,23 @@ class TaskLearner(Learner):
         for epoch in np.unique(epochs).tolist():
             is_in_epoch = epochs == epoch
             rows[is_in_epoch] = self.order(epoch)[indices[is_in_epoch]]
-        head_mask = self._draw_head_mask(step, positions)
+        dropout_masks = self._draw_dropout_masks(step, positions)
         batches = []
         for start in range(0, len(rows), self.config.micro_batch_size):
             micro_batch = slice(start, start + self.config.micro_batch_size)
-            micro_mask = None if head_mask is None else head_mask[micro_batch]
-            batches.append(self._pack(rows[micro_batch], micro_mask, (step, int(positions[start]))))
+            micro_batch_masks = None if dropout_masks is None else dropout_masks[micro_batch]
+            batches.append(self._pack(rows[micro_batch], micro_batch_masks, (step, int(positions[start]))))
         return batches
 
-    def _draw_head_mask(self, step: int, positions: np.ndarray) -> Tensor | None:
+    def _draw_dropout_masks(self, step: int, positions: np.ndarray) -> Tensor | None:
         """Draw the head's dropout for the whole batch, so that it does not depend on the number of workers."""
-        if isinstance(self.module, Padded) or not self.module.external_dropouts:
+        if isinstance(self.module, Padded) or not self.module.dropout_mask_count:
             return None
-        shape = (self.config.batch_size, self.module.external_dropouts, self.module.encoder.size.hidden)
+        shape = (self.config.batch_size, self.module.dropout_mask_count, self.module.encoder.size.hidden)
         uniform = generator(self.config.seed, "dropout", step).random(shape)
         return torch.from_numpy(uniform[positions] >= self.module.dropout)
 
-    def _pack(self, rows: np.ndarray, head_mask: Tensor | None, rng_key: tuple[int, int]) -> Batch:
+    def _pack(self, rows: np.ndarray, dropout_masks: Tensor | None, rng_key: tuple[int, int]) -> Batch:
         """Pack the examples of the given rows into one micro-batch."""
         examples = self.task.examples.take(rows)
         targets = torch.from_numpy(self.task.targets[rows].astype(np.int64))
@@ -116,7 +116,7 @@ class TaskLearner(Learner):
             types=torch.from_numpy(examples.types),
             lengths=tuple(examples.lengths.tolist()),
             targets=targets,
-            head_mask=head_mask,
+            dropout_masks=dropout_masks,
             rng_key=rng_key,
             counts={self.task.head.name: self.task.head.count_losses(targets), "tokens": len(examples.ids)},
         )
@@ -127,10 +127,10 @@ class TaskLearner(Learner):
         ids = devices.send(batch.ids, device)
         types = devices.send(batch.types, device)
         targets = devices.send(batch.targets, device)
-        head_mask = None if batch.head_mask is None else devices.send(batch.head_mask, device)
+        dropout_masks = None if batch.dropout_masks is None else devices.send(batch.dropout_masks, device)
         seed_dropout(self.config.seed, *batch.rng_key)  # dropout in the encoder is drawn by the micro-batch
         with autocast(device):
-            logits = self.module(ids, types, batch.lengths, head_mask)
+            logits = self.module(ids, types, batch.lengths, dropout_masks)
         loss, hits = head.loss(logits, targets, batch.lengths)
         return loss * scales[head.name], {head.name: loss.detach(), "hits": hits.sum()}
 

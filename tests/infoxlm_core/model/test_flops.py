@@ -3,7 +3,7 @@
 import pytest
 
 from infoxlm_core.model.encoder import EncoderSize
-from infoxlm_core.model.flops import count_step_flops, peak
+from infoxlm_core.model.flops import count_step_flops, find_peak_flops
 
 SIZE = EncoderSize(vocabulary=50, layers=3, hidden=8, ffn=16, heads=2)
 
@@ -18,7 +18,7 @@ def test_training_costs_three_forward_passes_and_the_key_encoder_one():
     masked_lm = count_step_flops(SIZE, [5, 3], 4)
     assert masked_lm == 3 * (3 * (layer_flops(5) + layer_flops(3)) + 4 * (2 * 8 * 50 + 2 * 8 * 8))
 
-    contrast = count_step_flops(SIZE, [], 0, [5, 3], [6], contrast_layer=2, queue=7)
+    contrast = count_step_flops(SIZE, [], 0, [5, 3], [6], contrast_layer=2, queue_rows=7)
     assert contrast == 3 * 2 * (layer_flops(5) + layer_flops(3)) + 2 * layer_flops(6) + 2 * (2 * 2 * 7 * 8)
 
 
@@ -33,4 +33,4 @@ def test_training_costs_three_forward_passes_and_the_key_encoder_one():
     ],
 )
 def test_peak_is_known_only_for_complete_names_of_gpus(gpu, peak_flops):
-    assert peak(gpu) == peak_flops
+    assert find_peak_flops(gpu) == peak_flops
