@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,23 @@ def step(small: bool) -> Iterator[Row]:
     yield {"loss off": relative_error, "gradient cosine": cosine, "ok": is_equal}
 
 
+def repeatable(small: bool) -> Iterator[Row]:
+    """Take three steps twice and compare the weights, with torch's default and with its deterministic kernels."""
+    on_cpu = devices.choose().type == "cpu"
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
+        weights = []
+        for _ in range(2):
+            learner, _, _ = one_step(small)
+            words = learner.module.encoder.size.vocabulary
+            for number in range(3):
+                learner.take_step(inputs.batch("ragged", words, number, ("mlm", "tlm", "xlco")))
+            weights.append([parameter.detach().cpu().clone() for parameter in learner.module.parameters()])
+        torch.use_deterministic_algorithms(False)
+        equal = all(torch.equal(first, second) for first, second in zip(*weights, strict=True))
+        yield {"deterministic": deterministic, "equal": equal, "ok": equal or not (deterministic or on_cpu)}
+
+
 def inference_then_training(small: bool) -> Iterator[Row]:
     """Run 32 short sequences in inference mode, then in training: no tensor may be cached from inference."""
     device = devices.choose()
@@ -209,12 +228,49 @@ def inference_then_training(small: bool) -> Iterator[Row]:
     yield {"gradient": float(model.token_embedding.weight.grad.norm()), "ok": True}
 
 
+def fewer_gpus_than_workers(small: bool) -> Iterator[Row]:
+    """Request one worker more than there are GPUs: as many workers train as have a GPU each."""
+    from components.adapters.torchrun import train
+
+    gpus = devices.count_gpus()
+    with tempfile.TemporaryDirectory() as folder:
+        workers = train.run(count_workers, gpus + 1, run=Path(folder))["workers"]
+    yield {"GPUs": gpus, "workers": workers, "ok": workers == max(1, gpus)}
+
+
+def count_workers(run: Path) -> dict[str, Any]:
+    """Return the number of workers, summed over the network that gradients use. This runs in each worker."""
+    return {"workers": int(distributed.sum_over_workers(torch.ones((), device=distributed.device())))}
+
+
 def several_workers(small: bool) -> Iterator[Row]:
     """Compare small trainings of one and of two workers, whole and sharded, undisturbed and killed."""
     from benchmarks.gpu import trainings
 
     on_cpu = devices.choose().type == "cpu"
     yield from trainings.compare(2 if on_cpu else devices.count_gpus(), trainings.LIMITS["cpu" if on_cpu else "cuda"])
+
+
+def waiting(small: bool) -> Iterator[Row]:
+    """Count the lines of ours that wait for the GPU in three steps. Only the end of a step may wait."""
+    learner, _, _ = one_step(small=False)
+    batch = inputs.batch("ragged", inputs.VOCABULARIES["32k"], 1, ("mlm", "tlm", "xlco"))
+    learner.take_step(batch)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(3):
+                learner.take_step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    lines: Counter[str] = Counter()
+    for warning in caught:
+        if "synchroniz" in str(warning.message):
+            lines[f"{'/'.join(Path(warning.filename).parts[-3:])}:{warning.lineno}"] += 1
+    waits_per_step = lines.total() / 3
+    # One wait is needed, for the check of the losses for NaN.
+    yield {"a step": waits_per_step, "lines": dict(lines), "ok": waits_per_step <= 1}
 
 
 def memory(small: bool) -> Iterator[Row]:
@@ -234,8 +290,10 @@ CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "dropout": dropout,
     "loss": loss,
     "step": step,
+    "repeatable": repeatable,
     "inference, then training": inference_then_training,
+    "fewer GPUs than workers": fewer_gpus_than_workers,
     "several workers": several_workers,
 }
-GPU_CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {"memory": memory}
+GPU_CHECKS: dict[str, Callable[[bool], Iterator[Row]]] = {"waiting": waiting, "memory": memory}
 """Checks that a CPU cannot run."""

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from components.adapters import storage
+from components.adapters.storage import Store
 from infoxlm_core import manifests, outside
-from infoxlm_core.errors import DataCorrupt, InputError
+from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
     Raises:
         DataCorrupt: a file differs from the manifest.
         InputError: the storage refuses, or the URI holds an artifact with other content.
-        StorageUnavailable: the storage does not answer. The uploaded files are not an artifact without a manifest.
+        StorageUnavailable: the storage does not answer, or a stored file differs from what was sent. The uploaded files
+            are not an artifact without a manifest.
     """
     # Read the manifest first, because it must describe the files that are uploaded, even if it changes meanwhile.
     manifest_content = (directory / manifests.NAME).read_bytes()
@@ -67,15 +69,22 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
         drop(uri)
     for name, digest in sorted(digests.items()):
         path = manifests.join_inside(directory, name)
-        stored_file = store.head(name)
-        if stored_file and (stored_file.size, stored_file.sha256) == (path.stat().st_size, digest):
-            continue  # an interrupted call has uploaded this file
+        if _is_stored(store, name, path, digest):  # an interrupted call has uploaded this file
+            continue
         if manifests.file_sha256(path) != digest:
             raise DataCorrupt(f"{path} changed after it was built: remove {directory} and run again")
         store.upload(path, name, digest)
+        if not _is_stored(store, name, path, digest):
+            raise StorageUnavailable(f"{uri}/{name} differs from what was sent: run again")
     before_commit()
     if store.put_if(manifests.NAME, manifest_content, version=None) is None:
         raise InputError(f"{uri} already exists with other content: remove it, or use that artifact")
+
+
+def _is_stored(store: Store, name: str, path: Path, digest: str) -> bool:
+    """Return whether the storage has a file with the size of a local file and this SHA-256."""
+    stored_file = store.head(name)
+    return stored_file is not None and (stored_file.size, stored_file.sha256) == (path.stat().st_size, digest)
 
 
 def _list_digests(directory: Path) -> dict[str, str]:

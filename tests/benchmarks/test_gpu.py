@@ -14,7 +14,10 @@ from benchmarks.gpu import checks, speed, trainings
 from infoxlm_core.model import encoder
 
 
-@pytest.mark.parametrize("check", [checks.attention, checks.dropout, checks.loss, checks.inference_then_training])
+@pytest.mark.parametrize(
+    "check",
+    [checks.attention, checks.dropout, checks.loss, checks.inference_then_training, checks.fewer_gpus_than_workers],
+)
 def test_check_passes_on_a_cpu(check):
     rows = list(check(small=True))
 

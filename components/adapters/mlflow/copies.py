@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from components.adapters.mlflow import model_versions, runs
+from components.adapters.mlflow import model_versions, runs, signing
 from components.adapters.mlflow.errors import translate_errors
 from components.adapters.mlflow.model_versions import CANDIDATE, DECISION, GATE, PREVIOUS
 from components.adapters.mlflow.tracker import MlflowRun
+from infoxlm_core import manifests
+from infoxlm_core.errors import DataCorrupt
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -72,10 +74,9 @@ def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
 def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
     """Register a copy on this process's server, once per digest, and give it the alias `candidate`.
 
-    The files are not downloaded again here: the promotion that follows checks them before the alias moves.
-
     Raises:
-        InputError: the server refuses.
+        DataCorrupt: the files on the server are not those that were sent.
+        InputError: the version has no digest, or the server refuses.
         StorageUnavailable: the server does not answer.
     """
     digest = copied.tags["digest"]
@@ -88,6 +89,8 @@ def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
             copied_tags = {key: value for key, value in copied.tags.items() if key not in _ROLE_TAGS}
             model_versions.create(client, copied.name, source, run_id, copied_tags)
         version = _make_candidate(client, copied.name, digest, copied.origin)
+        with model_versions.fetched(client, version) as received_files:  # also checks signature and registered digest
+            _compare_files(copied.files, received_files, f"{copied.name} version {version.version}")
     MlflowRun(run_id).end()
     return version
 
@@ -101,6 +104,21 @@ def _switch_server(uri: str) -> None:
         if variable.startswith(f"{_TARGET_PREFIX}MLFLOW_"):
             os.environ[variable.removeprefix(_TARGET_PREFIX)] = os.environ[variable]
     os.environ["MLFLOW_TRACKING_URI"] = uri
+
+
+def _compare_files(sent_files: Path, received_files: Path, version: str) -> None:
+    """Compare the encoder, its evaluation, its signature and its card. MLflow changes other files of a version.
+
+    Raises:
+        DataCorrupt: one of them differs.
+    """
+    for name in (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD):
+        sent = sent_files / name
+        received = received_files / name
+        if not sent.exists():
+            continue
+        if not received.exists() or manifests.digest_files(received) != manifests.digest_files(sent):
+            raise DataCorrupt(f"{name} of {version} differs on the target server: delete that version, then copy again")
 
 
 def _make_candidate(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
