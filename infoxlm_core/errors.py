@@ -135,7 +135,7 @@ class SignatureInvalid(InfoXLMError):
 
 
 class RankDesync(InfoXLMError):
-    """The workers of a training hold different weights or queues."""
+    """The workers of a training run hold different weights or queues."""
 
     exit_code = 3
 

@@ -116,7 +116,7 @@ def run_in_process(name: str, options: argparse.Namespace) -> Iterator[Row]:
         command.append("--cpu")
     if options.full:
         command.append("--full")
-    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | os.environ  # as in trainings
+    environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | os.environ  # as in training runs
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout
         timer = threading.Timer(seconds, process.kill)

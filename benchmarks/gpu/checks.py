@@ -244,7 +244,7 @@ def count_workers(run: Path) -> dict[str, Any]:
 
 
 def several_workers(small: bool) -> Iterator[Row]:
-    """Compare small trainings of one and of two workers, whole and sharded, undisturbed and killed."""
+    """Compare small training runs of one and of two workers, whole and sharded, undisturbed and killed."""
     from benchmarks.gpu import trainings
 
     on_cpu = devices.choose().type == "cpu"

@@ -1,4 +1,4 @@
-"""Compare small trainings of one and of two workers, whole and sharded, undisturbed and killed.
+"""Compare small training runs of one and of two workers, whole and sharded, undisturbed and killed.
 
 torchrun starts the workers, which communicate by NCCL on GPUs and by gloo on CPUs.
 """
@@ -35,7 +35,7 @@ LIMITS = {"cpu": 1e-4, "cuda": 2e-2}
 
 
 class Training(NamedTuple):
-    """One training, and in `like` the name of an earlier training with the same losses."""
+    """One training run, and in `like` the name of an earlier training run with the same losses."""
 
     name: str
     workers: int
@@ -65,10 +65,10 @@ class DiesOnce(tracker.FileTracker):
 
 
 def compare(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
-    """Yield a row for each training: how far its losses are from those of the training that it should equal.
+    """Yield a row for each training run: how far its losses are from those of the training that it should equal.
 
     Args:
-        gpus: number of GPUs; trainings with more workers are skipped. On a CPU, the largest number of workers.
+        gpus: number of GPUs; training runs with more workers are skipped. On a CPU, the largest number of workers.
         limit: relative difference of losses up to which a row is `ok`.
     """
     losses: dict[str, np.ndarray] = {}

@@ -4,7 +4,7 @@ Our KFP artifacts are small JSON files that point into the store: `{"location", 
 artifact once, under a digest of everything that decides its content (`compute_key`):
 
     STORE/corpus/3f2a…/manifest.json     a finished artifact, reused by every later run with the same inputs
-    STORE/runs/pretrained-77b0…/         checkpoints of a training (`training_runs`)
+    STORE/runs/pretrained-77b0…/         checkpoints of a training run (`training_runs`)
     STORE/begun/PIPELINE.json            the training that a pipeline started last
     STORE/preparing/3f2a…/               intermediate files of a preparation; its end removes them
     STORE/cost/demo-2026…/pretrained/…   hours that each attempt of a pipeline run took (`costs`)
@@ -46,7 +46,7 @@ KINDS = (*manifests.VERSIONS, "promotion")
 MAX_UPLOAD_SECONDS = 6 * 3600.0
 """Longest time to wait for another machine that uploads the same artifact."""
 MAX_BUILD_SECONDS = 14 * 86_400.0
-"""Longest time to wait for another machine that builds the same artifact; a training may take weeks."""
+"""Longest time to wait for another machine that builds the same artifact; a training run may take weeks."""
 _NOT_IN_STORE = "is no longer in the store: run again without Kubeflow's cache (--no-cache)"
 _COPY_OF = "COPY_OF"  # file in the local copy of a remote store; contains the URI of the store
 
@@ -320,7 +320,7 @@ def _split_location(location: str) -> tuple[str, str, str, str]:
 
 
 def open_shards(location: str) -> tuple[Path, storage.Store | None]:
-    """Return a local folder of token shards, and the storage from which a training streams their tokens.
+    """Return a local folder of token shards, and the storage from which a training run streams their tokens.
 
     Without a complete copy on this machine, only the manifest and the tokenizer are downloaded, and the folder receives
     the tokens during the training. With a complete copy, the storage is None.
@@ -350,7 +350,7 @@ def open_shards(location: str) -> tuple[Path, storage.Store | None]:
 
 
 def streaming_directory(artifact: Path) -> Path:
-    """Return the folder beside the local copy of token shards that receives tokens streamed during a training."""
+    """Return the folder beside the local copy of token shards that receives tokens streamed during a training run."""
     return artifact.with_name(f".{artifact.name}.streaming")
 
 

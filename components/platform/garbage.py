@@ -20,7 +20,7 @@ from infoxlm_core import manifests
 from infoxlm_core.training import checkpoints
 
 NOTES = ("work", "begun")
-"""Folders of small files that describe a training or a job."""
+"""Folders of small files that describe a training run or a job."""
 FOLDERS = (*artifacts.KINDS, *NOTES, "runs", "outcome", "cost", "preparing")
 """Folders of a store whose items may be deleted."""
 _FILES_WITH_DIGESTS = (manifests.NAME, checkpoints.META)
@@ -121,7 +121,7 @@ def find_deletable(
             return True
         if item.name.startswith(("runs/", "cost/")):  # no artifact depends on them
             return False
-        if item.name.startswith(NOTES):  # a restarted job and a resumed training read their notes
+        if item.name.startswith(NOTES):  # a restarted job and a resumed training run read their notes
             return not needed_run_keys.isdisjoint(item.mentions)
         return not needed_identifiers.isdisjoint(item.identifiers)
 

@@ -80,7 +80,7 @@ def _end_without_heartbeat(work: Work) -> None:
     logger.error(message, work.job, HEARTBEAT_TIMEOUT_SECONDS)
     try:
         request_stop(f"{work.store}/work/{work.job}.json", _SAVE_TIMEOUT_SECONDS)
-        time.sleep(_EXIT_TIMEOUT_SECONDS)  # a training that has saved normally ends this process by itself
+        time.sleep(_EXIT_TIMEOUT_SECONDS)  # a training run that has saved normally ends this process by itself
     finally:
         os._exit(Preempted.exit_code)
 

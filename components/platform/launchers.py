@@ -115,7 +115,7 @@ def run_in_process(work: Work, *_: Any) -> None:
 
 
 def run_on_ray(work: Work, *_: Any) -> None:
-    """Run work on Ray workers: Ray Train for a training, Ray tasks for text."""
+    """Run work on Ray workers: Ray Train for a training run, Ray tasks for text."""
     from components.adapters.ray import tasks, train
 
     run_training = functools.partial(train.run, min_workers=work.min_workers)
@@ -123,7 +123,7 @@ def run_on_ray(work: Work, *_: Any) -> None:
 
 
 def run_with_torchrun(work: Work, *_: Any) -> None:
-    """Run work on processes of this machine: torch's elastic agent for a training, a process pool for text."""
+    """Run work on processes of this machine: torch's elastic agent for a training run, a process pool for text."""
     from components.adapters.torchrun import train
     from infoxlm_core.corpora import parallel
 
@@ -144,7 +144,7 @@ def run_as_rayjob(work: Work, cluster: dict[str, Any], step_environment: Environ
         raise ConfigError(f"store: workers of a cluster cannot share {work.store}: give s3://bucket/prefix")
     if work.stage not in stage_work.TRAININGS:
         config = config.for_text()
-    elif work.stage != "pretrain":  # the number of workers changes the results of all other trainings
+    elif work.stage != "pretrain":  # the number of workers changes the results of all other training runs
         config = config.model_copy(update={"min_workers": 0})
     pipeline_run = runtime.read_run_id()
     name = manifest.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
@@ -188,7 +188,7 @@ def _run_with_workers(
     train: Callable[..., Any],
     parallel_map: "AbstractContextManager[ParallelMap | None]",
 ) -> None:
-    """Run a training through `train`, or process text through `parallel_map`."""
+    """Run a training run through `train`, or process text through `parallel_map`."""
     if work.stage in stage_work.TRAININGS:
         _run_training(work, train)
     else:

@@ -108,7 +108,7 @@ def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
 
 
 def check_start(config: "PretrainingConfig", store: Path) -> None:
-    """Check that a training can start from `model.start`, if it is set, without downloading its weights.
+    """Check that a training run can start from `model.start`, if it is set, without downloading its weights.
 
     The names of the files, the class and the sizes of the model are checked. Raises as `fetch_model` and
     `System.check_start_files` do.

@@ -59,8 +59,8 @@ class StageRun:
             cluster: a `ClusterConfig` as a mapping, or a reference to it; empty: no RayJob is started.
             task_config: KFP's `dsl.TaskConfig` of the step, with the environment of its pod.
             inputs: locations of the input artifacts by the names of the core's arguments.
-            checkpoints: folder of STORE/runs for the checkpoints of a training.
-            follow: whether to send the curves of a training to the tracker while it runs.
+            checkpoints: folder of STORE/runs for the checkpoints of a training run.
+            follow: whether to send the curves of a training run to the tracker while it runs.
         """
         work = Work(
             stage=self.stage,

@@ -36,7 +36,7 @@ class Work:
     artifacts: dict[str, str]
     """Locations of the input artifacts by argument name of the core's stage: corpus, shards_path, encoder."""
     run: str = ""
-    """Folder of STORE/runs for the checkpoints of a training."""
+    """Folder of STORE/runs for the checkpoints of a training run."""
     sources: dict[str, str] | None = None
     """Sources of models outside of the store by the same argument names; see `sources`."""
     tracker_run: str = ""
@@ -44,7 +44,7 @@ class Work:
     pipeline_run: str = ""
     """Id of the pipeline run, for the processes of a RayJob."""
     min_workers: int = 0
-    """Smallest number of workers with which a training continues after the loss of nodes; 0: it waits for all."""
+    """Smallest number of workers with which a training run continues after the loss of nodes; 0: it waits for all."""
     job: str = ""
     """Name of the RayJob, if there is one."""
 
@@ -183,6 +183,6 @@ def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> d
 
 
 TRAININGS = {"pretrain": _bind_pretraining, "finetune": _bind_finetuning, "translate": _bind_translation}
-"""By stage, the functions that return a training of the core, which all workers run together."""
+"""By stage, the functions that return a training run of the core, which all workers run together."""
 TEXT_STAGES = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
 """By stage, the functions that process text in one process, which may send chunks of the text to others."""

@@ -85,7 +85,7 @@ class Run(Protocol):
         """Log the points of a `metrics.jsonl` that the tracker has not received during the training."""
 
     def follow(self, path: Path) -> Tracker:
-        """Return the tracker of a training, which writes points to a file and sends them during the training."""
+        """Return the tracker of a training run, which writes points to a file and sends them during the training."""
 
     def trials(self) -> Sequence[TrialRun]:
         """Return the trials of a sweep, oldest first."""

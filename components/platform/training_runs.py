@@ -51,7 +51,7 @@ def choose_run(
     inputs: Mapping[str, str],
     trial: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the name of the folder of STORE/runs for the checkpoints of a training, and record the training.
+    """Return the name of the folder of STORE/runs for the checkpoints of a training run, and record the training.
 
     If the pipeline's previous training is unfinished and has other settings, it is not continued. That is an error if
     this pipeline run started it. Otherwise, the new settings are intended, and a warning names the unfinished training.
@@ -65,7 +65,7 @@ def choose_run(
         trial: the trial of an ablation to which the training belongs.
 
     Raises:
-        ConfigMismatch: this pipeline run started a training with other settings, data or version of the stage.
+        ConfigMismatch: this pipeline run started a training run with other settings, data or version of the stage.
         InputError: `checkpoints.resume` does not name a run with a checkpoint.
         ConfigError: `checkpoints.resume` is set for a trial of an ablation.
     """
@@ -210,7 +210,7 @@ class RemoteRun:
         return self._lease
 
     def _check_for_stop(self) -> None:
-        """Note a request to stop that names this holder or nobody; two pipeline runs may share a training."""
+        """Note a request to stop that names this holder or nobody; two pipeline runs may share a training run."""
         request = self._store.get("stop", quick=True)
         if request is None:
             return

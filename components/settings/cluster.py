@@ -1,7 +1,7 @@
 """Settings of a cluster.
 
 A `ClusterFile`, such as configs/cluster.yaml, has all settings that depend on the cluster. `ClusterFile.parameters`
-returns the pipeline parameters that it decides. One of them, `cluster`, is a `ClusterConfig`, with which a training
+returns the pipeline parameters that it decides. One of them, `cluster`, is a `ClusterConfig`, with which a training run
 step starts a RayJob. If `cluster` is empty, the step trains in its own process.
 """
 

@@ -127,7 +127,7 @@ class RemotePartReader(PartReader):
         """Queue parts of a table for download, those of the current step first. Delete its other parts."""
         expected_parts = {*current_parts, *next_parts}
         previous_parts = self._expected_parts.get(table)
-        if previous_parts is None:  # an earlier training may have left parts in the directory
+        if previous_parts is None:  # an earlier training run may have left parts in the directory
             previous_parts = {f"{table}/{path.name}" for path in self._path(table).glob("*.safetensors")}
         self._expected_parts[table] = expected_parts
         for priority, names in enumerate((current_parts, next_parts)):

@@ -1,6 +1,6 @@
 """Choose the device of this process, copy tensors to it, and explain why torch cannot use a GPU.
 
-With a driver that is too old, torch silently finds no GPU. A training would then take months on the CPU.
+With a driver that is too old, torch silently finds no GPU. A training run would then take months on the CPU.
 """
 
 import os

@@ -60,7 +60,7 @@ def compare_protocol(
         counts: language -> number of questions.
         finished_scores: the scores of finished trials.
     """
-    settings: Any = suite_task.settings  # the fields of a training are read only for trained tasks
+    settings: Any = suite_task.settings  # the fields of a training run are read only for trained tasks
     task = task_of(settings)
     ours = {"test set": _describe_counts(counts, task.unit), **task.describe(settings, suite_task.table)}
     if task.trained:

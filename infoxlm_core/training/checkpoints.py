@@ -1,4 +1,4 @@
-"""Save and load the checkpoints of a training: directories of safetensors and JSON whose manifest is written last.
+"""Save and load the checkpoints of a training run: directories of safetensors and JSON whose manifest is written last.
 
     RUN/step=0000000400/   state.safetensors, meta.json, manifest.json (sizes and SHA-256)
     RUN/saved.json         the last saved step: a run that has saved never silently starts over
@@ -113,7 +113,7 @@ def deleted_on_failure(unfinished_path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of a training after `step` optimizer steps: tensors by name, and JSON values."""
+    """State of a training run after `step` optimizer steps: tensors by name, and JSON values."""
 
     step: int
     tensors: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""Collective operations of the workers of one training; without a process group, there is one worker."""
+"""Collective operations of the workers of one training run; without a process group, there is one worker."""
 
 import functools
 import itertools

@@ -29,7 +29,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, config: StageConfig, version: int, inputs: Mapping[str, str]) -> Self:
-        """Return the fingerprint of a training in this process.
+        """Return the fingerprint of a training run in this process.
 
         Args:
             config: config of the stage.

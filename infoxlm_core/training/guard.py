@@ -2,7 +2,7 @@
 
 A step is bad if its loss or gradient norm is not finite, or spikes: it is more than 6 standard deviations above the
 mean of the last 128 steps, from the 65th step on (as OLMo-core's `SkipStepOptimizer`). A low value is never bad,
-because losses fall fast at the start of every training. A bad step is skipped.
+because losses fall fast at the start of every training run. A bad step is skipped.
 
 Each finite step enters the window of the last 128 steps. A spike enters as the limit that it exceeded: one spike hardly
 raises the limit, but a lasting rise raises it from step to step until the rise is accepted. With a window of good steps
@@ -115,7 +115,7 @@ class Guard:
         """Return the state of the guard that a checkpoint stores as JSON.
 
         JSON stores floats exactly, so the restored state is identical. `diverged_in_a_row` is not stored, because
-        it is 0 at every checkpoint from which a training continues.
+        it is 0 at every checkpoint from which a training run continues.
         """
         return {
             "recent": {kind: list(window) for kind, window in self.recent.items()},

@@ -25,7 +25,7 @@ from infoxlm_core.training.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 NO_GUARD = GuardConfig(deviations=0.0, rewinds=0)
-"""For trainings in which spikes of the loss are normal, such as fine-tuning with small batches."""
+"""For training runs in which spikes of the loss are normal, such as fine-tuning with small batches."""
 MIN_COMPARISON_INTERVAL = 8  # steps between two comparisons of the workers, if checkpoints are saved very often
 
 

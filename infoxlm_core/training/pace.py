@@ -1,4 +1,4 @@
-"""Measure the speed of a training, for a log line every ten seconds and for the curves."""
+"""Measure the speed of a training run, for a log line every ten seconds and for the curves."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ MACHINE_METRICS = ("tokens_per_second", "data_wait", "gpu_memory_gib", "mfu")
 
 
 class Pace:
-    """Measures the speed of a training of `steps` steps, in this process."""
+    """Measures the speed of a training run of `steps` steps, in this process."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps

@@ -1,4 +1,4 @@
-"""The state of a training: every tensor that the next step depends on, under one name for saving and restoring."""
+"""The state of a training run: every tensor that the next step depends on, under one name for saving and restoring."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from infoxlm_core.training.learner import Learner
 
 @dataclass
 class Progress:
-    """How far a training has come. Bad steps count in `step`, but not in `updates` of the weights."""
+    """How far a training run has come. Bad steps count in `step`, but not in `updates` of the weights."""
 
     step: int = 0
     updates: int = 0

@@ -127,7 +127,7 @@ def test_name_selects_the_newest_ablation_and_an_unknown_name_is_refused(ablatio
         trial_runs.find_ablation("other", ablation)
 
 
-def test_store_without_ablations_is_refused_and_not_created(tmp_path):
+def test_store_without_ablations_is_refused_and_not_created(clean_environment, tmp_path):
     result = CliRunner().invoke(app, ["compare", "--store", str(tmp_path / "nowhere")])
 
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)

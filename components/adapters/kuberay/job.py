@@ -78,7 +78,7 @@ def run(
         cluster: where and how jobs run.
         num_workers: training workers, one per GPU.
         step_environment: environment variables of the step's pod, as Kubernetes describes them.
-        ask_to_stop: asks a running training to save and stop.
+        ask_to_stop: asks a training run to save and stop.
         read_outcome: returns the job's stored failure, {"code", "class", "message"}, or None.
 
     Raises:

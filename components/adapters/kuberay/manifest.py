@@ -108,7 +108,7 @@ def render(
         "entrypoint": f"python -m {_JOB} {work}",
         "submissionMode": "K8sJobMode",
         # A retried submitter finds the running job. A head that replaces a lost head does not know the job, so the job
-        # is submitted again. That is harmless: a training holds a lease and continues from its checkpoint.
+        # is submitted again. That is harmless: a training run holds a lease and continues from its checkpoint.
         "submitterConfig": {"backoffLimit": 10},
         "submitterPodTemplate": _make_submitter_template(cluster),
         "backoffLimit": 0,  # the launcher restarts the job: it knows which errors are transient

@@ -1,4 +1,4 @@
-"""Send the curves of a training to MLflow: a background thread ships its `metrics.jsonl` to a run."""
+"""Send the curves of a training run to MLflow: a background thread ships its `metrics.jsonl` to a run."""
 
 import logging
 import os

@@ -140,7 +140,7 @@ class MlflowRun:
         outbox.ship(path, self.id, prefix)
 
     def follow(self, path: Path) -> outbox.MlflowTracker:
-        """Return the tracker of a training, which writes a file and ships it during the training."""
+        """Return the tracker of a training run, which writes a file and ships it during the training."""
         return outbox.MlflowTracker(path, self.id)
 
     def trials(self) -> list[trial_runs.TrialRun]:

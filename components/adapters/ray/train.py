@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _START_ATTEMPTS = 3
 _MAX_FAILURES = 3
 _GPU_SECONDS = 1800  # to wait for the GPU of a lost pod; Ray Train waits as long
-_ALL_WORKERS_SECONDS = 300.0  # to wait for all workers before a training continues with fewer
+_ALL_WORKERS_SECONDS = 300.0  # to wait for all workers before a training run continues with fewer
 _COLLECTIVE_SECONDS = 300  # to sum gradients; workers wait longer while the first works alone (`distributed.PATIENCE`)
 
 
@@ -119,7 +119,7 @@ def _fit(
 def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_workers: int, resource: str) -> Any:
     """Call `fit`. After a failure, call it again with as many workers as the cluster has resources for.
 
-    We do not use Ray Train's elasticity, because it stops a running training without saving a checkpoint first.
+    We do not use Ray Train's elasticity, because it stops a training run without saving a checkpoint first.
     """
     from ray.train.v2.api.exceptions import TrainingFailedError
 

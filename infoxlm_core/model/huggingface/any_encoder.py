@@ -159,7 +159,7 @@ def keep_served_space(start: Path, export: Path) -> None:
     Otherwise the start would be measured with the layer and pooling of the training, which may be worse for it.
 
     Args:
-        start: directory of the model that a training starts from.
+        start: directory of the model that a training run starts from.
         export: directory of the export of this model before the first step.
     """
     if not pretrained.read_config(start).get("infoxlm") and not (start / MODULES).is_file():

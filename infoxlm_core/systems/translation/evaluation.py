@@ -25,7 +25,7 @@ from infoxlm_core.training import tracker
 METRIC = "translation/bleu"
 GATE_METRIC = "translation/mean"
 """Mean chrF of the sentences of both directions, from 0 to 1. The gate needs a score of every sentence, not BLEU."""
-_CURVE_PREFIX = "dev/"  # of the names of BLEU in the curves of a training
+_CURVE_PREFIX = "dev/"  # of the names of BLEU in the curves of a training run
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class HeldOutPairs:
         return cls(texts)
 
     def first(self, count: int) -> "HeldOutPairs":
-        """Return the first pairs, with which a training chooses its weights."""
+        """Return the first pairs, with which a training run chooses its weights."""
         return HeldOutPairs({language: texts[:count] for language, texts in self.texts.items()})
 
     def after(self, count: int) -> "HeldOutPairs":
@@ -106,7 +106,7 @@ def score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
 
 
 def read_curve(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return BLEU of both directions at the validations of a training: direction -> points (step, BLEU)."""
+    """Return BLEU of both directions at the validations of a training run: direction -> points (step, BLEU)."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for step, values in tracker.read(path):
         for name, value in values.items():
