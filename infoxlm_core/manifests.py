@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from typing_extensions import TypedDict
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import DataCorrupt, InputError, TryAgain
 
 NAME = "manifest.json"
@@ -51,7 +51,7 @@ _KEYS_BEFORE_SEALS = {"kind", "digest", "files", "facts", "inputs", "made_by"}  
 _LIBRARIES = ("torch", "transformers", "sentencepiece", "pyarrow", "numpy")
 
 
-@outside.allow_extra_keys
+@user_files.allow_extra_keys
 class Entry(TypedDict):
     """Size and digest of one file."""
 
@@ -59,7 +59,7 @@ class Entry(TypedDict):
     sha256: str
 
 
-@outside.allow_extra_keys
+@user_files.allow_extra_keys
 class Manifest(TypedDict):
     """The keys that every manifest has."""
 
@@ -77,7 +77,7 @@ def digest(value: Any) -> str:
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
-    with outside.check_readable(path).open("rb") as file:
+    with user_files.check_readable(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -87,7 +87,7 @@ def digest_files(path: Path) -> str:
     Raises:
         InputError: a folder may not be listed.
     """
-    candidates = [path] if path.is_file() else outside.list_tree(path)
+    candidates = [path] if path.is_file() else user_files.list_tree(path)
     files = [candidate for candidate in candidates if candidate.is_file()]
     return digest({str(file.relative_to(path)): file_sha256(file) for file in files})
 
@@ -124,7 +124,7 @@ def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
 
 def load(directory: Path) -> dict[str, Any]:
     """Return the manifest of an artifact without verifying the files. Raise DataCorrupt if it is invalid."""
-    return outside.read_json(directory / NAME, Manifest, "build or copy the artifact again", DataCorrupt)
+    return user_files.read_json(directory / NAME, Manifest, "build or copy the artifact again", DataCorrupt)
 
 
 def load_if_ours(directory: Path) -> dict[str, Any] | None:
@@ -132,7 +132,7 @@ def load_if_ours(directory: Path) -> dict[str, Any] | None:
     path = directory / NAME
     if not path.is_file():
         return None
-    content = outside.read_json(path, Any, "build or copy the artifact again", DataCorrupt)
+    content = user_files.read_json(path, Any, "build or copy the artifact again", DataCorrupt)
     if not isinstance(content, dict) or not Manifest.__required_keys__ <= content.keys():
         return None
     return load(directory)
@@ -276,7 +276,7 @@ def read(
     if not manifest_path.is_file():
         raise InputError(f"no {NAME} in {directory}: run {producer} first")
     remedy = f"remove the directory and run {producer} again"
-    manifest: dict[str, Any] = outside.read_json(manifest_path, Manifest, remedy, DataCorrupt)
+    manifest: dict[str, Any] = user_files.read_json(manifest_path, Manifest, remedy, DataCorrupt)
     _verify_seal(manifest, manifest_path, remedy)
     try:
         for name, size_and_digest in manifest["files"].items():
@@ -284,7 +284,7 @@ def read(
             if should_read(Path(name)):
                 verify_file(path, size_and_digest, remedy, hashed=should_hash(Path(name)))
     except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
-        translated_error = outside.translate_error(error, manifest_path)
+        translated_error = user_files.translate_error(error, manifest_path)
         if isinstance(translated_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged
             raise translated_error or error from error
         raise DataCorrupt(f"{manifest_path} cannot be read ({error}): {remedy}") from error

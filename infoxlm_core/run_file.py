@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import yaml
 from pydantic import model_validator
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.config import (
     EvaluationConfig,
     PreparationConfig,
@@ -203,7 +203,7 @@ def load_as(config_class: type[Config], path: Path | str, overrides: Sequence[st
     if not path.is_file():
         raise ConfigError(f"{path}: no such config file")
     try:
-        values = yaml.load(outside.read_text(path, MAX_SIZE), Loader=StrictLoader)  # noqa: S506 - a SafeLoader
+        values = yaml.load(user_files.read_text(path, MAX_SIZE), Loader=StrictLoader)  # noqa: S506 - a SafeLoader
         for assignment in overrides:
             override(values, assignment)
         if not isinstance(values, dict):

@@ -23,7 +23,7 @@ from components.platform import artifacts, launchers, parameters, runtime, track
 from components.platform.runtime import DRIVER, Ending
 from components.platform.stage import IMAGE
 from components.settings import environment
-from infoxlm_core import errors, manifests, outside
+from infoxlm_core import errors, manifests, user_files
 from infoxlm_core.run_file import RunConfig
 from infoxlm_core.training import workers
 
@@ -120,7 +120,7 @@ class Identity(TypedDict):
 
 
 def _read_identity(store: Path) -> dict[str, Any]:
-    return outside.read_json(store / "run.json", Identity, "delete it, then run again", errors.DataCorrupt)
+    return user_files.read_json(store / "run.json", Identity, "delete it, then run again", errors.DataCorrupt)
 
 
 @contextlib.contextmanager

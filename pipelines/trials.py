@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from infoxlm_core import outside, run_file
+from infoxlm_core import run_file, user_files
 from infoxlm_core.config import StageConfig
 from infoxlm_core.config.base import merge
 from infoxlm_core.errors import ConfigError, InputError
@@ -103,7 +103,7 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"There is no file {path}. Give a YAML file of variants.")
     try:
-        variants = yaml.load(outside.read_text(path, run_file.MAX_SIZE), Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
+        variants = yaml.load(user_files.read_text(path, run_file.MAX_SIZE), Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(variants, dict) or not variants:

@@ -20,7 +20,7 @@ from typing import Any, NotRequired, Self
 from typing_extensions import TypedDict
 
 from components.adapters import storage
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import DataCorrupt, Fenced, InfoXLMError, LeaseHeld, StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,9 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
     if file is None:
         return {"holder": "", "attempt": 0, "beat": 0}, None
     content, version = file
-    state = outside.parse_json(content, State, url, "the file is not a lease: delete it, then run again", DataCorrupt)
+    state = user_files.parse_json(
+        content, State, url, "the file is not a lease: delete it, then run again", DataCorrupt
+    )
     return {name: state[name] for name in ("holder", "attempt", "beat")}, version
 
 
@@ -173,7 +175,7 @@ class Lease:
             return None
         content, version = file
         try:
-            state = outside.parse_json(content, State, self.url, "", DataCorrupt)
+            state = user_files.parse_json(content, State, self.url, "", DataCorrupt)
         except DataCorrupt:
             return None
         return version if state.get("by") == self._writer else None

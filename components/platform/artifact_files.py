@@ -16,7 +16,7 @@ from typing import Any
 
 from components.adapters import storage
 from components.adapters.storage import Store
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def read_manifest(uri: str) -> dict[str, Any] | None:
         return None
     content, _ = stored
     remedy = "delete it and build the artifact again"
-    return outside.parse_json(content, manifests.Manifest, f"{uri}/{manifests.NAME}", remedy, DataCorrupt)
+    return user_files.parse_json(content, manifests.Manifest, f"{uri}/{manifests.NAME}", remedy, DataCorrupt)
 
 
 def manifest_exists(uri: str) -> bool:

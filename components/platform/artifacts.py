@@ -35,7 +35,7 @@ from components.adapters import storage
 from components.adapters.lease import Lease
 from components.platform import artifact_files
 from components.settings.environment import cache
-from infoxlm_core import locks, manifests, outside
+from infoxlm_core import locks, manifests, user_files
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import DataCorrupt, InputError
 
@@ -261,7 +261,7 @@ def publish_pointer(artifact: Any, location: str, digest: str) -> None:
 
 def read_pointer(artifact: Any) -> tuple[str, str]:
     """Return the location and the digest that a KFP input artifact points to."""
-    pointer = outside.read_json(Path(artifact.path), Pointer, "repeat the step that builds it", DataCorrupt)
+    pointer = user_files.read_json(Path(artifact.path), Pointer, "repeat the step that builds it", DataCorrupt)
     return pointer["location"], pointer["digest"]
 
 

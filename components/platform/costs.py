@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from components.adapters import storage
 from components.platform import artifacts
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import DataCorrupt, InfoXLMError
 
 GPU = "gpu"
@@ -73,7 +73,7 @@ def read_hours(store: str, kind: str, name: str, step: str) -> dict[str, float]:
     for file in storage.open(folder).entries(deep=False):
         content = artifacts.read(folder, file.name) or b""
         with contextlib.suppress(DataCorrupt):  # a damaged record does not count
-            attempt = outside.parse_json(content, Attempt, file.name, "delete it", DataCorrupt)
+            attempt = user_files.parse_json(content, Attempt, file.name, "delete it", DataCorrupt)
             hours[f"cost/{attempt['device']}_hours/{step}"] += attempt["seconds"] * attempt["devices"] / 3600
     return dict(hours)
 

@@ -15,7 +15,7 @@ import time
 from components.adapters import lease, storage
 from components.platform import artifacts, launchers, runtime
 from components.platform.stage_work import Work
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def _read(url: str) -> Work:
     if file is None:
         raise InputError(f"{url} does not exist: submit the pipeline again")
     content, _ = file
-    return outside.parse_json(content, Work, url, "submit the pipeline again")
+    return user_files.parse_json(content, Work, url, "submit the pipeline again")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 from components.adapters import storage
 from components.platform import artifacts
 from components.settings import environment
-from infoxlm_core import errors, outside
+from infoxlm_core import errors, user_files
 from infoxlm_core.errors import InfoXLMError, InputError
 from infoxlm_core.results.trials import Trial
 
@@ -77,7 +77,7 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
         yield
     except BaseException as error:
         # A panic of a Rust extension is a BaseException, but a failure all the same.
-        is_failure = isinstance(error, Exception) or outside.is_panic(error)
+        is_failure = isinstance(error, Exception) or user_files.is_panic(error)
         if not is_failure:
             raise
         failure = _translate(error, store)
@@ -113,7 +113,7 @@ def read_outcome(store: str, path: str) -> dict[str, Any] | None:
     """Return the outcome of a stage or a job, or None if it is missing or malformed."""
     content = artifacts.read(store, path)
     try:
-        return outside.parse_json(content, Outcome, path, "read the log instead") if content else None
+        return user_files.parse_json(content, Outcome, path, "read the log instead") if content else None
     except InputError as error:
         logger.warning("%s", error)
         return None
@@ -200,7 +200,7 @@ def _translate(error: BaseException, store: str) -> InfoXLMError:
     """Return the InfoXLMError for any error. Print the traceback of an unexpected error."""
     if isinstance(error, InfoXLMError):
         return error
-    translated = outside.translate_error(error, store)
+    translated = user_files.translate_error(error, store)
     if translated:
         return translated
     traceback.print_exc()

@@ -110,8 +110,9 @@ def publish(
     page_file = artifact / f"{kind}.html"
     step.publish(outputs.comparison, artifact, outputs.metrics)
     shutil.copy(page_file, outputs.report.path)
-    # MLflow refuses other characters in the name of a metric.
-    step.report({re.sub(r"[^\w.:/ -]", "_", name): value for name, value in metrics.items()})
+    # MLflow accepts only these characters in the name of a metric. Names of variants may contain others.
+    tracker_metrics = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in metrics.items()}
+    step.report(tracker_metrics)
     step.run.log_artifacts(artifact, kind)
     description = f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html)."
     ending = runtime.Ending("FINISHED")

@@ -24,7 +24,7 @@ from typing_extensions import TypedDict
 from components.adapters import storage
 from components.adapters.lease import Lease
 from components.platform import artifact_files, artifacts, runtime
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.errors import ConfigError, InfoXLMError, InputError
 from infoxlm_core.training import fingerprint
@@ -101,7 +101,7 @@ def _read_started_training(store: str, path: str) -> StartedTraining | None:
     content = artifacts.read(store, path)
     if content is None:
         return None
-    started: StartedTraining = outside.parse_json(
+    started: StartedTraining = user_files.parse_json(
         content, StartedTraining, f"{store}/{path}", "delete it, then run again"
     )
     return started

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import polib
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.corpora import lines
 from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO, Row
 from infoxlm_core.errors import InputError, one_line
@@ -126,9 +126,9 @@ def _list_catalogs(path: Path) -> Readers:
 
 def _list_folder(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
     """Yield the name of each catalog in a folder and a function that reads its content."""
-    for file in outside.list_tree(path):
+    for file in user_files.list_tree(path):
         if file.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{file}"):
-            yield str(file.relative_to(path)), partial(outside.read_bytes, file, MAX_CATALOG)
+            yield str(file.relative_to(path)), partial(user_files.read_bytes, file, MAX_CATALOG)
 
 
 def _list_archive(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:

@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.corpora import lines, tables
 from infoxlm_core.errors import InputError, one_line
 
@@ -43,7 +43,7 @@ def list_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     visible_files = []
-    for file in outside.list_tree(path):
+    for file in user_files.list_tree(path):
         is_hidden = any(name.startswith(".") for name in file.relative_to(path).parts)
         if not is_hidden and not file.is_dir():
             visible_files.append(file)
@@ -60,7 +60,7 @@ def digest(file: Path) -> str:
 def read(file: Path) -> Iterator[str]:
     """Yield every text of a file, and after each text its sentences. Raise InputError if the file cannot be read."""
     try:
-        for text in _read_texts(outside.check_readable(file)):
+        for text in _read_texts(user_files.check_readable(file)):
             yield text
             for sentence in _SENTENCE_END.split(text):
                 if MIN_SENTENCE_LENGTH <= len(sentence) < len(text):
@@ -79,13 +79,13 @@ def _read_texts(file: Path) -> Iterator[str]:
     match suffix:
         case ".json":
             with lines.unpack(file) as stream:
-                content = stream.read(outside.MAX_JSON + 1)
-            if len(content) > outside.MAX_JSON:
-                raise InputError(f"{file} has more than {outside.MAX_JSON:,} bytes: give several files")
-            yield from _find_strings(outside.parse_json(content.removeprefix(codecs.BOM_UTF8), Any, file, _REMEDY))
+                content = stream.read(user_files.MAX_JSON + 1)
+            if len(content) > user_files.MAX_JSON:
+                raise InputError(f"{file} has more than {user_files.MAX_JSON:,} bytes: give several files")
+            yield from _find_strings(user_files.parse_json(content.removeprefix(codecs.BOM_UTF8), Any, file, _REMEDY))
         case ".jsonl" | ".ndjson":
             for number, text in enumerate(lines.read_complete(file), start=1):
-                value = outside.parse_json(text, Any, f"{file}:{number}", _REMEDY) if text.strip() else ""
+                value = user_files.parse_json(text, Any, f"{file}:{number}", _REMEDY) if text.strip() else ""
                 yield from _find_strings(value)
         case ".parquet":
             with tables.reading(file, _REMEDY):

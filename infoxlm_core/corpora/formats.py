@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.config import CorpusSource
 from infoxlm_core.corpora import catalogs, lines, tables, translation_units
 from infoxlm_core.corpora.lines import AnyPath, Row
@@ -153,16 +153,16 @@ def _read_json_texts(path: Path, field: str) -> Iterator[tuple[int, str, str | N
         text = line
         if reason is None:
             position = f"{path}:{number}"
-            document = outside.parse_json(line, dict[str, Any], position, "write a JSON object on each line")
+            document = user_files.parse_json(line, dict[str, Any], position, "write a JSON object on each line")
             remedy = f"set text_field to one of its keys ({', '.join(document):.200})"
-            text = outside.validate(document.get(field), str, f"{position}: {field}", remedy)
+            text = user_files.validate(document.get(field), str, f"{position}: {field}", remedy)
         yield number, text, reason
 
 
 def _read_parquet_texts(path: Path, field: str) -> Iterator[tuple[int, str, None]]:
     """Yield the number and the text of each document. CulturaX has the columns text, timestamp, url and source."""
     with tables.reading(path, "write it again"):
-        column_names = pq.read_schema(outside.check_readable(path)).names
+        column_names = pq.read_schema(user_files.check_readable(path)).names
         if field not in column_names:
             remedy = f"set text_field to one of its columns ({', '.join(column_names):.200})"
             raise InputError(f"{path} has no column {field}: {remedy}")
@@ -396,14 +396,16 @@ def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
     path = corpus.paths[0]
     for number, line in enumerate(lines.read_complete(path), start=1):
         remedy = "write an object with a key for each language on each line"
-        values = outside.parse_json(line, dict[str, Any], f"{path}:{number}", remedy)
+        values = user_files.parse_json(line, dict[str, Any], f"{path}:{number}", remedy)
         translation = values.get("translation", values)  # in data sets of the Hugging Face hub
-        values = outside.validate(translation, dict[str, Any], f"{path}:{number}: translation", remedy)
+        values = user_files.validate(translation, dict[str, Any], f"{path}:{number}: translation", remedy)
         texts = {}
         for language in corpus.languages:
             if values.get(language) is not None:
                 position = f"{path}:{number}: {language}"
-                texts[language] = outside.validate(values[language], str, position, "write the text of this language")
+                texts[language] = user_files.validate(
+                    values[language], str, position, "write the text of this language"
+                )
         rows = list(_make_pairs(corpus, texts, number))
         if not rows:
             rows = [Row((language,), (text,), path.name, number) for language, text in texts.items()]
@@ -415,7 +417,7 @@ def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
     path = corpus.paths[0]
     pivot = corpus.pivot
     with tables.reading(path, "write it again"):
-        column_names = pq.read_schema(outside.check_readable(path)).names
+        column_names = pq.read_schema(user_files.check_readable(path)).names
         columns = [language for language in corpus.languages if language in column_names]
         if not columns:
             languages = ", ".join(corpus.languages)

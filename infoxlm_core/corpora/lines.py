@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import EncodingError, InputError
 
 MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in memory
@@ -50,7 +50,7 @@ class _Unpacked(io.RawIOBase):
             packed_size = path.root.getinfo(path.at).compress_size
             self.count_packed_bytes: Callable[[], int] = lambda: packed_size
         else:
-            packed = pa.OSFile(str(outside.check_readable(path)))
+            packed = pa.OSFile(str(user_files.check_readable(path)))
             self.count_packed_bytes = packed.tell
             if path.suffix == ".xz":
                 self.stream = lzma.open(packed)  # noqa: SIM115
@@ -77,7 +77,7 @@ class _Unpacked(io.RawIOBase):
 def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
     """Open a zip file. Raise InputError if it is damaged, naming the `expected` kind of file."""
     try:
-        return zipfile.ZipFile(outside.check_readable(path))
+        return zipfile.ZipFile(user_files.check_readable(path))
     except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
         raise InputError(f"{path} is not {expected} ({error})") from None
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, InputError, one_line
 
@@ -30,7 +30,7 @@ def reading(path: Path, remedy: str, error: type[InfoXLMError] = InputError) -> 
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as failure:  # ValueError: invalid UTF-8, a missing column
-        raise outside.translate_error(failure, path) or error(
+        raise user_files.translate_error(failure, path) or error(
             f"{path} cannot be read ({one_line(failure)}): {remedy}"
         ) from None
 
@@ -42,7 +42,7 @@ def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.Dat
         InputError: the file is damaged, holds text that is not UTF-8, or unpacks to more than `MAX_FRAME` bytes and
             `MAX_RATIO` times its size.
     """
-    outside.check_readable(path)
+    user_files.check_readable(path)
     try:
         names = None if columns is None else list(columns)
         _check_unpacked_size(path, names)
@@ -50,7 +50,7 @@ def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.Dat
     except InputError:
         raise
     except Exception as failure:  # metadata of pandas is read without any check: almost any exception is possible
-        raise outside.translate_error(failure, path) or InputError(
+        raise user_files.translate_error(failure, path) or InputError(
             f"{path} cannot be read ({one_line(failure)}): {remedy}"
         ) from None
 
@@ -90,7 +90,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
     Raises:
         InputError: a column is not text, or its distinct values have over `MAX_RATIO` times the size of the file.
     """
-    max_bytes = MAX_RATIO * outside.check_readable(path).stat().st_size + MAX_LINE
+    max_bytes = MAX_RATIO * user_files.check_readable(path).stat().st_size + MAX_LINE
     unpacked_bytes = 0
     schema = pq.read_schema(path)
     for column in columns:

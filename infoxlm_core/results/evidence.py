@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from typing_extensions import TypedDict
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
 
@@ -96,7 +96,7 @@ def write(path: Path, table_by_model: Mapping[str, pd.DataFrame]) -> None:
     outcomes.to_parquet(path, index=False, compression="zstd")
 
 
-@outside.allow_extra_keys
+@user_files.allow_extra_keys
 class _ScoresFile(TypedDict):
     """The fields of an evaluation's scores.json that promotion reads."""
 
@@ -107,7 +107,7 @@ class _ScoresFile(TypedDict):
 
 def read_scores(evaluation: Path) -> dict[str, Any]:
     """Return the content of scores.json. Raise InputError if it is malformed."""
-    return outside.read_json(evaluation / "scores.json", _ScoresFile, "evaluate again")
+    return user_files.read_json(evaluation / "scores.json", _ScoresFile, "evaluate again")
 
 
 def read(path: Path, model: str) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.config.base import set_by_name
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.results.evidence import STARTS
@@ -223,4 +223,4 @@ def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[st
 
 def read_scores(path: Path) -> Scores:
     """Read the scores.json that `measure` wrote. Raise InputError if it is malformed."""
-    return Scores.from_dict(outside.read_json(path, dict[str, Any], "measure again"), str(path))
+    return Scores.from_dict(user_files.read_json(path, dict[str, Any], "measure again"), str(path))

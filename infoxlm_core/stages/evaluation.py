@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from infoxlm_core import languages, outside
+from infoxlm_core import languages, user_files
 from infoxlm_core.config import EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import origin
@@ -121,7 +121,7 @@ def _build_record(
     report_path = corpus / "report.json"
     corpus_report = None
     if report_path.is_file():
-        corpus_report = outside.read_json(report_path, dict[str, Any], "prepare again")
+        corpus_report = user_files.read_json(report_path, dict[str, Any], "prepare again")
     return {
         "model": next(iter(encoders)),
         "pivot": questions.pivot,

@@ -24,7 +24,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import fingerprints, length_ratio
 from infoxlm_core.corpora.parallel import ParallelMap, in_process
@@ -101,7 +101,7 @@ def digest_sources(config: PreparationConfig) -> list[str]:
     """
     digests = []
     for path in map(Path, config.paths):
-        has_files = path.is_file() or any(file.is_file() for file in outside.list_tree(path))
+        has_files = path.is_file() or any(file.is_file() for file in user_files.list_tree(path))
         if has_files:
             digests.append(manifests.digest_files(path))
     return digests

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import sentencepiece
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_processes
 from infoxlm_core.corpora.tables import count_rows, reading
@@ -127,7 +127,7 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
 def _read_model(path: Path) -> bytes:
     """Return the content of a file. Raise InputError if it is not a SentencePiece model."""
     try:
-        model = outside.check_readable(path).read_bytes()
+        model = user_files.check_readable(path).read_bytes()
         tokenizers.vocabulary_size(model)
     except (OSError, RuntimeError) as error:
         raise InputError(

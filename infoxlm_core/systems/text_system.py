@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import PretrainedConfig
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import BOS, EOS
@@ -134,7 +134,7 @@ class TextSystem(System):
         )
         fast_tokenizer.save(str(path))
         settings_path = directory / "tokenizer_config.json"
-        settings = outside.read_json(settings_path, dict[str, Any], "copy it again")
+        settings = user_files.read_json(settings_path, dict[str, Any], "copy it again")
         settings |= {"bos_token": self.first_token, "cls_token": self.first_token}
         settings_path.write_text(json.dumps(settings, indent=1) + "\n")
 
@@ -172,7 +172,7 @@ class TextSystem(System):
         """Read the config.json of an exported model. Raise InputError if it is missing or of another architecture."""
         path = directory / "config.json"
         model_type = self.config_class.model_type
-        content = outside.read_json(path, dict[str, Any], f"give a directory of system {model_type}")
+        content = user_files.read_json(path, dict[str, Any], f"give a directory of system {model_type}")
         stored_weights.check_counts(content, path)
         if content.get("model_type") != model_type:
             raise InputError(

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import plain_transformers
 from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_prefix, served_space
@@ -116,7 +116,7 @@ def read(directory: Path) -> Reference:
             "store and run the pipeline again, which exports and registers it from the last checkpoint."
         )
     try:
-        content = outside.read_json(path, _Content, "copy or export the model again", DataCorrupt)
+        content = user_files.read_json(path, _Content, "copy or export the model again", DataCorrupt)
         sentences = content["sentences"]
         vectors = torch.tensor(content["vectors"], dtype=torch.float32)
         if vectors.ndim != 2 or len(vectors) != len(sentences) or not vectors.norm(dim=1).min() > 0:

@@ -28,7 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from infoxlm_core import locks, manifests, outside
+from infoxlm_core import locks, manifests, user_files
 from infoxlm_core.errors import InfoXLMError, LeaseHeld, NoValidCheckpoint, StorageUnavailable, TryAgain
 from infoxlm_core.training import guard
 from infoxlm_core.training.fingerprint import Fingerprint
@@ -96,7 +96,7 @@ def deleted_on_failure(unfinished_path: Path) -> Iterator[None]:
     """Delete a partly written file or directory if writing fails. Translate errors of the operating system.
 
     Raises:
-        StorageFull, StorageUnavailable, InputError: see `outside.translate_error`.
+        StorageFull, StorageUnavailable, InputError: see `user_files.translate_error`.
     """
     try:
         yield
@@ -105,7 +105,7 @@ def deleted_on_failure(unfinished_path: Path) -> Iterator[None]:
             shutil.rmtree(unfinished_path, ignore_errors=True)
         else:
             unfinished_path.unlink(missing_ok=True)
-        known_error = outside.translate_error(error, unfinished_path)
+        known_error = user_files.translate_error(error, unfinished_path)
         if known_error:
             raise known_error from error
         raise
@@ -371,7 +371,7 @@ class Checkpoints:
             except TryAgain:  # a failed download is not damage
                 raise
             except (InfoXLMError, OSError, ValueError, SafetensorError) as error:
-                known_error = outside.translate_error(error, path)
+                known_error = user_files.translate_error(error, path)
                 if isinstance(known_error, TryAgain):  # a failing disk is not damage, either
                     raise known_error from error
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)

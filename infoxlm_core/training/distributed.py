@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import ConfigError, InfoXLMError, RankDesync
 from infoxlm_core.model import devices, mixed_precision
 
@@ -155,7 +155,7 @@ def on_first(action: Callable[[], T]) -> T | None:
         try:
             result = action()
         except Exception as error:
-            failure = error if isinstance(error, InfoXLMError) else outside.translate_error(error)
+            failure = error if isinstance(error, InfoXLMError) else user_files.translate_error(error)
             if failure is None:
                 raise
     failure = from_first(failure)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.config import StageConfig
 from infoxlm_core.errors import ConfigMismatch
 from infoxlm_core.languages import is_known
@@ -127,7 +127,7 @@ def _digest_directory(directory: Path) -> str:
 
     The manifest is excluded, because it records which code wrote the files.
     """
-    files = [path for path in outside.list_tree(directory) if path.is_file() and path.name != manifests.NAME]
+    files = [path for path in user_files.list_tree(directory) if path.is_file() and path.name != manifests.NAME]
     language = _find_language(directory)
     is_model = any(path.parent == directory and path.suffix == ".safetensors" for path in files)
     if is_model:

@@ -12,7 +12,7 @@ from typing import Annotated, Protocol
 
 from pydantic import Field
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import DataCorrupt, InputError
 
 METRICS = "metrics.jsonl"  # in a run's directory, and beside an exported model
@@ -88,7 +88,7 @@ def read(path: Path | str) -> list[Point]:
 def parse(line: bytes, location: str) -> Point:
     """Parse one line. `location` names the file and the line in the error message."""
     try:
-        values = outside.parse_json(line, dict[str, _Int64 | float], location, "")
+        values = user_files.parse_json(line, dict[str, _Int64 | float], location, "")
         step = values.pop("step", None)
         if not isinstance(step, int):
             raise InputError("no step")

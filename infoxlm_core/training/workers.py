@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from infoxlm_core import errors, outside
+from infoxlm_core import errors, user_files
 from infoxlm_core.errors import InfoXLMError
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> 
     except BaseException as error:
         known_error = None
         if distributed.world_size() == 1:
-            known_error = outside.translate_error(error, arguments.get("run", ""))
+            known_error = user_files.translate_error(error, arguments.get("run", ""))
         if known_error is None:
             raise
         failure = known_error

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 
 app = typer.Typer(
@@ -127,7 +127,7 @@ def report_errors() -> Iterator[None]:
         failure: InfoXLMError = Preempted("The command was interrupted. Run it again to continue.")
     except BaseException as error:
         # A panic of a Rust library is a BaseException, but not an Exception.
-        if not isinstance(error, Exception) and not outside.is_panic(error):
+        if not isinstance(error, Exception) and not user_files.is_panic(error):
             raise
         failure = _to_infoxlm_error(error)
     else:
@@ -141,7 +141,7 @@ def _to_infoxlm_error(error: BaseException) -> InfoXLMError:
     """Convert any exception to an `InfoXLMError`. Log the traceback if the exception is unexpected."""
     if isinstance(error, InfoXLMError):
         return error
-    translated = outside.translate_error(error)
+    translated = user_files.translate_error(error)
     if translated:
         return translated
     if isinstance(error, OSError):

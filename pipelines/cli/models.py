@@ -9,7 +9,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, command
 
@@ -46,7 +46,7 @@ def import_(
 
 def read_lines(stream: BinaryIO, name: str = "standard input") -> list[str]:
     """Return the lines of a UTF-8 stream in any locale. An EncodingError names the invalid line and byte."""
-    text = outside.decode(stream.read(), name)
+    text = user_files.decode(stream.read(), name)
     if not text:
         return []
     return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")

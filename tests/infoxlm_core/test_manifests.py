@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import DataCorrupt, InputError
 
 
@@ -166,5 +166,5 @@ def test_error_of_a_full_disk_names_the_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space") as failure:
         manifests.write_atomically(tmp_path / "file", "content")
 
-    message = str(outside.translate_error(failure.value, "s3://elsewhere"))
+    message = str(user_files.translate_error(failure.value, "s3://elsewhere"))
     assert message.startswith(f"{tmp_path}/file: no space left")

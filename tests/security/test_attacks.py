@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.config import CorpusSource, PreparationConfig
 from infoxlm_core.corpora import evaluation_sets, formats
 from infoxlm_core.errors import InputError
@@ -109,7 +109,7 @@ def test_a_folder_without_permission_is_not_treated_as_empty(reader, tmp_path, m
 
     with pytest.raises((InputError, PermissionError), match=r"locked.*Permission denied|Permission denied.*locked"):
         FOLDER_READERS[reader](tmp_path)
-    assert outside.list_tree(tmp_path / "x.txt") == outside.list_tree(Path("a\0b")) == []
+    assert user_files.list_tree(tmp_path / "x.txt") == user_files.list_tree(Path("a\0b")) == []
 
 
 def list_unless_locked(list_folder, path="."):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from components.adapters.mlflow.errors import translate_errors
 from components.settings import environment
-from infoxlm_core import locks, outside
+from infoxlm_core import locks, user_files
 from infoxlm_core.errors import InputError, StorageUnavailable, without_password
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def check_uri(uri: str) -> None:
             )
         database = _find_sqlite_file(uri)
         if database and database.exists():
-            outside.check_readable(database)
+            user_files.check_readable(database)
     elif scheme in ("", "file"):
         raise InputError(
             f"{setting} is a folder, and MLflow no longer supports folders: set it to a server (https://…) or to "
@@ -115,7 +115,7 @@ def connect(store: Path) -> "MlflowClient":
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        known_error = outside.translate_error(error)
+        known_error = user_files.translate_error(error)
         raise known_error or InputError(f"{directory} cannot be created ({error}): choose another directory") from None
     # The client creates the tables of a new file. Two processes that create them at the same time would both fail.
     with locks.acquire(directory / ".mlflow.lock"), translate_errors(str(database)):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable, last_cause, one_line
 
 
@@ -32,7 +32,7 @@ def translate_errors(
         raise
     except Exception as error:
         status = error.get_http_status_code() if isinstance(error, MlflowException) else 0
-        translated = outside.translate_error(error, subject)
+        translated = user_files.translate_error(error, subject)
         if not translated:
             translated = _translate_database_error(error, subject, status)
         if not translated:

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from components.adapters.mlflow import connection, copies, model_versions
 from components.adapters.mlflow.errors import translate_errors
 from components.adapters.mlflow.model_versions import AGAINST, CHAMPION, DECISION, GATE, PREVIOUS
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import DataCorrupt, InputError, LeaseHeld, NotPromoted
 from infoxlm_core.results.gate import Contender, Verdict, decide
 
@@ -262,4 +262,4 @@ def _read_decision(version: "ModelVersion") -> dict[str, Any]:
     """Return the last decision on a version, or an empty mapping if there was none."""
     tag_value = version.tags.get(DECISION, "{}")
     tag_name = f"tag {DECISION} of {version.name} version {version.version}"
-    return outside.parse_json(tag_value, Decision, tag_name, "delete the tag, then run again", DataCorrupt)
+    return user_files.parse_json(tag_value, Decision, tag_name, "delete the tag, then run again", DataCorrupt)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from components.adapters.mlflow import connection, runs
 from components.adapters.mlflow.errors import translate_errors
 from components.adapters.mlflow.runs import PARENT, RUN_TAG
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InputError
 from infoxlm_core.results import evidence
 from infoxlm_core.results.evidence import Outcomes
@@ -60,7 +60,7 @@ class TrialRun(NamedTuple):
     def read_json(self, path: str) -> dict[str, Any]:
         """Download a JSON file from the artifacts of the trial's run."""
         with self._downloaded(path) as (json_file,):
-            return outside.read_json(json_file, dict[str, Any], "run the trial again")
+            return user_files.read_json(json_file, dict[str, Any], "run the trial again")
 
     @contextmanager
     def _downloaded(self, *paths: str) -> Iterator[list[Path]]:

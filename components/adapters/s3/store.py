@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from components.adapters.storage import Entry
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InputError, StorageUnavailable, one_line
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class S3Store:
         with self._client(name, quick) as client, _ignore_statuses():
             answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
             size = answer["ContentLength"]
-            if size > outside.MAX_JSON:
+            if size > user_files.MAX_JSON:
                 raise InputError(f"{self.uri}/{name} has {size:,} bytes, more than a small file may have: remove it")
             return answer["Body"].read(), answer["ETag"]
         return None

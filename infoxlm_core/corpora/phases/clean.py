@@ -68,7 +68,8 @@ def read(job: Job, number: int) -> Record:
 def _split_rows(rows: Iterable[Row], between_documents: bool) -> Iterator[list[Row]]:
     """Yield the rows in lists of bounded size.
 
-    With `between_documents`, rows of a document stay together. Raise InputError if a document is too long for this.
+    With `between_documents`, all rows of a document are in one list. Then `Row.line` is the first line of the document.
+    Raise InputError if a document is too long for a list.
     """
     split_rows: list[Row] = []
     character_count = 0
@@ -78,6 +79,7 @@ def _split_rows(rows: Iterable[Row], between_documents: bool) -> Iterator[list[R
             yield split_rows
             split_rows = []
             character_count = 0
+        # The document began before the list was full, so it alone exceeds the size of a list.
         if len(split_rows) >= 2 * PART_ROWS or character_count >= 2 * PART_CHARACTERS:
             raise InputError(
                 f"{row.file}: the document that begins on line {row.line} has over {PART_ROWS:,} lines or "

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import any_encoder, pretrained
 from infoxlm_core.model.huggingface.directories import MODULES
@@ -115,7 +115,7 @@ def read_settings(directory: Path) -> VectorSettings:
             prompts = {DEFAULT_PROMPT: prefix, "document": prefix}
             default_prompt = DEFAULT_PROMPT
     elif (directory / MODULES).is_file():
-        modules = outside.read_json(directory / MODULES, list[dict[str, Any]], "copy the model again")
+        modules = user_files.read_json(directory / MODULES, list[dict[str, Any]], "copy the model again")
         normalise = any(str(module.get("type")).endswith(".Normalize") for module in modules)
         prompts, default_prompt = any_encoder.read_prompts(directory)
     return VectorSettings(layer, pooling, normalise, prompts, default_prompt)
@@ -144,7 +144,7 @@ def embed(run: Run, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
 def load_tokenizer(directory: Path) -> Tokenizer:
     """Load the tokenizer of an export with the library `tokenizers` alone, with padding and truncation."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    settings = outside.read_json(directory / "tokenizer_config.json", dict[str, Any], "export the model again")
+    settings = user_files.read_json(directory / "tokenizer_config.json", dict[str, Any], "export the model again")
     tokenizer.enable_truncation(settings["model_max_length"])
     pad_token = settings["pad_token"]
     tokenizer.enable_padding(pad_id=tokenizer.token_to_id(pad_token), pad_token=pad_token)

@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 from infoxlm_core.model.huggingface import pretrained, tokenizers
@@ -102,7 +102,7 @@ def read_tokenizer(source: Path) -> str:
     """
     path = source / "tokenizer.json"
     if path.is_file():
-        return outside.read_text(path, outside.MAX_JSON)
+        return user_files.read_text(path, user_files.MAX_JSON)
     backend = getattr(tokenizers.load(source), "backend_tokenizer", None)
     if backend is None:
         raise InputError(f"{source} has no tokenizer.json: save its tokenizer with transformers 5")

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from typing_extensions import TypedDict
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model import devices, padded
 from infoxlm_core.model.huggingface import directories, pretrained, stored_weights, tokenizers
@@ -29,7 +29,7 @@ LENGTH = "sentence_bert_config.json"
 _POOLING_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "cls": "cls", "mean": "mean"}
 
 
-@outside.allow_extra_keys
+@user_files.allow_extra_keys
 class _Module(TypedDict):
     """An entry of modules.json."""
 
@@ -129,13 +129,13 @@ def served_space(model: "Model | Path | str") -> Space:
 def _read_pooling(directory: Path) -> str:
     """Return the pooling of a sentence-transformers model: `cls` or `mean`."""
     pooling = "mean"
-    for module in outside.read_json(directory / MODULES, list[_Module], "copy the model again"):
+    for module in user_files.read_json(directory / MODULES, list[_Module], "copy the model again"):
         class_name = module["type"].rpartition(".")[2]
         if class_name == "Dense":
             _warn_of_dense(directory)
         if class_name == "Pooling":
             path = directory / Path(module["path"]).name / "config.json"
-            settings = outside.read_json(path, dict[str, Any], "copy the model again")
+            settings = user_files.read_json(path, dict[str, Any], "copy the model again")
             mode = settings.get("pooling_mode")  # since version 6; older versions have a key for each mode
             if mode is None:
                 mode = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
@@ -170,7 +170,7 @@ def keep_served_space(start: Path, export: Path) -> None:
         logger.warning("the start is measured with the layer and pooling of its training: %s", error)
         return
     path = export / "config.json"
-    config = outside.read_json(path, dict[str, Any], "export the model again")
+    config = user_files.read_json(path, dict[str, Any], "export the model again")
     config["infoxlm"] |= space._asdict()
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     if not (start / PROJECTION).is_file():  # the projection is random
@@ -198,7 +198,7 @@ def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     path = directory / PROMPTS
     if not (directory / MODULES).is_file() or not path.is_file():
         return {}, None
-    settings = outside.read_json(path, dict[str, Any], "copy the model again")
+    settings = user_files.read_json(path, dict[str, Any], "copy the model again")
     stored_prompts = settings.get("prompts") or {}
     prompts = {name: text for name, text in stored_prompts.items() if isinstance(text, str)}
     default_prompt = settings.get("default_prompt_name")
@@ -215,7 +215,7 @@ def served_max_tokens(directory: Path) -> int:
     max_tokens = pretrained.max_tokens_of(pretrained.read_config(directory))
     path = directory / LENGTH
     if path.is_file():
-        limit = outside.read_json(path, dict[str, Any], "copy the model again").get("max_seq_length")
+        limit = user_files.read_json(path, dict[str, Any], "copy the model again").get("max_seq_length")
         if limit is None:
             return max_tokens
         min_limit = 3  # one token between two special tokens

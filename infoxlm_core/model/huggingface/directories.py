@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import InputError
 
 MODULES = "modules.json"
@@ -20,7 +20,7 @@ _CODE_SUFFIXES = (".pt", ".pth", ".pkl", ".py")
 models often have them beside safetensors, and our loaders read only safetensors."""
 
 
-@outside.allow_extra_keys
+@user_files.allow_extra_keys
 class Index(TypedDict):
     """The index of a model whose weights are in several files."""
 
@@ -42,7 +42,7 @@ def check_model(directory: Path) -> None:
 
 def is_translator(directory: Path) -> bool:
     """Return whether a model is a translator, not an encoder."""
-    config = outside.read_json(directory / "config.json", dict[str, Any], "export the model again")
+    config = user_files.read_json(directory / "config.json", dict[str, Any], "export the model again")
     return config.get("model_type") == TRANSLATOR
 
 
@@ -80,12 +80,12 @@ def check_no_code(directory: Path) -> None:
         if path.suffix in _CODE_SUFFIXES:
             raise InputError(f"{directory} holds {path.name}, which could run code: keep only safetensors and JSON")
     for path in directory.glob("*.index.json"):
-        index = outside.read_json(path, Index, "export the model again")
+        index = user_files.read_json(path, Index, "export the model again")
         for file_name in index["weight_map"].values():
             if Path(file_name).name != file_name:  # Transformers would follow a path out of the folder
                 raise InputError(f"{path}: {file_name!r:.200} is not in this folder: export the model again")
     for path in directory.glob("*config.json"):
-        config = outside.read_json(path, dict[str, Any], "export the model again")
+        config = user_files.read_json(path, dict[str, Any], "export the model again")
         if "auto_map" in config:
             remedy = "export the model with a built-in class"
             if config.get("model_type") == "new":  # Alibaba-NLP/gte-multilingual-base

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.data.vocabulary import FIRST_POSITION
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model.encoder import Encoder, EncoderSize
@@ -153,7 +153,7 @@ def _check_claimed_sizes(checkpoint: Path) -> None:
 
     The checkpoint is read with fake tensors, which have sizes but no memory.
     """
-    file_size = outside.check_readable(checkpoint).stat().st_size
+    file_size = user_files.check_readable(checkpoint).stat().st_size
     remedy = "give model.pt as it was downloaded"
     if zipfile.is_zipfile(checkpoint):
         with zipfile.ZipFile(checkpoint) as archive:

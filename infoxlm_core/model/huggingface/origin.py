@@ -6,7 +6,7 @@ from pathlib import Path
 from huggingface_hub import ModelCard
 from typing_extensions import TypedDict
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import one_line
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def _read_licence(card: Path) -> str:
     if not card.is_file():
         return ""
     try:
-        text = outside.read_text(card, outside.MAX_JSON)
+        text = user_files.read_text(card, user_files.MAX_JSON)
         licence = ModelCard(text, ignore_metadata_errors=True).data.to_dict().get("license")
     except Exception as error:  # a card may contain anything, and must not make a long training fail at its end
         logger.warning("%s: its metadata cannot be read: %s", card, one_line(error))

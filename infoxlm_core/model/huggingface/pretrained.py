@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PretrainedConfig, XLMRobertaConfig
 from typing_extensions import TypedDict
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model.encoder import Encoder, EncoderSize
@@ -49,7 +49,7 @@ class _ContrastSettings(TypedDict):
     prefix: NotRequired[str]
 
 
-@outside.allow_extra_keys
+@user_files.allow_extra_keys
 class ModelDescription(TypedDict):
     """The keys of config.json that are read for models of all types. All of them are optional."""
 
@@ -62,7 +62,7 @@ class ModelDescription(TypedDict):
     pad_token_id: NotRequired[int | None]
 
 
-@outside.allow_extra_keys
+@user_files.allow_extra_keys
 class ModelSizes(TypedDict):
     """The keys of config.json that describe the sizes of an encoder."""
 
@@ -260,7 +260,7 @@ def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
 def read_config(directory: Path) -> dict[str, Any]:
     """Return the content of config.json. Raise InputError if it is missing or a size in it is impossible."""
     path = directory / "config.json"
-    config = outside.read_json(path, ModelDescription, "give a Hugging Face model directory")
+    config = user_files.read_json(path, ModelDescription, "give a Hugging Face model directory")
     stored_weights.check_counts(config, path)
     return {"model_type": None} | config
 
@@ -344,7 +344,7 @@ def _read_sizes(directory: Path) -> dict[str, Any]:
     if config["model_type"] == "distilbert":
         config = {_DISTILBERT_KEYS.get(key, key): value for key, value in config.items()}
         config["type_vocab_size"] = 0
-    outside.validate(config, ModelSizes, path, "give a complete model")
+    user_files.validate(config, ModelSizes, path, "give a complete model")
     if config["hidden_size"] % config["num_attention_heads"]:
         raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
     return config
@@ -384,7 +384,7 @@ def find_weight_files(directory: Path) -> list[Path]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file. Raise InputError if it is missing or damaged."""
     try:
-        return load_file(outside.check_readable(path))
+        return load_file(user_files.check_readable(path))
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is damaged ({one_line(error)}): copy it again") from None
 

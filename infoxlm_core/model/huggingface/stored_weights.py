@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PretrainedConfig
 from transformers.initialization import meta_device_safe_creation_ops
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InputError, one_line
 
 NOT_FINITE = "contains NaN or infinity: its training failed, so use another model"
@@ -48,7 +48,7 @@ def read_headers(directory: Path) -> dict[str, StoredWeight]:
     weights: dict[str, StoredWeight] = {}
     for path in sorted(directory.glob("*.safetensors")):
         try:
-            with safe_open(outside.check_readable(path), "pt") as file:
+            with safe_open(user_files.check_readable(path), "pt") as file:
                 for name in file.keys():  # noqa: SIM118 - the file is not a mapping
                     tensor_slice = file.get_slice(name)
                     shape = tuple(tensor_slice.get_shape())

@@ -16,7 +16,7 @@ from tokenizers.models import Unigram
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import sentencepiece_model_pb2_new as sentencepiece_pb2
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.data.vocabulary import BOS, EOS, SPECIAL_TOKENS, UNK, Vocabulary
 from infoxlm_core.errors import InputError, one_line
 
@@ -45,7 +45,7 @@ def reading(subject: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # a damaged file can raise almost any exception
-        if isinstance(error, Exception) or outside.is_panic(error):
+        if isinstance(error, Exception) or user_files.is_panic(error):
             raise InputError(f"{subject} cannot be read ({one_line(error)}): copy its files again") from None
         raise
 
@@ -103,7 +103,7 @@ def copy_files(files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBas
     names = [FAST] + [path.name for path in files[1:]]
     for path, name in zip(files, names, strict=True):
         if name != "config.json":
-            shutil.copyfile(outside.check_readable(path), directory / name)
+            shutil.copyfile(user_files.check_readable(path), directory / name)
     if SETTINGS in names or "config.json" in names:
         return load(files[0].parent)
     _write_settings(directory)
@@ -198,7 +198,7 @@ def load_fast(directory: Path) -> PreTrainedTokenizerFast:
 def load(directory: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model. Raise InputError if it is missing, damaged, or has more ids than the model."""
     for path in directory.glob("*.json"):
-        outside.check_readable(path)
+        user_files.check_readable(path)
     with reading(f"{directory}: its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         # Encode a text and a pair, because the special tokens of the template may have ids outside the vocabulary.
@@ -208,7 +208,7 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
     id_count = largest_id + 1
     config_path = directory / "config.json"
     if config_path.is_file():
-        embedding_count = outside.read_json(config_path, dict[str, Any], "copy it again").get("vocab_size")
+        embedding_count = user_files.read_json(config_path, dict[str, Any], "copy it again").get("vocab_size")
         if isinstance(embedding_count, int) and id_count > embedding_count:
             raise InputError(
                 f"{directory}: its tokenizer has {id_count} ids, but the model only {embedding_count}: "
@@ -229,7 +229,7 @@ def copy(source: Path, directory: Path, max_tokens: int) -> None:
         if (source / name).is_file():
             shutil.copy(source / name, directory / name)
     if (source / SETTINGS).is_file():
-        settings = outside.read_json(source / SETTINGS, dict[str, Any], "copy it again")
+        settings = user_files.read_json(source / SETTINGS, dict[str, Any], "copy it again")
         if settings.get("model_max_length") != max_tokens:
             settings["model_max_length"] = max_tokens
             _write_json(settings, directory)

@@ -13,7 +13,7 @@ from sacrebleu.metrics import BLEU
 from safetensors.torch import save_file
 from typing_extensions import TypedDict
 
-from infoxlm_core import languages, outside
+from infoxlm_core import languages, user_files
 from infoxlm_core.data.encoding import encode
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.data.vocabulary import FIRST_PIECE
@@ -107,7 +107,7 @@ class TextTranslator:
         remedy = "give the output of translate"
         if not directories.is_translator(directory):
             raise InputError(f"{directory} has no translator: {remedy}")
-        description = outside.read_json(directory / CONFIG, _Description, remedy)
+        description = user_files.read_json(directory / CONFIG, _Description, remedy)
         stored_weights.check_counts({"layers": description["size"].layers}, directory / CONFIG)
         with torch.device("meta"):
             stored_weights.check_shapes(Translator(description["size"]), directory)

@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.languages import is_known
@@ -57,7 +57,7 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
             raise InputError(f"{path}: give labelled text as .csv, .tsv or .parquet, or a folder (data).")
         return [_parse_name(path)]
     files = []
-    for file in outside.list_tree(path):
+    for file in user_files.list_tree(path):
         is_hidden = any(name.startswith(".") for name in file.relative_to(path).parts)  # .git, ._train-en.tsv
         if is_hidden or file.suffix not in SUFFIXES or not file.is_file():
             continue
@@ -110,7 +110,7 @@ def read_columns(path: Path, column_names: Collection[str]) -> pd.DataFrame:
 
 def _read_parquet(path: Path) -> pd.DataFrame:
     """Read the columns of text and numbers. Skip lists, and also bytes, because their encoding is unknown."""
-    schema = pq.read_schema(outside.check_readable(path))
+    schema = pq.read_schema(user_files.check_readable(path))
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{path}: two columns have the same name. Rename one.")
     columns = []
@@ -133,7 +133,7 @@ def _read_text(path: Path, column_names: Collection[str]) -> pd.DataFrame:
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     rows: list[list[str]] = []
     line_numbers = []
-    with outside.check_readable(path).open(encoding="utf-8-sig", newline="") as file:
+    with user_files.check_readable(path).open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, **options)
         for row in reader:
             if rows and len(row) != len(rows[0]):

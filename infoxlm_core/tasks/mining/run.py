@@ -38,10 +38,10 @@ class Half(NamedTuple):
 
 
 def read_sets(config: MiningConfig) -> dict[str, MiningSet]:
-    """Read the sets of all languages.
+    """Read the mining sets of all languages, by language.
 
     Raises:
-        InputError: a set is missing, damaged, or too large for what is installed.
+        InputError: a set is missing or damaged, or it is too large to be searched without faiss.
     """
     sets = {}
     for language, files in bucc.find_sets(Path(config.data), config.pivot, config.name).items():

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import CorpusTooSmall, EncodingError, InputError
 from infoxlm_core.languages import is_known, two_letters
 from infoxlm_core.tasks.named_entities.task import NamedEntitiesConfig
@@ -43,7 +43,7 @@ def find_tagged_files(path: Path) -> list[TaggedFile]:
     """Return the file itself, or the files of a folder whose names contain a split and a language."""
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. {LAYOUT}")
-    candidates = [path] if path.is_file() else [file for file in outside.list_tree(path) if file.is_file()]
+    candidates = [path] if path.is_file() else [file for file in user_files.list_tree(path) if file.is_file()]
     files = []
     for file in candidates:
         match = _NAME.fullmatch(file.name)

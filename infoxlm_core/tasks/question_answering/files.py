@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ValidationError
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import InputError
 from infoxlm_core.languages import is_known
 from infoxlm_core.tasks.task import SPLITS
@@ -211,7 +211,7 @@ def parse_languages(path: Path) -> LanguagePair:
 def read_squad(path: Path) -> QuestionSet:
     """Read one file. Raise InputError if it is not in SQuAD's format, or a paragraph or an answer is empty."""
     try:
-        content = _File.model_validate_json(outside.check_readable(path).read_bytes().removeprefix(codecs.BOM_UTF8))
+        content = _File.model_validate_json(user_files.check_readable(path).read_bytes().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValidationError as error:

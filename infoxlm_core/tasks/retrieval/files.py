@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infoxlm_core import languages, outside
+from infoxlm_core import languages, user_files
 from infoxlm_core.corpora import evaluation_sets, lines, tables
 from infoxlm_core.errors import InputError, ParallelMismatch, one_line
 
@@ -221,7 +221,7 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
 def _read_pairs(path: Path) -> Pairs:
     """Read the pairs of one held-out file. Raise InputError if a pair lacks its source or target."""
     try:
-        schema = pq.read_schema(outside.check_readable(path))
+        schema = pq.read_schema(user_files.check_readable(path))
         has_columns = {"source", "target"} <= set(schema.names)
         if not has_columns or not _PAIR.fullmatch(path.parent.name):
             raise InputError(

@@ -112,7 +112,7 @@ def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]
     """Return the vector that `served` or `POOLING@LAYER` names, or the vectors of all layers for `POOLING@best`.
 
     Raises:
-        InputError: the model does not have the layer, or was not contrasted.
+        InputError: the model does not have the layer, or has no contrast layer because it was trained without XLCO.
     """
     if vector == "served":
         space = served_space(model)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.config import SelectionConfig
 from infoxlm_core.errors import DataCorrupt
 from infoxlm_core.model.huggingface import pretrained
@@ -102,7 +102,7 @@ class BestCheckpoints:
         """Load the weights of a step into the module. Raise DataCorrupt if they are damaged or do not fit."""
         path = self._path(step)
         remedy = f"restore it, or delete {self.run} to train again"
-        digest = outside.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt)
+        digest = user_files.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt)
         manifests.verify_file(path, digest, remedy)
         weights = pretrained.read_tensors(path)
         with torch.no_grad():

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from infoxlm_core import manifests, outside
+from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import InputError
 
 FILE = "selection.json"
@@ -81,7 +81,7 @@ def read(tuned: Path) -> dict[str, Any] | None:
     path = tuned / FILE
     if not path.is_file():
         return None
-    content: dict[str, Any] = outside.read_json(path, dict[str, Any], "fine-tune again, or remove it")
+    content: dict[str, Any] = user_files.read_json(path, dict[str, Any], "fine-tune again, or remove it")
     return content
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typing_extensions import TypedDict
 
-from infoxlm_core import outside
+from infoxlm_core import user_files
 from infoxlm_core.errors import DataCorrupt, EncodingError, InputError, StorageFull, StorageUnavailable
 
 
@@ -41,16 +41,16 @@ def test_path_that_is_no_regular_file_is_refused_before_it_is_opened(tmp_path, m
             ("zero\0byte", "no such file"),
         ):
             with pytest.raises(InputError, match=message):
-                outside.read_bytes(tmp_path / name, 10)
+                user_files.read_bytes(tmp_path / name, 10)
 
 
 @pytest.mark.item("S11")
 def test_file_larger_than_the_limit_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(b"x" * 10)
 
-    assert outside.read_bytes(tmp_path / "a", 10) == b"x" * 10
+    assert user_files.read_bytes(tmp_path / "a", 10) == b"x" * 10
     with pytest.raises(InputError, match="has 10 bytes, more than 9"):
-        outside.read_bytes(tmp_path / "a", 9)
+        user_files.read_bytes(tmp_path / "a", 9)
 
 
 @pytest.mark.item("B18")
@@ -66,19 +66,19 @@ def test_json_of_unexpected_structure_is_refused_with_file_and_remedy(tmp_path, 
     (tmp_path / "a.json").write_text(content, encoding="latin-1")
 
     with pytest.raises(DataCorrupt, match=r"a\.json cannot be read .*: make it again$") as refusal:
-        outside.read_json(tmp_path / "a.json", Sizes, "make it again", DataCorrupt)
+        user_files.read_json(tmp_path / "a.json", Sizes, "make it again", DataCorrupt)
     assert len(str(refusal.value)) < 400, "the content of the file is repeated"
 
 
 def test_valid_json_is_read_exactly_with_extra_keys_where_allowed(tmp_path):
-    @outside.allow_extra_keys
+    @user_files.allow_extra_keys
     class Facts(TypedDict):
         facts: dict[str, Any]
 
     facts = '{"a": 1, "b": 1.0, "c": 0.1, "d": 1e-320, "e": 123456789012345678901234567890, "ü": [null, true]}'
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + f'{{"facts": {facts}, "more": 2}}'.encode())
 
-    content = outside.read_json(tmp_path / "a.json", Facts, "")
+    content = user_files.read_json(tmp_path / "a.json", Facts, "")
 
     assert content["more"] == 2
     assert repr(content["facts"]) == (
@@ -87,9 +87,9 @@ def test_valid_json_is_read_exactly_with_extra_keys_where_allowed(tmp_path):
 
 
 def test_text_that_is_not_utf_8_is_refused_with_line_and_byte():
-    assert outside.decode(b"\xef\xbb\xbfein\nT\xc3\xa4g", "standard input") == "ein\nTäg"
+    assert user_files.decode(b"\xef\xbb\xbfein\nT\xc3\xa4g", "standard input") == "ein\nTäg"
     with pytest.raises(EncodingError, match="standard input:2:4: not UTF-8"):
-        outside.decode(b"gut\nsch\xe9n", "standard input")
+        user_files.decode(b"gut\nsch\xe9n", "standard input")
 
 
 @pytest.mark.item("F10")
@@ -105,7 +105,7 @@ def test_text_that_is_not_utf_8_is_refused_with_line_and_byte():
     ],
 )
 def test_error_of_the_operating_system_is_translated_with_path_and_remedy(number, error_class, message):
-    error = outside.translate_error(OSError(number, os.strerror(number), "store/x"))
+    error = user_files.translate_error(OSError(number, os.strerror(number), "store/x"))
 
     assert type(error) is error_class
     assert message in str(error)
@@ -114,9 +114,9 @@ def test_error_of_the_operating_system_is_translated_with_path_and_remedy(number
 def test_full_disk_is_recognised_in_the_message_of_a_library():
     error = RuntimeError("(sqlite3.OperationalError) database or disk is full")
 
-    assert isinstance(outside.translate_error(error, Path("store")), StorageFull)
+    assert isinstance(user_files.translate_error(error, Path("store")), StorageFull)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), FileNotFoundError(errno.ENOENT, "No such file", "x"), OSError("x")])
 def test_error_that_a_user_cannot_fix_is_not_translated(error):
-    assert outside.translate_error(error) is None
+    assert user_files.translate_error(error) is None
