@@ -242,7 +242,7 @@ def _measure_for_parent(planned_trial: Mapping[str, Any], store: str, num_worker
     finally:
         parent = multiprocessing.parent_process()
         if parent and not parent.is_alive():
-            os._exit(Preempted.exit_code)  # a process of an executor would keep its GPU and wait for more work for ever
+            os._exit(Preempted.exit_code)  # else it would keep its GPU and wait for work forever
 
 
 def _terminate_children() -> None:

@@ -1,5 +1,6 @@
 """Fixtures for servers that all tests of a session share. The first test that uses a server starts it."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -42,14 +43,28 @@ def faults(bucket, s3_server, monkeypatch) -> Iterator[Faults]:
         yield faults
 
 
-@pytest.fixture(scope="session")
-def database() -> Iterator[int]:
-    """Return the port of a PostgreSQL server on loopback with an empty database `mlflow`."""
+@contextlib.contextmanager
+def _postgres_or_skip() -> Iterator[int]:
+    """Run a PostgreSQL server with an empty database `mlflow` and yield its port. Skip the test without PostgreSQL."""
     try:
         postgres.find()
     except RuntimeError as error:
         pytest.skip(str(error))
     with postgres.serve() as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[int]:
+    """Return the port of the PostgreSQL server that all tests share."""
+    with _postgres_or_skip() as port:
+        yield port
+
+
+@pytest.fixture
+def empty_postgres() -> Iterator[int]:
+    """Return the port of a new PostgreSQL server without tables."""
+    with _postgres_or_skip() as port:
         yield port
 
 

@@ -44,7 +44,8 @@ class S3Store:
             answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
             size = answer["ContentLength"]
             if size > user_files.MAX_JSON:
-                raise InputError(f"{self.uri}/{name} has {size:,} bytes, more than a small file may have: remove it")
+                limit = user_files.MAX_JSON
+                raise InputError(f"{self.uri}/{name} has {size:,} bytes, but at most {limit:,} are read: remove it")
             return answer["Body"].read(), answer["ETag"]
         return None
 

@@ -183,7 +183,7 @@ def _read_table(path: Path, pivot_is_second: bool) -> AlignedSentences:
     for line_number, cells in enumerate(rows, 1):
         if len(cells) != 2 or not all(cell.strip() for cell in cells):
             raise InputError(
-                f"{path}:{line_number} is not two sentences divided by one tab: {' | '.join(cells)!r:.100}"
+                f"{path}:{line_number} is not two sentences separated by one tab: {' | '.join(cells)!r:.100}"
             )
     first_column, second_column = _split_columns(rows)
     return (second_column, first_column) if pivot_is_second else (first_column, second_column)

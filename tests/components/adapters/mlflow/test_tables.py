@@ -15,17 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
-@pytest.fixture
-def empty_postgres():
-    """Yield the port of a new PostgreSQL server without tables."""
-    try:
-        postgres.find()
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    with postgres.serve() as port:
-        yield port
-
-
 def test_simultaneous_replicas_create_the_tables_one_after_the_other(empty_postgres):
     variables = os.environ | {
         "PGHOST": "127.0.0.1",
