@@ -9,7 +9,7 @@ from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
 from infoxlm_core.data.layouts import EMPTY, Sequences, choose, gather, join, lay_out
 from infoxlm_core.data.mixup import mix
-from infoxlm_core.data.sampling import TableSampler, generator
+from infoxlm_core.data.sampling import TableSampler, make_rng
 from infoxlm_core.data.shards import Blocks, Pairs, Shards, StoredTable, Table, concatenate_int64, make_blocks
 from infoxlm_core.data.window import MovingWindow, Window
 from infoxlm_core.errors import CorpusTooSmall
@@ -257,7 +257,7 @@ class Sampler(StepSampler):
 
     def _draw_mlm(self, window: Window[Blocks], rng_key: tuple[object, ...]) -> Masked:
         """Draw the MLM samples of a virtual shard."""
-        rng = generator(*rng_key, "mlm")
+        rng = make_rng(*rng_key, "mlm")
         tables, rows = self.block_sampler.draw(self.samples_per_shard, rng, window.row_counts)
         parts, rows = window.locate(tables, rows)
         begin = np.array([self.vocabulary.begin], np.uint32)
@@ -269,7 +269,7 @@ class Sampler(StepSampler):
             token_ids += [begin, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
             lengths.append(length + 1)
         sequences = Sequences(concatenate_int64(token_ids), np.array(lengths, np.int64))
-        return Masked(sequences, *self.mask(sequences, generator(*rng_key, "mlm mask")), tables)
+        return Masked(sequences, *self.mask(sequences, make_rng(*rng_key, "mlm mask")), tables)
 
     def _read_sides(self, window: Window[Pairs], tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
         """Return the source and target sides of pairs, truncated to the configured length."""
@@ -282,7 +282,7 @@ class Sampler(StepSampler):
 
     def _draw_tlm(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> Masked:
         """Draw the TLM samples of a virtual shard, with the sides of each pair in random order."""
-        rng = generator(*rng_key, "tlm")
+        rng = make_rng(*rng_key, "tlm")
         tables, rows = self.pair_sampler.draw(self.samples_per_shard, rng, window.row_counts)
         source, target = self._read_sides(window, tables, rows)
         is_swapped = rng.random(self.samples_per_shard) < 0.5
@@ -290,13 +290,13 @@ class Sampler(StepSampler):
         second_side = choose(is_swapped, source, target)
         sequences = lay_out([first_side, second_side], self.vocabulary)
         groups = tables + len(self.texts)  # the groups of TLM follow those of MLM
-        return Masked(sequences, *self.mask(sequences, generator(*rng_key, "tlm mask")), groups)
+        return Masked(sequences, *self.mask(sequences, make_rng(*rng_key, "tlm mask")), groups)
 
     def _draw_xlco(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> Views:
         """Draw the contrast items of a virtual shard: pairs, and the pairs that mixup joins with them."""
         contrast = self.config.contrast
         count = self.samples_per_shard
-        rng = generator(*rng_key, "xlco")
+        rng = make_rng(*rng_key, "xlco")
         # The random numbers are drawn in this order, whether they are used or not; another order changes all samples.
         tables, rows = self.pair_sampler.draw(count, rng, window.row_counts)
         sentence_ids = _read_sentence_ids(window, tables, rows)
@@ -311,7 +311,7 @@ class Sampler(StepSampler):
         joined_ids = np.stack([sentence_ids, np.where(is_joined, partner_ids, sentence_ids)], axis=1)  # (count, 2)
         groups = tables + len(self.texts) + len(self.pairs)  # the groups of XLCO follow those of TLM
         views = Views(queries, keys, joined_ids, groups)
-        return self._corrupt(views, generator(*rng_key, "corruption")) if contrast.corruption else views
+        return self._corrupt(views, make_rng(*rng_key, "corruption")) if contrast.corruption else views
 
     def _draw_partners(
         self,

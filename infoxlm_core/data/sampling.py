@@ -16,8 +16,8 @@ def digest_key(*key: object) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def generator(*key: object) -> np.random.Generator:
-    """Return a random generator that depends only on a key such as (seed, step, virtual shard, purpose)."""
+def make_rng(*key: object) -> np.random.Generator:
+    """Return a random number generator that depends only on a key such as (seed, step, virtual shard, purpose)."""
     words = np.frombuffer(digest_key(*key), np.uint64)  # (4,)
     return np.random.Generator(np.random.Philox(key=words[:2], counter=[*words[2:], 0, 0]))
 

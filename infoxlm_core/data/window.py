@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.shards import StoredTable
 
 T = TypeVar("T")
@@ -144,4 +144,4 @@ def _choose_widths(
 @functools.lru_cache(maxsize=4096)
 def _order_parts(seed: int, table: str, pass_number: int, part_count: int) -> np.ndarray:
     """Return the random order in which parts enter the window during one pass over a table."""
-    return generator(seed, "window", table, pass_number).permutation(part_count)
+    return make_rng(seed, "window", table, pass_number).permutation(part_count)

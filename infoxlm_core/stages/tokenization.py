@@ -24,7 +24,7 @@ from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_processes
 from infoxlm_core.corpora.tables import count_rows, reading
 from infoxlm_core.data.encoding import SerializedTokenizer, encode_chunk, load_encoder, serialize
-from infoxlm_core.data.sampling import generator, probabilities
+from infoxlm_core.data.sampling import make_rng, probabilities
 from infoxlm_core.data.shards import PAIR_COLUMNS, TEXT
 from infoxlm_core.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from infoxlm_core.data.writing import write_table
@@ -150,7 +150,7 @@ def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
     for (language, rows), count in zip(rows_by_language.items(), counts, strict=True):
         # Every sentence is repeated equally often, and a random choice of them once more.
         repeats = np.full(rows, count // rows)
-        order = generator(config.seed, "vocabulary", language).permutation(rows)
+        order = make_rng(config.seed, "vocabulary", language).permutation(rows)
         repeats[order[: count % rows]] += 1
         for text, repeat_count in zip(_read_texts(corpus / "mono" / language), repeats, strict=True):
             sentences += [text] * repeat_count

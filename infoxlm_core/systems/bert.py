@@ -15,7 +15,7 @@ from transformers import BertConfig, PretrainedConfig
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences, lay_out, number_positions
-from infoxlm_core.data.sampling import TableSampler, generator
+from infoxlm_core.data.sampling import TableSampler, make_rng
 from infoxlm_core.data.shards import Shards, Table
 from infoxlm_core.data.vocabulary import EOS
 from infoxlm_core.errors import CorpusTooSmall
@@ -95,8 +95,8 @@ class BERTSampler(TextSampler):
 
     def draw(self, step: int, shard: int) -> Samples:
         """Return the samples of a virtual shard at a step."""
-        rng = generator(self.config.seed, step, shard, "bert")
-        mask_rng = generator(self.config.seed, step, shard, "bert mask")
+        rng = make_rng(self.config.seed, step, shard, "bert")
+        mask_rng = make_rng(self.config.seed, step, shard, "bert mask")
         first_parts = []
         second_parts = []
         labels = []

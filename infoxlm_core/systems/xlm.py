@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, XLMConfig
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.layouts import Sequences, number_positions
-from infoxlm_core.data.sampling import TableSampler, choose_indices, generator, probabilities
+from infoxlm_core.data.sampling import TableSampler, choose_indices, make_rng, probabilities
 from infoxlm_core.data.shards import Shards, Table, concatenate_int64
 from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.errors import ConfigError, CorpusTooSmall
@@ -162,8 +162,8 @@ class XLMSampler(TextSampler):
         """Return the samples of a virtual shard at a step."""
         seed = self.config.seed
         objective, languages, is_reversed = self._choose(step)
-        rng = generator(seed, step, shard, objective)
-        mask_rng = generator(seed, step, shard, objective, "mask")
+        rng = make_rng(seed, step, shard, objective)
+        mask_rng = make_rng(seed, step, shard, objective, "mask")
         if objective == "tlm":
             sequences, positions, types = self._draw_pairs(languages, is_reversed, rng)
         else:
@@ -187,7 +187,7 @@ class XLMSampler(TextSampler):
     def _choose(self, step: int) -> StepChoice:
         """Choose the objective, the language (pair) and the direction of a step."""
         objective = self.objectives[step % len(self.objectives)]
-        uniform = generator(self.config.seed, step, "language").random(2)
+        uniform = make_rng(self.config.seed, step, "language").random(2)
         sample_counts = self.sample_counts[objective]
         languages = list(sample_counts)
         language_probabilities = probabilities(np.array(list(sample_counts.values())), self.config.batches.alpha)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infoxlm_core.config import EvaluationConfig
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.model.huggingface.any_encoder import has_language_model_head, load_encoder
 from infoxlm_core.tasks.embedding import Features, batches, encode
@@ -114,7 +114,7 @@ def _mask_sentences(tokenizer: Tokenizer, features: Features, seed: int) -> list
         word_positions = np.flatnonzero(np.array(special_mask) == 0)
         if len(word_positions) == 0:
             continue
-        rng = generator(seed, "perplexity", sentence_index)
+        rng = make_rng(seed, "perplexity", sentence_index)
         positions = word_positions[choose_gaps(len(word_positions), rng)]
         targets = ids[positions]
         ids[positions] = tokenizer.mask_token_id

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from infoxlm_core.data.layouts import number_positions
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import CorpusTooSmall
 from infoxlm_core.model import devices
@@ -125,7 +125,7 @@ class TranslationSampler:
         """Return the micro-batch of a virtual shard at a step."""
         turns = self.list_turns(step)
         objective, language = turns[step % len(turns)]
-        rng = generator(self.config.seed, step, shard, objective)
+        rng = make_rng(self.config.seed, step, shard, objective)
         language_number = self.language_numbers[language]
         source = None
         if objective == "bt":

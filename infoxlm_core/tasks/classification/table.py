@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.errors import InputError
 from infoxlm_core.languages import shorten, two_letters
 from infoxlm_core.tasks.classification.files import HEADERS, LabelledFile, find_labelled_files, read_columns
@@ -118,7 +118,7 @@ def draw_split(table: pd.DataFrame) -> np.ndarray:
     if difference:
         raise InputError(f"the rows of the languages do not translate each other in order: {difference}")
     positions = table.groupby("language").cumcount().to_numpy()  # of each row within its language
-    uniform = generator("split").random(positions.max() + 1)  # one draw for all translations of a row
+    uniform = make_rng("split").random(positions.max() + 1)  # one draw for all translations of a row
     return np.where(uniform[positions] < TEST_SHARE, "test", "train")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from infoxlm_core.config import RecipeConfig
 from infoxlm_core.data.examples import Examples
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model import devices
 from infoxlm_core.model.encoder import compiler_for
@@ -104,7 +104,7 @@ class TaskLearner(Learner):
         if isinstance(self.module, Padded) or not self.module.dropout_mask_count:
             return None
         shape = (self.config.batch_size, self.module.dropout_mask_count, self.module.encoder.size.hidden)
-        uniform = generator(self.config.seed, "dropout", step).random(shape)
+        uniform = make_rng(self.config.seed, "dropout", step).random(shape)
         return torch.from_numpy(uniform[positions] >= self.module.dropout)
 
     def _pack(self, rows: np.ndarray, dropout_masks: Tensor | None, rng_key: tuple[int, int]) -> Batch:
@@ -153,4 +153,4 @@ class TaskLearner(Learner):
 
 
 def _draw_order(seed: int, num_examples: int, epoch: int) -> np.ndarray:
-    return generator(seed, "epoch", epoch).permutation(num_examples)
+    return make_rng(seed, "epoch", epoch).permutation(num_examples)

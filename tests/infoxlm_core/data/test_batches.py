@@ -13,7 +13,7 @@ from infoxlm_core.data.batches import PackedBatch, add_missing_rows, micro_batch
 from infoxlm_core.data.layouts import Sequences, lay_out
 from infoxlm_core.data.mixup import mix
 from infoxlm_core.data.samples import Sampler
-from infoxlm_core.data.sampling import TableSampler, generator, probabilities
+from infoxlm_core.data.sampling import TableSampler, make_rng, probabilities
 from infoxlm_core.data.shards import Table, make_blocks, open_shards
 from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import CorpusTooSmall
@@ -129,7 +129,7 @@ def test_ten_million_draws_follow_the_probabilities(record_property):
     sampler = TableSampler([[size] for size in SIZES], alpha=0.7)
     counts = np.zeros(len(SIZES))
     for million in range(10):
-        tables, _ = sampler.draw(1_000_000, generator("golden", million))
+        tables, _ = sampler.draw(1_000_000, make_rng("golden", million))
         counts += np.bincount(tables, minlength=len(SIZES))
 
     p = probabilities(SIZES, 0.7)
@@ -144,7 +144,7 @@ def test_ten_million_draws_follow_the_probabilities(record_property):
 def test_a_language_is_drawn_by_its_size_and_then_each_of_its_samples_equally_often():
     sampler = TableSampler([[300, 100], [50]], alpha=0.7)
 
-    tables, rows = sampler.draw(1_000_000, generator("draws"))
+    tables, rows = sampler.draw(1_000_000, make_rng("draws"))
 
     p = 400**0.7 / (400**0.7 + 50**0.7)
     assert np.bincount(tables, minlength=3) / 1e6 == pytest.approx([0.75 * p, 0.25 * p, 1 - p], rel=0.01)
@@ -157,7 +157,7 @@ def test_partners_come_from_another_corpus_by_the_same_distribution():
     sampler = TableSampler([[300, 100], [50, 30]], alpha=0.7)
     tables = np.repeat([0, 3], 200_000)
 
-    partner_tables, rows = sampler.draw_partners(tables, ["one", "two", "one", "two"], generator("partners"))
+    partner_tables, rows = sampler.draw_partners(tables, ["one", "two", "one", "two"], make_rng("partners"))
 
     assert set(partner_tables[tables == 0]) == {1, 3}
     assert set(partner_tables[tables == 3]) == {0, 2}

@@ -7,7 +7,7 @@ import pytest
 
 from infoxlm_core.config import ObjectivesConfig
 from infoxlm_core.data import masking
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import InputError
 
@@ -28,13 +28,13 @@ def make_sequences(vocabulary: Vocabulary = XLM_R) -> tuple[np.ndarray, np.ndarr
 def mask(masking_variant: str, **settings) -> tuple[np.ndarray, np.ndarray]:
     """Return the masked ids and target indices of `make_sequences`."""
     config = ObjectivesConfig(masking=masking_variant, **settings)
-    return masking.mask(*make_sequences(), XLM_R, config, generator("masking", masking_variant))
+    return masking.mask(*make_sequences(), XLM_R, config, make_rng("masking", masking_variant))
 
 
 def mask_mbert(**settings) -> tuple[np.ndarray, np.ndarray]:
     """Return the masked ids and target indices of sequences with mBERT's special ids. All tokens are targets."""
     return masking.mask(
-        *make_sequences(MBERT), MBERT, ObjectivesConfig(mask_ratio=1.0, **settings), generator("ids"),
+        *make_sequences(MBERT), MBERT, ObjectivesConfig(mask_ratio=1.0, **settings), make_rng("ids"),
         np.zeros(50, bool),
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def test_bert_rounds_the_number_of_targets_and_chooses_no_special_token():
 def test_bert_chooses_at_least_one_token_if_there_is_one():
     ids, lengths = np.array([0, 9, 2, 2, 0, 2]), np.array([4, 2, 0])
 
-    _, targets = masking.mask(ids, lengths, XLM_R, ObjectivesConfig(masking="bert"), generator("few"))
+    _, targets = masking.mask(ids, lengths, XLM_R, ObjectivesConfig(masking="bert"), make_rng("few"))
 
     assert targets.tolist() == [1]
 
@@ -126,7 +126,7 @@ def test_whole_word_masking_chooses_all_pieces_of_a_word_or_none(variant):
     config = ObjectivesConfig(masking=variant, whole_words=True, mask_ratio=0.3)
 
     _, targets = masking.mask(
-        np.array(sequence * COUNT), np.full(COUNT, len(sequence)), XLM_R, config, generator("words"), starts_word
+        np.array(sequence * COUNT), np.full(COUNT, len(sequence)), XLM_R, config, make_rng("words"), starts_word
     )
 
     is_target = np.zeros((COUNT, len(sequence)), bool)
@@ -167,7 +167,7 @@ def test_the_mask_depends_only_on_its_key(variant):
     config = ObjectivesConfig(masking=variant)
 
     first, second, other = [
-        masking.mask(*make_sequences(), XLM_R, config, generator("step", step))[0].tolist() for step in (5, 5, 6)
+        masking.mask(*make_sequences(), XLM_R, config, make_rng("step", step))[0].tolist() for step in (5, 5, 6)
     ]
 
     assert first == second

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from infoxlm_core.data.samples import Draw, Sampler
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.shards import Pairs, open_shards
 from infoxlm_core.data.window import MIN_PARTS, MovingWindow
 from tests.toys.pretraining import tiny_config, write_shards
@@ -57,7 +57,7 @@ def test_each_sample_is_drawn_once_in_a_pass_on_average(tmp_path):
     counts = dict.fromkeys(table.read_pairs().sentence_ids.tolist(), 0)
     for step in range(passes * len(table) // draws_per_step):
         current = window.move_to(step)
-        rows = (generator("draws", step).random(draws_per_step) * current.row_counts[0]).astype(np.int64)
+        rows = (make_rng("draws", step).random(draws_per_step) * current.row_counts[0]).astype(np.int64)
         parts, rows_in_parts = current.locate(np.zeros(draws_per_step, np.int64), rows)
         for pairs, row in zip(parts, rows_in_parts, strict=True):
             counts[int(pairs.sentence_ids[row])] += 1

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, XLMConfig, XLMModel, XLMWithLMHeadModel
 
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.errors import InputError
 from infoxlm_core.model import padded, task_models
 from infoxlm_core.model.huggingface.any_encoder import load_encoder
@@ -77,7 +77,7 @@ def test_perplexity_equals_transformers_with_language_embeddings(xlm):
     for number, text in enumerate(TEXTS):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         words = np.arange(1, ids.shape[1] - 1)
-        gaps = words[perplexity.choose_gaps(len(words), generator(1, "perplexity", number))]
+        gaps = words[perplexity.choose_gaps(len(words), make_rng(1, "perplexity", number))]
         answers = ids[0, gaps]
         masked = ids.clone()
         masked[0, gaps] = tokenizer.mask_token_id

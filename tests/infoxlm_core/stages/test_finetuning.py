@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
 
 from infoxlm_core.data.examples import from_lists
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.errors import ConfigError, ConfigMismatch, InputError
 from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
@@ -96,13 +96,13 @@ def test_interrupted_training_of_another_encoder_with_dropout_ends_with_the_same
 
 def test_order_of_an_epoch_is_drawn_once_and_batches_continue_into_the_next_epoch(encoder, tmp_path, monkeypatch):
     drawn_keys = []
-    monkeypatch.setattr(task_learner, "generator", lambda *key: drawn_keys.append(key) or generator(*key))
+    monkeypatch.setattr(task_learner, "make_rng", lambda *key: drawn_keys.append(key) or make_rng(*key))
     training = Training(ANSWERING, from_lists([[number] for number in range(10)]), np.zeros((10, 2)))
     learner = make_learner(config(tmp_path / "none", batch_size=4), encoder, training)
 
     ids = torch.cat([learner.batches(step)[0].ids for step in range(5)]).tolist()
 
-    assert ids == [*generator(1, "epoch", 0).permutation(10), *generator(1, "epoch", 1).permutation(10)]
+    assert ids == [*make_rng(1, "epoch", 0).permutation(10), *make_rng(1, "epoch", 1).permutation(10)]
     assert drawn_keys == [(1, "epoch", 0), (1, "epoch", 1)]
 
 
@@ -140,7 +140,7 @@ def test_loss_of_answers_is_the_mean_cross_entropy_of_start_and_end(encoder):
     optimizer = make_adamw(learner.module.parameters(), settings.optimization)
     figures, *_ = train_step(learner, optimizer, settings.optimization, Progress(), learner.batches(0))
 
-    rows_of_first_batch = generator(1, "epoch", 0).permutation(40)[:32]
+    rows_of_first_batch = make_rng(1, "epoch", 0).permutation(40)[:32]
     cross_entropies = [F.cross_entropy(logits[row].T, torch.tensor(targets[row])).item() for row in rows_of_first_batch]
     assert figures["loss/question_answering"] == pytest.approx(np.mean(cross_entropies), rel=1e-6)  # logits are fp32
 

@@ -30,7 +30,7 @@ from infoxlm_core.config import (
 )
 from infoxlm_core.corpora.parallel import in_process
 from infoxlm_core.data import shards as token_shards
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.writing import write_table
 from infoxlm_core.model import task_models
 from infoxlm_core.model.huggingface import tokenizers
@@ -296,7 +296,7 @@ def make_scores(tmp_path: Path, encoder: Path) -> Any:
         scores.append(mean_over(score_by_language) | {"languages": score_by_language})
     languages = ["en", "de", "de", "fr", "en", "en"]
     accuracy = run.accuracy_by_language(list("xyxyxx"), list("xyyyxy"), languages)
-    gaps = [perplexity.choose_gaps(tokens, generator(1, "gaps", tokens)).tolist() for tokens in (1, 9, 40)]
+    gaps = [perplexity.choose_gaps(tokens, make_rng(1, "gaps", tokens)).tolist() for tokens in (1, 9, 40)]
     return [drawn, gaps, scores, accuracy, transfer_gap(accuracy)]
 
 

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, BertForPreTraining, XLMWithLMHeadModel
 
 from infoxlm_core.config import EvaluationConfig, TokenizationConfig
 from infoxlm_core.data.layouts import Sequences
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.shards import Table, open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, TokenizerMismatch
 from infoxlm_core.model.objectives import cross_entropy
@@ -167,7 +167,7 @@ def test_bert_samples_have_two_segments_and_no_masked_special_tokens(tiny_shards
 def test_half_of_the_second_parts_come_from_another_document(tmp_path):
     shards = open_shards(write_shards(tmp_path, {"one": 40 * DOCUMENT_SENTENCES}))
     sampler = BERTSampler(shards, config_of("mBERT"))
-    rng = generator("next")
+    rng = make_rng("next")
     table = sampler.tables[0]
     text = table.tokens[table.tokens != 2].tolist()
 
@@ -186,7 +186,7 @@ def test_half_of_the_second_parts_come_from_another_document(tmp_path):
 
 def test_another_document_is_drawn_from_all_others_of_the_language(tiny_shards):
     sampler = BERTSampler(open_shards(tiny_shards), config_of("mBERT"))
-    rng = generator("other")
+    rng = make_rng("other")
 
     documents = {sampler._draw_other_document(0, 1, rng) for _ in range(200)}
 
@@ -203,7 +203,7 @@ def test_language_of_one_document_is_refused(tmp_path):
 def test_longer_part_is_truncated_at_either_end():
     longer = np.arange(10)
     shorter = np.arange(100, 104)
-    rng = generator("cut")
+    rng = make_rng("cut")
 
     results = [truncate(longer, shorter, 8, rng) for _ in range(200)]
 

@@ -15,7 +15,7 @@ import torch
 from infoxlm_core import manifests
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.data.encoding import encode
-from infoxlm_core.data.sampling import generator
+from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.shards import Shards, open_shards
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError
 from infoxlm_core.model.encoder import EncoderSize
@@ -69,7 +69,7 @@ def make_translator() -> Translator:
 
 
 def make_sentences(*lengths: int) -> list[np.ndarray]:
-    rng = generator("sentences", lengths)
+    rng = make_rng("sentences", lengths)
     return [rng.integers(4, VOCABULARY - 1, length) for length in lengths]
 
 
@@ -79,7 +79,7 @@ def make_sentences(*lengths: int) -> list[np.ndarray]:
 @pytest.mark.item("A29")
 def test_shuffling_moves_no_token_by_more_than_three_places():
     tokens = np.arange(4, 54)
-    rng = generator("shuffle")
+    rng = make_rng("shuffle")
 
     shuffled = np.stack([add_noise(tokens, NoiseConfig(drop=0, blank=0), 99, rng) for _ in range(300)])
 
@@ -92,7 +92,7 @@ def test_shuffling_moves_no_token_by_more_than_three_places():
 @pytest.mark.item("A29")
 def test_a_tenth_of_the_tokens_is_dropped_and_a_tenth_masked_but_one_token_always_stays():
     tokens = np.arange(4, 54)
-    rng = generator("drop")
+    rng = make_rng("drop")
 
     noisy_sentences = [add_noise(tokens, NoiseConfig(shuffle=0), 99, rng) for _ in range(400)]
 
