@@ -18,7 +18,7 @@ from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.tasks.embedding import load_embedder
 from infoxlm_core.tasks.reference_vectors import Reference, compare
 from infoxlm_core.tasks.retrieval.files import AlignedSentences
-from infoxlm_core.tasks.retrieval.nearest import accuracy, find_both
+from infoxlm_core.tasks.retrieval.nearest import accuracy, find_nearest_in_both_directions
 
 Embed = Callable[[Sequence[str]], Tensor]  # from N texts to their vectors, (N, d)
 
@@ -133,6 +133,6 @@ def _measure_retrieval(embed: Embed, sets: Mapping[str, AlignedSentences], prefi
         source_vectors = embed([prefix + text for text in sources])
         translation_vectors = embed([prefix + text for text in translations])
         rows = torch.arange(len(sources))
-        for nearest in find_both(source_vectors, translation_vectors):
+        for nearest in find_nearest_in_both_directions(source_vectors, translation_vectors):
             shares.append(accuracy(nearest == rows))
     return fmean(shares) if shares else None

@@ -5,6 +5,7 @@ The outcome of each question is recorded, so that the promotion gate can limit t
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from infoxlm_core.tasks import unreserved
 from infoxlm_core.tasks.embedding import Embedder, load_embedder
 from infoxlm_core.tasks.questions import Questions, digest_question, tabulate_outcomes
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, list_test_files, read_aligned
-from infoxlm_core.tasks.retrieval.nearest import Hits, find_both, mark_hits
+from infoxlm_core.tasks.retrieval.nearest import Hits, find_nearest_in_both_directions, mark_hits
 from infoxlm_core.tasks.retrieval.run import score_directions
 from infoxlm_core.tasks.scores import Scores, mean_over
 from infoxlm_core.tasks.task import Task
@@ -37,55 +38,57 @@ class Guard(Task[EvaluationConfig]):
         return measure(config.guard, model, embedder)
 
 
-def measure(guard: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores:
-    """Retrieve the sentences of a test set in both directions, with the vectors that users get.
+def measure(config: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores:
+    """Measure retrieval on a test set in both directions, with the vectors that `infoxlm embed` computes.
 
     Args:
-        guard: the test set.
+        config: which test set and languages to read.
         model: directory of the model, whose manifest tells whether the set was removed from its training text.
         embedder: the loaded model.
 
     Raises:
         InputError: the set or a language is missing or not usable.
     """
-    sets = read_aligned(Path(guard.data), guard.pivot, guard.languages)
+    data = Path(config.data)
+    sets = read_aligned(data, config.pivot, config.languages)
     hits = retrieve(sets, embedder)
     scores = {language: score_directions(hits[language]) for language in sets}
     test_set = manifests.digest(sets)
-    data = Path(guard.data)
+    details: dict[str, list[str]] = {}
     corpus = data if (data / "held_out").is_dir() else None
     unreserved_files = unreserved.find(model, list_test_files(data), corpus)
+    if unreserved_files:
+        details["not_reserved"] = unreserved_files
     return Scores(
         Guard.name,
         scores,
         mean_over(scores),
         counts={language: len(sources) for language, (sources, _) in sets.items()},
         test_set=test_set,
-        details={"not_reserved": unreserved_files} if unreserved_files else {},
+        details=details,
         outcomes=_tabulate(sets, hits, test_set),
     )
 
 
 def retrieve(sets: Mapping[str, AlignedSentences], embedder: Embedder) -> dict[str, Hits]:
     """Search for the translation of every sentence in both directions, and return the hits by language."""
-    # Most sets have the same pivot sentences in all languages, so each is embedded once.
-    row_of_sentence: dict[str, int] = {}
-    for sources, _ in sets.values():
-        for source in sources:
-            row_of_sentence.setdefault(source, len(row_of_sentence))
-    pivot_vectors = embedder(list(row_of_sentence))  # (sentences, d)
+    # Most sets have the same pivot sentences in all languages, so each distinct one is embedded once.
+    distinct_sources = list(dict.fromkeys(chain.from_iterable(sources for sources, _ in sets.values())))
+    row_of_source = {source: row for row, source in enumerate(distinct_sources)}
+    distinct_vectors = embedder(distinct_sources)  # (distinct sources, d)
     hits: dict[str, Hits] = {}
     for language, (sources, targets) in sets.items():
-        source_vectors = pivot_vectors[[row_of_sentence[source] for source in sources]]
-        from_pivot, to_pivot = find_both(source_vectors, embedder(targets))
+        source_vectors = distinct_vectors[[row_of_source[source] for source in sources]]
+        target_vectors = embedder(targets)
+        from_pivot, to_pivot = find_nearest_in_both_directions(source_vectors, target_vectors)
         hits[language] = mark_hits({"from_pivot": from_pivot, "to_pivot": to_pivot})
     return hits
 
 
 def _tabulate(sets: Mapping[str, AlignedSentences], hits: Mapping[str, Hits], test_set: str) -> pd.DataFrame:
-    """Return a table with a row for each question and direction, which `results/evidence.py` reads.
+    """Return a table with a row for each question in each direction, from which two models are compared.
 
-    The id of a question contains the digest of the set, so that models are only compared on equal sets.
+    The id of a question contains the digest of the test set, so that outcomes on different sets are never compared.
     """
     tables = []
     for language, (sources, _) in sets.items():

@@ -19,6 +19,8 @@ from infoxlm_core.tasks.retrieval.task import BOTH_DIRECTIONS
 from infoxlm_core.tasks.scores import Scores, mean_over
 
 logger = logging.getLogger(__name__)
+
+NearestBySpec = Mapping[VectorSpec, NearestRows]
 CENTRED = "centred"  # name of the served vector minus the mean vector of its language, in place of a pooling
 
 
@@ -40,22 +42,20 @@ class VectorScores(NamedTuple):
 
 
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
-    """Retrieve with the vectors of every layer, and return the scores of the vector that `infoxlm embed` computes.
+    """Measure retrieval at every layer, and return the scores of the vector that `infoxlm embed` computes (`served`).
 
     `details` also has the scores of the vector that is best on these pairs, the mean at every layer, and a map of the
     served vectors. With training text, it has the scores of centred vectors too: the served ones minus the mean vector
     of training sentences in their language (Libovický et al. 2020).
     """
     model, tokenizer = load_encoder(directory)
-    num_layers = model.config.num_hidden_layers + 1
+    num_layers = model.config.num_hidden_layers + 1  # 0 is the output of the embeddings
     specs = [VectorSpec(pooling, layer) for pooling in POOLINGS for layer in range(num_layers)]
     served_layer, served_pooling = served_space(model)
     served = VectorSpec(served_pooling, served_layer)
-    centred = VectorSpec(CENTRED, served_layer)
     encoder = VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, served_prefix(model))
     nearest, map_vectors = _retrieve(questions, specs, served, encoder)
-    measured_specs = [*specs, centred] if questions.training_text else specs
-    results = {spec: _score_vector(spec, nearest, questions) for spec in measured_specs}
+    results = {spec: _score_vector(spec, nearest, questions) for spec in specs}
     best = max(specs, key=lambda spec: results[spec].accuracy)  # of equals, the lowest layer
     logger.info("%s: retrieval %.4f (%s, layer %d)", directory, results[served].accuracy, *served)
 
@@ -71,9 +71,10 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
         "map": sentence_map.project(map_vectors),
     }
     nearest_by_vector = {"served": results[served].nearest, "best": results[best].nearest}
-    if centred in results:
-        details["centred"] = results[centred].to_dict()
-        nearest_by_vector["centred"] = results[centred].nearest
+    if questions.training_text:
+        centred_result = _score_vector(VectorSpec(CENTRED, served_layer), nearest, questions)
+        details["centred"] = centred_result.to_dict()
+        nearest_by_vector["centred"] = centred_result.nearest
     return Scores(
         "retrieval",
         results[served].languages,
@@ -85,9 +86,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     )
 
 
-def _score_vector(
-    spec: VectorSpec, nearest: Mapping[str, Mapping[VectorSpec, NearestRows]], questions: Questions
-) -> VectorScores:
+def _score_vector(spec: VectorSpec, nearest: Mapping[str, NearestBySpec], questions: Questions) -> VectorScores:
     """Score the search results of one vector in every language."""
     nearest_of_vector = {language: nearest_by_spec[spec] for language, nearest_by_spec in nearest.items()}
     scores = {}
@@ -98,29 +97,25 @@ def _score_vector(
 
 def _retrieve(
     questions: Questions, specs: Sequence[VectorSpec], served: VectorSpec, encoder: VectorEncoder
-) -> tuple[dict[str, dict[VectorSpec, NearestRows]], dict[str, Tensor]]:
-    """Search for the translations with each vector, and with the centred one if there is training text.
+) -> tuple[dict[str, NearestBySpec], dict[str, Tensor]]:
+    """Find the nearest sentences of every language with each vector, and with the centred one if there is a centre.
 
-    Returns:
-        The nearest rows by language and vector, and some served vectors by language for the map. The vectors of all
-        languages together would not fit into memory.
+    Also return some served vectors of each language for the map, because those of all sentences would not fit into
+    memory.
     """
-    centres = {}  # language -> (d,) mean served vector of its training sentences
-    for language, texts in questions.training_text.items():
-        centres[language] = encoder.embed(texts, [served], language)[served].mean(dim=0)
+    centres = _compute_centres(questions.training_text, served, encoder)
     centred = VectorSpec(CENTRED, served.layer)
 
-    # Most pivot sentences are questions in several languages, so each is embedded once.
-    row_of_sentence: dict[str, int] = {}
-    for pairs in questions.pairs.values():
-        for source, _ in pairs:
-            row_of_sentence.setdefault(source, len(row_of_sentence))
-    pivot_vectors = encoder.embed(list(row_of_sentence), specs, questions.pivot)
+    # Most pivot sentences are questions in several languages, so each distinct one is embedded once.
+    sources = [source for pairs in questions.pairs.values() for source, _ in pairs]
+    distinct_sources = list(dict.fromkeys(sources))
+    row_of_source = {source: row for row, source in enumerate(distinct_sources)}
+    pivot_vectors = encoder.embed(distinct_sources, specs, questions.pivot)
 
-    nearest: dict[str, dict[VectorSpec, NearestRows]] = {}
+    nearest: dict[str, NearestBySpec] = {}
     map_vectors: dict[str, Tensor] = {}
     for language, pairs in questions.pairs.items():
-        source_rows = [row_of_sentence[source] for source, _ in pairs]
+        source_rows = [row_of_source[source] for source, _ in pairs]
         source_vectors = {spec: vectors[source_rows] for spec, vectors in pivot_vectors.items()}
         target_vectors = encoder.embed([target for _, target in pairs], specs, language)
         if centres:
@@ -132,25 +127,38 @@ def _retrieve(
     return nearest, map_vectors
 
 
-def score_language(hits: Hits, subset: Tensor) -> dict[str, Any]:
-    """Return the scores of one language: each direction, their mean, and the mean of the subset (`no_overlap`).
+def _compute_centres(
+    training_text: Mapping[str, Sequence[str]], spec: VectorSpec, encoder: VectorEncoder
+) -> dict[str, Tensor]:
+    """Return the mean vector (d,) of the training sentences of each language."""
+    centres = {}
+    for language, sentences in training_text.items():
+        vectors = encoder.embed(sentences, [spec], language)[spec]  # (sentences, d)
+        centres[language] = vectors.mean(dim=0)
+    return centres
+
+
+def score_language(hits: Hits, is_unshared: Tensor) -> dict[str, Any]:
+    """Return the accuracy in each direction, their mean, and the mean over the pairs without a common token.
+
+    The latter is `no_overlap`, and None if no pair is marked. Its pairs are searched among all candidates too.
 
     Args:
-        hits: direction -> (N,) bool.
-        subset: (N,) bool, which questions belong to the subset. Each of them was searched among all N candidates.
+        hits: direction -> (N,) bool, whether the translation was found.
+        is_unshared: (N,) bool, whether the two sentences of a pair have no token in common.
     """
     scores: dict[str, Any] = {direction: accuracy(is_hit) for direction, is_hit in hits.items()}
     scores[BOTH_DIRECTIONS] = fmean(scores.values())
     scores["no_overlap"] = None
-    if subset.any():
-        scores["no_overlap"] = fmean(accuracy(is_hit[subset]) for is_hit in hits.values())
+    if is_unshared.any():
+        scores["no_overlap"] = fmean(accuracy(is_hit[is_unshared]) for is_hit in hits.values())
     return scores
 
 
 def tabulate(questions: Questions, nearest_by_vector: Mapping[str, Mapping[str, NearestRows]]) -> pd.DataFrame:
-    """Return a table with a row for each question, direction and vector, which `results/evidence.py` reads.
+    """Return a table of outcomes with a row for each question, direction and vector.
 
-    The column `nearest` has the row of the sentence that was retrieved. It is not stored.
+    The column `nearest` is the row of the retrieved sentence. It is used for examples, and not stored.
 
     Args:
         questions: the questions of the evaluation.

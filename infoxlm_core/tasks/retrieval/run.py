@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,7 +34,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("to_pivot", "from_pivot")
-CURVE_PAIRS = 5_000  # larger sets are not measured at every layer, because the vectors would not fit into memory
+MAX_PAIRS_OF_ALL_LAYERS = 5_000
+"""Larger sets are not measured at every layer, because the vectors would not fit into memory."""
+
+MISSES_SCHEMA = pa.schema(  # pyarrow cannot infer the types if there are no misses
+    [
+        ("language", pa.string()),
+        ("direction", pa.string()),
+        ("line", pa.int64()),
+        ("sentence", pa.string()),
+        ("right", pa.string()),
+        ("found", pa.string()),
+    ]
+)
 
 
 def check(config: RetrievalConfig, has_grid: bool) -> None:  # noqa: ARG001
@@ -57,29 +69,30 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     """
     sets = read_aligned(Path(config.data), config.pivot, config.languages)
     model, tokenizer = load_encoder(encoder)
-    # mean@best stands for the vectors of all layers, of which the one with the best score is chosen.
-    candidates = {vector: parse_vector(vector, model, encoder) for vector in config.vectors}
-    specs = _list_specs(candidates, sets, model, encoder)
+    # POOLING@best has a candidate at each layer; the other names have one candidate.
+    candidates_by_name = {name: parse_vector(name, model, encoder) for name in config.vectors}
+    specs = _list_specs(candidates_by_name, sets, model, encoder)
     has_contrast = any(spec.pooling == "contrast" for spec in specs)
     projection = load_projection(encoder, model) if has_contrast else None
     prefix = served_prefix(model) if config.prefix is None else config.prefix
     vector_encoder = VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, prefix, projection)
     nearest = _retrieve(config, sets, specs, vector_encoder)
+
     scores: dict[VectorSpec, dict[str, dict[str, float]]] = {}
     for spec in specs:
         scores[spec] = {language: score_directions(mark_hits(nearest[language][spec])) for language in sets}
     means = {spec: mean_over(scores[spec]) for spec in specs}
-    chosen_specs = {}
-    for vector, vector_candidates in candidates.items():
-        chosen_specs[vector] = max(vector_candidates, key=lambda spec: means[spec][BOTH_DIRECTIONS])
-    main_spec = chosen_specs[config.vectors[0]]
+    best_specs = {}
+    for name, candidates in candidates_by_name.items():
+        best_specs[name] = max(candidates, key=lambda spec: means[spec][BOTH_DIRECTIONS])
+    main_spec = best_specs[config.vectors[0]]
+    main_accuracy = means[main_spec][BOTH_DIRECTIONS]
+    logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, main_accuracy, len(sets), *main_spec)
     write_misses(output / "misses.parquet", sets, {language: nearest[language][main_spec] for language in sets})
-    accuracy_of_main = means[main_spec][BOTH_DIRECTIONS]
-    logger.info("%s: %.4f over %d languages (%s, layer %d)", encoder, accuracy_of_main, len(sets), *main_spec)
 
-    details_by_vector = {}
-    for vector, spec in chosen_specs.items():
-        details_by_vector[vector] = {**spec._asdict(), "languages": scores[spec], "mean": means[spec]}
+    details_by_name = {}
+    for name, spec in best_specs.items():
+        details_by_name[name] = {**spec._asdict(), "languages": scores[spec], "mean": means[spec]}
     return Scores(
         "retrieval",
         scores[main_spec],
@@ -87,7 +100,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
         counts={language: len(sources) for language, (sources, _) in sets.items()},
         test_set=manifests.digest(sets),
         details={
-            "vectors": details_by_vector,
+            "vectors": details_by_name,
             "by_layer": average_by_layer(means, model.config.num_hidden_layers),
             "encoder": describe(model),
         },
@@ -95,64 +108,72 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
 
 
 def _list_specs(
-    candidates: Mapping[str, Sequence[VectorSpec]], sets: Mapping[str, AlignedSentences], model: "Model", encoder: Path
+    candidates_by_name: Mapping[str, Sequence[VectorSpec]],
+    sets: Mapping[str, AlignedSentences],
+    model: "Model",
+    encoder: Path,
 ) -> list[VectorSpec]:
-    """Return all vectors to compute: the candidates, and those of every layer if the sets are small enough."""
+    """Return the distinct vectors to compute: all candidates, and every layer if the sets are small enough."""
     specs: set[VectorSpec] = set()
-    for vector_candidates in candidates.values():
-        specs.update(vector_candidates)
+    for candidates in candidates_by_name.values():
+        specs.update(candidates)
     largest_set = max(len(sources) for sources, _ in sets.values())
-    if largest_set <= CURVE_PAIRS:
+    if largest_set <= MAX_PAIRS_OF_ALL_LAYERS:
         for pooling in POOLINGS:
             specs.update(parse_vector(f"{pooling}@best", model, encoder))
     return sorted(specs)
 
 
-def parse_vector(vector: str, model: "Model", encoder: Path) -> list[VectorSpec]:
-    """Return the vector that `served` or `POOLING@LAYER` names, or the vectors of all layers for `POOLING@best`.
+def parse_vector(name: str, model: "Model", encoder: Path) -> list[VectorSpec]:
+    """Return the vector that `served` or `POOLING@LAYER` names, or one at each layer for `POOLING@best`.
 
     Raises:
         InputError: the model does not have the layer, or has no contrast layer because it was trained without XLCO.
     """
-    if vector == "served":
-        space = served_space(model)
-        return [VectorSpec(space.pooling, space.layer)]
-    pooling, _, layer_name = vector.partition("@")
+    if name == "served":
+        served = served_space(model)
+        return [VectorSpec(served.pooling, served.layer)]
+    pooling, _, layer_name = name.partition("@")
     last_layer = model.config.num_hidden_layers
-    layers = range(last_layer + 1)
-    layer_of_name = {"last": last_layer}
-    if "contrast" in (pooling, layer_name):
-        contrast = contrast_space(model.config)
-        if contrast is None:
-            raise InputError(
-                f"{encoder}: config.json names no contrast layer (field infoxlm). Remove {vector} from vectors."
-            )
-        layer_of_name["contrast"] = contrast.layer
-        if pooling == "contrast":  # the projection was trained for this layer only
-            layers = range(contrast.layer, contrast.layer + 1)
+    layers = list(range(last_layer + 1))
+    if pooling == "contrast":  # the projection was trained for one layer only
+        layers = [_find_contrast_layer(name, model, encoder)]
     if layer_name == "best":
         return [VectorSpec(pooling, layer) for layer in layers]
-    layer = layer_of_name[layer_name] if layer_name in layer_of_name else int(layer_name)
+    if layer_name == "last":
+        layer = last_layer
+    elif layer_name == "contrast":
+        layer = _find_contrast_layer(name, model, encoder)
+    else:
+        layer = int(layer_name)
     if layer not in layers:
-        raise InputError(f"{encoder} has no vector {vector}. Give a layer from {layers[0]} to {layers[-1]}.")
+        raise InputError(f"{encoder} has no vector {name}. Give a layer from {layers[0]} to {layers[-1]}.")
     return [VectorSpec(pooling, layer)]
+
+
+def _find_contrast_layer(name: str, model: "Model", encoder: Path) -> int:
+    """Return the layer of the contrastive loss. Raise InputError, with the vector's name, if the model has none."""
+    contrast = contrast_space(model.config)
+    if contrast is None:
+        raise InputError(f"{encoder}: config.json names no contrast layer (field infoxlm). Remove {name} from vectors.")
+    return contrast.layer
 
 
 def _retrieve(
     config: RetrievalConfig, sets: Mapping[str, AlignedSentences], specs: Sequence[VectorSpec], encoder: VectorEncoder
 ) -> dict[str, dict[VectorSpec, NearestRows]]:
-    """Embed all sentences, and find the nearest ones by language and vector, with a progress bar."""
+    """Embed all sentences with a progress bar, and return the nearest sentences by language and vector."""
     nearest: dict[str, dict[VectorSpec, NearestRows]] = {}
-    previous_sources: list[str] = []
+    embedded_sources: list[str] = []
     source_vectors: dict[VectorSpec, Tensor] = {}
     num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
     with progress("retrieval", num_sentences, "sentences") as advance:
         for language, (sources, targets) in sets.items():
-            if sources == previous_sources:  # most sets have the same pivot sentences in all languages
+            if sources == embedded_sources:  # most sets have the same pivot sentences in all languages
                 advance(len(sources))
             else:
                 source_vectors = encoder.embed(sources, specs, config.pivot, advance)
-                previous_sources = sources
+                embedded_sources = sources
             target_vectors = encoder.embed(targets, specs, language, advance)
             nearest[language] = find_nearest_by_spec(source_vectors, target_vectors, config.margin)
             logger.info("retrieved %d pairs of %s", len(sources), language)
@@ -160,7 +181,7 @@ def _retrieve(
 
 
 def score_directions(hits: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the accuracy in each direction and their mean. `hits` are (N,) bool by direction."""
+    """Return the accuracy in each direction and their mean, from the hits (N,) bool of each direction."""
     scores = {direction: accuracy(hits[direction]) for direction in DIRECTIONS}
     scores[BOTH_DIRECTIONS] = fmean(scores.values())
     return scores
@@ -169,7 +190,7 @@ def score_directions(hits: Mapping[str, Tensor]) -> dict[str, float]:
 def average_by_layer(
     means: Mapping[VectorSpec, Mapping[str, float]], last_layer: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Return pooling -> metric -> mean over languages at each layer, for poolings that were measured at all layers."""
+    """List the mean scores at each layer by pooling and metric, for the poolings that were measured at all layers."""
     curves: dict[str, dict[str, list[float]]] = {}
     for pooling in ALL_POOLINGS:
         specs = [VectorSpec(pooling, layer) for layer in range(last_layer + 1)]
@@ -183,22 +204,28 @@ def average_by_layer(
 
 def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapping[str, NearestRows]) -> None:
     """Write a row for each sentence whose translation was not found."""
-    types = dict.fromkeys(("language", "direction", "line", "sentence", "right", "found"), "string") | {"line": "int64"}
-    rows = []
-    for language, (sources, targets) in sets.items():
-        for direction, queries, candidates in (("to_pivot", targets, sources), ("from_pivot", sources, targets)):
-            for line, nearest_line in enumerate(nearest[language][direction].tolist()):
-                if line == nearest_line:
-                    continue
-                row = {
-                    "language": language,
-                    "direction": direction,
-                    "line": line,
-                    "sentence": queries[line],
-                    "right": candidates[line],
-                    "found": candidates[nearest_line],
-                }
-                rows.append(row)
+    misses: list[dict[str, Any]] = []
+    for language, (sources, translations) in sets.items():
+        misses += _list_misses(language, "to_pivot", translations, sources, nearest[language]["to_pivot"])
+        misses += _list_misses(language, "from_pivot", sources, translations, nearest[language]["from_pivot"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    schema = pa.schema(types.items())  # pyarrow cannot infer the types if there are no rows
-    pq.write_table(pa.Table.from_pylist(rows, schema), path)
+    pq.write_table(pa.Table.from_pylist(misses, MISSES_SCHEMA), path)
+
+
+def _list_misses(
+    language: str, direction: str, queries: Sequence[str], candidates: Sequence[str], nearest_rows: Tensor
+) -> list[dict[str, Any]]:
+    """Describe the queries whose nearest candidate is not their translation, the candidate in the same row."""
+    misses = []
+    for row, nearest_row in enumerate(nearest_rows.tolist()):
+        if nearest_row != row:
+            miss = {
+                "language": language,
+                "direction": direction,
+                "line": row,
+                "sentence": queries[row],
+                "right": candidates[row],
+                "found": candidates[nearest_row],
+            }
+            misses.append(miss)
+    return misses

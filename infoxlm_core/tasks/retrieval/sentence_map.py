@@ -1,4 +1,4 @@
-"""Map held-out sentences to points of a plane for the report: the first two principal components of their vectors."""
+"""Project vectors of held-out sentences to two dimensions, for the map in the report."""
 
 from collections.abc import Mapping
 
@@ -19,27 +19,33 @@ def add_vectors(vectors_by_language: dict[str, Tensor], language: str, vectors: 
 
 
 def project(vectors_by_language: Mapping[str, Tensor]) -> dict[str, list[list[float]]]:
-    """Return the first two principal components of the vectors of each language.
+    """Project sentence vectors (N, d) of each language to their first two principal components.
 
-    The component of each axis with the largest magnitude is positive, so that equal vectors give an equal map.
-
-    Args:
-        vectors_by_language: (N, d) for each language.
+    All languages together have at most `MAX_SENTENCES`, and only the first sentences of each are projected.
 
     Returns:
-        Language -> the x and the y coordinates of its first sentences, rounded to three digits.
+        Language -> [x coordinates, y coordinates] of its sentences, rounded to three digits.
     """
     limit = MAX_SENTENCES // len(vectors_by_language)
     first_vectors = {language: vectors[:limit] for language, vectors in vectors_by_language.items()}
     all_vectors = torch.cat(list(first_vectors.values()))
     mean = all_vectors.mean(dim=0)
-    _, _, directions = torch.linalg.svd(all_vectors - mean, full_matrices=False)
-    axes = directions[:2]  # (2, d)
-    largest = axes.abs().argmax(dim=1, keepdim=True)
-    axes = axes * axes.gather(1, largest).sign()  # the sign of a singular vector is arbitrary
-    coordinates: dict[str, list[list[float]]] = {}
+    axes = _find_principal_axes(all_vectors - mean)
+    coordinates_by_language = {}
     for language, vectors in first_vectors.items():
-        coordinates[language] = []
-        for axis_coordinates in (axes @ (vectors - mean).T).tolist():  # of (2, N)
-            coordinates[language].append([round(value, 3) for value in axis_coordinates])
-    return coordinates
+        x_coordinates, y_coordinates = (axes @ (vectors - mean).T).tolist()  # of (2, N)
+        coordinates_by_language[language] = [
+            [round(x, 3) for x in x_coordinates],
+            [round(y, 3) for y in y_coordinates],
+        ]
+    return coordinates_by_language
+
+
+def _find_principal_axes(centred_vectors: Tensor) -> Tensor:
+    """Return the two directions (2, d) of the largest variance of vectors (N, d) with mean 0."""
+    _, _, directions = torch.linalg.svd(centred_vectors, full_matrices=False)
+    axes = directions[:2]
+    # The sign of a singular vector is arbitrary. The component with the largest magnitude is made positive, so that
+    # equal vectors always give an equal map.
+    largest_components = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))  # (2, 1)
+    return axes * largest_components.sign()

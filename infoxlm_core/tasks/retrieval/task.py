@@ -20,8 +20,8 @@ Vector = Annotated[str, Field(pattern=r"^(served|(mean|mean_no_special|cls|contr
 
 BOTH_DIRECTIONS = "mean"  # name of the metric that is the mean of the accuracies of both directions
 FEWEST_UNSHARED = 50
-"""A language with fewer pairs that share no token has no score of them: in the mean over languages, a few pairs would
-weigh as much as the hundreds of another language."""
+"""A language with fewer pairs that share no token has no score `no_overlap`. Otherwise, a few pairs would weigh as much
+in the mean over languages as the hundreds of another language."""
 
 
 class RetrievalConfig(AlignedSetConfig):
@@ -85,54 +85,56 @@ class Retrieval(Task[RetrievalConfig]):
         return {"vectors": description}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:
-        """Return the metrics `PREFIX/xx_en`, `PREFIX/en_xx` and `PREFIX/de`, and the layer of the vectors.
+        """Return the metrics `PREFIX/de`, `PREFIX/xx_en` and `PREFIX/en_xx`, and the layer of the vectors.
 
-        In an evaluation the mean is `PREFIX/served`. `PREFIX/best` is that of the best layer and pooling, and
-        `PREFIX/centred` that of the served vectors minus the mean vector of their language.
+        The stage `evaluate` adds the means of three vectors: `PREFIX/served`, `PREFIX/best` (the best layer and
+        pooling), and `PREFIX/centred` (the served vector minus the mean vector of its language).
 
-        In a suite the mean is `PREFIX/mean`, and metrics of all vectors but the first also have the vector's name:
+        A suite adds `PREFIX/mean`. The metrics of all vectors but the first also contain the vector's name, as in
         `PREFIX/cls-last/mean`.
         """
-        direction_names = {"to_pivot": f"xx_{settings.pivot}", "from_pivot": f"{settings.pivot}_xx"}
+        metric_of_direction = {"to_pivot": f"xx_{settings.pivot}", "from_pivot": f"{settings.pivot}_xx"}
         values: dict[str, Any] = {}
         for language, language_scores in scores.languages.items():
             values[language] = language_scores[BOTH_DIRECTIONS]
         if "vectors" in scores.details:
-            values |= _name_suite_metrics(scores.details["vectors"], direction_names)
+            values |= _name_suite_metrics(scores.details["vectors"], metric_of_direction)
         else:
-            values |= _name_evaluation_metrics(scores, direction_names)
+            values |= _name_evaluation_metrics(scores, metric_of_direction)
         metrics = self._name_shared_metrics(scores, prefix)
         for name, value in values.items():
             metrics[f"{prefix}/{name}"] = value
         return select_finite(metrics)
 
 
-def _name_evaluation_metrics(scores: Scores, direction_names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the means of an evaluation by metric name. `direction_names` maps a direction to its metric."""
+def _name_evaluation_metrics(scores: Scores, metric_of_direction: Mapping[str, str]) -> dict[str, Any]:
+    """Return the metrics of an evaluation by name: means over languages for the served, best and centred vectors."""
     details = scores.details
-    served_means = scores.mean  # over languages, of the vector that users get
-    values: dict[str, Any] = {name: served_means[direction] for direction, name in direction_names.items()}
-    values["served"] = served_means[BOTH_DIRECTIONS]
-    values["no_overlap"] = served_means["no_overlap"]
-    values["best"] = details["best"][BOTH_DIRECTIONS]
-    values["best_layer"] = details["best"]["layer"]
-    values["chance"] = details["chance"]
+    metrics: dict[str, Any] = {metric: scores.mean[direction] for direction, metric in metric_of_direction.items()}
+    metrics["served"] = scores.mean[BOTH_DIRECTIONS]
+    metrics["no_overlap"] = scores.mean["no_overlap"]
+    metrics["best"] = details["best"][BOTH_DIRECTIONS]
+    metrics["best_layer"] = details["best"]["layer"]
+    metrics["chance"] = details["chance"]
     if "centred" in details:
-        values["centred"] = details["centred"][BOTH_DIRECTIONS]
-    return values
+        metrics["centred"] = details["centred"][BOTH_DIRECTIONS]
+    return metrics
 
 
 def _name_suite_metrics(
-    details_by_vector: Mapping[str, Mapping[str, Any]], direction_names: Mapping[str, str]
+    details_by_vector: Mapping[str, Mapping[str, Any]], metric_of_direction: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the means of every vector of a suite by metric name. The names of the first vector have no prefix."""
-    values: dict[str, Any] = {}
+    """Return the metrics of a suite by name: means over languages for each configured vector.
+
+    Only the metrics of the first vector, which gives the main scores, do not contain the vector's name.
+    """
+    metrics: dict[str, Any] = {}
     for vector_index, (vector, details) in enumerate(details_by_vector.items()):
         prefix = "" if vector_index == 0 else f"{vector.replace('@', '-')}/"
-        means = details["mean"]  # over languages
-        for direction, name in direction_names.items():
-            values[f"{prefix}{name}"] = means[direction]
-        values[f"{prefix}mean"] = means[BOTH_DIRECTIONS]
-        layer_name = "best_layer" if vector.endswith("@best") else "layer"
-        values[f"{prefix}{layer_name}"] = details["layer"]
-    return values
+        mean_scores = details["mean"]
+        for direction, metric in metric_of_direction.items():
+            metrics[f"{prefix}{metric}"] = mean_scores[direction]
+        metrics[f"{prefix}mean"] = mean_scores[BOTH_DIRECTIONS]
+        layer_metric = "best_layer" if vector.endswith("@best") else "layer"
+        metrics[f"{prefix}{layer_metric}"] = details["layer"]
+    return metrics

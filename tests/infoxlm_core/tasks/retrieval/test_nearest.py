@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from infoxlm_core.tasks.retrieval import nearest
-from infoxlm_core.tasks.retrieval.nearest import find_both, find_nearest
+from infoxlm_core.tasks.retrieval.nearest import find_nearest, find_nearest_in_both_directions
 
 pytestmark = pytest.mark.item("A23")
 
@@ -38,12 +38,12 @@ def test_nearest_candidates_equal_brute_force():
 def test_one_matrix_for_both_directions_equals_two_searches(vectors, margin, monkeypatch):
     targets = torch.cat([vectors.roll(3, dims=0) + 0.8 * vectors, vectors[:7]])  # (57, 8), the last seven are ties
 
-    nearest_targets, nearest_sources = find_both(vectors, targets, margin)
+    nearest_targets, nearest_sources = find_nearest_in_both_directions(vectors, targets, margin)
 
     monkeypatch.setattr(nearest, "MATRIX_ROWS", 10)
     for chunk in (1024, 9):
         monkeypatch.setattr(nearest, "CHUNK", chunk)
-        searched_targets, searched_sources = find_both(vectors, targets, margin)
+        searched_targets, searched_sources = find_nearest_in_both_directions(vectors, targets, margin)
         assert searched_targets.equal(nearest_targets)
         assert searched_sources.equal(nearest_sources)
 

@@ -111,7 +111,7 @@ def test_margin_changes_the_scores(encoder, data):
 
 
 def test_large_sets_are_measured_at_the_configured_layers_only(encoder, data, monkeypatch):
-    monkeypatch.setattr(run, "CURVE_PAIRS", 19)
+    monkeypatch.setattr(run, "MAX_PAIRS_OF_ALL_LAYERS", 19)
 
     scores_of_layer = measure(encoder, data, "mean@1")
     scores_of_best = measure(encoder, data, "mean@best")
