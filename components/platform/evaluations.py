@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from components.platform import artifacts, costs, launchers, runtime, sources, stage_work
+from components.platform import artifacts, builds, costs, launchers, runtime, sources
 from components.platform.stage_run import StageRun, stage_run
 from infoxlm_core import manifests
 from infoxlm_core.config import EvaluationConfig
@@ -161,7 +161,7 @@ def _fine_tune(
     if task.depends_on_workers(training_settings, encoder):
         inputs.append(f"workers={max(1, num_workers)}")
     name = artifacts.compute_key("tuned", task.without_data(training_settings), *inputs)
-    training = stage_work.Work(
+    training = builds.Work(
         stage="finetune",
         store=step.store,
         kind="tuned",
@@ -175,7 +175,7 @@ def _fine_tune(
     )
     with artifacts.exclusive(step.store, "tuned", name):  # another trial may need the same model
         model = artifacts.locate(artifacts.find_uri(launchers.run(training)))  # `locate` verifies every file
-        stage_work.delete_checkpoints(training)
+        builds.delete_checkpoints(training)
     step.run.log_curves(model / "metrics.jsonl")
     return model
 

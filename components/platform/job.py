@@ -14,7 +14,7 @@ import time
 
 from components.adapters import lease, storage
 from components.platform import artifacts, launchers, runtime
-from components.platform.stage_work import Work
+from components.platform.builds import Work
 from infoxlm_core import user_files
 from infoxlm_core.errors import InfoXLMError, InputError, Preempted
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.adapters import storage
-from components.platform import artifacts, costs, runtime, stage_work
-from components.platform.stage_work import Work
+from components.platform import artifacts, builds, costs, runtime
+from components.platform.builds import Work
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError
 from infoxlm_core.training import workers
@@ -70,7 +70,7 @@ def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Env
     if existing:
         logger.info("reusing %s/%s/%s, which was built from the same inputs", work.store, work.kind, work.name)
         return existing
-    is_training = work.stage in stage_work.TRAININGS
+    is_training = work.stage in builds.TRAININGS
     # A step of a suite passes no cluster at all, because its own pod has GPUs.
     if cluster == {} and work.num_workers and is_training and os.environ.get("KFP_POD_NAME"):
         raise ConfigError(
@@ -142,7 +142,7 @@ def run_as_rayjob(work: Work, cluster: dict[str, Any], step_environment: Environ
     config = ClusterConfig.parse(cluster, "cluster")
     if not storage.is_remote(work.store):
         raise ConfigError(f"store: workers of a cluster cannot share {work.store}: give s3://bucket/prefix")
-    if work.stage not in stage_work.TRAININGS:
+    if work.stage not in builds.TRAININGS:
         config = config.for_text()
     elif work.stage != "pretrain":  # the number of workers changes the results of all other training runs
         config = config.model_copy(update={"min_workers": 0})
@@ -189,7 +189,7 @@ def _run_with_workers(
     parallel_map: "AbstractContextManager[ParallelMap | None]",
 ) -> None:
     """Run a training run through `train`, or process text through `parallel_map`."""
-    if work.stage in stage_work.TRAININGS:
+    if work.stage in builds.TRAININGS:
         _run_training(work, train)
     else:
         _process_text(work, parallel_map)
@@ -201,13 +201,13 @@ def _run_training(work: Work, train: Callable[..., Any]) -> None:
     manifests.make_folder(folder)
     (folder / "stop").unlink(missing_ok=True)  # this request was meant for an earlier process
     with workers.stopping_on_signals(folder):
-        train(stage_work.train, work.num_workers, run=folder, work=work)
+        train(builds.train, work.num_workers, run=folder, work=work)
 
 
 def _process_text(work: Work, parallel_map: "AbstractContextManager[ParallelMap | None]") -> None:
     """Build an artifact of text in this process, which may send chunks of the text to others."""
     process_count = work.num_workers or work.config.get("processes", 1)
-    run_stage = stage_work.TEXT_STAGES[work.stage]
+    run_stage = builds.TEXT_STAGES[work.stage]
     # Two builds of one artifact would write the same intermediate files.
     with parallel_map as map_chunks, artifacts.exclusive(work.store, work.kind, work.name):
 
@@ -217,7 +217,7 @@ def _process_text(work: Work, parallel_map: "AbstractContextManager[ParallelMap 
 
         artifacts.get_or_build(work.store, work.kind, work.name, build)
         if work.stage == "prepare_corpus":  # not earlier: after a failed upload, another machine continues from them
-            stage_work.delete_intermediate_files(work)
+            builds.delete_intermediate_files(work)
 
 
 def heartbeat_path(job: str) -> str:

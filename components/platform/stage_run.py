@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components.platform import artifact_files, artifacts, costs, launchers, parameters, runtime, tracking
-from components.platform.stage_work import Work
+from components.platform.builds import Work
 from infoxlm_core.config import StageConfig
 from infoxlm_core.corpora.datasets import Dataset, list_datasets
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, TryAgain

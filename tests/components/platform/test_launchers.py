@@ -10,7 +10,7 @@ import pytest
 from components.adapters import storage
 from components.adapters.kuberay import job
 from components.platform import artifacts, launchers
-from components.platform.stage_work import Work
+from components.platform.builds import Work
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.training import tracker
 from tests.toys.pretraining import tiny_config

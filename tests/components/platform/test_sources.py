@@ -18,7 +18,7 @@ from kfp import dsl
 
 from components.adapters.mlflow import model_registry
 from components.adapters.s3 import store as s3
-from components.platform import artifacts, sources, stage_work
+from components.platform import artifacts, builds, sources
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from infoxlm_core import manifests
@@ -379,7 +379,7 @@ def test_key_of_a_corpus_depends_on_the_encoder_that_filters_its_pairs(clean_env
         (output / "report.json").write_text("{}")
         return {}
 
-    monkeypatch.setitem(stage_work.TEXT_STAGES, "prepare_corpus", prepare)
+    monkeypatch.setitem(builds.TEXT_STAGES, "prepare_corpus", prepare)
     (tmp_path / "en-de.tsv").write_text("A sentence\tEin Satz\n")
     source = {"name": "web", "format": "tsv", "path": str(tmp_path / "en-de.tsv"), "languages": ["en", "de"]}
     similarity = {"encoder": str(tmp_path / "encoder"), "minimum": 0.6}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from components.platform import artifacts, launchers
+from components.platform.builds import Work
 from components.platform.stage_run import stage_run
-from components.platform.stage_work import Work
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig
 from infoxlm_core.errors import InputError, StorageUnavailable
 

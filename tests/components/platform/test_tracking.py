@@ -6,7 +6,7 @@ import pytest
 from kfp import dsl
 
 from components.adapters.mlflow import connection
-from components.platform import stage_work, tracking
+from components.platform import builds, tracking
 from components.prepare_corpus import prepare_corpus
 from infoxlm_core.errors import ConfigError
 
@@ -17,7 +17,7 @@ def test_new_tracker_needs_only_a_line_in_the_table(recorder, tmp_path, monkeypa
         return {"sentences": 3}
 
     monkeypatch.setitem(sys.modules, "mlflow", None)  # importing it fails
-    monkeypatch.setitem(stage_work.TEXT_STAGES, "prepare_corpus", prepare)
+    monkeypatch.setitem(builds.TEXT_STAGES, "prepare_corpus", prepare)
     (tmp_path / "corpus.txt").write_text("a sentence\n")
     source = {"name": "one", "languages": ["en"], "format": "text", "path": [str(tmp_path / "corpus.txt")]}
     corpus, metrics = dsl.Dataset(uri=str(tmp_path / "pointer")), dsl.Metrics(uri=str(tmp_path / "metrics"))

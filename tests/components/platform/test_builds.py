@@ -15,8 +15,8 @@ import pytest
 
 from components.adapters import lease
 from components.adapters.kuberay import job as kuberay_job
-from components.platform import artifact_files, artifacts, job, launchers, stage_work
-from components.platform.stage_work import Work
+from components.platform import artifact_files, artifacts, builds, job, launchers
+from components.platform.builds import Work
 from components.platform.training_runs import RemoteRun
 from infoxlm_core import manifests
 from infoxlm_core.errors import (
@@ -327,7 +327,7 @@ def test_workers_in_another_folder_read_relative_paths(tmp_path, monkeypatch):
                 result = task(number)
             yield result
 
-    facts = stage_work.TEXT_STAGES["prepare_corpus"](work, run_elsewhere, tmp_path / "out")
+    facts = builds.TEXT_STAGES["prepare_corpus"](work, run_elsewhere, tmp_path / "out")
 
     assert facts["sentences"] > 0
     assert list((tmp_path / "elsewhere").iterdir()) == []
