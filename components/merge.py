@@ -51,7 +51,7 @@ def merge(
             corpus_path = artifacts.locate(corpus_location)
             encoder_path = artifacts.locate(encoder_location)
             start_path = artifacts.locate(start_location)
-            with costs.measured_in_this_process(store, "merged", key):
+            with costs.record_process_duration(store, "merged", key):
                 return merging.merge_best(local_config, corpus_path, encoder_path, start_path, output)
 
         directory = artifacts.get_or_build(store, "merged", key, build)

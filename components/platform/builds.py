@@ -1,14 +1,12 @@
-"""The work of a stage: a description of the artifact to build, and the functions that build it in each process.
+"""The builds of stages: the description of an artifact to build, and the functions that build it in each process.
 
 A launcher may send the description to other pods as JSON (`launchers`). The result goes to the store.
 """
 
-import contextlib
 import functools
 import os
 import shutil
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Description of the artifact to build, in values that can be written as JSON."""
+class BuildSpec:
+    """Description of an artifact to build. All values can be written as JSON, because a RayJob reads it from a file."""
 
     stage: str
     """prepare_corpus, tokenize_corpus, pretrain, finetune or translate."""
@@ -36,7 +34,7 @@ class Work:
     artifacts: dict[str, str]
     """Locations of the input artifacts by argument name of the core's stage: corpus, shards_path, encoder."""
     run: str = ""
-    """Folder of STORE/runs for the checkpoints of a training run."""
+    """Folder of STORE/runs for the checkpoints of a training run; empty for other stages."""
     sources: dict[str, str] | None = None
     """Sources of models outside of the store by the same argument names; see `sources`."""
     tracker_run: str = ""
@@ -49,140 +47,189 @@ class Work:
     """Name of the RayJob, if there is one."""
 
 
-def delete_checkpoints(work: Work) -> None:
-    """Delete the checkpoints of a finished training."""
-    _delete(work.store, f"runs/{work.run}")
+def delete_checkpoints(spec: BuildSpec) -> None:
+    """Delete the checkpoints of a finished training run."""
+    _delete_folder(spec.store, f"runs/{spec.run}")
 
 
-def delete_intermediate_files(work: Work) -> None:
-    """Delete the files that the tasks of a finished preparation wrote for each other.
-
-    The records of finished tasks are deleted first, because a record without the files of its task would make the next
-    preparation fail.
-    """
-    folder = _intermediate_folder(work)
-    for subfolder in (f"{folder}/done", folder):
-        _delete(work.store, subfolder)
+def delete_intermediate_files(spec: BuildSpec) -> None:
+    """Delete the files that the tasks of a finished preparation wrote for each other."""
+    folder = _intermediate_folder(spec)
+    # First, because a record of a finished task without the files of the task would make the next preparation fail.
+    _delete_folder(spec.store, f"{folder}/done")
+    _delete_folder(spec.store, folder)
 
 
-def _intermediate_folder(work: Work) -> str:
+def _intermediate_folder(spec: BuildSpec) -> str:
     """Return the folder of the store that the tasks of a preparation share."""
-    return f"preparing/{work.name}"
+    return f"preparing/{spec.name}"
 
 
-def _delete(store: str, folder: str) -> None:
+def _delete_folder(store: str, folder: str) -> None:
     """Delete a folder of a store and its copy on this machine."""
     shutil.rmtree(artifacts.local_directory(store) / folder, ignore_errors=True)
     if storage.is_remote(store):
         artifact_files.drop(f"{store}/{folder}")
 
 
-def train(work: Work, run: Path) -> dict[str, Any]:
-    """Train in this worker of a process group. Only the first worker builds the artifact and returns its facts."""
-    from components.platform.training_runs import RemoteRun
+# ---------------------------------------------------------------- training runs
+
+
+def train(spec: BuildSpec, run: Path) -> dict[str, Any]:
+    """Take part in a training run as one worker of a process group. Every worker calls this function.
+
+    Args:
+        spec: the artifact to build.
+        run: local folder of the training run, with its checkpoints.
+
+    Returns:
+        in the first worker, the facts of the artifact, which it builds; in other workers, figures that nobody uses.
+    """
     from infoxlm_core.training import distributed
 
-    arguments: dict[str, Any] = {"run": run}
-    if work.tracker_run:
-        arguments["track"] = tracking.tracker().find_run(work.tracker_run).follow
-    if storage.is_remote(work.store):
-        holder = work.job or f"{socket.gethostname()} {run}"
-        arguments["remote"] = RemoteRun(f"{work.store}/runs/{work.run}", holder)
-    run_stage = functools.partial(TRAININGS[work.stage](work), **arguments)
+    arguments = _make_training_arguments(spec, run)
     # An earlier attempt may have built the artifact without uploading it. All workers need the same answer, because a
     # worker that trains alone would wait for the others forever.
-    is_built = distributed.from_first(artifacts.exists(work.store, work.kind, work.name))
-    if distributed.rank() > 0:
-        return {} if is_built else run_stage(output=run / "unused")
-    with contextlib.ExitStack() as stack:
-        if not is_built:
-            # The cost includes the upload, because the GPUs are occupied until its end.
-            device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
-            cost = costs.measured(work.store, work.kind, work.name, distributed.world_size(), device)
-            stack.enter_context(cost)
-        artifact = artifacts.get_or_build(work.store, work.kind, work.name, lambda output: run_stage(output=output))
+    is_built = distributed.from_first(artifacts.exists(spec.store, spec.kind, spec.name))
+    if distributed.rank() == 0:
+        return _build_trained_artifact(spec, arguments, is_built)
+    if is_built:
+        return {}
+    return _run_training_stage(spec.stage, output=run / "unused", **arguments)
+
+
+def _build_trained_artifact(spec: BuildSpec, arguments: dict[str, Any], is_built: bool) -> dict[str, Any]:
+    """Train in the first worker and upload the artifact, or only upload it if it is built. Return its facts."""
+    from infoxlm_core.training import distributed
+
+    def build(output: Path) -> dict[str, Any]:
+        return _run_training_stage(spec.stage, output=output, **arguments)
+
+    if is_built:
+        artifact = artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
+    else:
+        device = costs.GPU if distributed.device().type == "cuda" else costs.CPU
+        # The cost includes the upload, because the GPUs are occupied until its end.
+        with costs.record_duration(spec.store, spec.kind, spec.name, distributed.world_size(), device):
+            artifact = artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
     return manifests.load(artifact)["facts"]
 
 
-def _bind_pretraining(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the core's function that pre-trains, with its config and local input paths bound."""
+def _make_training_arguments(spec: BuildSpec, run: Path) -> dict[str, Any]:
+    """Return the arguments of the core's training function, except `output`. Fetch the inputs to this machine."""
+    from components.platform.training_runs import RemoteRun
+
+    arguments = TRAINING_INPUTS[spec.stage](spec)
+    arguments["run"] = run
+    if spec.tracker_run:
+        arguments["track"] = tracking.tracker().find_run(spec.tracker_run).follow
+    if storage.is_remote(spec.store):
+        holder = spec.job or f"{socket.gethostname()} {run}"
+        arguments["remote"] = RemoteRun(f"{spec.store}/runs/{spec.run}", holder)
+    return arguments
+
+
+def _run_training_stage(stage: str, **arguments: Any) -> dict[str, Any]:
+    """Call the core's training function of a stage, and return the facts for the manifest of the artifact."""
+    if stage == "pretrain":
+        from infoxlm_core.stages import pretraining
+
+        return pretraining.pretrain(**arguments)
+    if stage == "finetune":
+        from infoxlm_core.stages import finetuning
+
+        return finetuning.finetune(**arguments)
+    from infoxlm_core.systems.translation import stage as translation
+
+    return translation.train(**arguments)
+
+
+def _fetch_pretraining_inputs(spec: BuildSpec) -> dict[str, Any]:
+    """Return the config of a pre-training, and its token shards on this machine, as arguments of `pretrain`."""
     from components.platform import sources
     from infoxlm_core.config import PretrainingConfig
-    from infoxlm_core.stages import pretraining
 
-    config = PretrainingConfig.parse(work.config, "pretraining")
+    config = PretrainingConfig.parse(spec.config, "pretraining")
     if config.model.start:
-        start = str(sources.fetch_model(config.model.start, artifacts.local_directory(work.store)))
+        start = str(sources.fetch_model(config.model.start, artifacts.local_directory(spec.store)))
         model_config = config.model.model_copy(update={"start": start})
         config = config.model_copy(update={"model": model_config})
-    shards_path, shards_source = artifacts.open_shards(work.artifacts["shards_path"])
-    return functools.partial(pretraining.pretrain, config=config, shards_path=shards_path, shards_source=shards_source)
+    shards_path, shards_source = artifacts.open_shards(spec.artifacts["shards_path"])
+    return {"config": config, "shards_path": shards_path, "shards_source": shards_source}
 
 
-def _bind_finetuning(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the core's function that fine-tunes, with its config and local input paths bound."""
+def _fetch_finetuning_inputs(spec: BuildSpec) -> dict[str, Any]:
+    """Return the config of a fine-tuning, its encoder and its corpus on this machine, as arguments of `finetune`."""
     from components.platform import sources
     from infoxlm_core import tasks
-    from infoxlm_core.stages import finetuning
 
-    store = artifacts.local_directory(work.store)
-    config = sources.localise(tasks.parse(work.config, "finetuning"), store)
-    paths = {name: artifacts.locate(location) for name, location in work.artifacts.items()}
-    if work.sources:
-        for name, source in work.sources.items():
-            paths[name] = sources.fetch_model(source, store)
-    return functools.partial(finetuning.finetune, config, paths["encoder"], paths.get("corpus"))
+    local_store = artifacts.local_directory(spec.store)
+    config = sources.localise(tasks.parse(spec.config, "finetuning"), local_store)
+    paths = {name: artifacts.locate(location) for name, location in spec.artifacts.items()}
+    for name, source in (spec.sources or {}).items():
+        paths[name] = sources.fetch_model(source, local_store)
+    return {"config": config, "encoder": paths["encoder"], "corpus": paths.get("corpus")}
 
 
-def _bind_translation(work: Work) -> Callable[..., dict[str, Any]]:
-    """Return the core's function that trains a translator, with its config and local input paths bound."""
-    from infoxlm_core.systems.translation import stage
+def _fetch_translation_inputs(spec: BuildSpec) -> dict[str, Any]:
+    """Return the config of a translator and its input artifacts on this machine, as arguments of the core's `train`."""
     from infoxlm_core.systems.translation.config import TranslationConfig
 
-    config = TranslationConfig.parse(work.config, "translation")
-    paths: dict[str, Any] = {name: artifacts.locate(location) for name, location in work.artifacts.items()}
-    return functools.partial(stage.train, config, **paths)
+    config = TranslationConfig.parse(spec.config, "translation")
+    paths = {name: artifacts.locate(location) for name, location in spec.artifacts.items()}
+    return {"config": config, **paths}
 
 
-def _prepare(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
+TRAINING_INPUTS = {
+    "pretrain": _fetch_pretraining_inputs,
+    "finetune": _fetch_finetuning_inputs,
+    "translate": _fetch_translation_inputs,
+}
+"""By stage, the functions that fetch the inputs of a training run. All workers of these stages train together."""
+
+
+# ---------------------------------------------------------------- text
+
+
+def _prepare_corpus(spec: BuildSpec, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
     """Prepare a corpus in `output`, and return the facts for its manifest."""
     from components.platform import sources
     from infoxlm_core.config import PreparationConfig
     from infoxlm_core.corpora.parallel import in_process
     from infoxlm_core.stages import preparation
 
-    config = sources.make_paths_absolute(PreparationConfig.parse(work.config, "preparation"))
-    store = artifacts.local_directory(work.store).absolute()  # workers may run in another folder
-    localise = functools.partial(sources.localise_corpora, store=store)
-    folder = _intermediate_folder(work)
+    # Absolute paths, because workers may run in another folder.
+    config = sources.make_paths_absolute(PreparationConfig.parse(spec.config, "preparation"))
+    local_store = artifacts.local_directory(spec.store).absolute()
+    fetch_corpora = functools.partial(sources.localise_corpora, store=local_store)
     run_tasks = parallel_map or in_process
-    if os.environ.get("RAY_ADDRESS") and storage.is_remote(work.store):
+    folder = _intermediate_folder(spec)
+    if os.environ.get("RAY_ADDRESS") and storage.is_remote(spec.store):
         # The workers share no disk, so each fetches the corpora that it reads. Only this process reads the test sets.
-        test_sets = localise(config.model_copy(update={"corpora": ()})).evaluation_sets
+        test_sets = fetch_corpora(config.model_copy(update={"corpora": ()})).evaluation_sets
         config_with_local_tests = config.model_copy(update={"evaluation_sets": test_sets})
-        files = storage.open(f"{work.store}/{folder}")
-        report = preparation.prepare(config_with_local_tests, output, files, run_tasks, localise)
+        shared_files = storage.open(f"{spec.store}/{folder}")
+        report = preparation.prepare(config_with_local_tests, output, shared_files, run_tasks, fetch_corpora)
     else:
-        report = preparation.prepare(localise(config), output, storage.open(f"{store}/{folder}"), run_tasks)
+        local_files = storage.open(f"{local_store}/{folder}")
+        report = preparation.prepare(fetch_corpora(config), output, local_files, run_tasks)
     preparation.check_labels(config, output)
     return preparation.facts(report)
 
 
-def _tokenize(work: Work, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
+def _tokenize_corpus(spec: BuildSpec, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:
     """Tokenize a corpus into `output`, and return the facts for its manifest."""
     from components.platform import sources
     from infoxlm_core.config import TokenizationConfig
     from infoxlm_core.stages import tokenization
 
-    config = TokenizationConfig.parse(work.config, "tokenization")
+    config = TokenizationConfig.parse(spec.config, "tokenization")
     if config.model:
-        tokenizer, _ = sources.fetch_tokenizer(config.model, artifacts.local_directory(work.store))
+        tokenizer, _ = sources.fetch_tokenizer(config.model, artifacts.local_directory(spec.store))
         config = config.model_copy(update={"model": tokenizer})
-    corpus = artifacts.locate(work.artifacts["corpus"])
+    corpus = artifacts.locate(spec.artifacts["corpus"])
     return tokenization.tokenize(config, corpus, output, parallel_map)
 
 
-TRAININGS = {"pretrain": _bind_pretraining, "finetune": _bind_finetuning, "translate": _bind_translation}
-"""By stage, the functions that return a training run of the core, which all workers run together."""
-TEXT_STAGES = {"prepare_corpus": _prepare, "tokenize_corpus": _tokenize}
+TEXT_STAGES = {"prepare_corpus": _prepare_corpus, "tokenize_corpus": _tokenize_corpus}
 """By stage, the functions that process text in one process, which may send chunks of the text to others."""

@@ -36,46 +36,57 @@ class Attempt(TypedDict):
 
 
 @contextlib.contextmanager
-def measured(store: str, kind: str, name: str, devices: int, device: str) -> Iterator[None]:
+def record_duration(store: str, kind: str, name: str, device_count: int, device: str) -> Iterator[None]:
     """Record how long the block takes to build the artifact `kind/name`.
 
     Args:
         store: directory, or s3://bucket/prefix.
         kind: kind of the artifact.
         name: name of the artifact.
-        devices: number of GPUs or processes that work on it.
+        device_count: number of GPUs or processes that build it.
         device: GPU or CPU.
     """
-    start = time.monotonic()
+    start_time = time.monotonic()
     try:
         yield
     finally:
-        attempt = Attempt(seconds=time.monotonic() - start, devices=devices, device=device)
-        with contextlib.suppress(InfoXLMError, OSError):  # a cost that cannot be recorded must not fail the work
-            artifacts.write(store, f"{_attempts_folder(kind, name)}/{uuid.uuid4().hex}.json", json.dumps(attempt))
+        attempt = Attempt(seconds=time.monotonic() - start_time, devices=device_count, device=device)
+        path = f"{_attempts_folder(kind, name)}/{uuid.uuid4().hex}.json"
+        with contextlib.suppress(InfoXLMError, OSError):  # a cost that cannot be recorded must not fail the build
+            artifacts.write(store, path, json.dumps(attempt))
 
 
-def measured_in_this_process(store: str, kind: str, name: str) -> contextlib.AbstractContextManager[None]:
-    """Record how long the block takes in this process, on a GPU if this machine has one. Arguments: see `measured`."""
+def record_process_duration(store: str, kind: str, name: str) -> contextlib.AbstractContextManager[None]:
+    """Record how long the block takes in this process, on one GPU if this machine has any, else on one CPU core."""
     from infoxlm_core.model import devices
 
-    return measured(store, kind, name, devices=1, device=GPU if devices.count_gpus() else CPU)
+    device = GPU if devices.count_gpus() else CPU
+    return record_duration(store, kind, name, device_count=1, device=device)
 
 
 def read_hours(store: str, kind: str, name: str, step: str) -> dict[str, float]:
-    """Return the hours that this pipeline run spent on the artifact `kind/name`, as metrics of a step.
+    """Return the GPU hours and CPU hours that this pipeline run spent on the artifact `kind/name`.
+
+    Args:
+        store: directory, or s3://bucket/prefix.
+        kind: kind of the artifact.
+        name: name of the artifact.
+        step: last part of the names of the metrics.
 
     Returns:
         metrics such as {"cost/gpu_hours/pretrain": 12.5}; empty if the run reused an existing artifact.
     """
     folder = f"{store}/{_attempts_folder(kind, name)}"
-    hours: defaultdict[str, float] = defaultdict(float)
+    hours_by_metric: defaultdict[str, float] = defaultdict(float)
     for file in storage.open(folder).entries(deep=False):
         content = artifacts.read(folder, file.name) or b""
-        with contextlib.suppress(DataCorrupt):  # a damaged record does not count
+        try:
             attempt = user_files.parse_json(content, Attempt, file.name, "delete it", DataCorrupt)
-            hours[f"cost/{attempt['device']}_hours/{step}"] += attempt["seconds"] * attempt["devices"] / 3600
-    return dict(hours)
+        except DataCorrupt:  # a damaged record does not count
+            continue
+        hours = attempt["seconds"] * attempt["devices"] / 3600
+        hours_by_metric[f"cost/{attempt['device']}_hours/{step}"] += hours
+    return dict(hours_by_metric)
 
 
 def add_up(metrics: Mapping[str, float]) -> dict[str, float]:

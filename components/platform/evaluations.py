@@ -86,7 +86,7 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
             if is_trained:  # without labelled text, `finetune` trains nothing
                 classifiers[name] = classifier
         corpus_path = artifacts.locate(corpus_location)
-        with costs.measured_in_this_process(step.store, "scores", key):
+        with costs.record_process_duration(step.store, "scores", key):
             return evaluate(local_config, corpus_path, encoders, classifiers, output, hours_before)
 
     return artifacts.get_or_build(step.store, "scores", key, build)
@@ -161,7 +161,7 @@ def _fine_tune(
     if task.depends_on_workers(training_settings, encoder):
         inputs.append(f"workers={max(1, num_workers)}")
     name = artifacts.compute_key("tuned", task.without_data(training_settings), *inputs)
-    training = builds.Work(
+    training = builds.BuildSpec(
         stage="finetune",
         store=step.store,
         kind="tuned",

@@ -3,7 +3,7 @@
     process     this process does all work
     ray         Ray workers of this machine, or of the cluster that RAY_ADDRESS names
     torchrun    processes of this machine, without Ray
-    kuberay     a RayJob: the step writes STORE/work/JOB.json and follows the job, whose head does the work (`job`)
+    kuberay     a RayJob: the step writes STORE/work/JOB.json and follows the job, whose head builds the artifact
 
 A step with `cluster` set uses kuberay, a step with `num_workers` 0 uses process, and any other step uses the launcher
 that INFOXLM_LAUNCHER names (ray or torchrun). To add a launcher, write an adapter, a function and a line in the table.
@@ -11,21 +11,19 @@ that INFOXLM_LAUNCHER names (ray or torchrun). To add a launcher, write an adapt
 
 import contextlib
 import functools
-import itertools
 import json
 import logging
 import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from components.adapters import storage
 from components.platform import artifacts, builds, costs, runtime
-from components.platform.builds import Work
+from components.platform.builds import BuildSpec
 from infoxlm_core import manifests
 from infoxlm_core.errors import ConfigError, InfoXLMError
 from infoxlm_core.training import workers
@@ -33,6 +31,7 @@ from infoxlm_core.training import workers
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from components.settings.cluster import ClusterConfig
     from infoxlm_core.corpora.parallel import ParallelMap
 
 Environment = Sequence[Mapping[str, Any]]
@@ -40,21 +39,21 @@ Environment = Sequence[Mapping[str, Any]]
 
 VARIABLE = "INFOXLM_LAUNCHER"
 """Environment variable that names the launcher for workers of this machine."""
-_HEARTBEAT_SECONDS = 60.0
+_HEARTBEAT_SECONDS = 60.0  # between two heartbeats; a job ends itself after 15 minutes without one (`job`)
 
 
 class Launcher(Protocol):
-    """Runs work in processes that it starts, or that an earlier attempt of the step left running.
+    """Builds an artifact in processes that it starts, or that an earlier attempt of the step left running.
 
-    It follows the processes to their end and restarts them when one dies. SIGTERM and Ctrl-C let a training save and
-    stop.
+    It follows the processes to their end and restarts them when one dies. SIGTERM and Ctrl-C let a training run save
+    and stop.
     """
 
-    def __call__(self, work: Work, cluster: dict[str, Any], step_environment: Environment, /) -> None:
-        """Run `work`, and return when its artifact is in the store.
+    def __call__(self, spec: BuildSpec, cluster: dict[str, Any], step_environment: Environment, /) -> None:
+        """Build an artifact, and return when it is in the store.
 
         Args:
-            work: description of the artifact to build.
+            spec: description of the artifact.
             cluster: a `ClusterConfig` as a mapping, for a launcher that needs one.
             step_environment: environment variables of the step's pod, as Kubernetes describes them.
 
@@ -64,33 +63,42 @@ class Launcher(Protocol):
         """
 
 
-def run(work: Work, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
-    """Return the local directory of an artifact, and build it first if it does not exist. Arguments: see `Launcher`."""
-    existing = artifacts.lookup(work.store, work.kind, work.name)
+def run(spec: BuildSpec, cluster: dict[str, Any] | None = None, step_environment: Environment = ()) -> Path:
+    """Return the local directory of an artifact, which a launcher builds if it does not exist yet.
+
+    Args:
+        spec: description of the artifact.
+        cluster: a `ClusterConfig` as a mapping; {}: the step may not start a RayJob; None: the step's own pod has GPUs.
+        step_environment: environment variables of the step's pod, as Kubernetes describes them.
+
+    Raises:
+        ConfigError: a training run needs GPUs, but the step has none and `cluster` is {}.
+        and the errors of `Launcher`.
+    """
+    existing = artifacts.lookup(spec.store, spec.kind, spec.name)
     if existing:
-        logger.info("reusing %s/%s/%s, which was built from the same inputs", work.store, work.kind, work.name)
+        logger.info("reusing %s/%s/%s, which was built from the same inputs", spec.store, spec.kind, spec.name)
         return existing
-    is_training = work.stage in builds.TRAININGS
-    # A step of a suite passes no cluster at all, because its own pod has GPUs.
-    if cluster == {} and work.num_workers and is_training and os.environ.get("KFP_POD_NAME"):
+    is_training = spec.stage in builds.TRAINING_INPUTS
+    if cluster == {} and spec.num_workers and is_training and os.environ.get("KFP_POD_NAME"):
         raise ConfigError(
             "cluster is empty, and this step's pod has no GPUs: start the run by `infoxlm submit`, or set `cluster` to "
             "at least {image: name@sha256:…}; set num_workers to 0 to train on the CPU of this pod"
         )
-    if cluster and (work.num_workers or is_training):
-        LAUNCHERS["kuberay"](work, cluster, step_environment)
+    if cluster and (spec.num_workers or is_training):
+        LAUNCHERS["kuberay"](spec, cluster, step_environment)
     else:
-        run_locally(work)
-    artifact = artifacts.lookup(work.store, work.kind, work.name)
+        run_locally(spec)
+    artifact = artifacts.lookup(spec.store, spec.kind, spec.name)
     if not artifact:
-        raise RuntimeError(f"the launcher succeeded, but {work.store} has no {work.kind}/{work.name}")
+        raise RuntimeError(f"the launcher succeeded, but {spec.store} has no {spec.kind}/{spec.name}")
     return artifact
 
 
-def run_locally(work: Work) -> None:
-    """Run work with processes of this machine, or with Ray workers if this process is the driver of a cluster."""
-    launch = choose_local_launcher() if work.num_workers else LAUNCHERS["process"]
-    launch(work, {}, ())
+def run_locally(spec: BuildSpec) -> None:
+    """Build an artifact with processes of this machine, or with Ray workers if this process drives a cluster."""
+    launch = choose_local_launcher() if spec.num_workers else LAUNCHERS["process"]
+    launch(spec, {}, ())
 
 
 def choose_local_launcher() -> Launcher:
@@ -105,33 +113,44 @@ def choose_local_launcher() -> Launcher:
     return LAUNCHERS[name]
 
 
-def run_in_process(work: Work, *_: Any) -> None:
-    """Run work in this process."""
+def run_in_process(spec: BuildSpec, *_: Any) -> None:
+    """Build an artifact in this process."""
+    if spec.stage in builds.TRAINING_INPUTS:
+        _run_training(spec, _call_in_this_process)
+    else:
+        _process_text(spec, None)
 
-    def train(body: Callable[..., dict[str, Any]], num_workers: int, **arguments: Any) -> None:  # noqa: ARG001
-        body(**arguments)
 
-    _run_with_workers(work, train, contextlib.nullcontext())
+def _call_in_this_process(train: Callable[..., dict[str, Any]], num_workers: int, **arguments: Any) -> None:  # noqa: ARG001
+    """Call `train`, as the other launchers do on each of `num_workers` workers."""
+    train(**arguments)
 
 
-def run_on_ray(work: Work, *_: Any) -> None:
-    """Run work on Ray workers: Ray Train for a training run, Ray tasks for text."""
+def run_on_ray(spec: BuildSpec, *_: Any) -> None:
+    """Build an artifact on Ray workers, with Ray Train for a training run and with Ray tasks for text."""
     from components.adapters.ray import tasks, train
 
-    run_training = functools.partial(train.run, min_workers=work.min_workers)
-    _run_with_workers(work, run_training, tasks.workers(work.num_workers))
+    if spec.stage in builds.TRAINING_INPUTS:
+        _run_training(spec, functools.partial(train.run, min_workers=spec.min_workers))
+    else:
+        with tasks.workers(spec.num_workers) as parallel_map:
+            _process_text(spec, parallel_map)
 
 
-def run_with_torchrun(work: Work, *_: Any) -> None:
-    """Run work on processes of this machine: torch's elastic agent for a training run, a process pool for text."""
-    from components.adapters.torchrun import train
-    from infoxlm_core.corpora import parallel
+def run_with_torchrun(spec: BuildSpec, *_: Any) -> None:
+    """Build an artifact on this machine, with torch's elastic agent for a training run and a process pool for text."""
+    if spec.stage in builds.TRAINING_INPUTS:
+        from components.adapters.torchrun import train
 
-    _run_with_workers(work, train.run, contextlib.nullcontext(parallel.in_processes(work.num_workers)))
+        _run_training(spec, train.run)
+    else:
+        from infoxlm_core.corpora import parallel
+
+        _process_text(spec, parallel.in_processes(spec.num_workers))
 
 
-def run_as_rayjob(work: Work, cluster: dict[str, Any], step_environment: Environment) -> None:
-    """Run work as a RayJob, whose head is the driver of Ray workers (`job`), and follow the job to its end.
+def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: Environment) -> None:
+    """Build an artifact in a RayJob (see `job`), and follow the job to its end.
 
     Raises:
         ConfigError: the store is a directory, which the machines of a cluster do not share.
@@ -139,38 +158,46 @@ def run_as_rayjob(work: Work, cluster: dict[str, Any], step_environment: Environ
     from components.adapters.kuberay import job, manifest
     from components.settings.cluster import ClusterConfig
 
-    config = ClusterConfig.parse(cluster, "cluster")
-    if not storage.is_remote(work.store):
-        raise ConfigError(f"store: workers of a cluster cannot share {work.store}: give s3://bucket/prefix")
-    if work.stage not in builds.TRAININGS:
-        config = config.for_text()
-    elif work.stage != "pretrain":  # the number of workers changes the results of all other training runs
-        config = config.model_copy(update={"min_workers": 0})
-    pipeline_run = runtime.read_run_id()
-    name = manifest.job_name(work.stage, work.store, work.run or f"{work.kind}/{work.name}")
-    job_work = asdict(work) | {"pipeline_run": pipeline_run, "job": name, "min_workers": config.min_workers}
-    artifacts.write(work.store, f"work/{name}.json", json.dumps(job_work, indent=1, sort_keys=True))
+    config = _adapt_cluster(ClusterConfig.parse(cluster, "cluster"), spec.stage)
+    if not storage.is_remote(spec.store):
+        raise ConfigError(f"store: workers of a cluster cannot share {spec.store}: give s3://bucket/prefix")
+    name = manifest.job_name(spec.stage, spec.store, spec.run or f"{spec.kind}/{spec.name}")
+    job_spec = replace(spec, pipeline_run=runtime.read_run_id(), job=name, min_workers=config.min_workers)
+    artifacts.write(spec.store, f"work/{name}.json", json.dumps(asdict(job_spec), indent=1, sort_keys=True))
     outcome_path = runtime.outcome_path(name, "jobs")
-    outcome = runtime.read_outcome(work.store, outcome_path)
-    if outcome and outcome.get("run", pipeline_run) != pipeline_run:
-        # The failure belongs to another pipeline run, and its cause may have been fixed since.
-        storage.open(work.store).delete(outcome_path)
-    with _heartbeat(work.store, name):
+    _delete_outdated_outcome(job_spec, outcome_path)
+    with _heartbeats(spec.store, name):
         job.run(
             name,
-            f"{work.store}/work/{name}.json",
+            f"{spec.store}/work/{name}.json",
             config,
-            work.num_workers,
+            spec.num_workers,
             step_environment,
-            ask_to_stop=functools.partial(_ask_to_stop, work, name),
-            read_outcome=functools.partial(runtime.read_outcome, work.store, outcome_path),
+            ask_to_stop=functools.partial(_ask_to_stop, job_spec),
+            read_outcome=functools.partial(runtime.read_outcome, spec.store, outcome_path),
         )
 
 
-def _ask_to_stop(work: Work, job: str) -> None:
-    """Ask the training of a job to save and stop. Do nothing for a job that prepares text, which saves no state."""
-    if work.run:
-        artifacts.write(work.store, f"runs/{work.run}/stop", job)
+def _adapt_cluster(config: "ClusterConfig", stage: str) -> "ClusterConfig":
+    """Return the settings of the cluster for a stage."""
+    if stage not in builds.TRAINING_INPUTS:
+        return config.for_text()
+    if stage != "pretrain":  # the number of workers changes the results of all other training runs
+        return config.model_copy(update={"min_workers": 0})
+    return config
+
+
+def _delete_outdated_outcome(job_spec: BuildSpec, outcome_path: str) -> None:
+    """Delete the stored failure of a job if it belongs to another pipeline run: its cause may have been fixed since."""
+    outcome = runtime.read_outcome(job_spec.store, outcome_path)
+    if outcome and outcome.get("run", job_spec.pipeline_run) != job_spec.pipeline_run:
+        storage.open(job_spec.store).delete(outcome_path)
+
+
+def _ask_to_stop(job_spec: BuildSpec) -> None:
+    """Ask the training run of a job to save and stop. Do nothing for a job that prepares text, which saves no state."""
+    if job_spec.run:
+        artifacts.write(job_spec.store, f"runs/{job_spec.run}/stop", job_spec.job)
 
 
 LAUNCHERS: dict[str, Launcher] = {
@@ -183,41 +210,34 @@ LOCAL = ("ray", "torchrun")
 """Launchers that start workers on this machine."""
 
 
-def _run_with_workers(
-    work: Work,
-    train: Callable[..., Any],
-    parallel_map: "AbstractContextManager[ParallelMap | None]",
-) -> None:
-    """Run a training run through `train`, or process text through `parallel_map`."""
-    if work.stage in builds.TRAININGS:
-        _run_training(work, train)
-    else:
-        _process_text(work, parallel_map)
+def _run_training(spec: BuildSpec, launch_workers: Callable[..., Any]) -> None:
+    """Run a training run in the workers that `launch_workers` starts. A signal to this process lets them save and stop.
+
+    Args:
+        spec: the artifact to build.
+        launch_workers: called with the function for each worker, the number of workers, and the function's arguments.
+    """
+    run = artifacts.local_directory(spec.store) / "runs" / spec.run
+    manifests.make_folder(run)
+    (run / "stop").unlink(missing_ok=True)  # this request was meant for an earlier process
+    with workers.stopping_on_signals(run):
+        launch_workers(builds.train, spec.num_workers, run=run, spec=spec)
 
 
-def _run_training(work: Work, train: Callable[..., Any]) -> None:
-    """Train in the processes that `train` starts. A signal to this process lets them save and stop."""
-    folder = artifacts.local_directory(work.store) / "runs" / work.run
-    manifests.make_folder(folder)
-    (folder / "stop").unlink(missing_ok=True)  # this request was meant for an earlier process
-    with workers.stopping_on_signals(folder):
-        train(builds.train, work.num_workers, run=folder, work=work)
+def _process_text(spec: BuildSpec, parallel_map: "ParallelMap | None") -> None:
+    """Build an artifact of text in this process, which sends chunks of the text to others through `parallel_map`."""
+    build_text = builds.TEXT_STAGES[spec.stage]
+    process_count = spec.num_workers or spec.config.get("processes", 1)
 
+    def build(output: Path) -> dict[str, Any]:
+        with costs.record_duration(spec.store, spec.kind, spec.name, process_count, costs.CPU):
+            return build_text(spec, parallel_map, output)
 
-def _process_text(work: Work, parallel_map: "AbstractContextManager[ParallelMap | None]") -> None:
-    """Build an artifact of text in this process, which may send chunks of the text to others."""
-    process_count = work.num_workers or work.config.get("processes", 1)
-    run_stage = builds.TEXT_STAGES[work.stage]
     # Two builds of one artifact would write the same intermediate files.
-    with parallel_map as map_chunks, artifacts.exclusive(work.store, work.kind, work.name):
-
-        def build(output: Path) -> dict[str, Any]:
-            with costs.measured(work.store, work.kind, work.name, process_count, costs.CPU):
-                return run_stage(work, map_chunks, output)
-
-        artifacts.get_or_build(work.store, work.kind, work.name, build)
-        if work.stage == "prepare_corpus":  # not earlier: after a failed upload, another machine continues from them
-            builds.delete_intermediate_files(work)
+    with artifacts.exclusive(spec.store, spec.kind, spec.name):
+        artifacts.get_or_build(spec.store, spec.kind, spec.name, build)
+        if spec.stage == "prepare_corpus":  # not earlier: after a failed upload, another machine continues from them
+            builds.delete_intermediate_files(spec)
 
 
 def heartbeat_path(job: str) -> str:
@@ -226,20 +246,22 @@ def heartbeat_path(job: str) -> str:
 
 
 @contextlib.contextmanager
-def _heartbeat(store: str, job: str) -> Iterator[None]:
-    """Write a heartbeat once a minute inside the block. A job that receives no heartbeats ends itself."""
+def _heartbeats(store: str, job: str) -> Iterator[None]:
+    """Write a heartbeat for a RayJob once a minute inside the block. A job that receives no heartbeats ends itself."""
     finished = threading.Event()
-    step_id = uuid.uuid4().hex
-
-    def write_heartbeats() -> None:
-        for count in itertools.count(1):
-            with contextlib.suppress(InfoXLMError):  # the job ends only after many missing heartbeats
-                artifacts.write(store, heartbeat_path(job), f"{step_id} {count}")
-            if finished.wait(_HEARTBEAT_SECONDS):
-                return
-
-    threading.Thread(target=write_heartbeats, name="heartbeat", daemon=True).start()
+    threading.Thread(target=_write_heartbeats, args=(store, job, finished), name="heartbeat", daemon=True).start()
     try:
         yield
     finally:
         finished.set()
+
+
+def _write_heartbeats(store: str, job: str, finished: threading.Event) -> None:
+    """Write a heartbeat with a new number every `_HEARTBEAT_SECONDS` until `finished` is set."""
+    step_id = uuid.uuid4().hex
+    heartbeat_count = 0
+    while not finished.is_set():
+        heartbeat_count += 1
+        with contextlib.suppress(InfoXLMError):  # the job ends only after many missing heartbeats
+            artifacts.write(store, heartbeat_path(job), f"{step_id} {heartbeat_count}")
+        finished.wait(_HEARTBEAT_SECONDS)

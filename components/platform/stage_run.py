@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from components.platform import artifact_files, artifacts, costs, launchers, parameters, runtime, tracking
-from components.platform.builds import Work
+from components.platform.builds import BuildSpec
 from infoxlm_core.config import StageConfig
 from infoxlm_core.corpora.datasets import Dataset, list_datasets
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, TryAgain
@@ -62,7 +62,7 @@ class StageRun:
             checkpoints: folder of STORE/runs for the checkpoints of a training run.
             follow: whether to send the curves of a training run to the tracker while it runs.
         """
-        work = Work(
+        spec = BuildSpec(
             stage=self.stage,
             store=self.store,
             kind=kind,
@@ -74,7 +74,7 @@ class StageRun:
             tracker_run=self.run.id if follow else "",
         )
         step_environment = (task_config and task_config.env) or []
-        return launchers.run(work, self.read(cluster), step_environment)
+        return launchers.run(spec, self.read(cluster), step_environment)
 
     def read(self, parameter: Any) -> Any:
         """Return the value of a component's parameter, and read it from the store if it is a reference."""

@@ -1,4 +1,4 @@
-"""Work whose processes share only a store on S3: it continues on another machine, and in the pods of a job."""
+"""Builds whose processes share only a store on S3: they continue on another machine, and in the pods of a job."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ import pytest
 from components.adapters import lease
 from components.adapters.kuberay import job as kuberay_job
 from components.platform import artifact_files, artifacts, builds, job, launchers
-from components.platform.builds import Work
+from components.platform.builds import BuildSpec
 from components.platform.training_runs import RemoteRun
 from infoxlm_core import manifests
 from infoxlm_core.errors import (
@@ -45,29 +45,29 @@ def first_machine(tmp_path, monkeypatch):
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
 
 
-def make_work(store: str, shards: Path, steps: int = STEPS, job: str = "") -> Work:
+def make_spec(store: str, shards: Path, steps: int = STEPS, job: str = "") -> BuildSpec:
     """Return the description of a pre-training."""
     config = tiny_config(optimization={"steps": steps}, checkpoints={"every": 4}).model_dump(mode="json")
     inputs = {"shards_path": str(shards)}
-    return Work("pretrain", store, "pretrained", KEY, config, 0, inputs, "pretrained-abc", job=job)
+    return BuildSpec("pretrain", store, "pretrained", KEY, config, 0, inputs, "pretrained-abc", job=job)
 
 
 @pytest.fixture
-def work(tiny_shards) -> Work:
-    return make_work(URL, tiny_shards)
+def spec(tiny_shards) -> BuildSpec:
+    return make_spec(URL, tiny_shards)
 
 
-def submit_job(shards: Path, job: str, steps: int = 100_000) -> tuple[Work, str]:
-    """Write the work of a job into the store. Return the work and its location."""
-    work = make_work(URL, shards, steps, job)
-    artifacts.write(URL, f"work/{job}.json", json.dumps(asdict(work)))
-    return work, f"{URL}/work/{job}.json"
+def submit_job(shards: Path, job: str, steps: int = 100_000) -> tuple[BuildSpec, str]:
+    """Write the description of a job into the store. Return the description and its location."""
+    spec = make_spec(URL, shards, steps, job)
+    artifacts.write(URL, f"work/{job}.json", json.dumps(asdict(spec)))
+    return spec, f"{URL}/work/{job}.json"
 
 
 @pytest.fixture(scope="module")
 def undisturbed_losses(tiny_shards, tmp_path_factory) -> list:
     """Return the losses of the same training on one machine, in a directory."""
-    return read_losses(launchers.run(make_work(str(tmp_path_factory.mktemp("store")), tiny_shards)))
+    return read_losses(launchers.run(make_spec(str(tmp_path_factory.mktemp("store")), tiny_shards)))
 
 
 def read_losses(artifact: Path) -> list:
@@ -95,23 +95,23 @@ def request_stop_after(monkeypatch, stop_step: int) -> None:
     monkeypatch.setattr(RemoteRun, "send", send_and_request_stop)
 
 
-def train_until(stop_step: int, work: Work, monkeypatch) -> None:
+def train_until(stop_step: int, spec: BuildSpec, monkeypatch) -> None:
     """Train, and stop at the step after a checkpoint."""
     with monkeypatch.context() as patch:
         request_stop_after(patch, stop_step)
         with pytest.raises(Preempted, match="asked to stop after step"):
-            launchers.run(work)
+            launchers.run(spec)
 
 
 @pytest.mark.item("F11")
 def test_training_that_stopped_on_one_machine_continues_exactly_on_another(
-    bucket, work, undisturbed_losses, tmp_path, monkeypatch, caplog
+    bucket, spec, undisturbed_losses, tmp_path, monkeypatch, caplog
 ):
-    train_until(12, work, monkeypatch)
+    train_until(12, spec, monkeypatch)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
     caplog.set_level("INFO")
 
-    artifact = launchers.run(replace(work, job="j-second"))
+    artifact = launchers.run(replace(spec, job="j-second"))
 
     assert "resuming after step 13" in caplog.text
     assert artifact.is_relative_to(tmp_path / "second machine")
@@ -122,11 +122,11 @@ def test_training_that_stopped_on_one_machine_continues_exactly_on_another(
     manifests.read(artifacts.locate(f"{URL}/pretrained/{KEY}/encoder"), "encoder", "pretrain")
 
 
-def test_training_streams_shards_from_s3(bucket, work, undisturbed_losses, tiny_shards):
+def test_training_streams_shards_from_s3(bucket, spec, undisturbed_losses, tiny_shards):
     shards = f"{URL}/shards/{KEY}"
     artifact_files.push(tiny_shards, shards)
 
-    artifact = launchers.run(replace(work, artifacts={"shards_path": shards}))
+    artifact = launchers.run(replace(spec, artifacts={"shards_path": shards}))
 
     assert read_losses(artifact) == undisturbed_losses
     local_copy = artifacts.local_directory(URL) / "shards" / KEY
@@ -136,7 +136,7 @@ def test_training_streams_shards_from_s3(bucket, work, undisturbed_losses, tiny_
 
 @pytest.mark.item("F05", "F06")
 def test_damaged_checkpoint_is_skipped_for_an_older_one_and_none_valid_ends_the_run(
-    bucket, work, tmp_path, monkeypatch, caplog
+    bucket, spec, tmp_path, monkeypatch, caplog
 ):
     def damage(name: str) -> None:
         item = bucket.Object(f"store/{RUN}/{name}/state.safetensors")
@@ -144,27 +144,27 @@ def test_damaged_checkpoint_is_skipped_for_an_older_one_and_none_valid_ends_the_
         content[-1] ^= 1
         item.put(Body=bytes(content))
 
-    train_until(12, work, monkeypatch)
+    train_until(12, spec, monkeypatch)
     newest = "step=0000000013"
     assert list_checkpoints() == ["step=0000000008", "step=0000000012", newest]
     damage(newest)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "second machine"))
-    train_until(16, work, monkeypatch)
+    train_until(16, spec, monkeypatch)
     assert "CheckpointCorrupt step=13" in caplog.text
 
     for name in set(list_checkpoints()) - {newest}:
         damage(name)
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "third machine"))
     with pytest.raises(NoValidCheckpoint, match="no checkpoint is valid"):
-        launchers.run(work)
+        launchers.run(spec)
 
 
 @pytest.mark.item("F08")
-def test_third_failed_upload_in_a_row_ends_the_run(bucket, faults, work, caplog):
+def test_third_failed_upload_in_a_row_ends_the_run(bucket, faults, spec, caplog):
     faults.inject("PUT", f"{RUN}/step=", "503")
 
     with pytest.raises(StorageUnavailable):
-        launchers.run(work)
+        launchers.run(spec)
 
     attempts = [f"was not uploaded (attempt {number} of 3)" in caplog.text for number in (1, 2, 3)]
     assert attempts == [True, True, True]
@@ -174,21 +174,21 @@ def test_third_failed_upload_in_a_row_ends_the_run(bucket, faults, work, caplog)
 
 
 @pytest.mark.item("F08")
-def test_failed_upload_of_the_last_checkpoint_fails_the_run(bucket, faults, work, monkeypatch):
+def test_failed_upload_of_the_last_checkpoint_fails_the_run(bucket, faults, spec, monkeypatch):
     request_stop_after(monkeypatch, 4)
     faults.inject("PUT", "step=0000000005", "503")  # the checkpoint that the request demands
 
     with pytest.raises(StorageUnavailable):
-        launchers.run(work)
+        launchers.run(spec)
 
 
 @pytest.mark.item("F19")
 def test_stopped_pod_waits_until_the_training_has_saved(bucket, tiny_shards, monkeypatch):
     monkeypatch.setattr(lease, "_POLL", 0.05)
-    work, location = submit_job(tiny_shards, "j-pretrain-1")
+    spec, location = submit_job(tiny_shards, "j-pretrain-1")
     job.request_stop(location, 60)  # returns at once, because nothing is trained yet
     with ThreadPoolExecutor(1) as pool:
-        training = pool.submit(launchers.run, work)
+        training = pool.submit(launchers.run, spec)
         while not list_checkpoints():
             assert not training.done(), training.result()
             time.sleep(0.1)
@@ -204,10 +204,10 @@ def test_stopped_pod_waits_until_the_training_has_saved(bucket, tiny_shards, mon
 def test_driver_forwards_a_stop_request_to_workers_on_other_disks(bucket, tiny_shards, tmp_path, monkeypatch):
     monkeypatch.setattr(lease, "_POLL", 0.05)
     monkeypatch.setattr(job, "_STOP_POLL_SECONDS", 0.05)
-    work, _ = submit_job(tiny_shards, "j-pretrain-3")
+    spec, _ = submit_job(tiny_shards, "j-pretrain-3")
     disk = tmp_path / "disk of the driver"
     monkeypatch.setattr(job.artifacts, "local_directory", lambda store: disk)
-    threading.Thread(target=job._forward_stop_request, args=(work,), daemon=True).start()
+    threading.Thread(target=job._forward_stop_request, args=(spec,), daemon=True).start()
     with RemoteRun(f"{URL}/{RUN}", "j-pretrain-3").held():
         time.sleep(0.5)
         assert artifacts.read(URL, f"{RUN}/stop") is None
@@ -242,24 +242,24 @@ def test_step_writes_a_new_heartbeat_each_time(bucket, monkeypatch):
         heartbeats.add(artifacts.read(URL, launchers.heartbeat_path("j-1")))
         return len(heartbeats) >= 4
 
-    with launchers._heartbeat(URL, "j-1"):
+    with launchers._heartbeats(URL, "j-1"):
         until(has_seen_four)
 
 
-def test_training_on_a_cluster_needs_a_shared_store(work, tmp_path):
+def test_training_on_a_cluster_needs_a_shared_store(spec, tmp_path):
     with pytest.raises(ConfigError, match="give s3://bucket/prefix"):
-        launchers.run(replace(work, store=str(tmp_path)), CLUSTER)
+        launchers.run(replace(spec, store=str(tmp_path)), CLUSTER)
 
 
 @pytest.mark.item("A3")
 @pytest.mark.slow
 def test_step_sends_its_work_to_a_job_and_reads_the_result_from_the_store(
-    bucket, work, undisturbed_losses, tmp_path, monkeypatch
+    bucket, spec, undisturbed_losses, tmp_path, monkeypatch
 ):
     observed = {}
 
     def run_job(name, location, cluster, num_workers, step_environment, ask_to_stop, read_outcome):
-        """Do the work of the RayJob in a process that shares only S3 with the step."""
+        """Run the driver of the RayJob in a process that shares only S3 with the step."""
         environment = os.environ | {"INFOXLM_CACHE": str(tmp_path / "head of the cluster"), "RUN_ID": ""}
         command = [sys.executable, "-m", "components.platform.job", location]
         result = subprocess.run(command, env=environment, capture_output=True)
@@ -269,7 +269,7 @@ def test_step_sends_its_work_to_a_job_and_reads_the_result_from_the_store(
     monkeypatch.setattr(kuberay_job, "run", run_job)
     monkeypatch.setenv("RUN_ID", "run-7")
 
-    artifact = launchers.run(replace(work, num_workers=1), CLUSTER)
+    artifact = launchers.run(replace(spec, num_workers=1), CLUSTER)
 
     output = observed["output"]
     assert observed["code"] == 0, output
@@ -285,11 +285,11 @@ def test_step_sends_its_work_to_a_job_and_reads_the_result_from_the_store(
     assert "credentials" not in output
 
 
-def test_failed_job_leaves_its_error_until_the_next_pipeline_run(bucket, work, monkeypatch):
+def test_failed_job_leaves_its_error_until_the_next_pipeline_run(bucket, spec, monkeypatch):
     earlier_errors, job_names = [], set()
 
-    def fail(work: Work, *_) -> None:
-        raise TrainingDiverged(f"{work.name}: 3 steps in a row")
+    def fail(spec: BuildSpec, *_) -> None:
+        raise TrainingDiverged(f"{spec.name}: 3 steps in a row")
 
     def run_job(name, location, cluster, num_workers, step_environment, ask_to_stop, read_outcome):
         job_names.add(name)
@@ -304,7 +304,7 @@ def test_failed_job_leaves_its_error_until_the_next_pipeline_run(bucket, work, m
     for run_id in ("run-1", "run-1", "run-2"):
         monkeypatch.setenv("RUN_ID", run_id)
         with pytest.raises(InputError, match=rf"5 .*'class': 'TrainingDiverged', 'message': '{KEY}: 3 steps in a row'"):
-            launchers.run(replace(work, num_workers=2), CLUSTER)
+            launchers.run(replace(spec, num_workers=2), CLUSTER)
 
     assert earlier_errors == [None, "TrainingDiverged", None]
     assert len(job_names) == 1
@@ -319,7 +319,7 @@ def test_workers_in_another_folder_read_relative_paths(tmp_path, monkeypatch):
     corpus = {"name": "web", "format": "tsv", "path": "en-de.tsv", "languages": ("en", "de")}
     similarity = {"encoder": "encoder", "minimum": -1}
     config = {"languages": ("en", "de"), "corpora": [corpus], "cleaning": {"similarity": similarity}}
-    work = Work("prepare_corpus", "store", "corpus", KEY, config, 0, {})
+    spec = BuildSpec("prepare_corpus", "store", "corpus", KEY, config, 0, {})
 
     def run_elsewhere(task, numbers):
         for number in numbers:
@@ -327,7 +327,7 @@ def test_workers_in_another_folder_read_relative_paths(tmp_path, monkeypatch):
                 result = task(number)
             yield result
 
-    facts = builds.TEXT_STAGES["prepare_corpus"](work, run_elsewhere, tmp_path / "out")
+    facts = builds.TEXT_STAGES["prepare_corpus"](spec, run_elsewhere, tmp_path / "out")
 
     assert facts["sentences"] > 0
     assert list((tmp_path / "elsewhere").iterdir()) == []

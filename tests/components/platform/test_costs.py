@@ -29,7 +29,7 @@ def clock(monkeypatch) -> Clock:
 
 def work(store: Path, clock: Clock, hours: float, devices: int) -> None:
     """Spend hours on a number of GPUs."""
-    with costs.measured(str(store), "pretrained", "abc", devices, costs.GPU):
+    with costs.record_duration(str(store), "pretrained", "abc", devices, costs.GPU):
         clock.seconds += hours * HOUR
 
 
@@ -38,7 +38,7 @@ def read_hours(store: Path) -> dict[str, float]:
 
 
 def test_cost_of_a_step_is_the_time_of_all_its_attempts_times_their_devices(tmp_path, clock, monkeypatch):
-    with pytest.raises(Preempted), costs.measured(str(tmp_path), "pretrained", "abc", 8, costs.GPU):
+    with pytest.raises(Preempted), costs.record_duration(str(tmp_path), "pretrained", "abc", 8, costs.GPU):
         clock.seconds += HOUR
         raise Preempted("told to stop")
     work(tmp_path, clock, hours=2, devices=4)

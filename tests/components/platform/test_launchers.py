@@ -10,17 +10,17 @@ import pytest
 from components.adapters import storage
 from components.adapters.kuberay import job
 from components.platform import artifacts, launchers
-from components.platform.builds import Work
+from components.platform.builds import BuildSpec
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.training import tracker
 from tests.toys.pretraining import tiny_config
 
 
 @pytest.fixture
-def work(tiny_shards, tmp_path) -> Work:
+def spec(tiny_shards, tmp_path) -> BuildSpec:
     config = tiny_config().model_dump(mode="json")
     inputs = {"shards_path": str(tiny_shards)}
-    return Work("pretrain", str(tmp_path / "store"), "pretrained", "abc", config, 2, inputs, "pretrained-abc")
+    return BuildSpec("pretrain", str(tmp_path / "store"), "pretrained", "abc", config, 2, inputs, "pretrained-abc")
 
 
 @pytest.mark.parametrize(
@@ -36,43 +36,43 @@ def work(tiny_shards, tmp_path) -> Work:
     ],
 )
 def test_parameters_and_environment_choose_the_launcher(
-    work, monkeypatch, stage, pod, workers, cluster, variable, chosen
+    spec, monkeypatch, stage, pod, workers, cluster, variable, chosen
 ):
     monkeypatch.setenv("KFP_POD_NAME", pod)
     monkeypatch.setenv(launchers.VARIABLE, variable)
     used = []
 
-    def launch(name: str, work: Work, *_) -> None:
+    def launch(name: str, spec: BuildSpec, *_) -> None:
         used.append(name)
-        artifacts.get_or_build(work.store, work.kind, work.name, lambda output: {})
+        artifacts.get_or_build(spec.store, spec.kind, spec.name, lambda output: {})
 
     for name in launchers.LAUNCHERS:
         monkeypatch.setitem(launchers.LAUNCHERS, name, functools.partial(launch, name))
 
-    launchers.run(replace(work, stage=stage, num_workers=workers), cluster)
+    launchers.run(replace(spec, stage=stage, num_workers=workers), cluster)
 
     assert used == [chosen]
 
 
 @pytest.mark.parametrize(("stage", "min_workers"), [("pretrain", 1), ("finetune", 0)])
-def test_only_a_pretraining_may_continue_with_fewer_workers(work, bucket, tmp_path, monkeypatch, stage, min_workers):
+def test_only_a_pretraining_may_continue_with_fewer_workers(spec, bucket, tmp_path, monkeypatch, stage, min_workers):
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
     jobs = []
     monkeypatch.setattr(job, "run", lambda _, location, config, *__, **___: jobs.append((location, config.min_workers)))
 
     cluster = {"image": f"registry.example/infoxlm@sha256:{'1' * 64}", "min_workers": 1}
-    launchers.run_as_rayjob(replace(work, stage=stage, store="s3://models/store"), cluster, ())
+    launchers.run_as_rayjob(replace(spec, stage=stage, store="s3://models/store"), cluster, ())
 
     [(location, min_workers_of_pods)] = jobs
     assert min_workers_of_pods == min_workers
     assert json.loads(storage.open(location).get()[0])["min_workers"] == min_workers
 
 
-def test_step_without_gpus_and_cluster_does_not_train(work, monkeypatch):
+def test_step_without_gpus_and_cluster_does_not_train(spec, monkeypatch):
     monkeypatch.setenv("KFP_POD_NAME", "step-1")
 
     with pytest.raises(ConfigError, match=r"cluster is empty, .*start the run by `infoxlm submit`"):
-        launchers.run(work, {})
+        launchers.run(spec, {})
 
 
 def test_unknown_launcher_is_refused(monkeypatch):
@@ -83,10 +83,10 @@ def test_unknown_launcher_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-def test_torchrun_trains_without_importing_ray(work, monkeypatch):
+def test_torchrun_trains_without_importing_ray(spec, monkeypatch):
     monkeypatch.setenv(launchers.VARIABLE, "torchrun")
     monkeypatch.setitem(sys.modules, "ray", None)  # importing it fails
 
-    artifact = launchers.run(work)
+    artifact = launchers.run(spec)
 
     assert len(tracker.read(artifact / "encoder" / tracker.METRICS)) == 6

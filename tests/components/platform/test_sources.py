@@ -374,8 +374,8 @@ def test_pattern_matches_the_files_of_a_folder_in_sorted_order(storage, tmp_path
 def test_key_of_a_corpus_depends_on_the_encoder_that_filters_its_pairs(clean_environment, tmp_path, monkeypatch):
     keys = []
 
-    def prepare(work, parallel_map, output):
-        keys.append(work.name)
+    def prepare(spec, parallel_map, output):
+        keys.append(spec.name)
         (output / "report.json").write_text("{}")
         return {}
 

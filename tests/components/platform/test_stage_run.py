@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from components.platform import artifacts, launchers
-from components.platform.builds import Work
+from components.platform.builds import BuildSpec
 from components.platform.stage_run import stage_run
 from infoxlm_core.config import EvaluationConfig, PretrainingConfig
 from infoxlm_core.errors import InputError, StorageUnavailable
@@ -56,11 +56,11 @@ def test_step_works_although_the_tracker_does_not_answer(recorder, tmp_path, mon
 
 
 def test_artifact_is_built_once_and_a_followed_training_knows_the_run(recorder, tmp_path, monkeypatch):
-    works: list[Work] = []
+    specs: list[BuildSpec] = []
 
-    def launch(work: Work, *_) -> None:
-        works.append(work)
-        artifacts.get_or_build(work.store, work.kind, work.name, lambda output: {"loss/mlm": 0.5})
+    def launch(spec: BuildSpec, *_) -> None:
+        specs.append(spec)
+        artifacts.get_or_build(spec.store, spec.kind, spec.name, lambda output: {"loss/mlm": 0.5})
 
     monkeypatch.setitem(launchers.LAUNCHERS, "process", launch)
 
@@ -72,9 +72,9 @@ def test_artifact_is_built_once_and_a_followed_training_knows_the_run(recorder, 
     assert build("a", follow=True) == build("a", follow=True) == tmp_path / "pretrained/a"
     build("b", follow=False)
 
-    assert [(work.name, work.tracker_run) for work in works] == [("a", "full seed 1"), ("b", "")]
-    assert (works[0].stage, works[0].run, works[0].artifacts) == ("pretrain", "run-1", {"shards_path": "location"})
-    assert PretrainingConfig.parse(works[0].config) == PretrainingConfig(seed=7)
+    assert [(spec.name, spec.tracker_run) for spec in specs] == [("a", "full seed 1"), ("b", "")]
+    assert (specs[0].stage, specs[0].run, specs[0].artifacts) == ("pretrain", "run-1", {"shards_path": "location"})
+    assert PretrainingConfig.parse(specs[0].config) == PretrainingConfig(seed=7)
 
 
 @pytest.mark.parametrize(("last", "endings"), [(True, [("FAILED", "toy-1", "promote", "no such model")]), (False, [])])

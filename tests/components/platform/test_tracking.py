@@ -12,7 +12,7 @@ from infoxlm_core.errors import ConfigError
 
 
 def test_new_tracker_needs_only_a_line_in_the_table(recorder, tmp_path, monkeypatch):
-    def prepare(work, parallel_map, output) -> dict:
+    def prepare(spec, parallel_map, output) -> dict:
         (output / "report.json").write_text("{}")
         return {"sentences": 3}
 

@@ -12,7 +12,7 @@ from kfp import dsl
 from components.adapters import storage
 from components.adapters.ray import tasks
 from components.platform import artifacts, builds
-from components.platform.builds import Work
+from components.platform.builds import BuildSpec
 from components.prepare_corpus import prepare_corpus
 from components.tokenize_corpus import tokenize_corpus
 from infoxlm_core import manifests
@@ -154,14 +154,14 @@ def test_workers_of_a_cluster_share_files_only_through_the_bucket(bucket, expect
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
     upload(bucket, expected / "text", "text")
     config = preparation_config("s3://models/text").model_dump(mode="json", exclude_none=True)
-    work = Work("prepare_corpus", "s3://models/store", "corpus", "0123456789abcdef", config, 0, {})
+    spec = BuildSpec("prepare_corpus", "s3://models/store", "corpus", "0123456789abcdef", config, 0, {})
 
-    builds.TEXT_STAGES["prepare_corpus"](work, None, tmp_path / "out")
+    builds.TEXT_STAGES["prepare_corpus"](spec, None, tmp_path / "out")
 
     expected_digests = digests(expected / "corpus")
     del expected_digests[manifests.NAME]
     assert digests(tmp_path / "out") == expected_digests
-    builds.delete_intermediate_files(work)
+    builds.delete_intermediate_files(spec)
     assert storage.open("s3://models/store").entries() == []
 
 
