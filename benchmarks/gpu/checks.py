@@ -281,7 +281,7 @@ def memory(small: bool) -> Iterator[Row]:
     learner.take_step(batch)
     peak = torch.cuda.max_memory_allocated()
     config = speed.one_batch_a_step(learner.config, len(batch.key_lengths))
-    planned = sum(row.value for row in plan.plan_memory(config, speed.WORDS, gpus=1))
+    planned = sum(row.value for row in plan.plan_memory(config, speed.WORDS, gpu_count=1))
     yield {"GB": peak / 1e9, "planned GB": planned / 1e9, "ok": peak <= 1.1 * planned}
 
 

@@ -1,4 +1,4 @@
-"""InfoXLM's step: MLM, TLM and sentence objectives in one forward pass, as a learner of the training loop."""
+"""InfoXLM's learner: computes MLM, TLM and the sentence objectives of a micro-batch in one forward pass."""
 
 import logging
 import math
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.model.flops import count_step_flops
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.systems.infoxlm.sentence_objectives import SENTENCE_OBJECTIVES, XLCO, add_by_group
+from infoxlm_core.systems.infoxlm.sentence_objectives import SENTENCE_OBJECTIVES, XLCO, add_to_groups
 from infoxlm_core.training import distributed, sharding
 from infoxlm_core.training.learner import (
     Learner,
@@ -29,11 +28,11 @@ from infoxlm_core.training.learner import (
 )
 
 logger = logging.getLogger(__name__)
-GPU_TILE = 128  # rows of a tile of matrix products on GPUs
+GPU_TILE = 128  # tokens per tile of a GPU matrix product
 
 
 class InfoXLMLearner(Learner):
-    """Trains the query encoder on the enabled objectives. The objective XLCO has the key encoder and the queue."""
+    """Trains the query encoder on the enabled objectives. The objective XLCO owns the key encoder and the queue."""
 
     module: InfoXLM
 
@@ -57,38 +56,50 @@ class InfoXLMLearner(Learner):
 
     @property
     def has_contrast(self) -> bool:
+        """Return whether XLCO is enabled."""
         return XLCO.name in self.weights.by_name
 
     @property
     def xlco(self) -> XLCO:
+        """Return the objective XLCO, which must be enabled."""
         return next(objective for objective in self.objectives if isinstance(objective, XLCO))
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[PackedBatch]:
+        """Return this worker's micro-batches of a step. The samples are those of step `step + skipped`."""
         my_shards = self.shares[distributed.rank()]
-        # Dropout is drawn for each micro-batch, so a micro-batch must not depend on the number of workers.
-        is_split_by_shard = self.config.model.dropout > 0
         shard_ranges = [my_shards]
-        if is_split_by_shard:
+        # Dropout is seeded by micro-batch. To give the same losses with any number of workers, a micro-batch must then
+        # have the samples of a single virtual shard.
+        has_dropout = self.config.model.dropout > 0
+        if has_dropout:
             shard_ranges = [range(shard, shard + 1) for shard in my_shards]
         batches: list[PackedBatch] = []
         for shard_range in shard_ranges:
             batches += self._draw_batches(step, step + skipped, shard_range)
-        batches = self._add_idle_batches(batches, is_split_by_shard)
+        batches = self._add_idle_batches(batches, is_split_by_shard=has_dropout)
         if self.device.type == "cpu":
             return batches
         # On a GPU, matrix products are fastest if the number of tokens is a multiple of their tile.
-        tile = min(GPU_TILE, self.module.encoder.size.max_tokens)
-        return [batch.aligned(tile, self.sampler.vocabulary.pad) for batch in batches]
+        tile_tokens = min(GPU_TILE, self.module.encoder.size.max_tokens)
+        return [batch.aligned(tile_tokens, self.sampler.vocabulary.pad) for batch in batches]
 
     def _draw_batches(self, step: int, draw_number: int, shards: range) -> list[PackedBatch]:
-        """Draw the micro-batches of some virtual shards. `draw_number` is the step plus the number of skipped draws."""
+        """Draw the micro-batches of a range of virtual shards.
+
+        Args:
+            step: the step that the micro-batches are for.
+            draw_number: the step whose samples are drawn, which is later if the guard skipped data.
+            shards: numbers of the virtual shards.
+        """
         contrast = self.config.contrast
-        only = "lm" if step < contrast.start_step else ""
+        only = "lm" if step < contrast.start_step else ""  # before contrast begins, no views are drawn
         draw = self.sampler.draw(draw_number, shards, only)
-        batches = []
-        for number, batch in enumerate(micro_batches(draw, self.config.batches.micro_batch_size, contrast.symmetric)):
-            batches.append(replace(batch, rng_key=(step, shards.start, number), flops=self._flops(batch)))
-        return batches
+        batches = micro_batches(draw, self.config.batches.micro_batch_size, contrast.symmetric)
+        keyed_batches = []
+        for number, batch in enumerate(batches):
+            rng_key = (step, shards.start, number)
+            keyed_batches.append(replace(batch, rng_key=rng_key, flops=self._count_flops(batch)))
+        return keyed_batches
 
     def _add_idle_batches(self, batches: list[PackedBatch], is_split_by_shard: bool) -> list[PackedBatch]:
         """Append idle batches if the network is sharded, because all workers must call it equally often.
@@ -99,16 +110,18 @@ class InfoXLMLearner(Learner):
         """
         if not self.config.model.sharded:
             return batches
+        most_shards = max(len(share) for share in self.shares)  # of one worker
         samples_per_shard = self.sampler.samples_per_shard
-        size = self.config.batches.micro_batch_size
+        micro_batch_size = self.config.batches.micro_batch_size
         if is_split_by_shard:
-            batch_counts = [len(share) * math.ceil(samples_per_shard / size) for share in self.shares]
+            most_batches = most_shards * math.ceil(samples_per_shard / micro_batch_size)
         else:
-            batch_counts = [math.ceil(len(share) * samples_per_shard / size) for share in self.shares]
+            most_batches = math.ceil(most_shards * samples_per_shard / micro_batch_size)
         idle_batch = replace(batches[0], idle=True)
-        return batches + [idle_batch] * (max(batch_counts) - len(batches))
+        return batches + [idle_batch] * (most_batches - len(batches))
 
     def counts(self, batch: PackedBatch) -> Mapping[str, float]:
+        """Return the targets of each objective, the tokens and the FLOPs of a micro-batch, or nothing if it is idle."""
         if batch.idle:
             return {}
         return batch.counts | {objective.name: objective.count(batch) for objective in self.objectives}
@@ -116,8 +129,8 @@ class InfoXLMLearner(Learner):
     def kind_of(self, step: int, skipped: int = 0) -> str:  # noqa: ARG002
         return "" if step >= self.config.contrast.start_step else "before contrast"
 
-    def _flops(self, batch: PackedBatch) -> float:
-        """Return the necessary FLOPs of a micro-batch."""
+    def _count_flops(self, batch: PackedBatch) -> float:
+        """Return the FLOPs that the forward and backward pass of a micro-batch need."""
         contrast = self.config.contrast
         return count_step_flops(
             self.module.encoder.size,
@@ -130,58 +143,57 @@ class InfoXLMLearner(Learner):
         )
 
     def losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a micro-batch, and the sums without gradient for `statistics`."""
         if batch.idle:
-            return self._idle_loss(batch, scales), {}
+            # This worker only takes part in the communication of a sharded network, with a loss of weight 0.
+            loss, _ = self._compute_losses(batch, dict.fromkeys(scales, 0.0))
+            return loss, {}
+        return self._compute_losses(batch, scales)
+
+    def _compute_losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the sum over objectives of loss times scale, and the sums without gradient for `statistics`."""
         batch = batch.to(self.device)
-        by_group = torch.zeros(2, len(self.sampler.groups), dtype=torch.double, device=self.device)
+        group_totals = torch.zeros(2, len(self.sampler.groups), dtype=torch.double, device=self.device)
         loss = torch.zeros((), device=self.device)
-        sums = {"by_group": by_group}
+        sums = {"by_group": group_totals}
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):
-            outputs = self.module(batch, self._scale_of_targets(batch, scales))
+            outputs = self.module(batch, self._scale_targets(batch, scales))
         if outputs.losses is not None:
-            losses_by_objective = {
-                "mlm": outputs.losses[: batch.mlm_targets],
-                "tlm": outputs.losses[batch.mlm_targets :],
-            }
-            for name, losses in losses_by_objective.items():
-                if name in self.weights.by_name:
-                    sums[name] = losses.sum()
+            if "mlm" in self.weights.by_name:
+                sums["mlm"] = outputs.losses[: batch.mlm_targets].sum()
+            if "tlm" in self.weights.by_name:
+                sums["tlm"] = outputs.losses[batch.mlm_targets :].sum()
             loss = loss + outputs.loss
-            add_by_group(by_group, batch.target_groups, outputs.losses)
+            add_to_groups(group_totals, batch.target_groups, outputs.losses)
         if outputs.queries is not None:
             for objective in self.objectives:
-                objective_loss, objective_sums = objective.loss(batch, outputs.queries, by_group)
+                objective_loss, objective_sums = objective.loss(batch, outputs.queries, group_totals)
                 loss = loss + objective_loss * scales[objective.name]
                 sums |= objective_sums
         return loss, sums
 
-    def _idle_loss(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
-        """Compute a loss of weight 0, so that this worker takes part in the communication of the others."""
-        new_keys = self.xlco.new_keys if self.has_contrast else []
-        key_count = len(new_keys)
-        loss, _ = self.losses(replace(batch, idle=False), dict.fromkeys(scales, 0.0))
-        del new_keys[key_count:]  # an idle batch must not enter the queue
-        return loss
-
-    def _scale_of_targets(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
+    def _scale_targets(self, batch: PackedBatch, scales: Mapping[str, float]) -> Tensor:
         """Return the factor (N,) of each target in the loss. The targets of MLM come first."""
         dtype = self.module.encoder.token_embedding.weight.dtype
-        scale = torch.full((len(batch.target_ids),), scales.get("tlm", 0.0), dtype=dtype, device=self.device)
-        scale[: batch.mlm_targets] = scales.get("mlm", 0.0)
-        return scale
+        target_scales = torch.full((len(batch.target_ids),), scales.get("tlm", 0.0), dtype=dtype, device=self.device)
+        target_scales[: batch.mlm_targets] = scales.get("mlm", 0.0)
+        return target_scales
 
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
+        """Return the targets of each group, the mean loss of each language, and the objectives' statistics."""
         statistics = {}
-        by_language: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))  # sum and number of losses
-        for group, (loss_sum, loss_count) in zip(self.sampler.groups, sums["by_group"].T, strict=True):
+        loss_sums: defaultdict[str, float] = defaultdict(float)  # by objective and language, such as mlm/en
+        loss_counts: defaultdict[str, float] = defaultdict(float)
+        for group, (group_sum, group_count) in zip(self.sampler.groups, sums["by_group"].T, strict=True):
             objective_and_language, _, _ = group.rpartition("/")
-            by_language[objective_and_language] += (loss_sum, loss_count)
+            loss_sums[objective_and_language] += group_sum
+            loss_counts[objective_and_language] += group_count
+            if group_count:
+                statistics[f"targets/{group}"] = float(group_count)
+        for objective_and_language, loss_count in loss_counts.items():
             if loss_count:
-                statistics[f"targets/{group}"] = float(loss_count)
-        for objective_and_language, (loss_sum, loss_count) in by_language.items():
-            if loss_count:
-                statistics[f"loss_{objective_and_language}"] = float(loss_sum / loss_count)
+                statistics[f"loss_{objective_and_language}"] = float(loss_sums[objective_and_language] / loss_count)
         for objective in self.objectives:
             if counts[objective.name]:
                 statistics |= objective.statistics(sums, counts[objective.name])
@@ -194,22 +206,25 @@ class InfoXLMLearner(Learner):
             self._fill_queue()
 
     def _fill_queue(self) -> None:
-        """Fill the queue with the keys of K samples, from a random stream that training batches do not use."""
+        """Fill the queue with the keys of as many pairs, drawn from a random stream that no training step uses."""
         queue_size = self.config.contrast.queue_size
-        samples_per_draw = self.config.batches.global_batch_size
+        global_batch_size = self.config.batches.global_batch_size
         my_shards = self.shares[distributed.rank()]
-        for number in range(math.ceil(queue_size / samples_per_draw)):
+        for number in range(math.ceil(queue_size / global_batch_size)):
             draw = self.sampler.draw(f"prefill {number}", my_shards, only="xlco")
             batches = micro_batches(draw, self.config.batches.micro_batch_size)
             for batch in self._add_idle_batches(batches, is_split_by_shard=False):
-                self.xlco.make_keys(batch.to(self.device))
-                if batch.idle:
-                    self.xlco.new_keys.pop()
-            self.xlco.enqueue(self.config.contrast.start_step, limit=queue_size - number * samples_per_draw)
-        self.xlco.queue.pointer.zero_()
+                batch_on_device = batch.to(self.device)
+                keys = self.xlco.compute_keys(batch_on_device)
+                if not batch.idle:
+                    self.xlco.collect_keys(batch_on_device, keys)
+            remaining_rows = queue_size - number * global_batch_size
+            self.xlco.enqueue(self.config.contrast.start_step, limit=remaining_rows)
+        self.xlco.queue.pointer.zero_()  # the first key of the training replaces the oldest one
         logger.info("filled the queue with %d keys", queue_size)
 
     def state(self) -> dict[str, Tensor]:
+        """Return the tensors of the objectives, such as the key encoder and the queue."""
         tensors: dict[str, Tensor] = {}
         for objective in self.objectives:
             tensors |= objective.state()

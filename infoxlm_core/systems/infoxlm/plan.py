@@ -1,7 +1,8 @@
 """Predicts the parameters, memory, FLOPs and time of an InfoXLM run, without data, weights or GPUs.
 
-Parameters are counted on a model on torch's meta device; a test compares the exact part of the memory with a real
-training run. FLOPs are the necessary ones (`flops.py`). Time is their number at an assumed utilisation of the GPUs.
+Parameters are counted on a model on torch's meta device. A test compares the exact part of the memory with a real
+training run. FLOPs are those that the step needs, without padding or recomputation (`flops.py`). Time assumes a
+utilisation of the GPUs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ ACTIVATION_BYTES = 38
 """Bytes stored for the backward pass per token, layer and unit of d, in bf16 without compilation; tested."""
 
 ASSUMED_MFU = {True: 0.4, False: 0.25}
-"""Assumed share of the GPUs' peak speed, by whether layers are compiled. It counts the necessary FLOPs."""
+"""Assumed model FLOPs utilisation, the share of the GPUs' peak speed: with and without compiled layers."""
 
 
 class PlanRow(NamedTuple):
@@ -36,35 +37,35 @@ class PlanRow(NamedTuple):
     formula: str  # how the value is calculated, in words
 
 
-class Shape(NamedTuple):
+class SequenceLengths(NamedTuple):
     """The length in tokens of each kind of sequence in a step. 0: the step has no sequences of this kind."""
 
     name: str
     mlm: int
     tlm: int
-    view: int
+    view: int  # one side of an XLCO sample
 
 
-LONG = Shape("long", 512, 512, 128)
+LONG = SequenceLengths("long", 512, 512, 128)
 """A step in which all sequences are full."""
-SHORT = Shape("short", 512, 96, 64)
+SHORT = SequenceLengths("short", 512, 96, 64)
 """A step of sentences as short as those of the released recipe."""
 
 
-def size_of(config: PretrainingConfig, vocabulary: int) -> EncoderSize:
+def size_of(config: PretrainingConfig, vocabulary_size: int) -> EncoderSize:
     """Return the sizes of the model `model.start` if it is a directory of this machine, else those of the config."""
     model = config.model
     if model.start and (Path(model.start) / "config.json").is_file():
         from infoxlm_core.model.huggingface import pretrained  # here, since it imports transformers
 
         return pretrained.size_of(Path(model.start))
-    return EncoderSize.of(model, vocabulary)
+    return EncoderSize.of(model, vocabulary_size)
 
 
-def build_on_meta_device(config: PretrainingConfig, vocabulary: int) -> tuple[InfoXLM, KeyEncoder]:
-    """Return the networks of a run with shapes but without memory."""
+def build_on_meta_device(config: PretrainingConfig, vocabulary_size: int) -> tuple[InfoXLM, KeyEncoder]:
+    """Return the query encoder and the key encoder of a run, whose weights have shapes but occupy no memory."""
     with torch.device("meta"):
-        model = InfoXLM.of(config, size_of(config, vocabulary))
+        model = InfoXLM.of(config, size_of(config, vocabulary_size))
         return model, KeyEncoder(model)
 
 
@@ -73,123 +74,160 @@ def count_parameters(module: nn.Module | None) -> int:
     return 0 if module is None else sum(parameter.numel() for parameter in module.parameters())
 
 
-def fit_shape(config: PretrainingConfig, shape: Shape) -> Shape:
-    """Return a shape truncated to the configured lengths, without the disabled objectives."""
+def count_trained_parameters(module: nn.Module) -> int:
+    """Return the number of parameters that receive gradients."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def fit_lengths(config: PretrainingConfig, lengths: SequenceLengths) -> SequenceLengths:
+    """Truncate the lengths to the configured maximum, and set those of disabled objectives to 0."""
     objectives = config.objectives
-    longest_pair = 2 * config.batches.side_tokens + 4
-    return Shape(
-        shape.name,
-        min(shape.mlm, config.batches.block_tokens) if objectives.mlm else 0,
-        min(shape.tlm, longest_pair) if objectives.tlm else 0,
-        min(shape.view, longest_pair) if objectives.xlco else 0,
+    longest_pair = 2 * config.batches.side_tokens + 4  # with the special tokens of two sentences
+    return SequenceLengths(
+        lengths.name,
+        mlm=min(lengths.mlm, config.batches.block_tokens) if objectives.mlm else 0,
+        tlm=min(lengths.tlm, longest_pair) if objectives.tlm else 0,
+        view=min(lengths.view, longest_pair) if objectives.xlco else 0,
     )
 
 
-def count_step_flops(config: PretrainingConfig, size: EncoderSize, shape: Shape) -> float:
-    """Return the necessary FLOPs of an optimizer step with sequences of a shape."""
-    samples = config.batches.global_batch_size
-    view_lengths = [shape.view] * samples if shape.view else []
+def count_step_flops(config: PretrainingConfig, size: EncoderSize, lengths: SequenceLengths) -> float:
+    """Return the FLOPs that an optimizer step needs if all sequences of a kind are equally long."""
+    sample_count = config.batches.global_batch_size
     lm_lengths: list[int] = []
-    for length in (shape.mlm, shape.tlm):
-        if length:
-            lm_lengths += [length] * samples
-    contrast_layer = config.contrast.resolve_layer(size.layers)
-    targets = round(config.objectives.mask_ratio * (shape.mlm + shape.tlm) * samples)
-    queue_size = config.contrast.queue_size
-    return flops.count_step_flops(size, lm_lengths, targets, view_lengths, view_lengths, contrast_layer, queue_size)
+    if lengths.mlm:
+        lm_lengths += [lengths.mlm] * sample_count
+    if lengths.tlm:
+        lm_lengths += [lengths.tlm] * sample_count
+    target_count = round(config.objectives.mask_ratio * (lengths.mlm + lengths.tlm) * sample_count)
+    view_lengths = [lengths.view] * sample_count if lengths.view else []
+    return flops.count_step_flops(
+        size,
+        lm_lengths,
+        target_count,
+        view_lengths,
+        view_lengths,  # key views are as long as query views
+        config.contrast.resolve_layer(size.layers),
+        config.contrast.queue_size,
+    )
 
 
-def count_step_tokens(config: PretrainingConfig, shape: Shape) -> int:
+def count_step_tokens(config: PretrainingConfig, lengths: SequenceLengths) -> int:
     """Return the tokens of an optimizer step. A sample of XLCO has two views."""
-    return config.batches.global_batch_size * (shape.mlm + shape.tlm + 2 * shape.view)
+    return config.batches.global_batch_size * (lengths.mlm + lengths.tlm + 2 * lengths.view)
 
 
-def plan_memory(config: PretrainingConfig, vocabulary: int, gpus: int) -> list[PlanRow]:
-    """Return the bytes on each device: the exact part, then estimates for long sequences."""
-    model, key_encoder = build_on_meta_device(config, vocabulary)
-    return [*_plan_state(config, model, key_encoder, gpus), *_plan_buffers(config, model, key_encoder, gpus)]
+def plan_memory(config: PretrainingConfig, vocabulary_size: int, gpu_count: int) -> list[PlanRow]:
+    """Return the bytes on each GPU: first the exact part, then estimates for long sequences."""
+    model, key_encoder = build_on_meta_device(config, vocabulary_size)
+    persistent_memory = _plan_persistent_memory(config, model, key_encoder, gpu_count)
+    return persistent_memory + _plan_temporary_memory(config, model, key_encoder, gpu_count)
 
 
-def _plan_state(config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpus: int) -> list[PlanRow]:
-    """Return the exact number of bytes that a run occupies from its first step on."""
-    parameters = count_parameters(model)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    trained_parameters = sum(parameter.numel() for parameter in trained)
-    key_parameters = count_parameters(key_encoder)
-    key_bytes = 4 * key_parameters if config.objectives.xlco else 0
-    contrast = config.contrast
-    queue_bytes = contrast.queue_size * (4 * model.encoder.size.hidden + 24) if config.objectives.xlco else 0
-    shards = gpus if config.model.sharded else 1
-    divided_by_gpus = f", by {gpus} GPUs" if config.model.sharded else ""
+def _plan_persistent_memory(
+    config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpu_count: int
+) -> list[PlanRow]:
+    """Return the exact number of bytes that each GPU holds from the first step to the last."""
+    parameter_count = count_parameters(model)
+    trained_count = count_trained_parameters(model)
+    trained_tensors = sum(parameter.requires_grad for parameter in model.parameters())
+    moment_bytes = 8 * trained_count + 4 * trained_tensors  # two moments per parameter, a step count per tensor
+    key_parameter_count = count_parameters(key_encoder)
+    queue_size = config.contrast.queue_size
+    key_bytes = 0
+    queue_bytes = 0
+    if config.objectives.xlco:
+        key_bytes = 4 * key_parameter_count
+        # A row of the queue has a key in fp32, two sentence ids and the step that added it, of 8 bytes each.
+        queue_bytes = queue_size * (4 * model.encoder.size.hidden + 24)
+    shards = 1
+    divided_by_gpus = ""
+    if config.model.sharded:  # the queue is not sharded
+        shards = gpu_count
+        divided_by_gpus = f", by {gpu_count} GPUs"
+    weight_formula = f"4 B x {parameter_count:,} parameters, fp32{divided_by_gpus}"
+    gradient_formula = f"4 B x parameters that are trained, fp32{divided_by_gpus}"
+    moment_formula = f"8 B x parameters that are trained, fp32; 4 B x {trained_tensors} tensors{divided_by_gpus}"
+    key_formula = f"4 B x {key_parameter_count:,}: fp32, up to layer {model.contrast_layer}, and W{divided_by_gpus}"
     return [
-        PlanRow("weights", 4 * parameters / shards, "B", f"4 B x {parameters:,} parameters, fp32{divided_by_gpus}"),
-        PlanRow("gradients", 4 * trained_parameters / shards, "B",
-                f"4 B x parameters that are trained, fp32{divided_by_gpus}"),
-        PlanRow("AdamW moments", (8 * trained_parameters + 4 * len(trained)) / shards, "B",
-                f"8 B x parameters that are trained, fp32; 4 B x {len(trained)} tensors{divided_by_gpus}"),
-        PlanRow("key encoder", key_bytes / shards, "B",
-                f"4 B x {key_parameters:,}: fp32, up to layer {model.contrast_layer}, and W{divided_by_gpus}"),
-        PlanRow("queue", queue_bytes, "B", f"K x (4 d + 24) B: K {contrast.queue_size:,} keys, ids"),
-    ]  # fmt: skip
+        PlanRow("weights", 4 * parameter_count / shards, "B", weight_formula),
+        PlanRow("gradients", 4 * trained_count / shards, "B", gradient_formula),
+        PlanRow("AdamW moments", moment_bytes / shards, "B", moment_formula),
+        PlanRow("key encoder", key_bytes / shards, "B", key_formula),
+        PlanRow("queue", queue_bytes, "B", f"K x (4 d + 24) B: K {queue_size:,} keys, ids"),
+    ]
 
 
-def _plan_buffers(config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpus: int) -> list[PlanRow]:
-    """Return estimates of the bytes that parts of a step occupy until they end."""
+def _plan_temporary_memory(
+    config: PretrainingConfig, model: InfoXLM, key_encoder: KeyEncoder, gpu_count: int
+) -> list[PlanRow]:
+    """Estimate the bytes that each GPU needs only during a part of a step."""
     size = model.encoder.size
-    trained_parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    num_copied_key_weights = 0  # weights of the key encoder of which autocast makes bf16 copies
-    if config.objectives.xlco and not config.model.sharded:
-        linear_modules = [module for module in key_encoder.modules() if isinstance(module, Linear)]
-        num_copied_key_weights = sum(count_parameters(module) for module in linear_modules)
-    shape = fit_shape(config, LONG)
-    lm_tokens = _count_micro_batch_samples(config) * (shape.mlm + shape.tlm)
-    activation_bytes, activations = _estimate_activations(config, size, model.contrast_layer, lm_tokens, shape.view)
+    all_reduce_bytes = 4 * count_trained_parameters(model) if gpu_count > 1 else 0
+    copied_key_weights = 0
+    if config.objectives.xlco and not config.model.sharded:  # autocast keeps bf16 copies of the linear layers
+        linear_layers = [module for module in key_encoder.modules() if isinstance(module, Linear)]
+        copied_key_weights = sum(count_parameters(layer) for layer in linear_layers)
+    bf16_bytes = 2 * (count_parameters(model) + copied_key_weights)
+    lengths = fit_lengths(config, LONG)
+    sample_count = _count_micro_batch_samples(config)
+    lm_tokens = sample_count * (lengths.mlm + lengths.tlm)
+    view_tokens = sample_count * lengths.view
+    # The loss computes the logits of a chunk of targets at a time.
     chunk_rows = min(ROWS, round(config.objectives.mask_ratio * lm_tokens))
+    logit_bytes = 6 * chunk_rows * size.vocabulary
+    embedding_gradient_bytes = 8 * size.hidden * size.vocabulary
+    all_reduce_formula = "4 B x parameters that are trained, with several workers; of shards until the step ends"
+    bf16_formula = f"2 B x parameters and {copied_key_weights:,} of the key encoder, under autocast"
+    logit_formula = f"6 B x {chunk_rows:,} rows x {size.vocabulary:,} words"
     return [
-        PlanRow("gradients to be summed", 4 * trained_parameters if gpus > 1 else 0, "B",
-                "4 B x parameters that are trained, with several workers; of shards until the step ends"),
-        PlanRow("bf16 weights", 2 * (count_parameters(model) + num_copied_key_weights), "B",
-                f"2 B x parameters and {num_copied_key_weights:,} of the key encoder, under autocast"),
-        PlanRow("activations", activation_bytes, "B", activations),
-        PlanRow("one chunk of logits", 6 * chunk_rows * size.vocabulary, "B",
-                f"6 B x {chunk_rows:,} rows x {size.vocabulary:,} words"),
-        PlanRow("gradient of the word table", 8 * size.hidden * size.vocabulary, "B", "8 B x V x d, inside the loss"),
-    ]  # fmt: skip
+        PlanRow("gradients to be summed", all_reduce_bytes, "B", all_reduce_formula),
+        PlanRow("bf16 weights", bf16_bytes, "B", bf16_formula),
+        _plan_activations(config, size, model.contrast_layer, lm_tokens, view_tokens),
+        PlanRow("one chunk of logits", logit_bytes, "B", logit_formula),
+        PlanRow("gradient of the word table", embedding_gradient_bytes, "B", "8 B x V x d, inside the loss"),
+    ]
 
 
 def _count_micro_batch_samples(config: PretrainingConfig) -> int:
     """Return the number of samples of each objective in a micro-batch."""
     batches = config.batches
-    if config.model.dropout:  # then micro-batches lie within virtual shards
+    if config.model.dropout:  # with dropout, a micro-batch has samples of one virtual shard only
         return min(batches.micro_batch_size, batches.global_batch_size // batches.virtual_shards)
     return batches.micro_batch_size
 
 
-def _estimate_activations(
-    config: PretrainingConfig, size: EncoderSize, contrast_layer: int, lm_tokens: int, view_length: int
-) -> tuple[int, str]:
-    """Return the bytes that layers store for the backward pass of a micro-batch, and how they are calculated."""
-    view_tokens = _count_micro_batch_samples(config) * view_length
-    layer_tokens = lm_tokens * size.layers + view_tokens * contrast_layer  # tokens, counted once in each layer
-    if config.model.recompute:  # layers store their input; one layer at a time stores everything
-        stored_bytes = size.hidden * (ACTIVATION_BYTES * (lm_tokens + view_tokens) + 2 * layer_tokens)
-        return stored_bytes, (
-            f"{ACTIVATION_BYTES} B x d a token in one layer, 2 B in the others: {lm_tokens + view_tokens:,} tokens"
+def _plan_activations(
+    config: PretrainingConfig, size: EncoderSize, contrast_layer: int, lm_tokens: int, view_tokens: int
+) -> PlanRow:
+    """Estimate the bytes of activations that the layers store for the backward pass of a micro-batch.
+
+    MLM and TLM sequences pass through all layers, query views only through the layers up to `contrast_layer`.
+    """
+    layer_tokens = lm_tokens * size.layers + view_tokens * contrast_layer  # a token counts once in each layer
+    if config.model.recompute:
+        # Each layer stores only its input, of 2 bytes. One layer at a time is recomputed and stores everything.
+        batch_tokens = lm_tokens + view_tokens
+        stored_bytes = size.hidden * (ACTIVATION_BYTES * batch_tokens + 2 * layer_tokens)
+        formula = f"{ACTIVATION_BYTES} B x d a token in one layer, 2 B in the others: {batch_tokens:,} tokens"
+    else:
+        stored_bytes = size.hidden * ACTIVATION_BYTES * layer_tokens
+        formula = (
+            f"{ACTIVATION_BYTES} B x d a token a layer: {lm_tokens:,} tokens x {size.layers} layers, "
+            f"{view_tokens:,} x {contrast_layer}"
         )
-    return size.hidden * ACTIVATION_BYTES * layer_tokens, (
-        f"{ACTIVATION_BYTES} B x d a token a layer: {lm_tokens:,} tokens x {size.layers} layers, "
-        f"{view_tokens:,} x {contrast_layer}"
-    )
+    return PlanRow("activations", stored_bytes, "B", formula)
 
 
 def check_memory(config: PretrainingConfig, size: EncoderSize, available_bytes: float) -> None:
-    """Refuse a run if the exact part of its memory, without the estimates, exceeds the memory of the device.
+    """Check that the weights, gradients, optimizer state and queue of a run fit into the memory of the device.
 
     Raises:
         ConfigError: the run does not fit; the message names the largest part and the setting that determines it.
     """
-    gpus = config.batches.virtual_shards if config.model.sharded else 1  # the largest possible number of workers
-    rows = _plan_state(config, *build_on_meta_device(config, size.vocabulary), gpus)
+    largest_gpu_count = config.batches.virtual_shards if config.model.sharded else 1  # each worker has a virtual shard
+    model, key_encoder = build_on_meta_device(config, size.vocabulary)
+    rows = _plan_persistent_memory(config, model, key_encoder, largest_gpu_count)
     required_bytes = sum(row.value for row in rows)
     if required_bytes <= available_bytes:
         return
@@ -206,103 +244,115 @@ def check_memory(config: PretrainingConfig, size: EncoderSize, available_bytes: 
     )
 
 
-def plan(config: PretrainingConfig, vocabulary: int, gpus: int = 8, gpu: str = "h200") -> dict[str, list[PlanRow]]:
-    """Estimate a run. Return the tables `parameters`, `memory`, `steps` and `run`.
+def plan(
+    config: PretrainingConfig, vocabulary_size: int, gpu_count: int = 8, gpu_type: str = "h200"
+) -> dict[str, list[PlanRow]]:
+    """Estimate the parameters, memory, FLOPs and time of a run.
 
     Args:
         config: settings of the run.
-        vocabulary: number of ids of the tokenizer.
-        gpus: number of GPUs, with one worker each.
-        gpu: type of GPU, a name of `flops.PEAKS` in upper or lower case.
+        vocabulary_size: number of ids of the tokenizer.
+        gpu_count: number of GPUs, with one worker each.
+        gpu_type: a name of `flops.PEAKS` in upper or lower case.
+
+    Returns:
+        The tables `parameters`, `memory`, `steps` and `run`.
 
     Raises:
-        InputError: the type is unknown, or the run cannot have as many workers.
+        InputError: the type of GPU is unknown, or the run cannot have as many workers.
     """
-    _check_request(config, gpus, gpu)
-    gpu = gpu.upper()
-    model, _ = build_on_meta_device(config, vocabulary)
+    _check_request(config, gpu_count, gpu_type)
+    gpu_type = gpu_type.upper()
+    model, _ = build_on_meta_device(config, vocabulary_size)
     parameters = _plan_parameters(model)
-    memory = plan_memory(config, vocabulary, gpus)
-    total_bytes = sum(row.value for row in memory)
+    memory = plan_memory(config, vocabulary_size, gpu_count)
+    bytes_by_name = {row.name: row.value for row in memory}
+    memory.append(PlanRow("sum", sum(bytes_by_name.values()), "B", f"on each {gpu_type}"))
     steps: list[PlanRow] = []
     run: list[PlanRow] = []
-    for shape in (fit_shape(config, LONG), fit_shape(config, SHORT)):
-        step_flops = count_step_flops(config, model.encoder.size, shape)
-        steps += _plan_step(config, shape, step_flops)
-        run.append(_plan_duration(config, shape, step_flops, gpus, gpu))
-    all_reduce_bytes = next(row.value for row in memory if row.name == "gradients to be summed")
-    queue_turnover = config.contrast.queue_size / config.batches.global_batch_size
-    steps.append(PlanRow("all-reduce", all_reduce_bytes, "B", "gradients in fp32, once a step"))
-    steps.append(PlanRow("queue turnover", queue_turnover, "steps", "K / samples a step"))
-    return {
-        "parameters": parameters,
-        "memory": [*memory, PlanRow("sum", total_bytes, "B", f"on each {gpu}")],
-        "steps": steps,
-        "run": run + _plan_files(config, vocabulary, parameters),
-    }
+    for lengths in (fit_lengths(config, LONG), fit_lengths(config, SHORT)):
+        step_flops = count_step_flops(config, model.encoder.size, lengths)
+        steps += _plan_step(config, lengths, step_flops)
+        run.append(_plan_duration(config, lengths, step_flops, gpu_count, gpu_type))
+    queue_turnover_steps = config.contrast.queue_size / config.batches.global_batch_size
+    steps += [
+        PlanRow("all-reduce", bytes_by_name["gradients to be summed"], "B", "gradients in fp32, once a step"),
+        PlanRow("queue turnover", queue_turnover_steps, "steps", "K / samples a step"),
+    ]
+    run += _plan_files(config, vocabulary_size, parameters)
+    return {"parameters": parameters, "memory": memory, "steps": steps, "run": run}
 
 
-def _check_request(config: PretrainingConfig, gpus: int, gpu: str) -> None:
-    """Raise InputError if the system or the GPU has no plan, or the run cannot have as many workers."""
+def _check_request(config: PretrainingConfig, gpu_count: int, gpu_type: str) -> None:
+    """Raise InputError if the system or the GPU cannot be planned, or the run cannot have as many workers."""
     if config.system != "infoxlm":
         raise InputError(f"pretraining.system {config.system} cannot be planned: only infoxlm (MLM, TLM, XLCO) can")
-    if gpu.upper() not in flops.PEAKS:
-        raise InputError(f"gpu {gpu!r} is not known: give one of {', '.join(flops.PEAKS)}")
+    if gpu_type.upper() not in flops.PEAKS:
+        raise InputError(f"gpu {gpu_type!r} is not known: give one of {', '.join(flops.PEAKS)}")
     virtual_shards = config.batches.virtual_shards
-    if not 0 < gpus <= virtual_shards:
+    if not 0 < gpu_count <= virtual_shards:  # each worker needs a virtual shard
         raise InputError(
-            f"gpus {gpus}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards), a worker each"
+            f"gpus {gpu_count}: give 1 to {virtual_shards:,} (pretraining.batches.virtual_shards), a worker each"
         )
 
 
 def _plan_parameters(model: InfoXLM) -> list[PlanRow]:
-    """Return the numbers of parameters of the network."""
-    projection = 0 if model.projection is None else model.projection.numel()
-    exported = count_parameters(model.encoder) + count_parameters(model.head) + model.encoder.size.hidden
+    """Return the numbers of parameters of the network and of the exported model."""
+    encoder_count = count_parameters(model.encoder)
+    head_count = count_parameters(model.head)
+    projection_count = 0 if model.projection is None else model.projection.numel()
+    token_type_count = model.encoder.size.hidden  # Hugging Face's XLM-R has an embedding of its only token type
     return [
-        PlanRow("encoder", count_parameters(model.encoder), "", "embeddings and layers"),
-        PlanRow("masked-LM head", count_parameters(model.head), "", "its output matrix is the word table"),
-        PlanRow("contrast projection", projection, "", "d x d"),
-        PlanRow("exported", exported, "", "encoder and head, with Hugging Face's row of token types"),
+        PlanRow("encoder", encoder_count, "", "embeddings and layers"),
+        PlanRow("masked-LM head", head_count, "", "its output matrix is the word table"),
+        PlanRow("contrast projection", projection_count, "", "d x d"),
+        PlanRow(
+            "exported",
+            encoder_count + head_count + token_type_count,
+            "",
+            "encoder and head, with Hugging Face's row of token types",
+        ),
     ]
 
 
-def _plan_files(config: PretrainingConfig, vocabulary: int, parameters: Sequence[PlanRow]) -> list[PlanRow]:
-    """Return the sizes of a checkpoint and of the exported encoder. `parameters` are the rows of `_plan_parameters`."""
-    parts_of_checkpoint = ("weights", "AdamW moments", "key encoder", "queue")
-    memory_of_one_gpu = plan_memory(config, vocabulary, gpus=1)  # a checkpoint has whole tensors, sharded or not
-    checkpoint_bytes = sum(row.value for row in memory_of_one_gpu if row.name in parts_of_checkpoint)
-    num_exported = sum(row.value for row in parameters if row.name in ("exported", "contrast projection"))
+def _plan_files(config: PretrainingConfig, vocabulary_size: int, parameters: Sequence[PlanRow]) -> list[PlanRow]:
+    """Return the sizes of a checkpoint and of the exported encoder, given the rows of `_plan_parameters`."""
+    saved_names = ("weights", "AdamW moments", "key encoder", "queue")
+    memory_of_one_gpu = plan_memory(config, vocabulary_size, gpu_count=1)  # checkpoints store whole tensors, not shards
+    checkpoint_bytes = sum(row.value for row in memory_of_one_gpu if row.name in saved_names)
+    exported_count = sum(row.value for row in parameters if row.name in ("exported", "contrast projection"))
     checkpoint_frequency = f"every {config.checkpoints.every:,} steps, {config.checkpoints.keep} kept"
     return [
         PlanRow("checkpoint", checkpoint_bytes, "B", checkpoint_frequency),
-        PlanRow("exported encoder", 4 * num_exported, "B", "fp32 safetensors"),
+        PlanRow("exported encoder", 4 * exported_count, "B", "fp32 safetensors"),
     ]
 
 
-def _plan_step(config: PretrainingConfig, shape: Shape, step_flops: float) -> list[PlanRow]:
+def _plan_step(config: PretrainingConfig, lengths: SequenceLengths, step_flops: float) -> list[PlanRow]:
     """Return the tokens and FLOPs of a step."""
     samples = config.batches.global_batch_size
-    formula = f"{samples:,} x (MLM {shape.mlm} + TLM {shape.tlm} + 2 x XLCO {shape.view})"
+    formula = f"{samples:,} x (MLM {lengths.mlm} + TLM {lengths.tlm} + 2 x XLCO {lengths.view})"
     return [
-        PlanRow(f"{shape.name} sequences", count_step_tokens(config, shape), "tokens", formula),
+        PlanRow(f"{lengths.name} sequences", count_step_tokens(config, lengths), "tokens", formula),
         PlanRow("", step_flops, "FLOP", "must-do: no padding, masked rows only"),
     ]
 
 
-def _plan_duration(config: PretrainingConfig, shape: Shape, step_flops: float, gpus: int, gpu: str) -> PlanRow:
-    """Return the hours of the whole run."""
+def _plan_duration(
+    config: PretrainingConfig, lengths: SequenceLengths, step_flops: float, gpu_count: int, gpu_type: str
+) -> PlanRow:
+    """Estimate the hours of the whole run, from the FLOPs of a step and the assumed utilisation of the GPUs."""
     mfu = ASSUMED_MFU[config.model.compiled]
-    step_seconds = step_flops / (mfu * gpus * flops.PEAKS[gpu])
+    step_seconds = step_flops / (mfu * gpu_count * flops.PEAKS[gpu_type])
     steps = config.optimization.steps
     if config.tokens:
-        steps = round(config.tokens / count_step_tokens(config, shape))
+        steps = round(config.tokens / count_step_tokens(config, lengths))
     hours = steps * step_seconds / 3600
     formula = (
-        f"{hours * gpus:,.0f} GPU-hours, {gpus} GPUs: {steps:,} steps of {step_seconds:.3g} s, "
+        f"{hours * gpu_count:,.0f} GPU-hours, {gpu_count} GPUs: {steps:,} steps of {step_seconds:.3g} s, "
         f"at an assumed MFU of {mfu}"
     )
-    return PlanRow(f"{shape.name} sequences", hours, "h", formula)
+    return PlanRow(f"{lengths.name} sequences", hours, "h", formula)
 
 
 def describe(tables: Mapping[str, Sequence[PlanRow]]) -> list[str]:

@@ -23,11 +23,11 @@ from infoxlm_core.model.objectives import (
 from infoxlm_core.training import distributed, sharding
 from infoxlm_core.training.learner import autocast
 
-STATISTICS_ROWS = 4096  # negatives whose logits give the logged mean and spread: all of them would take longer
+STATISTICS_NEGATIVES = 4096  # a sample of the queue is enough for the logged mean and spread, and is faster
 
 
 class SentenceObjective(ABC):
-    """A loss on the queries of a micro-batch, with the state that it needs. `objectives.NAME` is its weight."""
+    """A loss on the queries of a micro-batch, and its state. The setting `objectives.NAME` is its weight."""
 
     name: ClassVar[str]
 
@@ -40,17 +40,17 @@ class SentenceObjective(ABC):
         """Return the number of targets in a micro-batch. The loss is divided by their number in the global batch."""
 
     @abstractmethod
-    def loss(self, batch: PackedBatch, queries: Tensor, by_group: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: PackedBatch, queries: Tensor, group_totals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss summed over the targets, with gradient, and sums without gradient for `statistics`.
 
         Args:
-            batch: on this worker's device.
-            queries: (B, d) in fp32.
-            by_group: (2, groups) losses and counts, to which those of `batch.view_groups` are added.
+            batch: the micro-batch, on this worker's device.
+            queries: (B, d) sentence vectors in fp32.
+            group_totals: (2, groups) sum of losses and number of losses in each group; changed in place.
         """
 
     def statistics(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:  # noqa: ARG002
-        """Return points of the curves, from the sums and the count of all workers."""
+        """Return the metrics of a step, computed from the sums and the number of targets of all workers."""
         return {}
 
     def after_step(self, step: int, good: bool) -> None:  # noqa: B027 - most objectives remember nothing
@@ -89,28 +89,33 @@ class XLCO(SentenceObjective):
     def count(self, batch: PackedBatch) -> int:
         return batch.items
 
-    def loss(self, batch: PackedBatch, queries: Tensor, by_group: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: PackedBatch, queries: Tensor, group_totals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the contrastive loss summed over the queries (B, d), and the sums for `statistics`."""
         contrast = self.config.contrast
-        if contrast.enqueue == "micro_batch" and self.new_keys:
-            self.enqueue(batch.rng_key[0])
-        keys = self.make_keys(batch)
+        if contrast.enqueue == "micro_batch" and self.new_keys:  # the keys of the previous micro-batch
+            step = batch.rng_key[0]
+            self.enqueue(step)
+        keys = self.compute_keys(batch)
+        if not batch.idle:  # the keys of an idle batch must not enter the queue
+            self.collect_keys(batch, keys)
         negatives = self.queue.rows
         negative_ids = self.queue.sentence_ids
         if contrast.in_batch_negatives:
             negatives = torch.cat([negatives, keys])
             negative_ids = torch.cat([negative_ids, batch.sentence_ids])
-        excluded = self.exclude(batch.sentence_ids, negative_ids)
-        logits = xlco_logits(queries, keys, negatives, contrast.temperature, excluded)
+        is_excluded = self.find_excluded_keys(batch.sentence_ids, negative_ids)
+        logits = xlco_logits(queries, keys, negatives, contrast.temperature, is_excluded)
         losses = xlco_losses(logits, contrast.margin / contrast.temperature)
-        weight = batch.items / len(losses)  # 1, or 1/2 where each item is contrasted from both sides
+        query_weight = batch.items / len(losses)  # 1/2 if each pair is contrasted in both directions, else 1
+        loss = losses.sum() * query_weight
         with torch.no_grad():
-            add_by_group(by_group, batch.view_groups, losses.detach(), weight)
-            sums = {"xlco": losses.sum() * weight} | _sum_statistics(logits, weight)
-            sums["key_check"] = keys.sum() * 0.0  # not finite if any key is not
-        return losses.sum() * weight, sums
+            add_to_groups(group_totals, batch.view_groups, losses.detach(), query_weight)
+            sums = {"xlco": losses.sum() * query_weight} | _sum_statistics(logits, query_weight)
+            sums["key_check"] = keys.sum() * 0.0  # NaN if a key is not finite, so that the step counts as bad
+        return loss, sums
 
-    def exclude(self, query_ids: Tensor, key_ids: Tensor) -> Tensor | None:
-        """Return which keys are no negatives of each query: (B, K) bool, or None if all keys are negatives.
+    def find_excluded_keys(self, query_ids: Tensor, key_ids: Tensor) -> Tensor | None:
+        """Return a mask (B, K) that is true where a key must not be a negative of a query, or None to exclude no key.
 
         Args:
             query_ids: (B, 2) sentence ids of the queries.
@@ -119,46 +124,50 @@ class XLCO(SentenceObjective):
         contrast = self.config.contrast
         batch_size = len(query_ids)
         if contrast.false_negatives == "overlap":
-            excluded = share_a_sentence(query_ids, key_ids)
+            is_excluded = share_a_sentence(query_ids, key_ids)
         elif contrast.false_negatives == "exact":
-            excluded = have_equal_sentences(query_ids, key_ids)
+            is_excluded = have_equal_sentences(query_ids, key_ids)
         elif contrast.in_batch_negatives:
-            excluded = torch.zeros(batch_size, len(key_ids), dtype=torch.bool, device=query_ids.device)
+            is_excluded = torch.zeros(batch_size, len(key_ids), dtype=torch.bool, device=query_ids.device)
         else:
             return None
         if contrast.in_batch_negatives:
-            queries = torch.arange(batch_size, device=query_ids.device)
-            first_column = len(self.queue.rows)  # of the keys of this micro-batch
-            excluded[queries, first_column + queries] = True
-            if contrast.symmetric:  # the query's own sentence is a key of the other half
-                mirrored_queries = (queries + batch_size // 2) % batch_size
-                excluded[queries, first_column + mirrored_queries] = True
-        return excluded
+            rows = torch.arange(batch_size, device=query_ids.device)
+            batch_keys = len(self.queue.rows) + rows  # (B,) the keys of this micro-batch follow those of the queue
+            is_excluded[rows, batch_keys] = True  # the key of the query itself is its positive
+            if contrast.symmetric:
+                # The second half of the batch has the pairs of the first half with query and key exchanged.
+                exchanged_keys = batch_keys.roll(batch_size // 2)
+                is_excluded[rows, exchanged_keys] = True
+        return is_excluded
 
-    def make_keys(self, batch: PackedBatch) -> Tensor:
-        """Return the keys (B, d) of a micro-batch, and add them to those that `enqueue` will push."""
+    def compute_keys(self, batch: PackedBatch) -> Tensor:
+        """Return the keys (B, d) of a micro-batch."""
         with autocast(self.device, self.config.model.precision):
             keys = self.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths)
-        keys = keys[: len(batch.sentence_ids)]  # without the key of the padding sequence
-        # With `symmetric`, the second half of the batch has the same items in the other direction: push them once.
+        return keys[: len(batch.sentence_ids)]  # without the key of the padding sequence
+
+    def collect_keys(self, batch: PackedBatch, keys: Tensor) -> None:
+        """Remember the keys (B, d) of a micro-batch until `enqueue` pushes them into the queue."""
+        # With `symmetric`, the second half of the batch repeats the pairs of the first half, so it is left out.
         self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))
-        return keys
 
     def enqueue(self, step: int, limit: int | None = None) -> None:
-        """Push the new keys of all workers into the queue, in the order of the global batch, and at most `limit`."""
+        """Push the first `limit` collected keys of all workers into the queue, in the order of the global batch."""
         keys = torch.cat([keys for keys, _ in self.new_keys])
         sentence_ids = torch.cat([ids for _, ids in self.new_keys])
         samples_per_shard = self.config.batches.global_batch_size // self.config.batches.virtual_shards
-        counts: Sequence[int] = [len(share) * samples_per_shard for share in self.shares]
-        if len(set(counts)) == 1:  # all workers have equally many keys, even if these are of one micro-batch only
-            counts = ()
-        keys = distributed.gather_rows(keys, counts)
-        sentence_ids = distributed.gather_rows(sentence_ids, counts)
+        keys_by_worker: Sequence[int] = [len(share) * samples_per_shard for share in self.shares]
+        if len(set(keys_by_worker)) == 1:
+            # With equal shares all workers collect equally many keys, also when they enqueue after each micro-batch.
+            keys_by_worker = ()
+        keys = distributed.gather_rows(keys, keys_by_worker)
+        sentence_ids = distributed.gather_rows(sentence_ids, keys_by_worker)
         self.queue.push(keys[:limit], sentence_ids[:limit], step)
         self.new_keys.clear()
 
     def after_step(self, step: int, good: bool) -> None:
-        """Update the key encoder and enqueue the keys of the step, unless it was bad or came before contrast began."""
+        """Update the key encoder and push the keys of the step, if contrast has begun and the step changed weights."""
         contrast = self.config.contrast
         if good and step > contrast.start_step:
             momentum = momentum_at(contrast, step - 1, self.config.optimization.steps)
@@ -169,6 +178,7 @@ class XLCO(SentenceObjective):
             self.key_encoder.update(0.0)  # contrast begins with a copy of the query encoder
 
     def statistics(self, sums: Mapping[str, Any], count: float) -> dict[str, float]:
+        """Return the accuracy of the contrast, the mean logits, and the age of the queue in steps."""
         negative_mean = sums["negative"] / count
         negative_variance = sums["negative_square"] / count - negative_mean**2
         return {
@@ -186,36 +196,39 @@ class XLCO(SentenceObjective):
         return weights | {f"queue/{name}": tensor for name, tensor in self.queue.state().items()}
 
 
-def _sum_statistics(logits: Tensor, weight: float) -> dict[str, Tensor]:
-    """Return sums over the queries from which `XLCO.statistics` computes the accuracy and the spread of the logits.
+def _sum_statistics(logits: Tensor, query_weight: float) -> dict[str, Tensor]:
+    """Sum the correct answers and the logits over the queries of a micro-batch, for `XLCO.statistics`.
 
     Args:
         logits: (B, 1 + K) of the positive, then of the negatives; -inf where a negative is excluded.
-        weight: factor of each query.
+        query_weight: factor of each query.
     """
-    stride = math.ceil((logits.shape[1] - 1) / STATISTICS_ROWS)
+    negative_count = logits.shape[1] - 1
+    stride = math.ceil(negative_count / STATISTICS_NEGATIVES)
     negative_logits = logits[:, 1::stride]  # (B, sampled negatives)
-    negative_logits = negative_logits.masked_fill(negative_logits.isinf(), torch.nan)  # excluded ones
+    negative_logits = negative_logits.masked_fill(negative_logits.isinf(), torch.nan)  # nanmean ignores excluded ones
+    negative_means = negative_logits.nanmean(dim=1).nan_to_num()  # (B,)
+    negative_square_means = negative_logits.square().nanmean(dim=1).nan_to_num()  # (B,)
     return {
-        "hits": xlco_hits(logits) * weight,
-        "positive": logits[:, 0].sum() * weight,
-        "negative": negative_logits.nanmean(dim=1).nan_to_num().sum() * weight,
-        "negative_square": negative_logits.square().nanmean(dim=1).nan_to_num().sum() * weight,
+        "hits": xlco_hits(logits) * query_weight,
+        "positive": logits[:, 0].sum() * query_weight,
+        "negative": negative_means.sum() * query_weight,
+        "negative_square": negative_square_means.sum() * query_weight,
     }
 
 
 SENTENCE_OBJECTIVES: tuple[type[SentenceObjective], ...] = (XLCO,)
 
 
-def add_by_group(by_group: Tensor, groups: Tensor, losses: Tensor, weight: float = 1.0) -> None:
-    """Add losses and their number to the sums of their groups.
+def add_to_groups(group_totals: Tensor, groups: Tensor, losses: Tensor, weight: float = 1.0) -> None:
+    """Add each loss, and a count of one, to the totals of its group.
 
     Args:
-        by_group: (2, groups) sum of losses and number of losses in each group; changed in place.
-        groups: (N,) group of each loss.
-        losses: (N,).
+        group_totals: (2, groups) sum of losses and number of losses in each group; changed in place.
+        groups: (N,) index of the group of each loss.
+        losses: (N,) losses without gradient.
         weight: factor of each loss and of its count.
     """
-    loss_sums, loss_counts = by_group
+    loss_sums, loss_counts = group_totals
     loss_sums.index_add_(0, groups, losses.to(loss_sums.dtype) * weight)
     loss_counts.index_add_(0, groups, torch.ones_like(losses).to(loss_counts.dtype) * weight)

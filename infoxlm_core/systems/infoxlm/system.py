@@ -1,7 +1,6 @@
 """InfoXLM (Chi et al. 2021) and its ablations: XLM-R's encoder on MLM, TLM and XLCO."""
 
 import logging
-from functools import partial
 from pathlib import Path
 
 from infoxlm_core import manifests
@@ -16,7 +15,7 @@ from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.systems.infoxlm.learner import InfoXLMLearner
 from infoxlm_core.systems.infoxlm.plan import check_memory
-from infoxlm_core.systems.infoxlm.probe import Probe, observe
+from infoxlm_core.systems.infoxlm.probe import Probe, ProbeObserver
 from infoxlm_core.systems.system import Observe, System
 from infoxlm_core.training import distributed
 
@@ -27,15 +26,18 @@ class InfoXLMSystem(System):
     """InfoXLM as a system, exported as Hugging Face's `XLMRobertaForMaskedLM` or in the class of its start."""
 
     def build(self, config: PretrainingConfig, shards: Shards) -> InfoXLM:
+        """Return the network on this worker's device, see `build`."""
         return build(config, shards)
 
     def create_learner(self, config: PretrainingConfig, model: InfoXLM, shards: Shards) -> InfoXLMLearner:
+        """Return the learner. The first worker logs how often the run draws each corpus."""
         learner = InfoXLMLearner(config, model, shards)
         if distributed.rank() == 0:
             learner.sampler.log_draws(config.optimization.steps)
         return learner
 
     def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
+        """Return the number of tokens that all workers together process in these steps."""
         sampler = Sampler(shards, config)
         all_shards = range(config.batches.virtual_shards)
         token_count = 0
@@ -50,27 +52,29 @@ class InfoXLMSystem(System):
         pretrained.export(model, shards.directory / "tokenizer", directory, start, shards.prefix)
 
     def create_observer(self, config: PretrainingConfig, learner: InfoXLMLearner, shards: Shards) -> Observe | None:
-        """Return the function that scores the probe, or None if the probe is off or has no pairs."""
+        """Return the function that scores the probe, or None if the probe is disabled or has no pairs."""
         probe = Probe(shards, config.probe.pairs, config.batches.side_tokens)
         if not config.probe.every or not probe.pairs:
             return None
-        return partial(observe, probe, learner.module, config)
+        return ProbeObserver(probe, learner.module, config).observe
 
     def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
         _check_size(directory, pretrained.size_of(directory), config)
 
 
 def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
-    """Return the query encoder with its heads: random weights by the seed, or those of `model.start`.
+    """Return the query encoder with its heads, on this worker's device.
+
+    Its weights are those of the model `model.start`, or random if the config names none.
 
     Raises:
-        TokenizerMismatch: the start has another vocabulary or tokenizer than the shards.
-        ConfigError: the start is too small for the config, or the device has too little memory.
+        TokenizerMismatch: the start model has another vocabulary or tokenizer than the shards.
+        ConfigError: the start model is too small for the config, or the device has too little memory.
     """
     start = Path(config.model.start) if config.model.start else None
     if start:
         size = pretrained.size_of(start)
-        _check_start(start, size, shards)
+        _check_tokenizer(start, size, shards)
         _check_size(start, size, config)
     else:
         size = EncoderSize.of(config.model, shards.vocabulary_size)
@@ -78,41 +82,52 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
     model = InfoXLM.of(config, size)
     initialise(model, config.seed)
     if start:
-        optional_weights: tuple[str, ...] = ("projection",)
-        if model.head is not None and not pretrained.has_masked_lm_head(start):
-            optional_weights = ("projection", "head.")
-            logger.warning("%s has no masked-LM head: MLM and TLM train a new one with random weights", start)
-        pretrained.load_into(model, start, optional_weights)
+        _load_start_weights(model, start)
     return model.to(distributed.device())
 
 
-def _check_start(start: Path, size: EncoderSize, shards: Shards) -> None:
-    """Raise TokenizerMismatch or ConfigError if a start does not fit the shards. See `build`."""
+def _load_start_weights(model: InfoXLM, start: Path) -> None:
+    """Copy the weights of a start model. Parts that it does not have keep their random weights."""
+    optional_weights: tuple[str, ...] = ("projection",)  # published encoders have no contrast projection
+    if model.head is not None and not pretrained.has_masked_lm_head(start):
+        optional_weights = ("projection", "head.")
+        logger.warning("%s has no masked-LM head: MLM and TLM train a new one with random weights", start)
+    pretrained.load_into(model, start, optional_weights)
+
+
+def _check_tokenizer(start: Path, size: EncoderSize, shards: Shards) -> None:
+    """Check that the shards were tokenized with the tokenizer of the start model.
+
+    Raises:
+        TokenizerMismatch: the vocabulary is larger than the model's, or the tokenizer file is another.
+        ConfigError: the model begins its positions after another padding id.
+    """
     if size.vocabulary < shards.vocabulary_size:  # multilingual-e5-small has more rows than its tokenizer has ids
         raise TokenizerMismatch(
             f"{start} has {size.vocabulary} embeddings, {shards.directory} {shards.vocabulary_size} ids: "
             "tokenize with the model's own tokenizer (tokenization.model)"
         )
     facts = shards.manifest["facts"]
-    model_file = start / facts.get("tokenizer_file", tokenizers.MODEL)
+    tokenizer_file = start / facts.get("tokenizer_file", tokenizers.MODEL)
     shards_digest = facts["tokenizer"]
-    if model_file.is_file():
-        start_digest = f"sha256:{manifests.file_sha256(model_file)}"
+    if tokenizer_file.is_file():
+        start_digest = f"sha256:{manifests.file_sha256(tokenizer_file)}"
         if start_digest != shards_digest:
             raise TokenizerMismatch(
                 f"{start} has tokenizer {start_digest[:15]}…, {shards.directory} {shards_digest[:15]}…: "
-                f"tokenize with the model's own (tokenization.model: {model_file})"
+                f"tokenize with the model's own (tokenization.model: {tokenizer_file})"
             )
-    pad = shards.vocabulary.pad
-    if size.first_position not in (0, pad + 1):
+    pad_id = shards.vocabulary.pad
+    if size.first_position not in (0, pad_id + 1):
         raise ConfigError(
-            f"{start}/config.json: pad_token_id is {size.first_position - 1}, but the tokenizer pads with {pad}, and "
-            "the positions of this model begin after its padding: give the tokenizer that the model was trained with"
+            f"{start}/config.json: pad_token_id is {size.first_position - 1}, but the tokenizer pads with {pad_id}, "
+            "and the positions of this model begin after its padding: give the tokenizer that the model was trained "
+            "with"
         )
 
 
 def _check_size(start: Path, size: EncoderSize, config: PretrainingConfig) -> None:
-    """Raise ConfigError if a start is too small for the config."""
+    """Raise ConfigError if a start model has too few positions or layers for the config."""
     if config.max_sequence_tokens > size.max_tokens:
         raise ConfigError(
             f"sequences of {config.max_sequence_tokens} tokens (batches.block_tokens, two batches.side_tokens and 3) "

@@ -45,8 +45,8 @@ def test_planned_bytes_of_weights_optimizer_key_encoder_and_queue_are_exact(tiny
     queue = learner.xlco.queue
     checkpoint = named_tensors(learner, optimizer)
 
-    memory = values_by_name(plan.plan_memory(config, VOCABULARY, gpus=1))
-    run = values_by_name(plan.plan(config, VOCABULARY, gpus=1)["run"])
+    memory = values_by_name(plan.plan_memory(config, VOCABULARY, gpu_count=1))
+    run = values_by_name(plan.plan(config, VOCABULARY, gpu_count=1)["run"])
 
     assert memory["weights"] == count_bytes(model.parameters())
     assert memory["gradients"] == count_bytes(parameter.grad for parameter in model.parameters())
@@ -66,7 +66,7 @@ def test_bf16_weights_include_copies_of_the_key_encoder(tiny_shards):
 
     planned_bytes = {}
     for weight in (0.0, 1.0):
-        rows = plan.plan_memory(tiny_config(objectives={"xlco": weight}), VOCABULARY, gpus=1)
+        rows = plan.plan_memory(tiny_config(objectives={"xlco": weight}), VOCABULARY, gpu_count=1)
         planned_bytes[weight] = values_by_name(rows)["bf16 weights"]
 
     assert planned_bytes[1.0] - planned_bytes[0.0] == count_bytes(key_encoder.buffers()) > 0
@@ -125,19 +125,19 @@ def test_hours_of_a_run_are_its_flops_at_the_assumed_utilisation(compiled, mfu):
     config = load_config("base")
     config = config.model_copy(update={"model": config.model.model_copy(update={"compiled": compiled})})
 
-    run = values_by_name(plan.plan(config, XLMR_VOCABULARY, gpus=8)["run"])
+    run = values_by_name(plan.plan(config, XLMR_VOCABULARY, gpu_count=8)["run"])
 
     assert run["long sequences"] == pytest.approx(150_000 * 1.674e15 / (mfu * 8 * 989e12) / 3600, rel=1e-3)
 
 
 def test_tokens_queue_turnover_and_all_reduce_of_a_step():
     config = load_config("base")
-    steps = values_by_name(plan.plan(config, XLMR_VOCABULARY, gpus=8)["steps"])
+    steps = values_by_name(plan.plan(config, XLMR_VOCABULARY, gpu_count=8)["steps"])
 
     assert steps["long sequences"] == 2048 * (512 + 512 + 2 * 128)
     assert steps["queue turnover"] == 64
     assert steps["all-reduce"] == 4 * (278_295_186 - 768 + 768**2)
-    assert values_by_name(plan.plan(config, XLMR_VOCABULARY, gpus=1)["steps"])["all-reduce"] == 0
+    assert values_by_name(plan.plan(config, XLMR_VOCABULARY, gpu_count=1)["steps"])["all-reduce"] == 0
 
 
 def test_plan_is_printed_with_units():
@@ -151,9 +151,9 @@ def test_plan_is_printed_with_units():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpu": "abacus"}, "gpu 'abacus' is not known: give one of A100, B200, H100"),
-        ({"gpus": 0}, r"gpus 0: give 1 to 256 \(pretraining\.batches\.virtual_shards\)"),
-        ({"gpus": 257}, "gpus 257: give 1 to 256"),
+        ({"gpu_type": "abacus"}, "gpu 'abacus' is not known: give one of A100, B200, H100"),
+        ({"gpu_count": 0}, r"gpus 0: give 1 to 256 \(pretraining\.batches\.virtual_shards\)"),
+        ({"gpu_count": 257}, "gpus 257: give 1 to 256"),
     ],
 )
 def test_unknown_gpu_or_impossible_number_of_gpus_is_refused(options, message):

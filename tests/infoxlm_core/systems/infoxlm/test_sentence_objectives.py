@@ -26,7 +26,7 @@ class Spread(SentenceObjective):
     def count(self, batch):
         return len(batch.view_groups)
 
-    def loss(self, batch, queries, by_group):
+    def loss(self, batch, queries, group_totals):
         loss = F.cosine_similarity(queries, queries.mean(dim=0, keepdim=True)).sum()
         return loss, {self.name: loss.detach()}
 
