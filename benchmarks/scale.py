@@ -174,7 +174,7 @@ def near_key_of(document: Any) -> bytes:
     """Return the text that equal documents share, as in our preparation."""
     from infoxlm_core.corpora import cleaning
 
-    return f"{document.metadata['language']} {cleaning.make_near_key(document.text)}".encode()
+    return f"{document.metadata['language']} {cleaning.extract_letters(document.text)}".encode()
 
 
 def run_peer(text: Path) -> dict[str, Any]:

@@ -48,8 +48,8 @@ def normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", _INVISIBLE.sub("", text)).split())
 
 
-def make_comparable(text: str) -> str:
-    """Return the form for comparison with reserved text: NFKC, casefolded, visible characters only."""
+def casefold(text: str) -> str:
+    """Return a text casefolded and in NFKC, without invisible characters, for the comparison with reserved text."""
     if text.isascii() and text.isprintable():
         return " ".join(text.casefold().split())
     folded = unicodedata.normalize("NFKC", _INVISIBLE_OR_JOINER.sub("", text)).casefold()
@@ -61,14 +61,24 @@ def digest(*texts: str) -> int:
     return int.from_bytes(hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest(), "little")
 
 
-def make_near_key(text: str) -> str:
-    """Return a text without case, digits, punctuation and spaces: equal for near duplicates (CCNet, section 3.1)."""
+def extract_letters(text: str) -> str:
+    """Return a text without case, digits, punctuation and spaces, or the text itself if nothing else would remain.
+
+    Near duplicates have equal letters (CCNet, section 3.1).
+    """
     return _INSIGNIFICANT.sub("", text.casefold()) or text
 
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message occurs in every language
 def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], rules: CleaningConfig) -> str | None:
-    """Return the reason to drop a normalised text, or None. Only the run's `languages` are distinguished."""
+    """Return the reason to drop a normalised text, or None.
+
+    Args:
+        text: the text.
+        language: its language according to the config.
+        languages: all languages of the run, which language identification distinguishes.
+        rules: the limits.
+    """
     if not text:
         return "empty"
     if len(text) < rules.min_characters:
@@ -81,27 +91,34 @@ def find_reason_to_drop(text: str, language: str, languages: tuple[str, ...], ru
     if _LONG_REPETITION.search(text) and max(map(text.count, set(text))) > _MAX_SAME_CHARACTER * len(text):
         return "one_sign"
     words = _MARKUP.sub(" ", text)
-    letter_count = len(_LETTER.findall(words))
-    if not letter_count:
+    letters = _LETTER.findall(words)
+    if not letters:
         return "no_letters"
-    own_script_count = len(_make_letter_pattern(language).findall(words))
-    # Latin letters, as in names and abbreviations, are foreign in no language.
-    latin_count = len(_LATIN.findall(words)) if "Latin" not in find_scripts(language) else 0
-    foreign_count = letter_count - own_script_count - latin_count
-    if own_script_count < _MIN_OWN_SCRIPT * letter_count or foreign_count > _MAX_FOREIGN_SCRIPT * letter_count:
+    if _is_wrong_script(words, len(letters), language):
         return "wrong_script"
     most_frequent_count = max(Counter(_LETTER.findall(words.casefold())).values())
-    if letter_count >= _MIN_REPEATED_LETTERS and most_frequent_count > _MAX_SAME_CHARACTER * letter_count:
+    if len(letters) >= _MIN_REPEATED_LETTERS and most_frequent_count > _MAX_SAME_CHARACTER * len(letters):
         return "one_sign"
-    if letter_count >= rules.min_identified_characters and is_other_language(words, language, languages):
+    if len(letters) >= rules.min_identified_characters and is_other_language(words, language, languages):
         return "wrong_language"
     return None
+
+
+def _is_wrong_script(words: str, letter_count: int, language: str) -> bool:
+    """Return whether a text has too few letters in the scripts of its language, or too many in foreign scripts."""
+    own_script_count = len(_make_letter_pattern(language).findall(words))
+    foreign_count = letter_count - own_script_count
+    if "Latin" not in find_scripts(language):
+        foreign_count -= len(_LATIN.findall(words))  # names and abbreviations are Latin in every language
+    has_too_few_own = own_script_count < _MIN_OWN_SCRIPT * letter_count
+    has_too_many_foreign = foreign_count > _MAX_FOREIGN_SCRIPT * letter_count
+    return has_too_few_own or has_too_many_foreign
 
 
 def find_reason_to_drop_row(
     texts: Sequence[str], languages: Sequence[str], all_languages: tuple[str, ...], rules: CleaningConfig
 ) -> str | None:
-    """Return the reason to drop a sentence or pair of normalised texts, or None. Both sides of a pair are checked."""
+    """Return the reason to drop a sentence or a translation pair of normalised texts, or None."""
     for text, language in zip(texts, languages, strict=True):
         reason = find_reason_to_drop(text, language, all_languages, rules)
         if reason:

@@ -15,40 +15,46 @@ from infoxlm_core.corpora import cleaning
 from infoxlm_core.errors import InputError
 
 _HAN = r"\p{Han}"
-_OTHER_SIGNS = r"\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"  # no spaces between words
+_OTHER_SCRIPTS = r"\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}"  # no spaces between words
 _UNIT = regex.compile(
-    rf"(?P<sign>[{_OTHER_SIGNS}])|[{_HAN}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_HAN}{_OTHER_SIGNS}]]+", regex.V1
+    rf"(?P<character>[{_OTHER_SCRIPTS}])|[{_HAN}]|[[\p{{L}}\p{{M}}\p{{N}}]--[{_HAN}{_OTHER_SCRIPTS}]]+", regex.V1
 )
-MINHASH_LETTERS = 200  # runs of five letters of shorter rows are too few to estimate a similarity
+MIN_MINHASH_LETTERS = 200  # a shorter row has too few shingles to estimate a similarity
 _SHINGLE_LETTERS = 5
 _BANDS = 20  # two rows with similarity s share a band with probability 1 - (1 - s^8)^20: 0.5 at 0.65, 0.98 at 0.8
 _HASHES_PER_BAND = 8
-_SIGNS_PER_WORD = 3  # the smallest useful number: vowel signs count, so 13 signs of Thai are often a common phrase
+# The smallest useful number: in Thai, vowel signs count as characters, and 13 characters are often a common phrase.
+_CHARACTERS_PER_WORD = 3
 
 
 class Keys(NamedTuple):
-    """64-bit digests of a row: three for each of its texts, one for each run of words, and one for each band."""
+    """64-bit digests that identify the text of a row, for the comparison with other rows."""
 
-    equal: Sequence[int]  # of the form that is compared with reserved text
-    near: Sequence[int]  # equal for near duplicates
-    exact: Sequence[int]  # of the unchanged text
-    runs: Sequence[int] = ()
-    bands: Sequence[int] = ()  # of the row's MinHash signature; similar rows have some in common
+    casefolded: Sequence[int]  # of each text in its casefolded form, to find reserved text
+    letters: Sequence[int]  # of the letters of each text, which are equal in near duplicates
+    exact: Sequence[int]  # of each unchanged text
+    ngrams: Sequence[int] = ()  # of every word n-gram of the texts, to find quotations of reserved text
+    minhash_bands: Sequence[int] = ()  # of the bands of the row's MinHash signature; similar rows share some of them
 
 
-def compute_keys(texts: Sequence[str], overlap: int = 0) -> Keys:
-    """Return the keys of a row, without bands, which `compute_bands` returns. Runs have `overlap` words; 0: no runs."""
-    equal, near, exact = zip(*map(_digest_text, texts), strict=True)
-    run_digests = [digest for text in texts for digest in compute_runs(text, overlap)]
-    return Keys(equal, near, exact, run_digests)
+def compute_keys(texts: Sequence[str], ngram_length: int = 0) -> Keys:
+    """Return the keys of a row, without MinHash bands.
+
+    Args:
+        texts: the sentence, or both sides of the pair.
+        ngram_length: number of words of an n-gram; 0: no n-grams.
+    """
+    casefolded, letters, exact = zip(*map(_digest_text, texts), strict=True)
+    ngrams = [digest for text in texts for digest in digest_ngrams(text, ngram_length)]
+    return Keys(casefolded, letters, exact, ngrams)
 
 
 @lru_cache(maxsize=1 << 16)  # the pivot's side of a message occurs in every language
 def _digest_text(text: str) -> tuple[int, int, int]:
-    """Return the digests `equal`, `near` and `exact` of `Keys` for one text."""
+    """Return the digests `casefolded`, `letters` and `exact` of `Keys` for one text."""
     return (
-        cleaning.digest("equal", cleaning.make_comparable(text)),
-        cleaning.digest(cleaning.make_near_key(text)),
+        cleaning.digest("equal", cleaning.casefold(text)),
+        cleaning.digest(cleaning.extract_letters(text)),
         cleaning.digest(text),
     )
 
@@ -66,38 +72,43 @@ def check_minhash() -> None:
         )
 
 
-def compute_bands(texts: Sequence[str]) -> list[int]:
-    """Return the digests of the bands of a row's MinHash signature. A row of few letters has no bands."""
+def compute_minhash_bands(texts: Sequence[str]) -> list[int]:
+    """Return a digest of each band of a row's MinHash signature, or nothing for a row with few letters.
+
+    Rows with similar sets of letter 5-grams probably have a band in common.
+    """
     import rensa  # an optional dependency, see `check_minhash`
 
-    letters = "".join(cleaning.make_near_key(text) for text in texts)
-    if len(letters) < MINHASH_LETTERS:
+    letters = "".join(cleaning.extract_letters(text) for text in texts)
+    if len(letters) < MIN_MINHASH_LETTERS:
         return []
     starts = range(len(letters) - _SHINGLE_LETTERS + 1)
-    sketch = rensa.RMinHash(num_perm=_BANDS * _HASHES_PER_BAND, seed=1)
-    sketch.update([letters[start : start + _SHINGLE_LETTERS] for start in starts])
-    signature = np.array(sketch.digest(), np.uint32).reshape(_BANDS, _HASHES_PER_BAND)
-    return [cleaning.digest("band", str(number), band.tobytes().hex()) for number, band in enumerate(signature)]
+    shingles = [letters[start : start + _SHINGLE_LETTERS] for start in starts]
+    minhash = rensa.RMinHash(num_perm=_BANDS * _HASHES_PER_BAND, seed=1)
+    minhash.update(shingles)
+    bands = np.array(minhash.digest(), np.uint32).reshape(_BANDS, _HASHES_PER_BAND)
+    return [cleaning.digest("band", str(number), band.tobytes().hex()) for number, band in enumerate(bands)]
 
 
-def compute_runs(text: str, length: int) -> list[int]:
-    """Return the digests of every run of `length` words. There are none if `length` is 0.
+def digest_ngrams(text: str, word_count: int) -> list[int]:
+    """Return a digest of every n-gram of `word_count` words, or nothing if `word_count` is 0.
 
-    Case, punctuation and spaces are ignored. Texts that share a long run quote the same source. In scripts without
-    spaces, a Han character counts as a word, and three signs of any other script count as a word.
+    Case, punctuation and spaces are ignored. In scripts without spaces between words, a Han character counts as a word,
+    and so do three characters of any other script.
     """
-    if not length:
+    if not word_count:
         return []
-    units = []  # words, Han characters and single signs of other scripts
-    sizes = []  # of each unit, in signs
-    for match in _UNIT.finditer(cleaning.make_comparable(text)):
+    units = []  # words, Han characters, and single characters of the other scripts without spaces
+    unit_sizes = []  # in thirds of a word
+    for match in _UNIT.finditer(cleaning.casefold(text)):
         units.append(match[0])
-        sizes.append(1 if match["sign"] else _SIGNS_PER_WORD)
-    positions = list(accumulate(sizes, initial=0))  # number of signs before each unit; at the end, of all signs
-    run_digests = []
-    for first, position in enumerate(positions):
-        end = bisect_left(positions, position + _SIGNS_PER_WORD * length)
-        if end == len(positions):
-            break  # the rest of the text is shorter than a run
-        run_digests.append(cleaning.digest("run", *units[first:end]))
-    return run_digests
+        unit_sizes.append(1 if match["character"] else _CHARACTERS_PER_WORD)
+    ngram_size = _CHARACTERS_PER_WORD * word_count
+    unit_starts = list(accumulate(unit_sizes, initial=0))  # the last number is the size of the text
+    digests = []
+    for first_unit, start in enumerate(unit_starts):
+        end_unit = bisect_left(unit_starts, start + ngram_size)
+        if end_unit == len(unit_starts):
+            break  # the rest of the text is shorter than an n-gram
+        digests.append(cleaning.digest("run", *units[first_unit:end_unit]))
+    return digests

@@ -152,7 +152,7 @@ def make_text_schema(*columns: str) -> pa.Schema:
     return pa.schema([(column, pa.string()) for column in columns])
 
 
-def make_table(schema: pa.Schema, rows: list[tuple[Any, ...]]) -> pa.Table:
+def make_table(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
     """Return a table of at least one row."""
     values_of_columns = zip(*rows, strict=True)
     columns = []

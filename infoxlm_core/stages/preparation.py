@@ -138,21 +138,21 @@ def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, 
     counts: RowCounts = defaultdict(Counter)
     job.put_marker()
     finished = {entry.name for entry in job.files.entries()}
-    run = functools.partial(run_phase, finished=finished, parallel_map=parallel_map)
-    [test_sets] = run_phase(reserve.reserve, job, 1, finished, in_process)  # test sets are small
+    run = functools.partial(run_phase, finished_records=finished, parallel_map=parallel_map)
+    [test_sets] = run_phase(reserve.reserve_test_sets, job, 1, finished, in_process)  # test sets are small
 
     # Read all sources into parts of bounded size, and drop the rows that are unusable on their own.
-    parts = _list_parts(job, run(clean.read, job, len(job.config.corpora)))
+    parts = _list_parts(job, run(clean.read_source, job, len(job.config.corpora)))
     parts_of_partition = PARTS_OF_PARTITION
     if job.config.cleaning.near_duplicates == "minhash":
         parts_of_partition = max(1, PARTS_OF_PARTITION // 8)  # a row has 20 bands as further keys
     job = replace(job, parts=parts, partition_count=1 + len(parts) // parts_of_partition)
-    job = _collect_clean_parts(job, counts, run(clean.clean, job, len(job.parts)))
+    job = _collect_clean_parts(job, counts, run(clean.clean_part, job, len(job.parts)))
 
     # Collect all text that is reserved for evaluation.
     if job.config.labelled_share:
-        list(run(reserve.label, job, job.partition_count))
-    [reserved_text] = run(reserve.unite, job, 1)
+        list(run(reserve.choose_labelled_test_set, job, job.partition_count))
+    [reserved_text] = run(reserve.merge_reserved_digests, job, 1)
     job = replace(job, reserved_digest=reserved_text["digest"])
 
     # Compare all rows with the reserved text and with each other, and write those that remain.
@@ -160,9 +160,9 @@ def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, 
         from infoxlm_core.tasks import pair_similarity  # imports torch, which other preparations do not need
 
         list(run(pair_similarity.measure, job, len(job.parts)))
-    list(run(deduplicate.offer, job, len(job.parts)))
-    list(run(deduplicate.reduce, job, job.partition_count))
-    _join_tables(job, output, counts, run(write.write, job, len(job.parts)))
+    list(run(deduplicate.write_keys, job, len(job.parts)))
+    list(run(deduplicate.find_duplicates, job, job.partition_count))
+    _join_tables(job, output, counts, run(write.write_tables, job, len(job.parts)))
     report = make_report(counts, _count_labelled_rows(output), job.config)
     if test_sets["test_files"]:
         report["evaluation_sets"] = test_sets["test_files"]
@@ -206,7 +206,7 @@ def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record])
             add_counts(counts, record)
             add_counts(counts_of_files, record)
             for *_, file_counts in record["counts"]:
-                counts_of_sources[part.source].update(file_counts)
+                counts_of_sources[part.source_number].update(file_counts)
             first_invalid = record["first_invalid"] | first_invalid
             if record["staged_rows"]:
                 clean_parts.append(part)

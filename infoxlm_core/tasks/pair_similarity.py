@@ -25,7 +25,7 @@ def measure(job: Job, part_number: int) -> Record:
     part = job.parts[part_number]
     if part.kind != "pairs":
         return {}
-    rows = job.read_table(f"staged/{part.name}", (*deduplicate.COLUMNS, "texts"))
+    rows = job.read_table(f"staged/{part.name}", (*deduplicate.COMPARED_COLUMNS, "texts"))
     drop_reasons = deduplicate.find_reasons(job, part, rows)
     is_training = drop_reasons == 0
     pairs = rows["texts"].filter(pa.array(is_training)).to_pylist()

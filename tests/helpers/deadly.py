@@ -16,7 +16,7 @@ class DeadlyFolder(Folder):
 
     def put(self, name: str, content: str | bytes) -> None:
         marker = self.directory.parent / f"killed-in-{Path(name).stem}"
-        victims = [f"done/{phase}-000000.json" for phase in ("clean", "reduce", "write")]
+        victims = [f"done/{phase}-000000.json" for phase in ("clean_part", "find_duplicates", "write_tables")]
         if self.directory.parent.name == "deadly" and name in victims and not marker.exists():
             marker.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,10 +1,10 @@
-"""Phases read and clean: cut each source into parts of bounded size, then clean the rows of each part.
+"""Phases read_source and clean_part: cut each source into parts of bounded size, then clean the rows of each part.
 
-raw/PART                 rows of a source in one language or language pair, as they were read
-staged/PART              clean rows in the same order, with their keys
-reserved/SET/PART        digests of the rows that are held out (`held_out`), and of their runs of words (`overlap`)
-owners/PART              near keys of the part's training rows, if `labelled_share` is set
-candidates/PART          messages that are drawn for the labelled test set
+raw/PART                  rows of a source in one language or language pair, as they were read
+staged/PART               clean rows in the same order, with their keys
+reserved/SET/PART         digests of the held-out rows (`held_out`), and of their word n-grams (`overlap`)
+letters/PART              letter digests of the part's training text, if `labelled_share` is set
+labelled_candidates/PART  messages that are drawn for the labelled test set, if `labelled_share` is set
 """
 
 from collections import Counter, defaultdict
@@ -26,78 +26,90 @@ from infoxlm_core.corpora.phases.job import FileKey, Job, Part, Record, RowCount
 from infoxlm_core.errors import InputError
 
 LABELLED_CHARACTERS = 20  # the corpus of a shorter message cannot be predicted from its text
-PART_ROWS = 1 << 17
+PART_ROWS = 1 << 17  # the largest number of rows whose tables and keys fit into the memory of a small worker
 PART_CHARACTERS = 1 << 26
 NOT_DRAWN, DRAWN_HELD_OUT, DRAWN_LABELLED = range(3)
-CANDIDATE = np.dtype([("source", "<u8"), ("target", "<u8")])  # near keys of a pair
-KEYS = tuple((name, pa.list_(pa.uint64())) for name in Keys._fields)
-_TEXTS = (("texts", pa.list_(pa.string())), ("file", pa.string()))
-_DOCUMENT = ("document", pa.int64())  # line on which it begins; 0 if lines are compared
-_RAW = pa.schema([*_TEXTS, _DOCUMENT, ("dropped", pa.string())])
-_STAGED = pa.schema([
-    *_TEXTS, _DOCUMENT, *KEYS, ("log_ratio", pa.float64()), ("drawn", pa.uint8()), ("is_long", pa.bool_())
+LETTERS_OF_PAIR = np.dtype([("source", "<u8"), ("target", "<u8")])  # `Keys.letters` of both sides
+KEY_COLUMNS = tuple((name, pa.list_(pa.uint64())) for name in Keys._fields)
+_TEXT_COLUMNS = (
+    ("texts", pa.list_(pa.string())), ("file", pa.string()), ("document_line", pa.int64())
+)  # fmt: skip
+_RAW_SCHEMA = pa.schema([*_TEXT_COLUMNS, ("dropped", pa.string())])
+_STAGED_SCHEMA = pa.schema([
+    *_TEXT_COLUMNS, *KEY_COLUMNS, ("log_ratio", pa.float64()), ("drawn", pa.uint8()), ("is_long", pa.bool_())
 ])  # fmt: skip
 
 
 # ---------------------------------------------------------------- read
 
 
-def read(job: Job, number: int) -> Record:
-    """Read a source and put its rows in parts."""
-    config = job.config
-    source_config = config.model_copy(
-        update={"corpora": config.corpora[number : number + 1], "evaluation_sets": (), "cleaning": CleaningConfig()}
-    )
-    if job.localise:
-        source_config = job.localise(source_config)
-    [source] = source_config.corpora
+def read_source(job: Job, source_number: int) -> Record:
+    """Read a source of a corpus and store its rows in parts of bounded size, one language or language pair each."""
+    source = _localise_source(job, source_number)
+    source_rows = formats.read(source, job.config.languages, job.config.pivot, _check_paths(source))
     parts: list[tuple[str, str]] = []
-    source_rows = formats.read(source, config.languages, config.pivot, _check_paths(source))
     for rows in _split_rows(source_rows, source.compares_documents):
-        rows_of_languages: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        rows_by_languages: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
         for row in rows:
-            document = row.line if source.compares_documents else 0
-            rows_of_languages["-".join(row.languages)].append((row.texts, row.file, document, row.dropped))
-        for language_pair in sorted(rows_of_languages):
-            name = f"{number:04}-{len(parts):06}"
-            job.put_table(f"raw/{name}", tables.make_table(_RAW, rows_of_languages[language_pair]))
-            parts.append((name, language_pair))
+            document_line = row.line if source.compares_documents else 0
+            rows_by_languages["-".join(row.languages)].append((row.texts, row.file, document_line, row.dropped))
+        for languages in sorted(rows_by_languages):
+            name = f"{source_number:04}-{len(parts):06}"
+            job.put_table(f"raw/{name}", tables.make_table(_RAW_SCHEMA, rows_by_languages[languages]))
+            parts.append((name, languages))
     return {"parts": parts}
 
 
-def _split_rows(rows: Iterable[Row], between_documents: bool) -> Iterator[list[Row]]:
+def _localise_source(job: Job, source_number: int) -> CorpusSource:
+    """Return a source of the config, whose paths exist on this machine."""
+    source = job.config.corpora[source_number]
+    if job.localise is None:
+        return source
+    # Leave out everything else that the config names, so that only this source is fetched.
+    only_source = job.config.model_copy(
+        update={"corpora": (source,), "evaluation_sets": (), "cleaning": CleaningConfig()}
+    )
+    return job.localise(only_source).corpora[0]
+
+
+def _split_rows(rows: Iterable[Row], keeps_documents: bool) -> Iterator[list[Row]]:
     """Yield the rows in lists of bounded size.
 
-    With `between_documents`, all rows of a document are in one list. Then `Row.line` is the first line of the document.
-    Raise InputError if a document is too long for a list.
+    Args:
+        rows: the rows of a source.
+        keeps_documents: whether all rows of a document, which have equal `Row.line`, stay in one list.
+
+    Raises:
+        InputError: a document is too long for a list.
     """
-    split_rows: list[Row] = []
+    part_rows: list[Row] = []
     character_count = 0
     for row in rows:
-        is_full = len(split_rows) >= PART_ROWS or character_count >= PART_CHARACTERS
-        if is_full and not (between_documents and row.line == split_rows[-1].line):
-            yield split_rows
-            split_rows = []
+        is_full = len(part_rows) >= PART_ROWS or character_count >= PART_CHARACTERS
+        continues_document = keeps_documents and bool(part_rows) and row.line == part_rows[-1].line
+        if is_full and not continues_document:
+            yield part_rows
+            part_rows = []
             character_count = 0
-        # The document began before the list was full, so it alone exceeds the size of a list.
-        if len(split_rows) >= 2 * PART_ROWS or character_count >= 2 * PART_CHARACTERS:
+        # Only a document can make a list longer than its limit, so at twice the limit the document itself is too long.
+        if len(part_rows) >= 2 * PART_ROWS or character_count >= 2 * PART_CHARACTERS:
             raise InputError(
                 f"{row.file}: the document that begins on line {row.line} has over {PART_ROWS:,} lines or "
                 f"{PART_CHARACTERS:,} characters: write a blank line after each document, or set deduplicate to lines"
             )
-        split_rows.append(row)
+        part_rows.append(row)
         character_count += sum(len(text) for text in row.texts)
-    if split_rows:
-        yield split_rows
+    if part_rows:
+        yield part_rows
 
 
 def _check_paths(source: CorpusSource) -> list[Path]:
-    """Return the files and folders of a corpus. Raise InputError if any is missing or has an unexpected digest."""
+    """Return the paths of a source. Raise InputError if one is missing or has an unexpected digest."""
     paths = [Path(path) for path in source.paths]
     for path in paths:
         if not path.exists():
             raise InputError(
-                f"{path}: no such file or folder: check the path of the corpus, which every worker must reach"
+                f"{path}: no such file or directory: check the path of the corpus, and that every worker can read it"
             )
         if not source.sha256:
             continue
@@ -114,47 +126,50 @@ def _check_paths(source: CorpusSource) -> list[Path]:
 # ---------------------------------------------------------------- clean
 
 
-def clean(job: Job, number: int) -> Record:
-    """Clean the rows of a part, store those that are not dropped in `staged`, and count all."""
-    part = job.parts[number]
+def clean_part(job: Job, part_number: int) -> Record:
+    """Clean the rows of a part, store the remaining rows with their keys in `staged`, and count all rows."""
+    part = job.parts[part_number]
     config = job.config
-    # Runs of words are compared only with held-out and test text; computing them takes most of the time.
-    has_test_text = bool(config.held_out or config.held_out_share or config.evaluation_sets)
-    overlap = config.overlap if has_test_text else 0
-    compares_rows = part.kind in tables.TRAINING and not config.corpora[part.source].compares_documents
-    has_bands = config.cleaning.near_duplicates == "minhash" and compares_rows
+    # N-grams are compared only with reserved text. Without any, skip them: they take most of the time.
+    has_reserved_text = bool(config.held_out or config.held_out_share or config.evaluation_sets)
+    ngram_length = config.overlap if has_reserved_text else 0
+    compares_rows = part.kind in tables.TRAINING and not config.corpora[part.source_number].compares_documents
+    has_minhash = config.cleaning.near_duplicates == "minhash" and compares_rows
     counts: RowCounts = defaultdict(Counter)
     length_ratios: Counter[int] = Counter()
     first_invalid: dict[str, str] = {}
-    staged = [_STAGED.empty_table()]
+    staged_tables = [_STAGED_SCHEMA.empty_table()]
     for batch in job.read_table(f"raw/{part.name}").to_batches(CHUNK):
         staged_rows = []
-        for texts, file, document, reason in tables.iterate_rows(batch):
+        for texts, file, document_line, reason in tables.iterate_rows(batch):
             file_counts = counts[FileKey(part.corpus, part.languages[-1], part.kind, file)]
             file_counts["read"] += 1
+            if reason == "invalid_utf8":
+                first_invalid.setdefault(file, texts[0])  # the position file:line:byte
             if not reason:
                 texts = [cleaning.normalise(text) for text in texts]
                 reason = cleaning.find_reason_to_drop_row(texts, part.languages, config.languages, config.cleaning)
             if reason:
                 file_counts[reason] += 1
-                if reason == "invalid_utf8":
-                    first_invalid.setdefault(file, texts[0])
                 continue
             log_ratio = None
             if len(texts) == 2:
                 log_ratio = length_ratio.compute_log_ratio(texts)
                 length_ratios[length_ratio.find_bin(texts)] += 1
-            keys = fingerprints.compute_keys(texts, overlap)
-            if has_bands:
-                keys = keys._replace(bands=fingerprints.compute_bands(texts))
+            keys = fingerprints.compute_keys(texts, ngram_length)
+            if has_minhash:
+                keys = keys._replace(minhash_bands=fingerprints.compute_minhash_bands(texts))
             is_long = len(texts[0]) >= LABELLED_CHARACTERS
             drawn = _draw_message(keys, is_long, part, config)
-            staged_rows.append((texts, file, document, *keys, log_ratio, drawn, is_long))
+            staged_rows.append((texts, file, document_line, *keys, log_ratio, drawn, is_long))
         if staged_rows:
-            staged.append(tables.make_table(_STAGED, staged_rows))
-    rows = pa.concat_tables(staged).combine_chunks()
+            staged_tables.append(tables.make_table(_STAGED_SCHEMA, staged_rows))
+    rows = pa.concat_tables(staged_tables).combine_chunks()
     job.put_table(f"staged/{part.name}", rows)
-    _put_reserved(job, part, rows)
+    is_held_out = (rows["drawn"].to_numpy() == DRAWN_HELD_OUT) | (part.corpus in config.held_out)
+    _put_held_out_digests(job, part, rows.filter(pa.array(is_held_out)))
+    if config.labelled_share:
+        _put_label_keys(job, part, rows, is_held_out)
     return {
         "counts": counts_to_json(counts),
         "staged_rows": len(rows),
@@ -164,49 +179,51 @@ def clean(job: Job, number: int) -> Record:
 
 
 def _draw_message(keys: Keys, is_long: bool, part: Part, config: PreparationConfig) -> int:
-    """Return whether a row is drawn for `held_out_share`, for `labelled_share`, or not at all.
+    """Return whether a row is drawn at random for `held_out_share`, for `labelled_share`, or not at all.
 
     The draw depends only on the pivot's side, so that the same messages are drawn in all languages.
     """
     if part.kind != "pairs":
         return NOT_DRAWN
     seed = str(config.seed)
-    message = str(keys.near[0])
-    if config.held_out_share and _draw("held_out", seed, message) < config.held_out_share:
+    pivot_text = str(keys.letters[0])
+    if config.held_out_share and _draw_number("held_out", seed, pivot_text) < config.held_out_share:
         return DRAWN_HELD_OUT
-    if config.labelled_share and is_long and _draw(seed, message) < config.labelled_share:
+    if config.labelled_share and is_long and _draw_number(seed, pivot_text) < config.labelled_share:
         return DRAWN_LABELLED
     return NOT_DRAWN
 
 
-def _draw(*values: str) -> float:
-    """Return a number from 0 to 1 that is equal for equal values in every process."""
-    return cleaning.digest(*values) / 2**64
+def _draw_number(*seeds: str) -> float:
+    """Return a pseudo-random number from 0 to 1 that depends only on the seeds."""
+    return cleaning.digest(*seeds) / 2**64
 
 
-def _put_reserved(job: Job, part: Part, rows: pa.Table) -> None:
-    """Store the digests of a part's reserved rows, and the near keys that decide which messages are labelled."""
-    drawn = rows["drawn"].to_numpy()
-    is_held_out = (drawn == DRAWN_HELD_OUT) | (part.corpus in job.config.held_out)
-    held_out = rows.filter(pa.array(is_held_out))
-    equal_or_near = np.concatenate([flatten_lists(held_out["equal"]), flatten_lists(held_out["near"])])
-    job.files.put(f"reserved/held_out/{part.name}", np.unique(equal_or_near).tobytes())
-    job.files.put(f"reserved/overlap/{part.name}", np.unique(flatten_lists(held_out["runs"])).tobytes())
-    if job.config.labelled_share:
-        partition_count = job.partition_count
-        keys = np.unique(flatten_lists(rows.filter(pa.array(~is_held_out))["near"]))
-        job.put_slices(f"owners/{part.name}", keys, find_partitions(keys, partition_count), partition_count)
-        candidates = np.unique(flatten_lists(rows.filter(pa.array(drawn == DRAWN_LABELLED))["near"]).view(CANDIDATE))
-        partitions = find_partitions(candidates["source"], partition_count)
-        job.put_slices(f"candidates/{part.name}", candidates, partitions, partition_count)
+def _put_held_out_digests(job: Job, part: Part, held_out_rows: pa.Table) -> None:
+    """Store the digests of a part's held-out rows, so that training rows with the same text can be dropped."""
+    text_digests = [flatten_lists(held_out_rows[column]) for column in ("casefolded", "letters")]
+    job.files.put(f"reserved/held_out/{part.name}", np.unique(np.concatenate(text_digests)).tobytes())
+    job.files.put(f"reserved/overlap/{part.name}", np.unique(flatten_lists(held_out_rows["ngrams"])).tobytes())
+
+
+def _put_label_keys(job: Job, part: Part, rows: pa.Table, is_held_out: np.ndarray) -> None:
+    """Store the digests of a part that `choose_labelled_test_set` compares, in slices by partition."""
+    training_rows = rows.filter(pa.array(~is_held_out))
+    letters = np.unique(flatten_lists(training_rows["letters"]))
+    partitions = find_partitions(letters, job.partition_count)
+    job.put_slices(f"letters/{part.name}", letters, partitions, job.partition_count)
+    drawn_rows = rows.filter(pa.array(rows["drawn"].to_numpy() == DRAWN_LABELLED))
+    candidates = np.unique(flatten_lists(drawn_rows["letters"]).view(LETTERS_OF_PAIR))
+    partitions = find_partitions(candidates["source"], job.partition_count)
+    job.put_slices(f"labelled_candidates/{part.name}", candidates, partitions, job.partition_count)
 
 
 def flatten_lists(column: pa.ChunkedArray) -> np.ndarray:
-    """Return the values of all lists of a column as a flat array."""
+    """Return the values of all lists of a column as one flat array."""
     return pc.list_flatten(column).to_numpy()
 
 
-def find_partitions(keys: np.ndarray, count: int) -> np.ndarray:
-    """Return the partition, from 0 to `count` - 1, of each 64-bit key."""
+def find_partitions(keys: np.ndarray, partition_count: int) -> np.ndarray:
+    """Return the partition of each 64-bit key, from 0 to `partition_count` - 1. Keys are random digests."""
     high_bits = keys >> np.uint64(32)
-    return ((high_bits * np.uint64(count)) >> np.uint64(32)).astype(np.int64)
+    return ((high_bits * np.uint64(partition_count)) >> np.uint64(32)).astype(np.int64)

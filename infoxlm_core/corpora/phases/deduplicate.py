@@ -1,18 +1,18 @@
-"""Phases offer and reduce: decide which rows are dropped, by comparing 16-byte keys instead of text.
+"""Phases write_keys and find_duplicates: decide which rows are dropped, by comparing 16-byte keys instead of text.
 
-A row is offered as up to five items with a key each: the row, its sides as sentences, and its sides as labelled text.
-Items with equal keys are duplicates, and all but the first in the order of the input are dropped. The bands of a row's
-MinHash signature are a further item with several keys. Rows that share a band are similar, and all but the first are
-dropped. If documents are compared, the first row of a document is offered for all its rows.
+A row is compared in up to six ways, each of which has a slot: as a whole row, with each side as a sentence, with each
+side as labelled text, and with the bands of its MinHash signature. Each comparison adds an entry with a key to a list.
+Entries with equal keys are duplicates, of which the first in the order of the input is kept. Rows that share a MinHash
+band are similar, and only the first of them is kept. If documents are compared, the first row of a document has one
+entry for the whole document.
 
-reasons/PART   a byte for each row, see `REASONS`
-keys/PART      items of the part with their keys, in slices by partition
-repeats/PART   items that the part does not send, each with the first item of the part that has its key and text
-drops/P        items of partition P that are dropped, in slices by part
+reasons/PART     a byte for each row, an index in `REASONS`
+keys/PART        entries of the part, in slices by partition
+repeats/PART     slots of the entries that repeat the key and text of an earlier entry of the part, and of the latter
+duplicates/P     slots of the entries of partition P that are dropped, in slices by part
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -21,96 +21,112 @@ import pyarrow.compute as pc
 from infoxlm_core.corpora import cleaning, length_ratio
 from infoxlm_core.corpora.phases.clean import DRAWN_HELD_OUT, find_partitions, flatten_lists
 from infoxlm_core.corpora.phases.job import Job, Part, Record
-from infoxlm_core.corpora.phases.reserve import REASONS, Reserved, read_reserved
+from infoxlm_core.corpora.phases.reserve import REASONS, ReservedText, load_reserved_text
 from infoxlm_core.corpora.tables import HELD_OUT
 
 STATES = ("kept", "duplicate", "near_duplicate", "similar")
 KEPT, DUPLICATE, NEAR_DUPLICATE, SIMILAR = range(4)
-ITEMS = 8  # numbers of items reserved for each row; item n of row r is 8 r + n
-ITSELF, FIRST_SIDE, FIRST_LABEL = 0, 1, 3  # numbers of items: the row, its sides (1, 2), its sides as labelled (3, 4)
-BANDS = 5  # number of the item for the bands of the row
+WHOLE_ROW = 0
+FIRST_SIDE = 1  # slots 1 and 2 are the sides of a pair as sentences
+FIRST_LABELLED_SIDE = 3  # slots 3 and 4 are the sides of a pair as labelled text
+MINHASH_BANDS = 5
+SLOTS_PER_ROW = 8  # slot s of row r has the number 8 r + s in its part
+COMPARED_COLUMNS = (
+    "document_line", "casefolded", "letters", "exact", "ngrams", "minhash_bands", "log_ratio", "drawn", "is_long"
+)  # fmt: skip
+"""The columns of staged rows that this module reads."""
 _HELD_OUT_SHARE = REASONS.index("held_out_share")
 _LABELLED = REASONS.index("labelled")
-COLUMNS = ("document", "equal", "near", "exact", "runs", "bands", "log_ratio", "drawn", "is_long")  # of staged rows
-_KEY = np.dtype([("key", "<u8"), ("item", "<u4"), ("tag", "<u4")])
-"""key: digest of an item's near keys and of the tables with which it is compared. tag: digest of the unchanged text."""
+_ENTRY = np.dtype([("key", "<u8"), ("slot", "<u4"), ("exact", "<u4")])
+"""key: digest of the letters and of the compared tables. slot: number of the slot in the part. exact: digest of the
+unchanged text, which distinguishes duplicates from near duplicates."""
 
 
-class Offer(NamedTuple):
-    """Rows of a part that may be written to a table, unless a row before them has the same text."""
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a part that are written to one table, unless they are duplicates."""
 
-    item: int
-    kind: str  # the folder of the table, or "labelled"
+    slot: int
+    kind: str  # directory of the table, or "labelled"
     languages: tuple[str, ...]
-    sides: slice  # of the row that are written
-    is_offered: np.ndarray  # (rows,)
+    sides: list[int]  # indices of the texts of a row that are written
+    is_selected: np.ndarray  # (rows,)
 
 
-def list_offers(job: Job, part: Part, rows: pa.Table, reasons: np.ndarray, is_duplicate: np.ndarray) -> Iterator[Offer]:
-    """Yield the offers of a part: for each table, the rows that may be written to it.
+def select_table_rows(
+    job: Job, part: Part, rows: pa.Table, reasons: np.ndarray, is_duplicate: np.ndarray
+) -> list[TableRows]:
+    """Select for each output table the rows of a part that are written to it, unless they are duplicates.
 
     Args:
         job: the preparation.
         part: the part.
-        rows: its staged rows.
-        reasons: (rows,) numbers of the reasons to drop the rows, 0 for none.
-        is_duplicate: (rows,) whether a row is known to be a duplicate, whose sides are not offered.
+        rows: staged rows of the part.
+        reasons: (rows,) reasons to drop the rows, as indices in `REASONS`; 0 if a row is not dropped.
+        is_duplicate: (rows,) whether a row is known to be a duplicate. Its sides are not selected on their own.
     """
-    yield Offer(ITSELF, part.kind, part.languages, slice(None), reasons == 0)
+    all_sides = list(range(len(part.languages)))
+    tables = [TableRows(WHOLE_ROW, part.kind, part.languages, all_sides, reasons == 0)]
     if part.kind != "pairs":
-        return
-    yield Offer(ITSELF, "held_out", part.languages, slice(None), reasons == _HELD_OUT_SHARE)
+        return tables
+    tables.append(TableRows(WHOLE_ROW, "held_out", part.languages, all_sides, reasons == _HELD_OUT_SHARE))
     is_training = (reasons == 0) & ~is_duplicate
-    is_label = _find_labels(rows, reasons, is_training, read_reserved(job)) if job.config.labelled_share else None
-    for side, language in enumerate(part.languages):
-        only_side = slice(side, side + 1)
-        if job.config.monolingual_from_pairs:
-            yield Offer(FIRST_SIDE + side, "mono", (language,), only_side, is_training)
-        if is_label is not None:
-            yield Offer(FIRST_LABEL + side, "labelled", (language,), only_side, is_label[:, side])
+    if job.config.monolingual_from_pairs:
+        for side, language in enumerate(part.languages):
+            tables.append(TableRows(FIRST_SIDE + side, "mono", (language,), [side], is_training))
+    if job.config.labelled_share:
+        is_labelled = _select_labelled_sides(rows, reasons, is_training, load_reserved_text(job))
+        for side, language in enumerate(part.languages):
+            labelled_slot = FIRST_LABELLED_SIDE + side
+            tables.append(TableRows(labelled_slot, "labelled", (language,), [side], is_labelled[:, side]))
+    return tables
 
 
-def _find_labels(pairs: pa.Table, reasons: np.ndarray, is_training: np.ndarray, reserved: Reserved) -> np.ndarray:
-    """Return whether each side of pairs is offered as labelled text, (rows, 2).
+def _select_labelled_sides(
+    pairs: pa.Table, reasons: np.ndarray, is_training: np.ndarray, reserved_text: ReservedText
+) -> np.ndarray:
+    """Return whether each side of the pairs is labelled text, unless it is a duplicate, (rows, 2).
 
-    Sides of training pairs are offered, and those of the labelled test set, unless several corpora contain the text.
+    These are the sides of long training pairs and of the labelled test set. A text that several corpora contain has no
+    label.
 
-    A text can be lost in a rare case, because labels are compared in the same phase as pairs. Assume that the first of
-    two near duplicates is too short to be labelled only because it lacks punctuation. The second is dropped as a
-    duplicate, and its sides, which were offered before that, hide equal sides of later pairs. A further phase would
-    avoid this.
+    Known limitation: sides are compared before it is known which pairs are duplicates. Assume that a pair is too short
+    for a label, and that a later duplicate of it is long enough because it has more punctuation. The sides of the
+    duplicate are dropped with it, but they still count as the first occurrence of their text.
     """
-    near = flatten_lists(pairs["near"]).reshape(-1, 2)
+    side_letters = flatten_lists(pairs["letters"]).reshape(-1, 2)
     is_long_training = is_training & pairs["is_long"].to_numpy()
-    is_test = (reasons == _LABELLED) & reserved.contains("messages", near[:, 0])
-    is_shared = reserved.contains("shared", near.ravel()).reshape(-1, 2)
-    return (is_long_training | is_test)[:, None] & ~is_shared
+    is_test = (reasons == _LABELLED) & reserved_text.contains("labelled_messages", side_letters[:, 0])
+    is_shared = reserved_text.contains("shared", side_letters.ravel()).reshape(-1, 2)
+    is_labelled_pair = is_long_training | is_test
+    return is_labelled_pair[:, None] & ~is_shared
 
 
-def offer(job: Job, number: int) -> Record:
-    """Drop the rows of a part that are reserved, unusual or not similar, and offer the others to be compared."""
-    part = job.parts[number]
-    rows = job.read_table(f"staged/{part.name}", COLUMNS)
+def write_keys(job: Job, part_number: int) -> Record:
+    """Find the rows of a part that are reserved, unusual or not similar, and write keys to compare the other rows."""
+    part = job.parts[part_number]
+    rows = job.read_table(f"staged/{part.name}", COMPARED_COLUMNS)
     reasons = find_reasons(job, part, rows)
-    similarity = job.config.cleaning.similarity
-    if similarity and part.kind == "pairs":
-        similarities = np.frombuffer(job.files.read(f"similarities/{part.name}"), np.float32)  # of the remaining rows
+    similarity_filter = job.config.cleaning.similarity
+    if similarity_filter and part.kind == "pairs":
         remaining_rows = np.flatnonzero(reasons == 0)
-        is_similar = similarities >= similarity.minimum
+        similarities = np.frombuffer(job.files.read(f"similarities/{part.name}"), np.float32)  # (remaining rows,)
+        is_similar = similarities >= similarity_filter.minimum
         reasons[remaining_rows[~is_similar]] = REASONS.index("not_similar")
     job.files.put(f"reasons/{part.name}", reasons.tobytes())
-    if job.config.corpora[part.source].compares_documents:
-        _put_keys(job, part.name, _make_keys_of_documents(part, rows))
+    if job.config.corpora[part.source_number].compares_documents:
+        _put_entries(job, part.name, _make_document_entries(part, rows))
         return {}
-    no_duplicates = np.zeros(len(rows), bool)
-    keys = [_make_keys(part, rows, offered) for offered in list_offers(job, part, rows, reasons, no_duplicates)]
-    keys.append(_make_keys_of_bands(part, rows, reasons == 0))
-    _put_keys(job, part.name, np.concatenate(keys))
+    is_duplicate = np.zeros(len(rows), bool)  # not known yet
+    entries = [_make_minhash_entries(part, rows, reasons == 0)]
+    for table_rows in select_table_rows(job, part, rows, reasons, is_duplicate):
+        entries.append(_make_entries(part, rows, table_rows))
+    _put_entries(job, part.name, np.concatenate(entries))
     return {}
 
 
 def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
-    """Return the number of the reason to drop each row, 0 for none, as far as it does not depend on similarities."""
+    """Return the reason to drop each staged row of a part, except low similarity, as an index in `REASONS`, (rows,)."""
     reasons = np.zeros(len(rows), np.uint8)
     if len(part.languages) == 2:
         median = job.medians["-".join(part.languages)]
@@ -121,112 +137,122 @@ def find_reasons(job: Job, part: Part, rows: pa.Table) -> np.ndarray:
         return reasons
     is_drawn = rows["drawn"].to_numpy() == DRAWN_HELD_OUT
     reasons[(reasons == 0) & is_drawn] = _HELD_OUT_SHARE
-    return reasons + read_reserved(job).find_reasons(rows, reasons > 0)
+    return np.where(reasons == 0, load_reserved_text(job).find_reasons(rows), reasons)
 
 
-def _make_keys(part: Part, rows: pa.Table, offered: Offer) -> np.ndarray:
-    """Return the keys of the items of an offer."""
-    offered_rows = np.flatnonzero(offered.is_offered)
-    near = flatten_lists(rows["near"]).reshape(-1, len(part.languages))
+def _make_entries(part: Part, rows: pa.Table, table_rows: TableRows) -> np.ndarray:
+    """Return the entries of the rows that are selected for a table."""
+    row_numbers = np.flatnonzero(table_rows.is_selected)
+    letters = flatten_lists(rows["letters"]).reshape(-1, len(part.languages))
     exact = flatten_lists(rows["exact"]).reshape(-1, len(part.languages))
-    keys = np.empty(len(offered_rows), _KEY)
-    keys["key"] = _mix(cleaning.digest(offered.kind, *offered.languages), near[offered_rows, offered.sides])
-    keys["item"] = offered_rows * ITEMS + offered.item
-    keys["tag"] = _mix(0, exact[offered_rows, offered.sides]).astype(np.uint32)
-    return keys
+    seed = cleaning.digest(table_rows.kind, *table_rows.languages)
+    entries = np.empty(len(row_numbers), _ENTRY)
+    entries["key"] = _hash_rows(seed, letters[row_numbers][:, table_rows.sides])
+    entries["slot"] = row_numbers * SLOTS_PER_ROW + table_rows.slot
+    entries["exact"] = _hash_rows(0, exact[row_numbers][:, table_rows.sides]).astype(np.uint32)
+    return entries
 
 
-def _make_keys_of_bands(part: Part, rows: pa.Table, is_offered: np.ndarray) -> np.ndarray:
-    """Return the keys of the bands of the offered rows. Their tags are equal, so that a part sends each band once."""
-    offered_rows = np.flatnonzero(is_offered)
-    bands = rows["bands"].filter(pa.array(is_offered))
+def _make_minhash_entries(part: Part, rows: pa.Table, is_selected: np.ndarray) -> np.ndarray:
+    """Return an entry for each MinHash band of the selected rows."""
+    bands = rows["minhash_bands"].filter(pa.array(is_selected))
+    row_numbers = np.repeat(np.flatnonzero(is_selected), pc.list_value_length(bands).to_numpy())
     digests = flatten_lists(bands)
-    keys = np.zeros(len(digests), _KEY)
-    keys["key"] = _mix(cleaning.digest("bands", part.kind, *part.languages), digests[:, None])
-    keys["item"] = np.repeat(offered_rows, pc.list_value_length(bands).to_numpy()) * ITEMS + BANDS
-    return keys
+    entries = np.zeros(len(digests), _ENTRY)  # `exact` is always 0, so that a part sends each band only once
+    entries["key"] = _hash_rows(cleaning.digest("bands", part.kind, *part.languages), digests[:, None])
+    entries["slot"] = row_numbers * SLOTS_PER_ROW + MINHASH_BANDS
+    return entries
 
 
-def _make_keys_of_documents(part: Part, rows: pa.Table) -> np.ndarray:
-    """Return a key for each document: the sum of digests of its rows and of their positions in the document."""
-    document_of_row = find_documents(rows)
-    first_rows = np.unique(document_of_row)
-    positions = (np.arange(len(rows)) - document_of_row).astype(np.uint64)
-    near = np.stack([flatten_lists(rows["near"]), positions], axis=1)
+def _make_document_entries(part: Part, rows: pa.Table) -> np.ndarray:
+    """Return an entry for each document. Its key is the sum of the digests of its rows with their positions."""
+    first_row_of_document = find_documents(rows)
+    document_starts = np.unique(first_row_of_document)
+    positions = (np.arange(len(rows)) - first_row_of_document).astype(np.uint64)
+    letters = np.stack([flatten_lists(rows["letters"]), positions], axis=1)
     exact = np.stack([flatten_lists(rows["exact"]), positions], axis=1)
     seed = cleaning.digest("documents", part.kind, *part.languages)
-    keys = np.empty(len(first_rows), _KEY)
-    keys["key"] = np.add.reduceat(_mix(seed, near), first_rows)
-    keys["item"] = first_rows * ITEMS + ITSELF
-    keys["tag"] = np.add.reduceat(_mix(0, exact), first_rows).astype(np.uint32)
-    return keys
+    entries = np.empty(len(document_starts), _ENTRY)
+    entries["key"] = np.add.reduceat(_hash_rows(seed, letters), document_starts)
+    entries["slot"] = document_starts * SLOTS_PER_ROW + WHOLE_ROW
+    entries["exact"] = np.add.reduceat(_hash_rows(0, exact), document_starts).astype(np.uint32)
+    return entries
 
 
 def find_documents(rows: pa.Table) -> np.ndarray:
     """Return for each row the number of the first row of its document, (rows,)."""
-    return _find_first_positions(_is_first(rows["document"].to_numpy()))
+    return _find_group_starts(_starts_group(rows["document_line"].to_numpy()))
 
 
-def _mix(seed: int, digests: np.ndarray) -> np.ndarray:
-    """Return a 64-bit digest of each row of digests, (rows, columns), by the function of SplitMix64."""
-    mixed = np.full(len(digests), seed, np.uint64)
+def _hash_rows(seed: int, digests: np.ndarray) -> np.ndarray:
+    """Return a 64-bit hash of each row of a matrix of digests, (rows, columns), by the function of SplitMix64."""
+    hashes = np.full(len(digests), seed, np.uint64)
     for column in digests.T:
-        mixed ^= column
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-    return mixed
+        hashes ^= column
+        hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        hashes ^= hashes >> np.uint64(31)
+    return hashes
 
 
-def _put_keys(job: Job, part: str, keys: np.ndarray) -> None:
-    """Store the keys of a part. Of items with equal keys and text, only the first is sent, to keep partitions small."""
-    keys = keys[np.lexsort((keys["item"], keys["tag"], keys["key"]))]
-    is_first = _is_first(keys["key"]) | _is_first(keys["tag"])
-    first_items = keys["item"][_find_first_positions(is_first)]
-    repeated_items = np.stack([keys["item"], first_items], axis=1)[~is_first]
-    job.files.put(f"repeats/{part}", repeated_items.tobytes())
-    first_keys = keys[is_first]
-    first_keys = first_keys[np.argsort(first_keys["item"])]
-    partitions = find_partitions(first_keys["key"], job.partition_count)
-    job.put_slices(f"keys/{part}", first_keys, partitions, job.partition_count)
+def _put_entries(job: Job, part_name: str, entries: np.ndarray) -> None:
+    """Store the entries of a part. Those that repeat an earlier key and text are stored apart from the others.
+
+    Partitions thus stay small even if a part repeats a text millions of times.
+    """
+    entries = entries[np.lexsort((entries["slot"], entries["exact"], entries["key"]))]
+    is_first = _starts_group(entries["key"]) | _starts_group(entries["exact"])
+    first_slots = entries["slot"][_find_group_starts(is_first)]
+    repeated_and_first_slots = np.stack([entries["slot"], first_slots], axis=1)[~is_first]
+    job.files.put(f"repeats/{part_name}", repeated_and_first_slots.tobytes())
+    first_entries = entries[is_first]
+    first_entries = first_entries[np.argsort(first_entries["slot"])]
+    partitions = find_partitions(first_entries["key"], job.partition_count)
+    job.put_slices(f"keys/{part_name}", first_entries, partitions, job.partition_count)
 
 
-def _is_first(values: np.ndarray) -> np.ndarray:
-    """Return whether each value differs from the value before it."""
-    return np.append(np.ones(min(len(values), 1), bool), values[1:] != values[:-1])
+def _starts_group(sorted_values: np.ndarray) -> np.ndarray:
+    """Return whether each value differs from the value before it, and so starts a group of equal values."""
+    return np.append(np.ones(min(len(sorted_values), 1), bool), sorted_values[1:] != sorted_values[:-1])
 
 
-def _find_first_positions(is_first: np.ndarray) -> np.ndarray:
-    """Return for each position the nearest position, up to and including it, at which `is_first` is true."""
-    return np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))
+def _find_group_starts(starts_group: np.ndarray) -> np.ndarray:
+    """Return for each position the position at which its group starts."""
+    return np.maximum.accumulate(np.where(starts_group, np.arange(len(starts_group)), 0))
 
 
-def reduce(job: Job, number: int) -> Record:
-    """Store which items of a partition are dropped. Of items with equal keys, only the first in the input remains."""
-    slices = [job.read_slice(f"keys/{part.name}", _KEY, number, job.partition_count) for part in job.parts]
-    keys = np.concatenate([np.empty(0, _KEY), *slices])
-    slice_sizes = np.array([len(part_keys) for part_keys in slices], np.int64)
-    part_numbers = np.repeat(np.arange(len(slices)), slice_sizes)
-    order = np.argsort(keys["key"], kind="stable")
-    keys = keys[order]
+def find_duplicates(job: Job, partition: int) -> Record:
+    """Write which slots of a partition are dropped. Of the entries with equal keys, the first in the input is kept."""
+    entries_of_parts = []
+    for part in job.parts:
+        entries_of_parts.append(job.read_slice(f"keys/{part.name}", _ENTRY, partition, job.partition_count))
+    entries = np.concatenate([np.empty(0, _ENTRY), *entries_of_parts])
+    entry_counts = np.array([len(part_entries) for part_entries in entries_of_parts], np.int64)
+    part_numbers = np.repeat(np.arange(len(job.parts)), entry_counts)
+    order = np.argsort(entries["key"], kind="stable")  # entries with equal keys stay in the order of the input
+    entries = entries[order]
     part_numbers = part_numbers[order]
-    is_first = _is_first(keys["key"])
-    is_near = keys["tag"] != keys["tag"][_find_first_positions(is_first)]
-    drops = 2 * keys["item"] + is_near  # the lowest bit tells a near duplicate from a duplicate
-    job.put_slices(f"drops/{number}", drops[~is_first], part_numbers[~is_first], len(job.parts))
+    is_first = _starts_group(entries["key"])
+    first_entries = entries[_find_group_starts(is_first)]
+    is_near_duplicate = entries["exact"] != first_entries["exact"]
+    duplicates = 2 * entries["slot"] + is_near_duplicate  # the lowest bit marks near duplicates
+    job.put_slices(f"duplicates/{partition}", duplicates[~is_first], part_numbers[~is_first], len(job.parts))
     return {}
 
 
-def read_states(job: Job, number: int, row_count: int) -> np.ndarray:
-    """Return the index in `STATES` of each item of a part, (rows, ITEMS). Items that were not offered are kept."""
-    states = np.zeros(row_count * ITEMS, np.uint8)
+def read_states(job: Job, part_number: int, row_count: int) -> np.ndarray:
+    """Return the state of each slot of a part as an index in `STATES`, (rows, slots). Unused slots count as kept."""
+    states = np.zeros(row_count * SLOTS_PER_ROW, np.uint8)
     for partition in range(job.partition_count):
-        drops = job.read_slice(f"drops/{partition}", np.uint32, number, len(job.parts))
-        states[drops // 2] = DUPLICATE + drops % 2  # see `reduce`
-    repeats = np.frombuffer(job.files.read(f"repeats/{job.parts[number].name}"), np.uint32)
-    items, first_items = repeats.reshape(-1, 2).T
-    states[items] = np.maximum(states[first_items], DUPLICATE)
-    states_of_rows = states.reshape(-1, ITEMS)
-    is_similar = (states_of_rows[:, ITSELF] == KEPT) & (states_of_rows[:, BANDS] != KEPT)
-    states_of_rows[is_similar, ITSELF] = SIMILAR
+        duplicates = job.read_slice(f"duplicates/{partition}", np.uint32, part_number, len(job.parts))
+        slots = duplicates // 2
+        is_near_duplicate = duplicates % 2
+        states[slots] = DUPLICATE + is_near_duplicate
+    repeats = np.frombuffer(job.files.read(f"repeats/{job.parts[part_number].name}"), np.uint32)
+    repeated_slots, first_slots = repeats.reshape(-1, 2).T
+    # A repetition is at least a duplicate. If the first slot is a near duplicate of another part's text, so is it.
+    states[repeated_slots] = np.maximum(states[first_slots], DUPLICATE)
+    states_of_rows = states.reshape(-1, SLOTS_PER_ROW)
+    is_similar = (states_of_rows[:, WHOLE_ROW] == KEPT) & (states_of_rows[:, MINHASH_BANDS] != KEPT)
+    states_of_rows[is_similar, WHOLE_ROW] = SIMILAR
     return states_of_rows

@@ -1,4 +1,4 @@
-"""What the tasks of a preparation share, the files that they exchange, and how the tasks of a phase run."""
+"""The input of all tasks of a preparation, the files that they exchange, and the loop that runs a phase of tasks."""
 
 import functools
 import io
@@ -21,71 +21,71 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.progress import progress
 
 Record = dict[str, Any]
-"""What a finished task reports, as JSON: counts of rows and other small facts."""
+"""The JSON result of a finished task: counts of rows and other small facts. Rows are exchanged as files instead."""
 Task = Callable[["Job", int], Record]
-"""A pure function that other processes can import. It reads files and puts files; a repetition puts equal files."""
-_BOUND = np.dtype("<u8")
+"""A function of a job and a task number that other processes can import. Running it again writes equal files."""
+_OFFSET = np.dtype("<u8")
 _MARKER = "preparation"
 
 
 class Files(Protocol):
-    """Intermediate files by name. Every process of a preparation sees the same files."""
+    """The intermediate files of a preparation, by name. All its processes see the same files."""
 
     @property
     def directory(self) -> Path | None:
-        """Directory of the files, if processes can map them into memory."""
+        """The local directory of the files, or None if they are not on a file system."""
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes of a file from `start` on; by default the whole file."""
+        """Return `length` bytes of a file from byte `start` on. By default, return the whole file."""
 
     def put(self, name: str, content: str | bytes) -> None:
-        """Write a file atomically: readers see all of it or nothing."""
+        """Write a file atomically. Readers never see an incomplete file."""
 
     def entries(self) -> Sequence[Any]:
-        """Return all files; each has its name as `name`."""
+        """Return all files as objects with a `name`."""
 
 
 class FileKey(NamedTuple):
-    """Identifies the rows of a file in a language, which the report counts together."""
+    """The rows of a file in one language, which the report counts together."""
 
     corpus: str
-    language: str  # of a pair: that of its target
-    kind: str  # the folder of their table: mono, pairs, held_out_mono or held_out
+    language: str  # the target language of a pair
+    kind: str  # directory of the table: mono, pairs, held_out_mono or held_out
     file: str
 
 
 RowCounts = defaultdict[FileKey, Counter[str]]
-"""The numbers of rows that were `read`, `kept`, and dropped for each reason."""
+"""Numbers of rows that were `read`, `kept`, and dropped for each reason."""
 
 
 class Part(NamedTuple):
-    """Rows of a source in one language or language pair, which are cleaned, compared and written together."""
+    """A bounded number of rows of a source in one language or language pair, which one task of a phase processes."""
 
     name: str
-    source: int  # index of the corpus in the config; several sources may belong to one corpus
+    source_number: int  # index in `config.corpora`, where several sources may belong to one corpus
     corpus: str
-    kind: str  # the folder of their table
+    kind: str  # directory of the table: mono, pairs, held_out_mono or held_out
     languages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all tasks share; pickled for tasks in other processes."""
+    """The input that all tasks of a preparation share. It is pickled for tasks in other processes."""
 
     config: PreparationConfig
     files: Files
-    localise: Callable[[PreparationConfig], PreparationConfig] | None
-    partition_count: int = 1
+    localise: Callable[[PreparationConfig], PreparationConfig] | None  # returns a config with local copies of its paths
+    partition_count: int = 1  # number of tasks among which the keys of all rows are divided by value
     parts: Sequence[Part] = ()
     medians: Mapping[str, float] = field(default_factory=dict)  # language pair -> median log length ratio
-    reserved_digest: str = ""  # of the digests of reserved text
+    reserved_digest: str = ""  # changes with the text that is reserved for evaluation
 
     def put_marker(self) -> None:
-        """Put the file by which a task recognises the files of its preparation."""
+        """Write the file by which tasks on other machines check that they see the files of this preparation."""
         self.files.put(_MARKER, "")
 
     def put_table(self, name: str, table: pa.Table) -> None:
-        """Put a table as a Parquet file."""
+        """Write a table as a Parquet file."""
         content = io.BytesIO()
         pq.write_table(table.combine_chunks(), content, compression="zstd")
         self.files.put(name, content.getvalue())
@@ -96,52 +96,57 @@ class Job:
         return pq.read_table(content, columns=None if columns is None else list(columns)).combine_chunks()
 
     def put_slices(self, name: str, values: np.ndarray, slice_numbers: np.ndarray, slice_count: int) -> None:
-        """Put values in slices that can be read separately. The values of a slice remain in their order.
+        """Write an array as slices that can be read one by one. The values of a slice keep their order.
 
         Args:
             name: name of the file.
             values: (N,) values.
-            slice_numbers: (N,) number of the slice of each value, below `slice_count`.
+            slice_numbers: (N,) number of the slice of each value, from 0 to `slice_count` - 1.
             slice_count: number of slices.
         """
         order = np.argsort(slice_numbers, kind="stable")
-        bounds = np.searchsorted(slice_numbers[order], np.arange(slice_count + 1)).astype(_BOUND)
-        self.files.put(name, bounds.tobytes() + values[order].tobytes())
+        offsets = np.searchsorted(slice_numbers[order], np.arange(slice_count + 1)).astype(_OFFSET)
+        self.files.put(name, offsets.tobytes() + values[order].tobytes())
 
-    def read_slice(self, name: str, dtype: DTypeLike, number: int, slice_count: int) -> np.ndarray:
-        """Return a slice of a file that `put_slices` wrote."""
-        bounds = np.frombuffer(self.files.read(name, _BOUND.itemsize * number, 2 * _BOUND.itemsize), _BOUND)
-        first, end = bounds.tolist()
-        value_bytes = np.dtype(dtype).itemsize
-        header_bytes = _BOUND.itemsize * (slice_count + 1)
-        content = self.files.read(name, header_bytes + first * value_bytes, (end - first) * value_bytes)
-        return np.frombuffer(content, dtype)
+    def read_slice(self, name: str, dtype: DTypeLike, slice_number: int, slice_count: int) -> np.ndarray:
+        """Return one slice of an array that `put_slices` wrote."""
+        offset_bytes = self.files.read(name, _OFFSET.itemsize * slice_number, 2 * _OFFSET.itemsize)
+        start, end = np.frombuffer(offset_bytes, _OFFSET).tolist()
+        value_size = np.dtype(dtype).itemsize
+        header_size = _OFFSET.itemsize * (slice_count + 1)
+        value_bytes = self.files.read(name, header_size + start * value_size, (end - start) * value_size)
+        return np.frombuffer(value_bytes, dtype)
 
 
-def run_phase(task: Task, job: Job, count: int, finished: Set[str], parallel_map: ParallelMap) -> Iterator[Record]:
-    """Yield the records of `count` tasks in order.
+def run_phase(
+    task: Task, job: Job, task_count: int, finished_records: Set[str], parallel_map: ParallelMap
+) -> Iterator[Record]:
+    """Run a phase of a preparation and yield the records of its tasks in order.
 
     Args:
-        task: what each task does.
-        job: what all tasks share.
-        count: number of tasks.
-        finished: names of the records that an earlier attempt wrote; these tasks do not run again.
+        task: the function that runs each task of the phase.
+        job: input of all tasks.
+        task_count: number of tasks.
+        finished_records: names of the records that an earlier attempt wrote. Their tasks are not repeated.
         parallel_map: runs the tasks.
     """
-    record_names = [_name_record(task, number) for number in range(count)]
-    new_numbers = [number for number in range(count) if record_names[number] not in finished]
-    new_records = parallel_map(functools.partial(_run_task, task, job), new_numbers)
-    with progress(task.__name__, count, "tasks") as advance:
+    record_names = [_name_record(task, number) for number in range(task_count)]
+    unfinished_numbers = [number for number in range(task_count) if record_names[number] not in finished_records]
+    new_records = parallel_map(functools.partial(_run_task, task, job), unfinished_numbers)
+    with progress(task.__name__, task_count, "tasks") as advance:
         for name in record_names:
-            yield json.loads(job.files.read(name)) if name in finished else next(new_records)
+            if name in finished_records:
+                yield json.loads(job.files.read(name))
+            else:
+                yield next(new_records)
             advance(1)
 
 
 def _run_task(task: Task, job: Job, number: int) -> Record:
-    """Run a task and write its record last, because the record says that all its files exist.
+    """Run a task, then write its record. A record thus proves that all files of its task exist.
 
     Raises:
-        InputError: this machine does not have the files of the preparation, which are on another machine's disk.
+        InputError: this machine cannot see the files of the preparation, because they are on another machine's disk.
     """
     try:
         job.files.read(_MARKER)
@@ -150,9 +155,9 @@ def _run_task(task: Task, job: Job, number: int) -> Record:
             f"{error.filename} is missing on {socket.gethostname()}: give a store that all nodes share, such as "
             "s3://bucket/prefix"
         ) from error
-    content = json.dumps(task(job, number), ensure_ascii=False)
-    job.files.put(_name_record(task, number), content)
-    return json.loads(content)  # as a later attempt reads it
+    record = json.dumps(task(job, number), ensure_ascii=False)
+    job.files.put(_name_record(task, number), record)
+    return json.loads(record)  # JSON turns tuples into lists, so return the record as a resumed run would read it
 
 
 def _name_record(task: Task, number: int) -> str:
@@ -160,11 +165,11 @@ def _name_record(task: Task, number: int) -> str:
 
 
 def counts_to_json(counts: RowCounts) -> list[Any]:
-    """Return counts as a value of a record."""
+    """Return row counts as a JSON value for a record."""
     return [[*file_key, file_counts] for file_key, file_counts in counts.items()]
 
 
 def add_counts(counts: RowCounts, record: Record) -> None:
-    """Add the counts of a record."""
+    """Add the row counts of a record to `counts`."""
     for *file_key, file_counts in record["counts"]:
         counts[FileKey(*file_key)].update(file_counts)

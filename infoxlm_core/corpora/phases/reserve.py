@@ -1,10 +1,10 @@
-"""Phases reserve, label and unite: collect the text reserved for evaluation as sorted digests.
+"""Phases that collect the text reserved for evaluation as sorted digests, so that training text can avoid it.
 
 Four kinds of text are reserved: held-out corpora, the test sets of the config, and two random shares of the messages of
-all other corpora. One share is held out as the held-out corpora are; the other becomes the labelled test set.
+all other corpora. One share is held out like the held-out corpora. The other becomes the labelled test set.
 
-reserved/SET/…   digests for a set of `SETS`: those of the test sets, of a part, or of a partition of the near keys
-united/SET       the union of all digests of the set, sorted
+reserved/SET/…        digests for a set of `SETS`, from the test sets, from a part, or from a partition of the letters
+all_reserved/SET      all digests of the set, sorted
 """
 
 import hashlib
@@ -17,139 +17,155 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infoxlm_core.corpora import cleaning, evaluation_sets, fingerprints
-from infoxlm_core.corpora.phases.clean import CANDIDATE, flatten_lists
+from infoxlm_core.corpora.phases.clean import LETTERS_OF_PAIR, flatten_lists
 from infoxlm_core.corpora.phases.job import Files, Job, Record
 
 REASONS = ("", "length_ratio", "held_out_share", "held_out", "evaluation_set", "labelled", "overlap", "not_similar")
-"""Reasons to drop a clean row, by number. The first that applies is counted."""
+"""Reasons to drop a clean row; files store their index. If several reasons apply, the first one is counted."""
 _COLUMNS_OF_REASON = {
-    "held_out": ("equal", "near"),
-    "evaluation_set": ("equal", "near"),
-    "labelled": ("near",),
-    "overlap": ("runs",),
+    "held_out": ("casefolded", "letters"),
+    "evaluation_set": ("casefolded", "letters"),
+    "labelled": ("letters",),
+    "overlap": ("ngrams",),
 }
-"""Reasons for which text is reserved -> the columns of keys that are compared with its digests."""
-SETS = (*_COLUMNS_OF_REASON, "messages", "shared")
-"""The sets of digests. messages: near keys of the pivot's side of the labelled test set; shared: near keys of text that
-several corpora contain."""
+"""Reason for which text is reserved -> columns of keys that are compared with the digests of this text."""
+SETS = (*_COLUMNS_OF_REASON, "labelled_messages", "shared")
+"""The sets of digests: one for each reason · labelled_messages: letters of the pivot's side of the labelled test set ·
+shared: letters of text that several corpora contain."""
 
 
-def reserve(job: Job, number: int) -> Record:  # noqa: ARG001 - a task has a number
-    """Store the digests of all test sets. Return the name, digest and number of texts of each file."""
-    texts: set[int] = set()
-    runs: set[int] = set()
+def reserve_test_sets(job: Job, _: int) -> Record:
+    """Store the digests of the texts of all test sets. Return the name, digest and number of texts of each file."""
+    text_digests: set[int] = set()
+    ngram_digests: set[int] = set()
     test_files = []
-    for path in map(Path, job.config.evaluation_sets):
-        for file in evaluation_sets.list_files(path):
-            text_count = 0
-            for text in evaluation_sets.read(file):
-                text_count += 1
-                clean_text = cleaning.normalise(text)
-                if clean_text:
-                    keys = fingerprints.compute_keys([clean_text], job.config.overlap)
-                    texts.update(keys.equal, keys.near)
-                    runs.update(keys.runs)
-            test_files.append({"file": file.name, "sha256": evaluation_sets.digest(file), "texts": text_count})
-    for name, digests in (("evaluation_set", texts), ("overlap", runs)):
-        job.files.put(f"reserved/{name}/tests", np.array(sorted(digests), np.uint64).tobytes())
+    for path in _list_test_files(job):
+        text_count = 0
+        for text in evaluation_sets.read(path):
+            text_count += 1
+            normalised_text = cleaning.normalise(text)
+            if normalised_text:
+                keys = fingerprints.compute_keys([normalised_text], job.config.overlap)
+                text_digests.update(keys.casefolded, keys.letters)
+                ngram_digests.update(keys.ngrams)
+        test_files.append({"file": path.name, "sha256": evaluation_sets.digest(path), "texts": text_count})
+    job.files.put("reserved/evaluation_set/tests", np.array(sorted(text_digests), np.uint64).tobytes())
+    job.files.put("reserved/overlap/tests", np.array(sorted(ngram_digests), np.uint64).tobytes())
     return {"test_files": test_files}
 
 
-def label(job: Job, number: int) -> Record:
-    """Store the near keys of a partition that several corpora contain, and the messages of the labelled test set.
+def _list_test_files(job: Job) -> list[Path]:
+    """Return the files of all test sets of the config."""
+    test_files: list[Path] = []
+    for path in job.config.evaluation_sets:
+        test_files += evaluation_sets.list_files(Path(path))
+    return test_files
 
-    A message that several corpora contain has no label.
+
+def choose_labelled_test_set(job: Job, partition: int) -> Record:
+    """Store the letters of a partition that several corpora contain, and choose the messages of the labelled test set.
+
+    The label of a message is its corpus, so a message that several corpora contain cannot be labelled.
     """
-    keys_of_corpus: defaultdict[str, list[np.ndarray]] = defaultdict(list)
-    candidates = [np.empty(0, CANDIDATE)]
+    letters_by_corpus: defaultdict[str, list[np.ndarray]] = defaultdict(list)
+    candidates_of_parts = [np.empty(0, LETTERS_OF_PAIR)]
     for part in job.parts:
-        keys = job.read_slice(f"owners/{part.name}", np.uint64, number, job.partition_count)
-        keys_of_corpus[part.corpus].append(keys)
-        candidates.append(job.read_slice(f"candidates/{part.name}", CANDIDATE, number, job.partition_count))
-    unique_keys = [np.unique(np.concatenate(keys)) for keys in keys_of_corpus.values()]
-    keys, corpus_counts = np.unique(np.concatenate([np.empty(0, np.uint64), *unique_keys]), return_counts=True)
-    shared = keys[corpus_counts > 1]
-    pairs = np.concatenate(candidates)
-    pairs = pairs[~_contains(shared, pairs["source"])]
-    sets = {"labelled": np.union1d(pairs["source"], pairs["target"]), "messages": pairs["source"], "shared": shared}
-    for name, digests in sets.items():
-        job.files.put(f"reserved/{name}/{number}", digests.tobytes())
+        letters = job.read_slice(f"letters/{part.name}", np.uint64, partition, job.partition_count)
+        letters_by_corpus[part.corpus].append(letters)
+        candidates_of_parts.append(
+            job.read_slice(f"labelled_candidates/{part.name}", LETTERS_OF_PAIR, partition, job.partition_count)
+        )
+    distinct_letters = [np.unique(np.concatenate(letters)) for letters in letters_by_corpus.values()]
+    all_letters = np.concatenate([np.empty(0, np.uint64), *distinct_letters])
+    letters, corpus_counts = np.unique(all_letters, return_counts=True)
+    shared = letters[corpus_counts > 1]
+    candidates = np.concatenate(candidates_of_parts)
+    chosen = candidates[~_contains(shared, candidates["source"])]
+    sides = np.union1d(chosen["source"], chosen["target"])
+    job.files.put(f"reserved/labelled/{partition}", sides.tobytes())
+    job.files.put(f"reserved/labelled_messages/{partition}", chosen["source"].tobytes())
+    job.files.put(f"reserved/shared/{partition}", shared.tobytes())
     return {}
 
 
-def unite(job: Job, number: int) -> Record:  # noqa: ARG001 - a task has a number
-    """Store all digests of each set in one sorted file."""
-    paths = [entry.name for entry in job.files.entries()]
-    united_digest = hashlib.sha256()
-    for name in SETS:
+def merge_reserved_digests(job: Job, _: int) -> Record:
+    """Merge the digests of each set into one sorted file. Return a digest of all sets."""
+    file_names = [entry.name for entry in job.files.entries()]
+    digest_of_sets = hashlib.sha256()
+    for set_name in SETS:
         arrays = [np.empty(0, np.uint64)]
-        for path in paths:
-            if path.startswith(f"reserved/{name}/"):
-                arrays.append(np.frombuffer(job.files.read(path), np.uint64))
+        for file_name in file_names:
+            if file_name.startswith(f"reserved/{set_name}/"):
+                arrays.append(np.frombuffer(job.files.read(file_name), np.uint64))
         content = np.unique(np.concatenate(arrays)).tobytes()
-        job.files.put(f"united/{name}", content)
-        united_digest.update(hashlib.sha256(content).digest())
-    return {"digest": united_digest.hexdigest()}
+        job.files.put(f"all_reserved/{set_name}", content)
+        digest_of_sets.update(hashlib.sha256(content).digest())
+    return {"digest": digest_of_sets.hexdigest()}
 
 
-class Reserved:
-    """Text that training text must not contain, as sorted 64-bit digests by name."""
+class ReservedText:
+    """Text that training text must not contain, as sets of 64-bit digests.
 
-    def __init__(self, digests: Mapping[str, np.ndarray], overlap: int):
+    Args:
+        digests: name of a set of `SETS` -> its digests, sorted.
+        ngram_length: number of words of the n-grams that are compared, 0 for none.
+    """
+
+    def __init__(self, digests: Mapping[str, np.ndarray], ngram_length: int):
         self.digests = digests
-        self.overlap = overlap if len(digests["overlap"]) else 0
+        self.ngram_length = ngram_length if len(digests["overlap"]) else 0
 
-    def find_reasons(self, keys: pa.Table, is_excluded: np.ndarray) -> np.ndarray:
-        """Return the numbers of the reasons to drop rows, 0 for none and for rows that are excluded, (rows,).
+    def find_reasons(self, keys: pa.Table) -> np.ndarray:
+        """Return why the text of each row is reserved, as an index in `REASONS`; 0 if it is not reserved, (rows,).
 
         Args:
-            keys: table with the lists `equal`, `near` and `runs` of each row.
-            is_excluded: (rows,) whether no reason is needed.
+            keys: table with the columns `casefolded`, `letters` and `ngrams` of `Keys`.
         """
         reasons = np.zeros(len(keys), np.uint8)
-        for name, columns in _COLUMNS_OF_REASON.items():
+        for reason, columns in _COLUMNS_OF_REASON.items():
             for column in columns:
-                is_reserved = _contains_any(self.digests[name], keys[column])
-                reasons[(reasons == 0) & ~is_excluded & is_reserved] = REASONS.index(name)
+                is_reserved = _contains_any(self.digests[reason], keys[column])
+                reasons[(reasons == 0) & is_reserved] = REASONS.index(reason)
         return reasons
 
-    def contains(self, name: str, digests: np.ndarray) -> np.ndarray:
-        """Return whether each digest is in the set of this name."""
-        return _contains(self.digests[name], digests)
+    def contains(self, set_name: str, values: np.ndarray) -> np.ndarray:
+        """Return whether each digest is in a set of `SETS`, (values,)."""
+        return _contains(self.digests[set_name], values)
 
 
-_reserved_of_process: dict[str, Reserved] = {}  # all tasks of a process need the same digests
+_reserved_text_of_process: dict[str, ReservedText] = {}  # all tasks of a process need the same digests
 
 
-def read_reserved(job: Job) -> Reserved:
-    """Return the digests of all reserved text, which a process opens once for all its tasks."""
+def load_reserved_text(job: Job) -> ReservedText:
+    """Return the text reserved for evaluation. A process loads it once for all its tasks."""
     key = f"{job.reserved_digest} {job.config.overlap}"
-    if key not in _reserved_of_process:
-        digests = {name: _open_digests(job.files, f"united/{name}") for name in SETS}
-        _reserved_of_process.clear()
-        _reserved_of_process[key] = Reserved(digests, job.config.overlap)
-    return _reserved_of_process[key]
+    if key not in _reserved_text_of_process:
+        digests = {set_name: _open_digests(job.files, f"all_reserved/{set_name}") for set_name in SETS}
+        _reserved_text_of_process.clear()
+        _reserved_text_of_process[key] = ReservedText(digests, job.config.overlap)
+    return _reserved_text_of_process[key]
 
 
 def _open_digests(files: Files, name: str) -> np.ndarray:
-    """Return the digests in a file. The processes of a machine share the memory of a file in a directory."""
+    """Return the digests in a file. Local files are mapped, so that all processes of a machine share their memory."""
     if files.directory is None:
         return np.frombuffer(files.read(name), np.uint64)
     with pa.memory_map(str(files.directory / name)) as file:
         return np.frombuffer(file.read_buffer(), np.uint64)
 
 
-def _contains(digests: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return whether each value is among sorted digests."""
-    if not len(digests):
+def _contains(sorted_digests: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return whether each value is among the digests, (values,)."""
+    if not len(sorted_digests):
         return np.zeros(len(values), bool)
-    positions = np.minimum(np.searchsorted(digests, values), len(digests) - 1)
-    return digests[positions] == values
+    positions = np.minimum(np.searchsorted(sorted_digests, values), len(sorted_digests) - 1)
+    return sorted_digests[positions] == values
 
 
-def _contains_any(digests: np.ndarray, column: pa.ChunkedArray) -> np.ndarray:
-    """Return for each list of a column whether any of its values is among sorted digests."""
-    rows = np.repeat(np.arange(len(column)), pc.list_value_length(column).to_numpy())
-    is_reserved = np.zeros(len(column), bool)
-    is_reserved[rows[_contains(digests, flatten_lists(column))]] = True
-    return is_reserved
+def _contains_any(sorted_digests: np.ndarray, lists: pa.ChunkedArray) -> np.ndarray:
+    """Return whether any value of each list is among the digests, (lists,)."""
+    list_numbers = np.repeat(np.arange(len(lists)), pc.list_value_length(lists).to_numpy())
+    is_match = _contains(sorted_digests, flatten_lists(lists))
+    contains_match = np.zeros(len(lists), bool)
+    contains_match[list_numbers[is_match]] = True
+    return contains_match

@@ -1,6 +1,6 @@
-"""Phase write: write the remaining rows, count all rows, and prove that the training text contains no reserved text.
+"""Phase write_tables: write the remaining rows, count all rows, and check that no training text is reserved.
 
-tables/NUMBER/mono/de/web.parquet, …   the rows of a part for each table of the corpus
+tables/NUMBER/mono/de/web.parquet, …   the rows of a part for each table of its corpus
 """
 
 from collections import Counter, defaultdict
@@ -10,74 +10,101 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from infoxlm_core.corpora import fingerprints, tables
-from infoxlm_core.corpora.phases.clean import KEYS
+from infoxlm_core.corpora.phases.clean import KEY_COLUMNS
 from infoxlm_core.corpora.phases.deduplicate import (
-    ITSELF,
+    DUPLICATE,
     KEPT,
-    SIMILAR,
+    NEAR_DUPLICATE,
     STATES,
+    WHOLE_ROW,
+    TableRows,
     find_documents,
-    list_offers,
     read_states,
+    select_table_rows,
 )
 from infoxlm_core.corpora.phases.job import FileKey, Job, Part, Record, RowCounts, counts_to_json
-from infoxlm_core.corpora.phases.reserve import REASONS, Reserved, read_reserved
+from infoxlm_core.corpora.phases.reserve import REASONS, ReservedText, load_reserved_text
 from infoxlm_core.corpora.tables import HELD_OUT, LABELLED
 from infoxlm_core.errors import EvaluationLeak
 
 LABELLED_TABLE = "labelled.parquet"
 
 
-def write(job: Job, number: int) -> Record:
+def write_tables(job: Job, part_number: int) -> Record:
     """Write the remaining rows of a part to their tables, and check the training tables for reserved text."""
-    part = job.parts[number]
-    rows = job.read_table(f"staged/{part.name}", ("texts", "file", "document", "near", "is_long"))
+    part = job.parts[part_number]
+    rows = job.read_table(f"staged/{part.name}", ("texts", "file", "document_line", "letters", "is_long"))
     reasons = np.frombuffer(job.files.read(f"reasons/{part.name}"), np.uint8)
-    states = read_states(job, number, len(rows))
-    if job.config.corpora[part.source].compares_documents:
-        states = states[find_documents(rows)]
+    states = read_states(job, part_number, len(rows))
+    if job.config.corpora[part.source_number].compares_documents:
+        states = states[find_documents(rows)]  # all rows of a document share the state of its first row
     counts: RowCounts = defaultdict(Counter)
-    file_key = FileKey(part.corpus, part.languages[-1], part.kind, "")
+    key_of_part = FileKey(part.corpus, part.languages[-1], part.kind, file="")
     for reason_number, reason in enumerate(REASONS[1:], start=1):
-        _count(counts, file_key, rows, reason, reasons == reason_number)
-    tables_of_part: dict[str, pa.Table] = {}
+        _count_rows(counts, key_of_part, rows, reason, reasons == reason_number)
+    tables_by_name: dict[str, pa.Table] = {}
     is_labelled = np.zeros((len(rows), 2), bool)
-    is_duplicate = ~np.isin(states[:, ITSELF], (KEPT, SIMILAR))  # the sides of a similar pair are offered
-    for offer in list_offers(job, part, rows, reasons, is_duplicate):
-        item_states = states[:, offer.item]
-        is_written = offer.is_offered & (item_states == KEPT)
-        if offer.kind == "labelled":
-            is_labelled[:, offer.sides] = is_written[:, None]
+    # The sides of a similar pair are new text, in contrast to those of a duplicate.
+    is_duplicate = np.isin(states[:, WHOLE_ROW], (DUPLICATE, NEAR_DUPLICATE))
+    for table_rows in select_table_rows(job, part, rows, reasons, is_duplicate):
+        slot_states = states[:, table_rows.slot]
+        is_written = table_rows.is_selected & (slot_states == KEPT)
+        if table_rows.kind == "labelled":  # labelled text is not counted by file
+            is_labelled[:, table_rows.sides] = is_written[:, None]
             continue
-        file_key = FileKey(part.corpus, offer.languages[-1], offer.kind, "")
-        if offer.kind != part.kind:  # count the rows again, as input of another table
-            _count(counts, file_key, rows, "read", offer.is_offered)
-        for state_number, state in enumerate(STATES):
-            _count(counts, file_key, rows, state, offer.is_offered & (item_states == state_number))
-        texts = rows["texts"].filter(pa.array(is_written))
-        sides = range(len(part.languages))[offer.sides]
-        column_names = ["text"] if len(sides) == 1 else ["source", "target"]
-        name = f"{offer.kind}/{'-'.join(offer.languages)}/{part.corpus}.parquet"
-        tables_of_part[name] = pa.table([pc.list_element(texts, side) for side in sides], names=column_names)
+        _count_states(counts, part, rows, table_rows, slot_states)
+        name = f"{table_rows.kind}/{'-'.join(table_rows.languages)}/{part.corpus}.parquet"
+        tables_by_name[name] = _make_table(rows, table_rows.sides, is_written)
     if is_labelled.any():
-        tables_of_part[LABELLED_TABLE] = _make_labelled_table(part, rows, reasons, is_labelled)
-    names = [name for name, table in tables_of_part.items() if len(table)]
-    for name in names:
-        job.put_table(f"tables/{number}/{name}", tables_of_part[name])
+        tables_by_name[LABELLED_TABLE] = _make_labelled_table(part, rows, reasons, is_labelled)
+    written_names = []
+    for name, table in tables_by_name.items():
+        if not len(table):
+            continue
+        job.put_table(f"tables/{part_number}/{name}", table)
+        written_names.append(name)
         if not name.startswith(HELD_OUT):
-            check_leaks(job.read_table(f"tables/{number}/{name}"), name, read_reserved(job))
-    return {"counts": counts_to_json(counts), "tables": names}
+            check_leaks(job.read_table(f"tables/{part_number}/{name}"), name, load_reserved_text(job))
+    return {"counts": counts_to_json(counts), "tables": written_names}
 
 
-def _count(counts: RowCounts, file_key: FileKey, rows: pa.Table, outcome: str, is_selected: np.ndarray) -> None:
-    """Add the selected rows of each file to `counts` under an outcome. The file of `file_key` is left empty."""
+def _count_states(
+    counts: RowCounts, part: Part, rows: pa.Table, table_rows: TableRows, slot_states: np.ndarray
+) -> None:
+    """Count the rows that are selected for a table by their state."""
+    key_of_table = FileKey(part.corpus, table_rows.languages[-1], table_rows.kind, file="")
+    if table_rows.kind != part.kind:  # the rows were read for another table, so count them as input of this one, too
+        _count_rows(counts, key_of_table, rows, "read", table_rows.is_selected)
+    for state_number, state in enumerate(STATES):
+        _count_rows(counts, key_of_table, rows, state, table_rows.is_selected & (slot_states == state_number))
+
+
+def _count_rows(
+    counts: RowCounts, key_without_file: FileKey, rows: pa.Table, outcome: str, is_selected: np.ndarray
+) -> None:
+    """Count the selected rows of each file under an outcome, such as `duplicate`."""
     for file_count in pc.value_counts(rows["file"].filter(pa.array(is_selected))).to_pylist():
-        counts[file_key._replace(file=file_count["values"])][outcome] += file_count["counts"]
+        file_key = key_without_file._replace(file=file_count["values"])
+        counts[file_key][outcome] += file_count["counts"]
+
+
+def _make_table(rows: pa.Table, sides: list[int], is_written: np.ndarray) -> pa.Table:
+    """Return a table of the sides of the written rows, with the columns `text`, or `source` and `target`."""
+    texts = rows["texts"].filter(pa.array(is_written))
+    column_names = ["text"] if len(sides) == 1 else ["source", "target"]
+    return pa.table([pc.list_element(texts, side) for side in sides], names=column_names)
 
 
 def _make_labelled_table(part: Part, pairs: pa.Table, reasons: np.ndarray, is_labelled: np.ndarray) -> pa.Table:
-    """Return the sides of pairs that are labelled text, (rows, 2), with their corpus as the label."""
-    row_numbers, sides = np.nonzero(is_labelled)  # row by row, as in `texts`
+    """Return the table of labelled text. The label of a text is its corpus.
+
+    Args:
+        part: the part.
+        pairs: its staged rows.
+        reasons: (rows,) reasons to drop them, as indices in `REASONS`.
+        is_labelled: (rows, 2) whether each side is labelled text.
+    """
+    row_numbers, sides = np.nonzero(is_labelled)  # in the order of `texts`
     texts = pc.list_flatten(pairs["texts"]).filter(pa.array(is_labelled.ravel()))
     languages = np.array(part.languages)[sides]
     splits = np.where(reasons[row_numbers] == 0, "train", "test")
@@ -85,16 +112,18 @@ def _make_labelled_table(part: Part, pairs: pa.Table, reasons: np.ndarray, is_la
     return pa.table(columns, schema=tables.make_text_schema(*LABELLED))
 
 
-def check_leaks(table: pa.Table, path: str, reserved: Reserved) -> None:
+def check_leaks(table: pa.Table, path: str, reserved_text: ReservedText) -> None:
     """Raise EvaluationLeak if a table of training text contains reserved text."""
-    columns = [table["text"]] if "text" in table.column_names else [table["source"], table["target"]]
-    rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
-    keys = tables.make_table(pa.schema(KEYS), [fingerprints.compute_keys(texts, reserved.overlap) for texts in rows])
-    reasons = reserved.find_reasons(keys, np.zeros(len(rows), bool))
+    text_columns = [name for name in ("text", "source", "target") if name in table.column_names]
+    rows = list(zip(*(table[name].to_pylist() for name in text_columns), strict=True))
+    keys_of_rows = [fingerprints.compute_keys(texts, reserved_text.ngram_length) for texts in rows]
+    reasons = reserved_text.find_reasons(tables.make_table(pa.schema(KEY_COLUMNS), keys_of_rows))
     is_leak = reasons > 0
-    if "split" in table.column_names:  # a labelled test set is reserved itself
+    if "split" in table.column_names:
+        # The labelled test set is reserved text itself, but it must not contain text of other evaluations.
         is_test = pc.equal(table["split"], "test").to_numpy()
-        is_leak &= ~is_test | (reasons < REASONS.index("labelled"))
+        is_own_text = is_test & (reasons >= REASONS.index("labelled"))
+        is_leak &= ~is_own_text
     if is_leak.any():
         row = int(np.argmax(is_leak))
         raise EvaluationLeak(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infoxlm_core.corpora.fingerprints import compute_keys, compute_runs
+from infoxlm_core.corpora.fingerprints import compute_keys, digest_ngrams
 
 
 def test_texts_that_differ_in_case_have_equal_keys_except_the_exact_one():
@@ -10,10 +10,12 @@ def test_texts_that_differ_in_case_have_equal_keys_except_the_exact_one():
     upper_case = compute_keys(["OPEN THE FILE"])
     other_text = compute_keys(["Close the window"])
 
-    assert text.equal == upper_case.equal
-    assert text.near == upper_case.near
+    assert text.casefolded == upper_case.casefolded
+    assert text.letters == upper_case.letters
     assert text.exact != upper_case.exact
-    assert {*text.equal, *text.near, *text.exact}.isdisjoint({*other_text.equal, *other_text.near, *other_text.exact})
+    assert {*text.casefolded, *text.letters, *text.exact}.isdisjoint(
+        {*other_text.casefolded, *other_text.letters, *other_text.exact}
+    )
 
 
 @pytest.mark.parametrize(
@@ -25,12 +27,12 @@ def test_texts_that_differ_in_case_have_equal_keys_except_the_exact_one():
     ],
 )
 def test_texts_share_a_run_of_five_words_in_any_punctuation_and_case(text, other_text, is_shared):
-    assert set(compute_runs(text, 5)).isdisjoint(compute_runs(other_text, 5)) is not is_shared
+    assert set(digest_ngrams(text, 5)).isdisjoint(digest_ngrams(other_text, 5)) is not is_shared
 
 
 def test_text_shorter_than_a_run_has_no_runs():
-    assert compute_runs("one two three four", 5) == []
-    assert compute_runs("one two three four", 0) == []
+    assert digest_ngrams("one two three four", 5) == []
+    assert digest_ngrams("one two three four", 0) == []
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,6 @@ def test_text_shorter_than_a_run_has_no_runs():
 def test_in_scripts_without_spaces_13_signs_are_no_run_but_a_quotation_is(phrase, text, other_text):
     assert len(phrase) == 13
 
-    assert set(compute_runs(text, 13)).isdisjoint(compute_runs(other_text, 13))
+    assert set(digest_ngrams(text, 13)).isdisjoint(digest_ngrams(other_text, 13))
     quotation = text * 2
-    assert not set(compute_runs(quotation, 13)).isdisjoint(compute_runs(f"{phrase} {quotation} {phrase}", 13))
+    assert not set(digest_ngrams(quotation, 13)).isdisjoint(digest_ngrams(f"{phrase} {quotation} {phrase}", 13))

@@ -5,18 +5,18 @@ import pyarrow as pa
 import pytest
 
 from infoxlm_core.corpora import fingerprints
-from infoxlm_core.corpora.phases.reserve import SETS, Reserved
+from infoxlm_core.corpora.phases.reserve import SETS, ReservedText
 from infoxlm_core.corpora.phases.write import check_leaks
 from infoxlm_core.errors import EvaluationLeak
 
 PAIR = ("Open the file of the archive", "Öffne die Datei der Ablage")
 
 
-def reserve(*texts: str) -> Reserved:
+def reserve(*texts: str) -> ReservedText:
     """Return texts as held-out text."""
     keys = fingerprints.compute_keys(texts)
-    held_out = np.unique(np.array([*keys.equal, *keys.near], np.uint64))
-    return Reserved(dict.fromkeys(SETS, np.empty(0, np.uint64)) | {"held_out": held_out}, 13)
+    held_out = np.unique(np.array([*keys.casefolded, *keys.letters], np.uint64))
+    return ReservedText(dict.fromkeys(SETS, np.empty(0, np.uint64)) | {"held_out": held_out}, 13)
 
 
 @pytest.mark.item("B05")

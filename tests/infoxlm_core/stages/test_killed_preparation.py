@@ -11,8 +11,11 @@ from infoxlm_core.stages import preparation
 from tests.helpers.files import Folder
 from tests.toys.raw_text import raw_text_config, write_raw_text
 
-PHASES = ("reserve", "read", "clean", "label", "unite", "offer", "reduce", "write")
-PHASES_OF_ONE_TASK = ("reserve", "unite")
+PHASES = (
+    "reserve_test_sets", "read_source", "clean_part", "choose_labelled_test_set", "merge_reserved_digests",
+    "write_keys", "find_duplicates", "write_tables",
+)  # fmt: skip
+PHASES_OF_ONE_TASK = ("reserve_test_sets", "merge_reserved_digests")
 FORK = multiprocessing.get_context("fork")
 
 

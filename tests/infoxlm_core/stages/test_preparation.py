@@ -375,7 +375,7 @@ def test_missing_or_changed_corpus_is_refused_and_not_removed(tmp_path):
     with pytest.raises(InputError, match=f"has sha256 {digest}, expected 000.*: check the config"):
         prepare(tmp_path, corpus | {"sha256": "0" * 64})
     (tmp_path / "a.tsv").unlink()  # fails if it was removed
-    with pytest.raises(InputError, match="no such file or folder: check the path of the corpus"):
+    with pytest.raises(InputError, match="no such file or directory: check the path of the corpus"):
         prepare(tmp_path, corpus)
 
 

@@ -108,7 +108,7 @@ def test_workers_killed_in_every_phase_change_no_byte(ray_here, expected, tmp_pa
     killed_process_ids = {}
     for marker in (tmp_path / "deadly").glob("killed-in-*"):
         killed_process_ids[marker.name.removeprefix("killed-in-")] = int(marker.read_text())
-    assert killed_process_ids.keys() == {"clean-000000", "reduce-000000", "write-000000", "encode"}
+    assert killed_process_ids.keys() == {"clean_part-000000", "find_duplicates-000000", "write_tables-000000", "encode"}
     assert os.getpid() not in killed_process_ids.values()
     assert digests(tmp_path / "corpus") == digests(expected / "corpus")
     assert digests(tmp_path / "shards") == digests(expected / "shards")
