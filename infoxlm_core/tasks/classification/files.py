@@ -27,7 +27,7 @@ from infoxlm_core.tasks.task import SPLITS
 
 logger = logging.getLogger(__name__)
 SUFFIXES = (".csv", ".tsv", ".parquet")
-HEADERS: Sequence[Mapping[str, str]] = (  # for each public set: our column -> its column
+HEADERS: Sequence[Mapping[str, str]] = (  # for each public set: column of `table.COLUMNS` -> column of the set
     {"text": "sentence1", "text_pair": "sentence2", "label": "gold_label"},
     {"text": "premise", "text_pair": "hypo", "label": "label"},
     {"text": "premise", "text_pair": "hypothesis", "label": "label"},  # XNLI on the Hub
@@ -49,7 +49,11 @@ class LabelledFile(NamedTuple):
 
 
 def find_labelled_files(path: Path) -> list[LabelledFile]:
-    """Return the file itself, or those of a folder in one of the layouts above. Raise InputError if there are none."""
+    """Return the file itself, or the files of a folder whose names contain a split, with split and language.
+
+    Raises:
+        InputError: the path is missing or has another format, or no file of the folder has a split in its name.
+    """
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. Check the path.")
     if path.is_file():
@@ -61,9 +65,9 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
         is_hidden = any(name.startswith(".") for name in file.relative_to(path).parts)  # .git, ._train-en.tsv
         if is_hidden or file.suffix not in SUFFIXES or not file.is_file():
             continue
-        parsed = _parse_name(file)
-        if parsed.split:
-            files.append(parsed)
+        labelled_file = _parse_name(file)
+        if labelled_file.split:
+            files.append(labelled_file)
         else:
             logger.warning("%s: ignored, because its name contains no split (train, dev, test)", file)
     if not files:
@@ -75,7 +79,7 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
 
 
 def _parse_name(path: Path) -> LabelledFile:
-    """Return a file with the split in its name, and the language in its name or that of its folder."""
+    """Read the split from the name of a file, and the language from the name of the file or its folder."""
     with_language = _WITH_LANGUAGE.fullmatch(path.stem)
     if with_language:
         return LabelledFile(path, SPLITS[with_language["split"]], with_language["language"])
@@ -121,14 +125,33 @@ def _read_parquet(path: Path) -> pd.DataFrame:
     return table.set_axis(range(1, len(table) + 1))
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def _is_bytes(data_type: pa.DataType) -> bool:
     """Return whether a column contains bytes, directly or in a dictionary encoding."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    if pa.types.is_dictionary(data_type):
+        data_type = data_type.value_type
+    return (
+        pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type) or pa.types.is_fixed_size_binary(data_type)
+    )
 
 
 def _read_text(path: Path, column_names: Collection[str]) -> pd.DataFrame:
-    """Read a CSV or TSV file as strings, with line numbers as the index."""
+    """Read a CSV or TSV file as strings, with line numbers as the index. See `read_columns` for the header."""
+    cells = _read_cells(path)
+    first_row = cells.iloc[0].tolist() if len(cells) else []
+    if not _is_header(first_row, column_names):
+        return cells
+    for name in first_row:
+        if first_row.count(name) > 1:
+            raise InputError(f"{path}:1: column {name!r:.80} occurs twice. Rename one.")
+    return cells[1:].set_axis(first_row, axis="columns")
+
+
+def _read_cells(path: Path) -> pd.DataFrame:
+    """Read all lines of a CSV or TSV file, with line numbers as the index and numbered columns.
+
+    Raises:
+        InputError: a row has a different number of fields than the first.
+    """
     # In public TSV files, quotation marks are ordinary characters.
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     rows: list[list[str]] = []
@@ -137,18 +160,18 @@ def _read_text(path: Path, column_names: Collection[str]) -> pd.DataFrame:
         reader = csv.reader(file, **options)
         for row in reader:
             if rows and len(row) != len(rows[0]):
-                location = f"{path}:{reader.line_num}"
                 raise InputError(
-                    f"{location}: {len(row)} fields, but the first row has {len(rows[0])}. Quote the text."
+                    f"{path}:{reader.line_num}: {len(row)} fields, but the first row has {len(rows[0])}. Quote the "
+                    "text."
                 )
             rows.append(row)
             line_numbers.append(reader.line_num)
-    first_row = rows[0] if rows else []
-    has_our_columns = not set(column_names).isdisjoint(first_row)
-    has_public_columns = any(set(header.values()) <= set(first_row) for header in HEADERS)
-    if not has_our_columns and not has_public_columns:
-        return pd.DataFrame(rows, columns=range(len(first_row)), index=line_numbers, dtype="string")
-    for name in first_row:
-        if first_row.count(name) > 1:
-            raise InputError(f"{path}:1: column {name!r:.80} occurs twice. Rename one.")
-    return pd.DataFrame(rows[1:], columns=first_row, index=line_numbers[1:], dtype="string")
+    num_columns = len(rows[0]) if rows else 0
+    return pd.DataFrame(rows, columns=range(num_columns), index=line_numbers, dtype="string")
+
+
+def _is_header(first_row: Sequence[str], column_names: Collection[str]) -> bool:
+    """Return whether a row has one of the column names, or all column names of a public set."""
+    if not set(column_names).isdisjoint(first_row):
+        return True
+    return any(set(header.values()) <= set(first_row) for header in HEADERS)

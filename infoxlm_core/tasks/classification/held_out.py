@@ -29,10 +29,10 @@ def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
     rows = read_test_set(directory)
     test_set = manifests.digest(rows.to_dict("list"))
     rows["predicted"] = predict_rows(directory, rows, config.max_tokens, config.batch_size * config.max_tokens)
-    accuracy = accuracy_by_language(rows["predicted"], rows["label"], rows["language"])
+    accuracies = accuracy_by_language(rows["predicted"], rows["label"], rows["language"])
     return Scores.from_languages(
         "classification",
-        {language: {"accuracy": share} for language, share in accuracy.items()},
+        {language: {"accuracy": accuracy} for language, accuracy in accuracies.items()},
         source,
         counts={str(language): int(count) for language, count in rows["language"].value_counts().items()},
         test_set=test_set,
@@ -64,7 +64,7 @@ def read_test_set(directory: Path) -> pd.DataFrame:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table that tells for each question whether it was answered correctly, for `results/evidence.py`."""
+    """Return a table of outcomes with a row for each test row, by which two models are compared."""
     text_columns = ["text", "text_pair"] if "text_pair" in rows else ["text"]
     texts = rows[text_columns].fillna("").agg("\t".join, axis=1)
     questions = texts + "\t" + rows["label"] + "\t" + rows["language"]

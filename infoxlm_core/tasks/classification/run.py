@@ -32,7 +32,7 @@ from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
-TOKENS = 8192  # tokens of one forward pass, which limits the memory for texts of any length
+BATCH_TOKENS = 8192  # tokens of one forward pass, which limits the memory for texts of any length
 MAX_OVERLAP = 0.5  # share of test rows that may also be training rows; public sets have a few
 MAX_UNKNOWN = 0.05  # share of rows that may be left out because training has no such label
 
@@ -53,26 +53,26 @@ def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Exampl
     return padded.set_languages(examples, padded.read_config(directory), table["language"].tolist())
 
 
-def predict(classifier: TaskModel, examples: Examples, tokens: int = TOKENS) -> list[str]:
-    """Return the most probable label of each example."""
-    logits: Any = task_models.compute_logits(classifier, examples, tokens)  # (N, labels)
+def predict(classifier: TaskModel, examples: Examples, batch_tokens: int = BATCH_TOKENS) -> list[str]:
+    """Return the most probable label of each of N examples."""
+    logits: Any = task_models.compute_logits(classifier, examples, batch_tokens)  # (N, labels)
     return [classifier.labels[label_id] for label_id in logits.argmax(dim=1).tolist()]
 
 
-def predict_rows(tuned: Path, table: pd.DataFrame, max_tokens: int, tokens: int = TOKENS) -> pd.Series:
-    """Return the predicted label of each row, from the model that was selected for the row's language.
+def predict_rows(models: Path, table: pd.DataFrame, max_tokens: int, batch_tokens: int = BATCH_TOKENS) -> pd.Series:
+    """Predict the label of each row with the model that was selected for the row's language.
 
     Args:
-        tuned: directory of the fine-tuned models.
+        models: directory of the fine-tuned models.
         table: the rows.
         max_tokens: longer texts are truncated.
-        tokens: tokens of one forward pass.
+        batch_tokens: number of tokens of a forward pass.
     """
-    predicted = pd.Series("", index=table.index, dtype="string")
-    for directory, classifier, languages in load_selected_models(tuned, HEAD, table["language"].unique()):
+    predictions = pd.Series("", index=table.index, dtype="string")
+    for directory, classifier, languages in load_selected_models(models, HEAD, table["language"].unique()):
         rows = table[table["language"].isin(languages)]
-        predicted[rows.index] = predict(classifier, encode_rows(rows, directory, max_tokens), tokens)
-    return predicted
+        predictions[rows.index] = predict(classifier, encode_rows(rows, directory, max_tokens), batch_tokens)
+    return predictions
 
 
 def accuracy_by_language(
@@ -98,7 +98,10 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
     dev = drop_unknown_labels(table[table["split"] == "dev"], labels, "dev")
     test = drop_unknown_labels(table[table["split"] == "test"], labels, "test")
     check_overlap(train, test)
-    dev_examples = encode_rows(dev, encoder, config.max_tokens)
+    score_dev = None
+    if len(dev):
+        # Development rows are scored many times during training, so they are tokenised once.
+        score_dev = partial(_score_dev, dev, encode_rows(dev, encoder, config.max_tokens))
     return Training(
         HEAD,
         encode_rows(train, encoder, config.max_tokens),
@@ -106,7 +109,7 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
         labels,
         source_language=languages[0],
         dev_languages=tuple(sorted(dev["language"].unique())),
-        score_dev=partial(_score_dev, dev, dev_examples) if len(dev) else None,
+        score_dev=score_dev,
         head_dropout=config.head_dropout,
         write_extra_files=partial(_write_test_set, test),
     )
@@ -140,47 +143,51 @@ def _normalise_text(table: pd.DataFrame) -> pd.Series:
     return texts.str.casefold().str.split().str.join(" ")
 
 
-def measure(config: ClassificationConfig, tuned: Path, output: Path) -> Scores:
+def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
     """Classify the test rows of every language with the model selected for it, and write `predictions.parquet`.
 
     Raises:
         InputError: there is no model, no test row with a label of the classifier, a translation is missing, or, for
             `mixed`, the rows of two languages do not translate each other.
     """
-    classifier_labels = padded.labels_of(padded.read_config(tuned))
-    labels = normalise_labels(classifier_labels, str(tuned))  # label of the classifier -> label of the data
+    classifier_labels = padded.labels_of(padded.read_config(models))
+    spelling_of_label = normalise_labels(classifier_labels, str(models))
     source = two_letters(config.train_languages[0])
-    test = drop_unknown_labels(read_test(config).drop(columns="split"), list(labels.values()), "test")
+    test = read_test(config).drop(columns="split")
+    test = drop_unknown_labels(test, list(spelling_of_label.values()), "test")
     rows_by_language = split_by_language(test)
     if config.mixed:
         check_aligned(rows_by_language)
     # Translations are text in the source language, so the model of the source language reads them.
     texts = test.assign(language=source) if config.translated_test else test
-    test["predicted"] = predict_rows(tuned, texts, config.max_tokens).map(labels)
+    test["predicted"] = predict_rows(models, texts, config.max_tokens).map(spelling_of_label)
     output.mkdir(parents=True, exist_ok=True)
     test.to_parquet(output / "predictions.parquet", index=False)
-    accuracy = accuracy_by_language(test["predicted"], test["label"], test["language"])
+    accuracies = accuracy_by_language(test["predicted"], test["label"], test["language"])
+    mixed_scores = None
+    if config.mixed:
+        mixed_scores = _score_mixed(config, models, rows_by_language, spelling_of_label, accuracies)
     return Scores.from_languages(
         "classification",
-        {language: {"accuracy": share} for language, share in accuracy.items()},
+        {language: {"accuracy": accuracy} for language, accuracy in accuracies.items()},
         source,
-        tuned,
+        models,
         counts={language: len(rows) for language, rows in rows_by_language.items()},
         test_set=manifests.digest({language: rows.to_dict("list") for language, rows in rows_by_language.items()}),
-        mixed=_score_mixed(config, tuned, rows_by_language, labels, accuracy) if config.mixed else None,
+        mixed=mixed_scores,
     )
 
 
 def drop_unknown_labels(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.DataFrame:
-    """Return the rows whose label the classifier knows.
+    """Return the rows with a label of the classifier.
 
-    Raise InputError if more than the share `MAX_UNKNOWN` of the rows have another label.
+    Raise InputError if the share of rows with another label is above `MAX_UNKNOWN`.
     """
     is_unknown = ~table["label"].isin(list(labels))
     if not is_unknown.any():
         return table.copy()
-    label = table["label"][is_unknown].iloc[0]
     num_unknown = int(is_unknown.sum())
+    label = table["label"][is_unknown].iloc[0]  # an example for the messages
     if num_unknown > MAX_UNKNOWN * len(table):
         raise InputError(
             f"{split}: {num_unknown} of {len(table)} rows have a label ({label!r}) that is not one of the classifier's "
@@ -192,51 +199,52 @@ def drop_unknown_labels(table: pd.DataFrame, labels: Iterable[str], split: str) 
     return table[~is_unknown].copy()
 
 
-def check_aligned(rows: Mapping[str, pd.DataFrame]) -> None:
+def check_aligned(rows_by_language: Mapping[str, pd.DataFrame]) -> None:
     """Raise InputError if labels or counts show that the rows of the languages do not translate each other."""
-    if any("text_pair" not in language_rows for language_rows in rows.values()):
+    if any("text_pair" not in rows for rows in rows_by_language.values()):
         raise InputError("mixed needs pairs of texts. Set mixed to false.")
-    difference = describe_difference(rows)
+    difference = describe_difference(rows_by_language)
     if difference:
         raise InputError(f"mixed needs the same test in every language: {difference}.")
 
 
 def _score_mixed(
     config: ClassificationConfig,
-    tuned: Path,
-    rows: Mapping[str, pd.DataFrame],
-    labels: Mapping[str, str],
-    accuracy: Mapping[str, float],
+    models: Path,
+    rows_by_language: Mapping[str, pd.DataFrame],
+    spelling_of_label: Mapping[str, str],
+    accuracies: Mapping[str, float],
 ) -> dict[str, Any]:
     """Score premises of one language with hypotheses of another (InfoXLM, section 6).
 
     Args:
         config: the settings.
-        tuned: directory of the fine-tuned models. The model of the premises' language predicts.
-        rows: the test rows by language.
-        labels: label of the classifier -> label of the data.
-        accuracy: the accuracy of each language's own pairs.
+        models: directory of the fine-tuned models. The model of the premises' language predicts.
+        rows_by_language: the test rows.
+        spelling_of_label: label of the classifier -> label in the rows.
+        accuracies: the accuracy of each language if premise and hypothesis are in the same language.
     """
-    accuracy_by_pair = {(language, language): share for language, share in accuracy.items()}
-    for premise_language, premises in rows.items():
-        pairs = []  # with hypotheses in all other languages, so that the model of the premises is loaded once
-        for hypothesis_language, hypotheses in rows.items():
+    scores_by_pair = {(language, language): {"accuracy": accuracy} for language, accuracy in accuracies.items()}
+    for premise_language, premises in rows_by_language.items():
+        tables = []
+        for hypothesis_language, hypotheses in rows_by_language.items():
             if hypothesis_language != premise_language:
                 mixed_pairs = premises.assign(
                     text_pair=hypotheses["text_pair"], hypothesis_language=hypothesis_language
                 )
-                pairs.append(mixed_pairs)
-        table = pd.concat(pairs, ignore_index=True)
-        predicted = predict_rows(tuned, table, config.max_tokens).map(labels)
-        accuracies = accuracy_by_language(predicted, table["label"], table["hypothesis_language"])
-        for hypothesis_language, share in accuracies.items():
-            accuracy_by_pair[premise_language, hypothesis_language] = share
+                tables.append(mixed_pairs)
+        # The pairs with all other languages are predicted together, so that each model is loaded once.
+        table = pd.concat(tables, ignore_index=True)
+        predictions = predict_rows(models, table, config.max_tokens).map(spelling_of_label)
+        mixed_accuracies = accuracy_by_language(predictions, table["label"], table["hypothesis_language"])
+        for hypothesis_language, accuracy in mixed_accuracies.items():
+            scores_by_pair[premise_language, hypothesis_language] = {"accuracy": accuracy}
         logger.info("scored premises in %s with hypotheses in other languages", premise_language)
-    return summarise_mixed({pair: {"accuracy": share} for pair, share in sorted(accuracy_by_pair.items())}, "accuracy")
+    return summarise_mixed(dict(sorted(scores_by_pair.items())), "accuracy")
 
 
 def check(config: ClassificationConfig, has_grid: bool) -> None:
-    """Raise InputError if rows are missing that training, the choice of a grid point or step, or the test needs."""
+    """Raise InputError if the data lack rows that training, model selection or the test needs."""
     table = read_labelled(config, None)
     languages = [two_letters(language) for language in config.train_languages]
     train = table[(table["split"] == "train") & table["language"].isin(languages)]
@@ -247,7 +255,7 @@ def check(config: ClassificationConfig, has_grid: bool) -> None:
         raise InputError(f"{paths}: no train rows in {', '.join(config.train_languages)}. {remedy}")
     if len(labels) < 2:
         raise InputError(f"{paths}: all train rows have the label {labels[0]!r}. There is nothing to learn.")
-    needs_dev = has_grid or config.selection.rule != "last"
+    needs_dev = has_grid or config.selection.rule != "last"  # to compare grid points or checkpoints
     required_splits = ["dev", "test"] if needs_dev else ["test"]
     for split in required_splits:
         if not (table["split"] == split).any():

@@ -18,10 +18,10 @@ from infoxlm_core.tasks.task import SPLITS
 
 logger = logging.getLogger(__name__)
 COLUMNS = ("text", "text_pair", "label", "language", "split")
-TEST_SHARE = 0.1  # share of the rows that becomes the test if no file has a split
+TEST_SHARE = 0.1  # share of the rows that becomes the test set if no row has a split
 NO_CONSENSUS = "-"  # label of rows on which annotators did not agree (SNLI, MultiNLI); usually left out
 _LANGUAGE = re.compile("[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}")
-# Spelling in a public set -> our name.
+# Spelling in a public set, in lower case -> spelling in tables and scores.
 _INFERENCE_LABELS = {name: name for name in ("entailment", "neutral", "contradiction")}
 _INFERENCE_LABELS["contradictory"] = "contradiction"
 
@@ -29,11 +29,11 @@ _INFERENCE_LABELS["contradictory"] = "contradiction"
 def read_labelled(
     config: ClassificationConfig, corpus: Path | None, splits: Collection[str] = ("train", "dev", "test")
 ) -> pd.DataFrame:
-    """Read the rows of some splits into one table of strings.
+    """Read the rows of some splits into one table of strings, with the columns `COLUMNS`.
 
     Languages are shortened to two letters where possible, and labels of natural language inference have one spelling.
-    If no file has a split, a tenth of the rows becomes the test set (see `draw_split`). A file is not read if its name
-    contains another split, or if it has training text in a language that is not trained on.
+    If no row has a split, about a tenth of the rows becomes the test set. A file is not read if its name contains
+    another split, or if it has training text in a language that is not trained on.
 
     Args:
         config: which files and columns to read.
@@ -45,25 +45,17 @@ def read_labelled(
             or no split can be drawn.
     """
     files = list_files(config, corpus)
-    selected_files = []
-    for file in files:
-        if file.split is None or (file.split in splits and not _is_unused(file, config)):
-            selected_files.append(file)
-    if not selected_files:
+    needed_files = [file for file in files if _is_needed(file, splits, config.train_languages)]
+    if not needed_files:
         raise InputError(
             f"{files[0].path.parent}: no row has the split {', '.join(splits)} (train_languages "
             f"{', '.join(config.train_languages)}). Name files like test-en.tsv."
         )
-    table = _join_files(selected_files, config)
-    if len(selected_files) == len(files) and len(table) and table["split"].isna().all():
-        try:
-            table["split"] = draw_split(table)
-        except InputError as error:
-            paths = ", ".join(sorted({str(file.path) for file in files}))
-            raise InputError(
-                f"{paths}: no row has a split, and {error}. Add a column {config.split!r}, with the same split for all "
-                "translations of a row."
-            ) from None
+    table = _join_files(needed_files, config)
+    # Files that were skipped have a split in their names.
+    has_no_split = len(needed_files) == len(files) and table["split"].isna().all()
+    if has_no_split and len(table):
+        table["split"] = _draw_split(table, files, config.split)
     table["split"] = table["split"].fillna("train")
     return table[table["split"].isin(splits)].reset_index(drop=True)
 
@@ -85,18 +77,19 @@ def read_test(config: ClassificationConfig) -> pd.DataFrame:
         return test
     source = two_letters(config.train_languages[0])
     translations = read_labelled(select_translations(config), None, ("test",))
-    originals_by_language = split_by_language(test)
-    translations_by_language = split_by_language(translations[translations["language"] != source])
     tables = []
-    for language, originals in originals_by_language.items():
-        rows = originals if language == source else translations_by_language.get(language, translations[:0])
-        if len(rows) != len(originals):
+    for language, originals in split_by_language(test).items():
+        if language == source:
+            tables.append(originals)
+            continue
+        translated_rows = translations[translations["language"] == language]
+        if len(translated_rows) != len(originals):
             raise InputError(
-                f"{', '.join(config.translated_test)}: {len(rows)} translated test rows for {language}, but "
+                f"{', '.join(config.translated_test)}: {len(translated_rows)} translated test rows for {language}, but "
                 f"{len(originals)} test rows. Give a translation into {source} of each row, with the language of the "
                 "original."
             )
-        tables.append(rows)
+        tables.append(translated_rows)
     return pd.concat(tables, ignore_index=True)
 
 
@@ -105,21 +98,29 @@ def select_translations(config: ClassificationConfig) -> ClassificationConfig:
     return config.model_copy(update={"data": config.translated_test})
 
 
-def draw_split(table: pd.DataFrame) -> np.ndarray:
-    """Return the split of each row, train or test. About a tenth of the rows, the same in all languages, is the test.
+def _draw_split(table: pd.DataFrame, files: Sequence[LabelledFile], split_column: str) -> np.ndarray:
+    """Assign each row to train or, with probability `TEST_SHARE`, to test: (N,) strings.
 
-    Row i of a language must translate row i of every other language. Otherwise the test could contain translations of
-    training rows, and its scores would measure memorization.
+    Row i of a language must translate row i of every other language, and all its translations are in the same split.
+    Otherwise the test could contain translations of training rows, and its scores would measure memorization.
 
     Raises:
         InputError: the languages have different numbers of rows, or different labels.
     """
     difference = describe_difference(split_by_language(table))
     if difference:
-        raise InputError(f"the rows of the languages do not translate each other in order: {difference}")
+        raise InputError(
+            f"{_join_paths(files)}: no row has a split, and the rows of the languages do not translate each other in "
+            f"order: {difference}. Add a column {split_column!r}, with the same split for all translations of a row."
+        )
     positions = table.groupby("language").cumcount().to_numpy()  # of each row within its language
-    uniform = make_rng("split").random(positions.max() + 1)  # one draw for all translations of a row
-    return np.where(uniform[positions] < TEST_SHARE, "test", "train")
+    random_values = make_rng("split").random(positions.max() + 1)  # one for all translations of a row
+    return np.where(random_values[positions] < TEST_SHARE, "test", "train")
+
+
+def _join_paths(files: Sequence[LabelledFile]) -> str:
+    """Return the paths of files as text for messages."""
+    return ", ".join(sorted({str(file.path) for file in files}))
 
 
 def split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -127,18 +128,21 @@ def split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {str(language): rows.reset_index(drop=True) for language, rows in table.groupby("language")}
 
 
-def describe_difference(rows: Mapping[str, pd.DataFrame]) -> str | None:
-    """Describe how two languages differ in the number of rows or in the label of a row, or return None.
+def describe_difference(rows_by_language: Mapping[str, pd.DataFrame]) -> str | None:
+    """Return the first sign that row i of one language does not translate row i of another, or None.
 
-    If they differ, row i of one language cannot translate row i of the other.
+    The signs are a different number of rows, or a row with another label.
     """
-    (first_language, first_rows), *other_languages = rows.items()
-    for language, other_rows in other_languages:
-        if len(other_rows) != len(first_rows):
-            return f"{first_language} has {len(first_rows)} rows, but {language} has {len(other_rows)}"
-        differs = other_rows["label"] != first_rows["label"]
-        if differs.any():
-            return f"row {differs.idxmax() + 1} has another label in {first_language} than in {language}"
+    languages = list(rows_by_language)
+    first_language = languages[0]
+    first_rows = rows_by_language[first_language]
+    for language in languages[1:]:
+        rows = rows_by_language[language]
+        if len(rows) != len(first_rows):
+            return f"{first_language} has {len(first_rows)} rows, but {language} has {len(rows)}"
+        has_other_label = rows["label"] != first_rows["label"]
+        if has_other_label.any():
+            return f"row {has_other_label.idxmax() + 1} has another label in {first_language} than in {language}"
     return None
 
 
@@ -153,52 +157,68 @@ def list_files(config: ClassificationConfig, corpus: Path | None) -> list[Labell
     return [file for path in paths for file in find_labelled_files(Path(path))]
 
 
-def _is_unused(file: LabelledFile, config: ClassificationConfig) -> bool:
-    """Return whether a file has training text in a language that is not trained on, according to its name."""
-    if file.split != "train" or file.language is None:
+def _is_needed(file: LabelledFile, splits: Collection[str], train_languages: Iterable[str]) -> bool:
+    """Return whether a file may contain rows of the splits, according to its name.
+
+    Training text is only needed in the training languages.
+    """
+    if file.split is None:
+        return True
+    if file.split not in splits:
         return False
-    return two_letters(file.language) not in [two_letters(language) for language in config.train_languages]
+    if file.split != "train" or file.language is None:
+        return True
+    return two_letters(file.language) in [two_letters(language) for language in train_languages]
 
 
 def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> pd.DataFrame:
     """Read files into one table, with one spelling of each label and each language."""
-    tables = [_read_file(file, config) for file in files]
-    files_of_texts = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" not in table]
-    files_of_pairs = [file.path for file, table in zip(files, tables, strict=True) if "text_pair" in table]
-    if files_of_texts and files_of_pairs:
+    tables = []
+    paths_of_texts = []
+    paths_of_pairs = []
+    for file in files:
+        table = _read_file(file, config)
+        tables.append(table)
+        if "text_pair" in table:
+            paths_of_pairs.append(file.path)
+        else:
+            paths_of_texts.append(file.path)
+    if paths_of_texts and paths_of_pairs:
         raise InputError(
-            f"{files_of_texts[0]} has single texts, but {files_of_pairs[0]} has pairs. Give files of one kind, with "
+            f"{paths_of_texts[0]} has single texts, but {paths_of_pairs[0]} has pairs. Give files of one kind, with "
             "labels."
         )
-    table = pd.concat(tables, ignore_index=True)
+    rows = pd.concat(tables, ignore_index=True)
     folders = ", ".join(sorted({str(file.path.parent) for file in files}))
-    labels = normalise_labels(table["label"].unique(), folders)
-    languages = table["language"].unique()
+    spelling_of_label = normalise_labels(rows["label"].unique(), folders)
+    languages = rows["language"].unique()
     for language in languages:
         if not _LANGUAGE.fullmatch(language):  # it becomes part of the names of scores, files and figures
-            paths = ", ".join(sorted({str(file.path) for file in files}))
-            raise InputError(f"{paths}: {language!r:.80} is not a language code. Write it like de, deu_Latn or zh-CN.")
-    return table.assign(
-        label=table["label"].map(labels).astype("string"),
-        language=table["language"].map(shorten(languages)).astype("string"),
+            raise InputError(
+                f"{_join_paths(files)}: {language!r:.80} is not a language code. Write it like de, deu_Latn or zh-CN."
+            )
+    return rows.assign(
+        label=rows["label"].map(spelling_of_label).astype("string"),
+        language=rows["language"].map(shorten(languages)).astype("string"),
     )
 
 
 def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame:
-    """Read one file into a table with our column names. Raise InputError for unknown splits and empty cells."""
-    content = read_columns(file.path, {config.text, config.text_pair or config.text, config.label, config.language})
+    """Read one file into a table with columns of `COLUMNS`. Raise InputError for unknown splits and empty cells."""
+    configured_columns = {config.text, config.text_pair or config.text, config.label, config.language}
+    content = read_columns(file.path, configured_columns)
     columns = _choose_columns(file, list(content.columns), config)
     table = pd.DataFrame({name: content[column] for name, column in columns.items()})
     if columns["label"] == "gold_label":
         table = table[table["label"] != NO_CONSENSUS]
-    for name, value in (("language", file.language), ("split", file.split)):
+    for name, value_in_file_name in (("language", file.language), ("split", file.split)):
         if name not in table:
-            table[name] = pd.Series(value, index=table.index, dtype="string")
+            table[name] = pd.Series(value_in_file_name, index=table.index, dtype="string")
     is_public_set = columns["text"] != config.text
     is_paws_x = columns["text"] == "sentence1" and columns["label"] == "label"
     # Training text of public sets and every split of PAWS-X lack some sentences.
     may_have_empty_cells = is_public_set and (file.split == "train" or is_paws_x)
-    table = _drop_empty(table, file.path, allowed=may_have_empty_cells)
+    table = _drop_empty_rows(table, file.path, may_have_empty_cells)
     has_unknown_split = ~table["split"].isin(SPLITS) & table["split"].notna()
     if has_unknown_split.any():
         line = has_unknown_split.idxmax()
@@ -210,46 +230,61 @@ def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame
     return table[[name for name in COLUMNS if name in table]]
 
 
-def _choose_columns(file: LabelledFile, names: Sequence[Any], config: ClassificationConfig) -> dict[str, Any]:
-    """Return the file's column for each of our columns.
+def _choose_columns(file: LabelledFile, file_columns: Sequence[Any], config: ClassificationConfig) -> dict[str, Any]:
+    """Return which column of a file contains the text, text_pair, label, language and split, by these names.
 
-    The columns have the configured names or those of a public set. Without a header, they are chosen by position.
+    `file_columns` are the names in the header, or numbers if the file has no header.
     """
-    columns: dict[str, Any] = {"text": config.text, "label": config.label}
-    if config.text_pair:
-        columns["text_pair"] = config.text_pair
-    if not names or isinstance(names[0], int):  # no header
-        if len(names) < 2:
-            raise InputError(f"{file.path}:1: {len(names)} fields. Give text, text_pair and label, or text and label.")
-        columns = {"text": 0, "label": len(names) - 1}
-        if len(names) > 2:
-            columns["text_pair"] = 1
+    has_header = len(file_columns) > 0 and not isinstance(file_columns[0], int)
+    if has_header:
+        columns = _choose_columns_by_name(file.path, file_columns, config)
     else:
-        matching_headers = [header for header in (columns, *HEADERS) if set(header.values()) <= set(names)]
-        if not matching_headers:
-            missing_columns = {field: column for field, column in columns.items() if column not in names}
-            field, column = next(iter(missing_columns.items()))
-            raise InputError(f"{file.path}: no column {column!r} ({field}). Its columns are {', '.join(names)}.")
-        columns = dict(matching_headers[0])
-    for name, column in (("language", config.language), ("split", config.split)):
-        if column in names:
-            columns[name] = column
-    if "language" not in columns and file.language is None:
+        columns = _choose_columns_by_position(file.path, len(file_columns))
+    if config.language in file_columns:
+        columns["language"] = config.language
+    elif file.language is None:
         raise InputError(
-            f"{file.path}: no column {config.language!r} (language). Its columns are {', '.join(map(str, names))}, and "
-            "its name contains no language (train-en.tsv)."
+            f"{file.path}: no column {config.language!r} (language). Its columns are "
+            f"{', '.join(map(str, file_columns))}, and its name contains no language (train-en.tsv)."
         )
+    if config.split in file_columns:
+        columns["split"] = config.split
     return columns
 
 
-def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
-    """Drop rows with an empty cell. Raise InputError if they are not `allowed`, or if no other row remains."""
+def _choose_columns_by_name(path: Path, file_columns: Sequence[str], config: ClassificationConfig) -> dict[str, Any]:
+    """Return the columns with the configured names, or else those of the first public set whose names all occur."""
+    configured_columns = {"text": config.text, "label": config.label}
+    if config.text_pair:
+        configured_columns["text_pair"] = config.text_pair
+    for columns in (configured_columns, *HEADERS):
+        if set(columns.values()) <= set(file_columns):
+            return dict(columns)
+    missing_names = [name for name, column in configured_columns.items() if column not in file_columns]
+    missing_name = missing_names[0]
+    raise InputError(
+        f"{path}: no column {configured_columns[missing_name]!r} ({missing_name}). Its columns are "
+        f"{', '.join(file_columns)}."
+    )
+
+
+def _choose_columns_by_position(path: Path, num_columns: int) -> dict[str, Any]:
+    """Return the columns of a file without a header: text, text_pair if there are at least three, and label last."""
+    if num_columns < 2:
+        raise InputError(f"{path}:1: {num_columns} fields. Give text, text_pair and label, or text and label.")
+    if num_columns == 2:
+        return {"text": 0, "label": 1}
+    return {"text": 0, "label": num_columns - 1, "text_pair": 1}
+
+
+def _drop_empty_rows(table: pd.DataFrame, path: Path, may_have_empty_cells: bool) -> pd.DataFrame:
+    """Drop rows with an empty cell. Raise InputError if the file must not have any, or if no row remains."""
     cells = table.drop(columns="split")  # the split may be missing
     is_empty = cells.fillna("").apply(lambda column: column.str.strip()) == ""
     is_incomplete = is_empty.any(axis=1)
     if not is_incomplete.any():
         return table
-    if not allowed or is_incomplete.all():
+    if not may_have_empty_cells or is_incomplete.all():
         line = is_incomplete.idxmax()
         raise InputError(f"{path}:{line}: {is_empty.loc[line].idxmax()} is empty. Fill it or remove the row.")
     logger.warning("%s: %d of %d rows have an empty cell and are left out", path, is_incomplete.sum(), len(table))
@@ -257,18 +292,23 @@ def _drop_empty(table: pd.DataFrame, path: Path, allowed: bool) -> pd.DataFrame:
 
 
 def normalise_labels(labels: Iterable[str], where: str) -> dict[str, str]:
-    """Map each label to its name without outer spaces.
+    """Map each label to one spelling: without outer spaces and, for natural language inference, the same in all sets.
 
-    Labels of natural language inference, which public sets spell differently, get the same names in all sets.
+    Args:
+        labels: labels as public sets or users spell them.
+        where: the files or the model with these labels, for the error message.
+
+    Raises:
+        InputError: some labels of natural language inference are names, others numbers.
     """
-    names = {label: label.strip() for label in labels}
-    inference_names = {}
-    for label, name in names.items():
-        if name.lower() in _INFERENCE_LABELS:
-            inference_names[label] = _INFERENCE_LABELS[name.lower()]
-    numeric_names = [name for name in names.values() if name.isdecimal()]
-    if inference_names and numeric_names:  # label 0 is entailment on the Hub, but contradiction in XTREME
-        raise InputError(f"{where}: some labels are names, others numbers ({min(numeric_names)}). Use only names.")
+    spellings = {label: label.strip() for label in labels}
+    inference_spellings = {}
+    for label, spelling in spellings.items():
+        if spelling.lower() in _INFERENCE_LABELS:
+            inference_spellings[label] = _INFERENCE_LABELS[spelling.lower()]
+    numbers = [spelling for spelling in spellings.values() if spelling.isdecimal()]
+    if inference_spellings and numbers:  # label 0 is entailment on the Hub, but contradiction in XTREME
+        raise InputError(f"{where}: some labels are names, others numbers ({min(numbers)}). Use only names.")
     # A set with only one of these labels may be another task, whose label happens to have the same name.
-    is_inference = len(set(inference_names.values())) > 1
-    return names | inference_names if is_inference else names
+    is_inference = len(set(inference_spellings.values())) > 1
+    return spellings | inference_spellings if is_inference else spellings
