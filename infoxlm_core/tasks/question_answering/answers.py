@@ -7,13 +7,13 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Literal
 
 from infoxlm_core.errors import InputError
 
+Normaliser = Literal["mlqa", "squad"]
 _ARTICLES = {  # whole words; Arabic's article is a prefix, and MLQA removes its letters anywhere
     "ar": "ال",
     "de": r"\b(?:ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
@@ -31,8 +31,8 @@ def is_punctuation(character: str) -> bool:
     return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
-def normalise(text: str, language: str) -> str:
-    """Return a text in lower case without punctuation and articles of its language, as MLQA does (section 6).
+def normalise_mlqa(text: str, language: str) -> str:
+    """Remove case, punctuation and the articles of a language from a text, as MLQA does (section 6).
 
     Every ideograph becomes a token, because Chinese has no spaces between words.
 
@@ -51,53 +51,58 @@ def normalise(text: str, language: str) -> str:
 
 
 def normalise_squad(text: str) -> str:
-    """Return a text without ASCII punctuation and English articles, as SQuAD v1.1 and XQuAD do in every language."""
+    """Remove case, ASCII punctuation and English articles from a text, as SQuAD v1.1 and XQuAD do in every language."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split())
 
 
-def f1(prediction: str, answer: str) -> float:
-    """Return the F1 of the tokens of two normalised strings, each counted as often as it occurs."""
+def normalise(text: str, normaliser: Normaliser, language: str) -> str:
+    """Remove from an answer what does not matter for its score. Raise InputError if MLQA lacks the language."""
+    if normaliser == "squad":
+        return normalise_squad(text)
+    return normalise_mlqa(text, language)
+
+
+def check_language(normaliser: Normaliser, language: str) -> None:
+    """Raise InputError if the normaliser cannot handle a language, before hours of training or inference."""
+    normalise("", normaliser, language)
+
+
+def token_f1(prediction: str, answer: str) -> float:
+    """Return the F1 of the tokens of two normalised texts, each counted as often as it occurs."""
     predicted_tokens = prediction.split()
     answer_tokens = answer.split()
     num_common = (Counter(predicted_tokens) & Counter(answer_tokens)).total()
-    if num_common == 0:  # also if both strings are empty
+    if num_common == 0:  # also if both texts are empty
         return 0.0
     return 2 * num_common / (len(predicted_tokens) + len(answer_tokens))
 
 
-def choose_normaliser(normaliser: Literal["mlqa", "squad"], language: str) -> Callable[[str], str]:
-    """Return the normaliser of answers in a language. Raise InputError if MLQA has none for it."""
-    if normaliser == "squad":
-        return normalise_squad
-    normalise("", language)  # raises the error now, not when the first answer is scored
-    return partial(normalise, language=language)
-
-
 def score(
-    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]], normaliser: Callable[[str], str]
+    predictions: Mapping[str, str], gold_answers: Mapping[str, Sequence[str]], normaliser: Normaliser, language: str
 ) -> dict[str, float]:
-    """Return F1 and exact match from 0 to 1: the best over the gold answers of a question, then the mean.
+    """Return the mean F1 and exact match of the questions. Of several gold answers, the best one counts.
 
     Args:
         predictions: question id -> answer; a question without a prediction scores 0.
-        answers: question id -> gold answers.
-        normaliser: applied to predictions and gold answers before they are compared.
+        gold_answers: question id -> correct answers.
+        normaliser: how predictions and gold answers are normalised before they are compared.
+        language: of the answers.
 
     Raises:
         InputError: there are no questions, or a question has no gold answer.
     """
-    if not answers or not all(answers.values()):
+    if not gold_answers or not all(gold_answers.values()):
         raise InputError("There are no questions, or a question has no gold answer. Nothing can be scored.")
     f1_scores = []
     exact_matches = []
-    for question_id, gold_answers in answers.items():
+    for question_id, answers in gold_answers.items():
         if question_id not in predictions:
             f1_scores.append(0.0)
             exact_matches.append(0.0)
             continue
-        prediction = normaliser(predictions[question_id])
-        normalised_answers = [normaliser(answer) for answer in gold_answers]
-        f1_scores.append(max(f1(prediction, answer) for answer in normalised_answers))
+        prediction = normalise(predictions[question_id], normaliser, language)
+        normalised_answers = [normalise(answer, normaliser, language) for answer in answers]
+        f1_scores.append(max(token_f1(prediction, answer) for answer in normalised_answers))
         exact_matches.append(float(prediction in normalised_answers))
     return {"f1": fmean(f1_scores), "exact_match": fmean(exact_matches)}

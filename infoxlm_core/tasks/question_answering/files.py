@@ -10,7 +10,7 @@ import codecs
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -79,7 +79,7 @@ class QuestionSet:
 
 
 def read_training(paths: Sequence[str]) -> list[QuestionSet]:
-    """Read training files, without questions whose answer is not at its `answer_start`. Ids need not be unique.
+    """Read training files. Leave out questions whose answer is not at its `answer_start`. Ids need not be unique.
 
     Raises:
         InputError: no question remains, or a file is not readable.
@@ -126,27 +126,29 @@ def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
 
 
 def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[LanguagePair, Path]:
-    """Return the file of each pair of languages of paragraphs and questions, without opening the files.
+    """Find the file of each language pair by the names of the files, without opening them.
 
-    Files of two different languages are only included if `mixed` is true.
+    Files whose questions are not in the language of the paragraphs are only included if `mixed` is true.
 
     Raises:
         InputError: two files have the same languages, or no file has the expected ones.
     """
-    sets: dict[LanguagePair, Path] = {}
+    path_by_pair: dict[LanguagePair, Path] = {}
     for path in list_files(paths, split):
         pair = parse_languages(path)
-        if pair in sets:
-            pair_name = "-".join(pair)
-            raise InputError(f"{sets[pair]} and {path} are both {pair_name}. Give one {split} file per language.")
-        if mixed or pair[0] == pair[1]:
-            sets[pair] = path
-    num_in_one_language = sum(context == question for context, question in sets)
+        paragraph_language, question_language = pair
+        if pair in path_by_pair:
+            raise InputError(
+                f"{path_by_pair[pair]} and {path} are both {'-'.join(pair)}. Give one {split} file per language."
+            )
+        if mixed or paragraph_language == question_language:
+            path_by_pair[pair] = path
+    num_in_one_language = sum(context == question for context, question in path_by_pair)
     if not num_in_one_language:
         raise InputError(f"{', '.join(paths)}: no file has questions in the language of its paragraphs ({split}).")
-    if mixed and num_in_one_language == len(sets):
+    if mixed and num_in_one_language == len(path_by_pair):
         raise InputError(f"{', '.join(paths)}: no file has two languages. Set mixed to false ({split}).")
-    return sets
+    return path_by_pair
 
 
 def list_files(paths: Sequence[str], split: Split) -> list[Path]:
@@ -169,7 +171,7 @@ def list_files(paths: Sequence[str], split: Split) -> list[Path]:
 
 
 def _list_folder(folder: Path, split: Split) -> list[Path]:
-    """List the JSON files of a folder. See `list_files`."""
+    """Return the JSON files of a folder, without those of other splits if any file name contains the split."""
     json_files = sorted(file for file in folder.iterdir() if file.suffix == ".json")
     if not json_files:
         raise InputError(f"{folder}: the folder has no .json file. Give the folder of the {split} files.")
@@ -188,8 +190,8 @@ def parse_languages(path: Path) -> LanguagePair:
     """Return the languages of paragraphs and questions that a file's name contains. SQuAD's own files are English.
 
     Examples: `test-context-de-question-en.json`, `xquad.de.json`, `tydiqa.goldp.sw.train.json`,
-    `tydiqa-goldp-dev-thai.json`, `train-v1.1.json`. The name of a translated set contains two languages
-    (`squad.translate.train.en-de.json`), of which the second counts.
+    `tydiqa-goldp-dev-thai.json`, `train-v1.1.json`. A translated set, such as `squad.translate.train.en-de.json`, is
+    in the second language of its name.
 
     Raises:
         InputError: the name contains no language.
@@ -210,8 +212,24 @@ def parse_languages(path: Path) -> LanguagePair:
 
 def read_squad(path: Path) -> QuestionSet:
     """Read one file. Raise InputError if it is not in SQuAD's format, or a paragraph or an answer is empty."""
+    articles = _parse_file(path).data
+    paragraphs = [paragraph for article in articles for paragraph in article.paragraphs]
+    questions: list[Question] = []
+    for paragraph_index, paragraph in enumerate(paragraphs):
+        questions += _convert_questions(path, paragraph, paragraph_index)
+    languages = parse_languages(path)
+    paragraph_language, question_language = languages
+    logger.info("%s: %d questions (%s) about %d paragraphs (%s)",
+                path, len(questions), question_language, len(paragraphs), paragraph_language)  # fmt: skip
+    contexts = tuple(paragraph.context for paragraph in paragraphs)
+    return QuestionSet(path, languages, contexts, tuple(questions))
+
+
+def _parse_file(path: Path) -> _File:
+    """Parse a file in SQuAD's format. Raise InputError with the first wrong field."""
     try:
-        content = _File.model_validate_json(user_files.check_readable(path).read_bytes().removeprefix(codecs.BOM_UTF8))
+        content = user_files.check_readable(path).read_bytes()
+        return _File.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
     except ValidationError as error:
@@ -221,20 +239,11 @@ def read_squad(path: Path) -> QuestionSet:
         if field:
             reason = f"{field}: {reason}"
         raise InputError(f"{path}: {reason}. Give SQuAD's JSON format.") from None
-    paragraphs = [paragraph for article in content.data for paragraph in article.paragraphs]
-    questions: list[Question] = []
-    for index, paragraph in enumerate(paragraphs):
-        questions.extend(_convert_questions(path, paragraph, index))
-    languages = parse_languages(path)
-    paragraph_language, question_language = languages
-    logger.info("%s: %d questions (%s) about %d paragraphs (%s)",
-                path, len(questions), question_language, len(paragraphs), paragraph_language)  # fmt: skip
-    contexts = tuple(paragraph.context for paragraph in paragraphs)
-    return QuestionSet(path, languages, contexts, tuple(questions))
 
 
-def _convert_questions(path: Path, paragraph: _Paragraph, paragraph_index: int) -> Iterator[Question]:
-    """Yield the questions of a paragraph. Raise InputError if one cannot be answered from it."""
+def _convert_questions(path: Path, paragraph: _Paragraph, paragraph_index: int) -> list[Question]:
+    """Return the questions of a paragraph. Raise InputError if one cannot be answered from it."""
+    questions = []
     for question in paragraph.qas:
         where = f"{path}: question {question.id}"
         if question.is_impossible or not question.answers:
@@ -245,7 +254,8 @@ def _convert_questions(path: Path, paragraph: _Paragraph, paragraph_index: int) 
             raise InputError(f"{where} has an empty paragraph. Fill it or remove the question.")
         answers = tuple(answer.text for answer in question.answers)
         span = _find_first_span(paragraph.context, question.answers)
-        yield Question(question.id, question.question, paragraph_index, answers, span)
+        questions.append(Question(question.id, question.question, paragraph_index, answers, span))
+    return questions
 
 
 def _find_first_span(context: str, answers: Sequence[_Answer]) -> tuple[int, int] | None:

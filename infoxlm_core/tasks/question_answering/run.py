@@ -16,11 +16,11 @@ from infoxlm_core.model import padded, task_models
 from infoxlm_core.model.huggingface import pretrained, tokenizers
 from infoxlm_core.model.task_models import TaskModel
 from infoxlm_core.tasks.question_answering import files
-from infoxlm_core.tasks.question_answering.answers import choose_normaliser, score
+from infoxlm_core.tasks.question_answering.answers import check_language, score
 from infoxlm_core.tasks.question_answering.files import LanguagePair, QuestionSet
 from infoxlm_core.tasks.question_answering.spans import find_best_spans
 from infoxlm_core.tasks.question_answering.task import HEAD, AnsweringConfig
-from infoxlm_core.tasks.question_answering.windows import Windows, find_targets, make_windows
+from infoxlm_core.tasks.question_answering.windows import Windows, cut_into_windows, find_targets
 from infoxlm_core.tasks.scores import Scores, summarise_mixed
 from infoxlm_core.tasks.task import load_selected_models
 from infoxlm_core.training.finetuning import selection
@@ -39,14 +39,13 @@ def list_test_files(config: AnsweringConfig) -> list[Path]:
 
 def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -> Training:  # noqa: ARG001
     """Read and tokenise the training and development sets."""
-    # A test language without a normaliser must be refused before hours of training.
-    for language, _ in files.find_sets(config.test, "test", config.mixed):
-        choose_normaliser(config.normaliser, language)
+    for test_language, _ in files.find_sets(config.test, "test", config.mixed):
+        check_language(config.normaliser, test_language)
     window_maker = WindowMaker(config, encoder)
     examples = []
     targets = []
     for question_set in files.read_training(config.train):
-        windows = window_maker.make(question_set)
+        windows = window_maker.make_windows(question_set)
         spans = [question.span for question in question_set.questions if question.span]
         window_targets = find_targets(windows, spans)
         num_with_answer = np.count_nonzero(window_targets[:, 1])
@@ -54,13 +53,13 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
         examples.append(windows.examples)
         targets.append(window_targets)
 
-    dev_sets: dict[str, QuestionSet] = {}
-    dev_windows: dict[str, Windows] = {}
+    dev_sets = {}
+    dev_windows = {}
     if config.dev:
         for (language, _), question_set in files.read_sets(config.dev, "dev").items():
-            choose_normaliser(config.normaliser, language)
+            check_language(config.normaliser, language)
             dev_sets[language] = question_set
-            dev_windows[language] = window_maker.make(question_set)
+            dev_windows[language] = window_maker.make_windows(question_set)
 
     return Training(
         HEAD,
@@ -73,12 +72,15 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
 
 
 def _score_dev(
-    config: AnsweringConfig, sets: Mapping[str, QuestionSet], windows: Mapping[str, Windows], reader: TaskModel
+    config: AnsweringConfig,
+    set_by_language: Mapping[str, QuestionSet],
+    windows_by_language: Mapping[str, Windows],
+    reader: TaskModel,
 ) -> dict[str, float]:
     """Return the F1 of a reader on the development set of each language."""
     f1_by_language = {}
-    for language, question_set in sets.items():
-        predictions = answer(config, reader, question_set, windows[language])
+    for language, question_set in set_by_language.items():
+        predictions = answer_questions(config, reader, question_set, windows_by_language[language])
         f1_by_language[language] = _score(config, question_set, predictions)["f1"]
     return f1_by_language
 
@@ -104,20 +106,22 @@ class WindowMaker:
             raise InputError(
                 f"{directory}: its tokenizer cannot map tokens to characters. Give one with a tokenizer.json."
             )
-        longest_sequence = pretrained.max_tokens_of(pretrained.read_config(directory))
-        self.max_tokens = min(config.max_tokens, longest_sequence)
+        self.max_tokens = min(config.max_tokens, pretrained.max_tokens_of(pretrained.read_config(directory)))
         self.model_config = padded.read_config(directory)
 
-    def make(self, question_set: QuestionSet) -> Windows:
-        """Return the windows of a set, in the language of its paragraphs for models with language embeddings."""
-        windows = make_windows(
+    def make_windows(self, question_set: QuestionSet) -> Windows:
+        """Tokenise the questions of a set, and cut their paragraphs into windows.
+
+        For models with language embeddings, question and window get the language of the paragraphs.
+        """
+        windows = cut_into_windows(
             self.tokenizer,
-            [question.text for question in question_set.questions],
-            question_set.paragraphs,
-            [question.paragraph for question in question_set.questions],
-            self.max_tokens,
-            self.config.question_tokens,
-            self.config.stride,
+            questions=[question.text for question in question_set.questions],
+            paragraphs=question_set.paragraphs,
+            paragraph_indices=[question.paragraph for question in question_set.questions],
+            max_tokens=self.max_tokens,
+            question_tokens=self.config.question_tokens,
+            stride=self.config.stride,
         )
         paragraph_language, _ = question_set.languages
         languages = [paragraph_language] * len(windows.examples)
@@ -125,8 +129,10 @@ class WindowMaker:
         return replace(windows, examples=examples)
 
 
-def answer(config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet, windows: Windows) -> dict[str, str]:
-    """Return question id -> answer, as it is written in the paragraph, or "" if no allowed span was found."""
+def answer_questions(
+    config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet, windows: Windows
+) -> dict[str, str]:
+    """Return the answer to each question by its id, as it is written in the paragraph, or "" if there is none."""
     logits = list(task_models.compute_logits(reader, windows.examples))  # (L, 2) of each window
     spans = find_best_spans(windows, logits, config.n_best, config.answer_tokens)
     answers = {}
@@ -140,10 +146,10 @@ def _score(config: AnsweringConfig, question_set: QuestionSet, predictions: Mapp
     """Return F1 and exact match. Answers are in the language of the paragraphs, not of the questions."""
     gold_answers = {question.id: question.answers for question in question_set.questions}
     paragraph_language, _ = question_set.languages
-    return score(predictions, gold_answers, choose_normaliser(config.normaliser, paragraph_language))
+    return score(predictions, gold_answers, config.normaliser, paragraph_language)
 
 
-def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
+def measure(config: AnsweringConfig, models: Path, output: Path) -> Scores:
     """Answer the test sets with a fine-tuned reader, and write `predictions/LANGUAGE.json` in SQuAD's format.
 
     With `config.mixed`, sets of two languages are answered by the model of the paragraphs' language, and written to
@@ -151,19 +157,8 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
     """
     source = list_training_languages(config)[0]
     sets = _read_test(config, source)
-    paragraph_languages = [question_set.languages[0] for question_set in sets.values()]
-    for language in paragraph_languages:
-        choose_normaliser(config.normaliser, language)  # a language without normaliser is refused before inference
-    predictions: dict[LanguagePair, dict[str, str]] = {}
-    for directory, reader, languages in load_selected_models(tuned, HEAD, paragraph_languages):
-        window_maker = WindowMaker(config, directory)
-        for pair, question_set in sets.items():
-            paragraph_language, _ = question_set.languages
-            if paragraph_language in languages:
-                windows = window_maker.make(question_set)
-                predictions[pair] = answer(config, reader, question_set, windows)
+    predictions = _predict(config, models, sets)
     _write_predictions(output / "predictions", predictions)
-
     scores_by_pair = {}
     scores_by_language = {}
     for pair, question_set in sets.items():
@@ -175,17 +170,35 @@ def measure(config: AnsweringConfig, tuned: Path, output: Path) -> Scores:
         "question_answering",
         scores_by_language,
         source,
-        tuned,
+        models,
         counts={language: len(sets[language, language].questions) for language in scores_by_language},
         test_set=_digest(sets),
         mixed=summarise_mixed(scores_by_pair, "f1") if config.mixed else None,
     )
 
 
+def _predict(
+    config: AnsweringConfig, models: Path, sets: Mapping[LanguagePair, QuestionSet]
+) -> dict[LanguagePair, dict[str, str]]:
+    """Answer each set with the model selected for its paragraphs' language: language pair -> question id -> answer."""
+    paragraph_languages = [question_set.languages[0] for question_set in sets.values()]
+    for language in paragraph_languages:
+        check_language(config.normaliser, language)
+    predictions = {}
+    for directory, reader, model_languages in load_selected_models(models, HEAD, paragraph_languages):
+        window_maker = WindowMaker(config, directory)
+        for pair, question_set in sets.items():
+            paragraph_language, _ = question_set.languages
+            if paragraph_language in model_languages:
+                windows = window_maker.make_windows(question_set)
+                predictions[pair] = answer_questions(config, reader, question_set, windows)
+    return predictions
+
+
 def _read_test(config: AnsweringConfig, source: str) -> dict[LanguagePair, QuestionSet]:
     """Read the test sets. With `translated_test`, translations replace the sets of every language but the source.
 
-    The language pair of a translated set is that of its original, and its `languages` are the source.
+    A translated set keeps the language pair of its original as its key, but its `languages` are the source.
 
     Raises:
         InputError: as `files.read_sets`; or a language has no translation.
@@ -225,12 +238,12 @@ def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
 
 
 def check(config: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG001 - `check_plan` has checked it
-    """Raise InputError if a file is not readable, a language has no normaliser, or `selection.rule` lacks dev sets."""
+    """Raise InputError if a file is not readable, a language has no normaliser, or model selection lacks a dev set."""
     files.read_training(config.train)
     source = list_training_languages(config)[0]
     test_sets = _read_test(config, source)
     dev_sets = files.read_sets(config.dev, "dev") if config.dev else {}
     for question_set in (*dev_sets.values(), *test_sets.values()):
-        choose_normaliser(config.normaliser, question_set.languages[0])
+        check_language(config.normaliser, question_set.languages[0])
     dev_languages = [paragraph_language for paragraph_language, _ in dev_sets]
     selection.check_dev_languages(config.selection.rule, source, dev_languages)

@@ -68,11 +68,13 @@ class AnsweringConfig(CrossLingualConfig):
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Return the mean cross-entropy of start and end, summed over windows, and a bool (N,), True if both are right.
+    """Return the loss of the answers' first and last tokens, summed over N windows, and whether both are right, (N,).
+
+    The loss of a window is the mean of the cross-entropy of both tokens.
 
     Args:
         logits: (T, 2) of N packed windows.
-        targets: (N, 2) first and last token of the answer.
+        targets: (N, 2) positions of the first and last token of the answer.
         lengths: tokens of each window.
     """
     import torch
@@ -80,9 +82,10 @@ def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["
 
     from infoxlm_core.model.objectives import span_losses
 
-    padded = pad_sequence(logits.split(list(lengths)), batch_first=True, padding_value=-torch.inf)
-    is_right = (padded.argmax(dim=1) == targets).all(dim=1)  # (N,)
-    return span_losses(padded, targets).sum(), is_right
+    window_logits = logits.split(list(lengths))
+    padded_logits = pad_sequence(window_logits, batch_first=True, padding_value=-torch.inf)  # (N, L, 2)
+    is_right = (padded_logits.argmax(dim=1) == targets).all(dim=1)  # (N,)
+    return span_losses(padded_logits, targets).sum(), is_right
 
 
 HEAD = Head(
@@ -117,10 +120,11 @@ class QuestionAnswering(Task[AnsweringConfig]):
         return {"train": [TRAIN_PLACEHOLDER], "test": [data]}
 
     def localise(self, settings: AnsweringConfig, fetch: Fetch) -> AnsweringConfig:
-        def fetch_unless_placeholder(source: str) -> str:
-            return source if source == TRAIN_PLACEHOLDER else fetch(source)
-
-        return super().localise(settings, fetch_unless_placeholder)
+        local = super().localise(settings.model_copy(update={"train": ()}), fetch)
+        train_paths = []
+        for path in settings.train:
+            train_paths.append(path if path == TRAIN_PLACEHOLDER else fetch(path))
+        return local.model_copy(update={"train": tuple(train_paths)})
 
     def check_plan(self, settings: AnsweringConfig, grid_points: int, where: str) -> None:
         if grid_points > 1 and not settings.dev:

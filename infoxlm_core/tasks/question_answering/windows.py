@@ -41,30 +41,30 @@ class Windows:
     """N windows of Q questions, in the order of the questions."""
 
     examples: Examples  # tokens of question and window, special tokens included
-    question_of: np.ndarray  # (N,) question of each window
-    offsets: np.ndarray  # (N,) position of its first paragraph token within the example
+    question_indices: np.ndarray  # (N,) question of each window
+    offsets: np.ndarray  # (N,) position of a window's first paragraph token within its example
     first_tokens: np.ndarray  # (N,) index of the same token in `paragraphs`
-    token_counts: np.ndarray  # (N,) number of its paragraph tokens
-    paragraph_of: np.ndarray  # (Q,) paragraph of each question
+    token_counts: np.ndarray  # (N,) number of a window's paragraph tokens
+    paragraph_indices: np.ndarray  # (Q,) paragraph of each question
     paragraphs: Paragraphs
 
 
-def make_windows(
+def cut_into_windows(
     tokenizer: Tokenizer,
     questions: Sequence[str],
     paragraphs: Sequence[str],
-    paragraph_of: Sequence[int],
+    paragraph_indices: Sequence[int],
     max_tokens: int,
     question_tokens: int,
     stride: int,
 ) -> Windows:
-    """Tokenise questions and paragraphs, each once, and cut the paragraphs into windows.
+    """Tokenise questions and paragraphs, and cut the paragraph of each question into windows.
 
     Args:
         tokenizer: a fast tokenizer, which maps tokens to characters.
         questions: Q texts, at least one.
         paragraphs: P texts.
-        paragraph_of: (Q,) the paragraph of each question.
+        paragraph_indices: (Q,) the paragraph of each question.
         max_tokens: largest number of tokens of a window with its question and special tokens.
         question_tokens: largest number of tokens of a question; longer ones are truncated.
         stride: number of tokens that two consecutive windows of a paragraph share.
@@ -81,33 +81,40 @@ def make_windows(
         )
     encoded = tokenizer(list(questions), add_special_tokens=False, truncation=True, max_length=question_tokens)
     tokens = tokenise(tokenizer, paragraphs)
-    positions: list[tuple[int, int, int, int]] = []  # question, offset, first token and token count of each window
     inputs: list[np.ndarray] = []  # (2, n) ids and types of each window
-    for question, (question_ids, paragraph) in enumerate(zip(encoded["input_ids"], paragraph_of, strict=True)):
-        typed_question = _add_type(question_ids, template.question_type)
-        before = np.hstack([template.prefix, typed_question, template.middle])  # (2, n) ids and types
-        offset = before.shape[1]
+    question_indices: list[int] = []
+    offsets: list[int] = []
+    first_tokens: list[int] = []
+    token_counts: list[int] = []
+    for question_index, paragraph_index in enumerate(paragraph_indices):
+        question = _add_type(encoded["input_ids"][question_index], template.question_type)
+        tokens_before = np.hstack([template.prefix, question, template.middle])  # (2, n)
+        offset = tokens_before.shape[1]
         room = max_tokens - offset - template.suffix.shape[1]
-        paragraph_start, paragraph_end = tokens.bounds[paragraph : paragraph + 2].tolist()
+        paragraph_start, paragraph_end = tokens.bounds[paragraph_index : paragraph_index + 2].tolist()
         if paragraph_start == paragraph_end:
-            raise InputError(f"question {questions[question]!r:.80}: its paragraph has no tokens. Remove the question.")
+            raise InputError(
+                f"question {questions[question_index]!r:.80}: its paragraph has no tokens. Remove the question."
+            )
         # No window starts within the last `stride` tokens, because the previous window contains them.
         last_start = max(paragraph_start + 1, paragraph_end - stride)
         for start in range(paragraph_start, last_start, room - stride):
-            token_count = min(room, paragraph_end - start)
-            typed_paragraph = _add_type(tokens.ids[start : start + token_count], template.paragraph_type)
-            positions.append((question, offset, start, token_count))
-            inputs.append(np.hstack([before, typed_paragraph, template.suffix]))
+            end = min(start + room, paragraph_end)
+            paragraph_part = _add_type(tokens.ids[start:end], template.paragraph_type)
+            inputs.append(np.hstack([tokens_before, paragraph_part, template.suffix]))
+            question_indices.append(question_index)
+            offsets.append(offset)
+            first_tokens.append(start)
+            token_counts.append(end - start)
     ids, types = np.hstack(inputs)
     lengths = np.array([window_inputs.shape[1] for window_inputs in inputs])
-    question_of, offsets, first_tokens, token_counts = np.array(positions, np.int64).T.copy()
     return Windows(
         Examples(ids, types, lengths),
-        question_of,
-        offsets,
-        first_tokens,
-        token_counts,
-        paragraph_of=np.asarray(paragraph_of, np.int64),
+        np.array(question_indices, np.int64),
+        np.array(offsets, np.int64),
+        np.array(first_tokens, np.int64),
+        np.array(token_counts, np.int64),
+        paragraph_indices=np.asarray(paragraph_indices, np.int64),
         paragraphs=tokens,
     )
 
@@ -123,8 +130,8 @@ class _PairTemplate(NamedTuple):
 
 
 def _read_pair_template(tokenizer: Tokenizer) -> _PairTemplate:
-    """Return what a tokenizer adds before, between and after two texts, read from a pair of one-letter texts."""
-    encoded = tokenizer("a", "a", return_token_type_ids=True)  # explicit, because not every tokenizer returns types
+    """Find out which special tokens and types a tokenizer adds to a pair of texts, by encoding a pair of letters."""
+    encoded = tokenizer("a", "a", return_token_type_ids=True)  # some tokenizers return types only if they are asked
     text_of_token = encoded.sequence_ids(0)  # 0, 1, or None for special tokens
     first_start = text_of_token.index(0)
     first_end = first_start + text_of_token.count(0)
@@ -147,35 +154,38 @@ def _add_type(ids: Sequence[int] | np.ndarray, token_type: int) -> np.ndarray:
 
 def tokenise(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Paragraphs:
     """Tokenise paragraphs of any length, without special tokens."""
-    ids: list[np.ndarray] = []
+    ids_of_paragraphs: list[np.ndarray] = []
     ranges_of_paragraphs: list[np.ndarray] = []
     for start in range(0, len(paragraphs), CHUNK):
         chunk = list(paragraphs[start : start + CHUNK])
         encoded = tokenizer(chunk, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        for text, text_ids, offsets in zip(chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            ids.append(np.array(text_ids, np.int64))
-            trimmed = _trim_spaces(text, np.array(offsets, np.int64).reshape(-1, 2))
-            ranges_of_paragraphs.append(_extend_over_marks(text, trimmed))
-    ranges = np.concatenate(ranges_of_paragraphs)  # (T, 2) characters of each token
-    bounds = np.cumsum([0, *map(len, ids)])
-    return Paragraphs(np.concatenate(ids), starts=ranges[:, 0], ends=ranges[:, 1], bounds=bounds)
+        for text, ids, offsets in zip(chunk, encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            character_ranges = np.array(offsets, np.int64).reshape(-1, 2)
+            character_ranges = _trim_spaces(text, character_ranges)
+            character_ranges = _extend_over_marks(text, character_ranges)
+            ids_of_paragraphs.append(np.array(ids, np.int64))
+            ranges_of_paragraphs.append(character_ranges)
+    ranges = np.concatenate(ranges_of_paragraphs)  # (T, 2)
+    bounds = np.cumsum([0, *map(len, ids_of_paragraphs)])
+    return Paragraphs(np.concatenate(ids_of_paragraphs), starts=ranges[:, 0], ends=ranges[:, 1], bounds=bounds)
 
 
 def _trim_spaces(text: str, ranges: np.ndarray) -> np.ndarray:
-    """Leave out spaces at the edges of the character ranges of n tokens, (n, 2).
+    """Move start and end of the character ranges (n, 2) of tokens, so that no token begins or ends with a space.
 
     Tokens of SentencePiece may begin with the space before a word.
     """
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), _SPACES)
     positions = np.arange(len(text) + 1)
-    # For every position, the next character that is not a space: a minimum that runs from the end of the text.
-    word_positions = np.where(np.append(is_space, False), len(text), positions)
-    next_word = np.minimum.accumulate(word_positions[::-1])[::-1]
-    # For every position, the end of the last character before it that is not a space.
-    word_ends = np.where(np.insert(is_space, 0, True), 0, positions)
-    previous_word_end = np.maximum.accumulate(word_ends)
-    trimmed_starts = np.minimum(next_word[ranges[:, 0]], ranges[:, 1])
-    trimmed_ends = np.maximum(previous_word_end[ranges[:, 1]], trimmed_starts)
+    # The position of the next character that is not a space, for every position. It is found from the end of the text.
+    next_positions = np.where(np.append(is_space, False), len(text), positions)
+    next_positions = np.minimum.accumulate(next_positions[::-1])[::-1]
+    # The end of the last character that is not a space, for every position.
+    previous_ends = np.where(np.insert(is_space, 0, True), 0, positions)
+    previous_ends = np.maximum.accumulate(previous_ends)
+    starts, ends = ranges.T
+    trimmed_starts = np.minimum(next_positions[starts], ends)
+    trimmed_ends = np.maximum(previous_ends[ends], trimmed_starts)
     return np.stack([trimmed_starts, trimmed_ends], axis=1)
 
 
@@ -194,27 +204,34 @@ def _extend_over_marks(text: str, ranges: np.ndarray) -> np.ndarray:
 
 
 def find_targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the first and last token of the answer within each window: (N, 2) int64.
+    """Return the positions of the answer's first and last token in each window, (N, 2) int64.
 
     A window that does not contain the whole answer has (0, 0).
 
     Args:
         windows: N windows of Q questions.
-        spans: for each of the Q questions the first character of its answer in the paragraph, and the one after the
-            last; the answer neither begins nor ends with a space.
+        spans: the character range of each question's answer in its paragraph, as start and end (exclusive); the answer
+            neither begins nor ends with a space.
     """
-    paragraphs = windows.paragraphs
-    answer_tokens = np.empty((len(spans), 2), np.int64)
-    for question, (paragraph, (start, end)) in enumerate(zip(windows.paragraph_of, spans, strict=True)):
-        first_token, end_token = paragraphs.bounds[paragraph : paragraph + 2]
-        token_starts = paragraphs.starts[first_token:end_token]
-        token_ends = paragraphs.ends[first_token:end_token]
-        # All tokens that have a character of the answer. Binary search is possible, because starts and ends never
-        # decrease within a paragraph.
-        answer_tokens[question, 0] = first_token + np.searchsorted(token_ends, start, side="right")
-        answer_tokens[question, 1] = first_token + np.searchsorted(token_starts, end, side="left") - 1
-    first, last = answer_tokens[windows.question_of].T  # (N,) each
+    first_tokens = np.empty(len(spans), np.int64)
+    last_tokens = np.empty(len(spans), np.int64)
+    for question_index, (start, end) in enumerate(spans):
+        paragraph_index = windows.paragraph_indices[question_index]
+        token_range = _find_token_range(windows.paragraphs, paragraph_index, start, end)
+        first_tokens[question_index], last_tokens[question_index] = token_range
+    answer_starts = first_tokens[windows.question_indices]  # (N,)
+    answer_ends = last_tokens[windows.question_indices]  # (N,)
     window_ends = windows.first_tokens + windows.token_counts
-    is_inside = (first <= last) & (windows.first_tokens <= first) & (last < window_ends)
-    shift = windows.offsets - windows.first_tokens
-    return np.where(is_inside[:, None], np.stack([first + shift, last + shift], axis=1), 0)
+    is_inside = (windows.first_tokens <= answer_starts) & (answer_ends < window_ends) & (answer_starts <= answer_ends)
+    shifts = windows.offsets - windows.first_tokens  # from an index in `paragraphs` to a position in the window
+    positions = np.stack([answer_starts + shifts, answer_ends + shifts], axis=1)
+    return np.where(is_inside[:, None], positions, 0)
+
+
+def _find_token_range(paragraphs: Paragraphs, paragraph_index: int, start: int, end: int) -> tuple[int, int]:
+    """Return the first and last token with a character from `start` to `end` (exclusive) of a paragraph."""
+    first_token, end_token = paragraphs.bounds[paragraph_index : paragraph_index + 2]
+    # Binary search is possible, because starts and ends of tokens never decrease within a paragraph.
+    num_tokens_before = np.searchsorted(paragraphs.ends[first_token:end_token], start, side="right")
+    num_tokens_up_to_end = np.searchsorted(paragraphs.starts[first_token:end_token], end, side="left")
+    return first_token + num_tokens_before, first_token + num_tokens_up_to_end - 1

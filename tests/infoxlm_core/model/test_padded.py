@@ -115,7 +115,7 @@ def test_sentences_to_tag_and_paragraphs_have_their_own_language(xlm):
     questions = QuestionSet(Path("test.json"), ("de", "fr"), ("open the door and save the file",), (question,))
 
     tagged, _ = named_entities.encode(sentences, xlm, 32, ["fr", "de"])
-    windows = question_answering.WindowMaker(config, xlm).make(questions)
+    windows = question_answering.WindowMaker(config, xlm).make_windows(questions)
 
     assert tagged.types.tolist() == [NUMBERS["fr"]] * 4 + [NUMBERS["de"]] * 3
     assert set(windows.examples.types.tolist()) == {NUMBERS["de"]}  # the paragraph's, not the question's

@@ -8,7 +8,7 @@ import torch
 
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.tasks.question_answering.spans import find_best_spans
-from infoxlm_core.tasks.question_answering.windows import Windows, make_windows
+from infoxlm_core.tasks.question_answering.windows import Windows, cut_into_windows
 from tests.toys.questions import write_bert_tokenizer
 
 LETTERS = "a b c d e f g h"
@@ -20,12 +20,12 @@ def tokenizer(tmp_path_factory):
 
 
 def make_small_windows(tokenizer, questions: list[str], paragraphs: list[str], max_tokens: int) -> Windows:
-    return make_windows(tokenizer, questions, paragraphs, range(len(questions)), max_tokens, 2, 1)
+    return cut_into_windows(tokenizer, questions, paragraphs, range(len(questions)), max_tokens, 2, 1)
 
 
 def find_spans_by_brute_force(windows: Windows, logits: list[torch.Tensor], answer_tokens: int) -> list[list[int]]:
     candidates: dict[int, list[tuple[float, list[int]]]] = {}
-    for number, question in enumerate(windows.question_of):
+    for number, question in enumerate(windows.question_indices):
         offset, first_token = windows.offsets[number], windows.first_tokens[number]
         for start, end in itertools.product(range(windows.token_counts[number]), repeat=2):
             if start <= end < start + answer_tokens:
@@ -68,7 +68,7 @@ def test_an_answer_is_in_the_paragraph_and_not_too_long(tokenizer):
 
 def test_the_sum_of_logits_decides_between_windows(tokenizer):
     windows = make_small_windows(tokenizer, ["a b", "a b"], ["c d e f g h", "h g"], 9)
-    assert windows.question_of.tolist() == [0, 0, 1]
+    assert windows.question_indices.tolist() == [0, 0, 1]
     assert windows.first_tokens.tolist() == [0, 3, 6]
     logits = [torch.zeros(length, 2) for length in windows.examples.lengths]
     logits[0][4], logits[1][5], logits[2][5] = torch.tensor([[2.0, 2.0], [1.0, 3.5], [1.0, 1.0]])

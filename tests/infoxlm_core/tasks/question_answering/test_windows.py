@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.tasks.question_answering.answers import normalise_squad
-from infoxlm_core.tasks.question_answering.windows import Windows, find_targets, make_windows, tokenise
+from infoxlm_core.tasks.question_answering.windows import Windows, cut_into_windows, find_targets, tokenise
 from tests.toys.questions import SCRIPTS, write_bert_tokenizer, write_xlmr_tokenizer
 
 pytestmark = pytest.mark.item("A21")
@@ -41,7 +41,7 @@ def xlmr(tokenizer_by_kind):
 
 
 def make(tokenizer, question: str, paragraph: str, max_tokens=512, question_tokens=64, stride=8) -> Windows:
-    return make_windows(tokenizer, [question], [paragraph], [0], max_tokens, question_tokens, stride)
+    return cut_into_windows(tokenizer, [question], [paragraph], [0], max_tokens, question_tokens, stride)
 
 
 def split_ids(windows: Windows) -> list[list[int]]:
@@ -105,9 +105,9 @@ def test_windows_overlap_by_the_stride_and_end_with_the_paragraph(bert, paragrap
 
 
 def test_long_questions_are_truncated_and_short_ones_leave_room_to_the_paragraph(bert):
-    windows = make_windows(bert, ["a b e d i f g", "a", ""], ["n o p r s t u v w"], [0, 0, 0], 12, 3, 1)
+    windows = cut_into_windows(bert, ["a b e d i f g", "a", ""], ["n o p r s t u v w"], [0, 0, 0], 12, 3, 1)
 
-    assert windows.question_of.tolist() == [0, 0, 1, 1, 2]
+    assert windows.question_indices.tolist() == [0, 0, 1, 1, 2]
     assert windows.offsets.tolist() == [5, 5, 3, 3, 2]
     assert windows.token_counts.tolist() == [6, 4, 8, 2, 9]
 
