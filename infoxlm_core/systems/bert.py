@@ -39,16 +39,25 @@ class BERT(TextNetwork):
         self.pooler = nn.Linear(size.hidden, size.hidden)
         self.follows = nn.Linear(size.hidden, 2)
 
-    def states(self, batch: TextBatch) -> TargetStates:
-        """Compute the states of the targets, and the logits (sequences, 2) of NSP: follows (0), or not (1)."""
-        hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
-        hidden = self.encoder.run(hidden, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
-        first_tokens = pool(hidden, batch.lengths, "cls")  # (sequences, d)
-        nsp_logits = self.follows(torch.tanh(self.pooler(first_tokens)))
+    def compute_target_states(self, batch: TextBatch) -> TargetStates:
+        """Compute the hidden states of the targets, and the logits of next-sentence prediction."""
+        embeddings = self.encoder.embed(batch.ids, batch.positions, batch.types)  # (T, d)
+        hidden = self.encoder.run(embeddings, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
+        cls_states = pool(hidden, batch.lengths, "cls")  # (sequences, d)
+        # Class 0: the second part follows the first. Class 1: it does not.
+        nsp_logits = self.follows(torch.tanh(self.pooler(cls_states)))  # (sequences, 2)
         target_rows = batch.target_rows
         if batch.rows_with_target is not None:  # on GPUs each sequence has a row, also if it has no target
             target_rows = target_rows[batch.rows_with_target]
-        return TargetStates(self.head.transform(hidden[target_rows]), self.head.bias, {"nsp": nsp_logits})
+        target_states = self.head.transform(hidden[target_rows])  # (N, d)
+        return TargetStates(target_states, self.head.bias, {"nsp": nsp_logits})
+
+
+class Document(NamedTuple):
+    """A document of a corpus."""
+
+    table_number: int
+    number: int  # its position among the documents of the table
 
 
 class NextSentencePair(NamedTuple):
@@ -94,7 +103,7 @@ class BERTSampler(TextSampler):
                 )
 
     def draw(self, step: int, shard: int) -> Samples:
-        """Return the samples of a virtual shard at a step."""
+        """Draw the samples of a virtual shard at a step: pairs of parts with masked tokens and NSP labels."""
         rng = make_rng(self.config.seed, step, shard, "bert")
         mask_rng = make_rng(self.config.seed, step, shard, "bert mask")
         first_parts = []
@@ -110,8 +119,9 @@ class BERTSampler(TextSampler):
         second = pack_segments(second_parts)
         sequences = lay_out([first, second], self.vocabulary)  # [CLS] a [SEP] b [SEP]
         positions = number_positions(sequences.lengths)
+        # Segments are 0 up to the first [SEP] and 1 after it.
         second_starts = np.repeat(first.lengths + 2, sequences.lengths)  # (T,) after [CLS], the first part and [SEP]
-        segments = (positions >= second_starts).astype(np.int64)  # (T,) 0 in the first part, 1 in the second
+        segments = (positions >= second_starts).astype(np.int64)  # (T,)
         masked_ids, target_rows = self.mask(sequences, mask_rng)
         return Samples(
             objective="mlm",
@@ -124,69 +134,77 @@ class BERTSampler(TextSampler):
         )
 
     def _draw_pair(self, table_number: int, row: int, rng: np.random.Generator) -> NextSentencePair:
-        """Draw the two parts of a sample that starts at a sentence of a table.
+        """Draw the two parts of a sample whose first part starts at a row of a table.
 
-        No sample starts with the last sentence of a document, unless it is the only one.
+        The last sentence of a document cannot start a sample, because nothing follows it. The sentence before it is
+        taken instead, if the document has another one.
         """
         max_tokens = self.config.batches.block_tokens - 3  # without [CLS] and two [SEP]
         target_tokens = max_tokens
         if rng.random() < SHORT_SHARE:
             target_tokens = int(rng.integers(2, max_tokens + 1))
         table = self.tables[table_number]
-        document = row // DOCUMENT_SENTENCES
-        document_start, document_end = self._document_rows(table_number, document)
-        start = max(document_start, min(row, document_end - 2))
-        end = _find_end(table, start, document_end, target_tokens)
-        has_several_sentences = end - start > 1
-        middle = int(rng.integers(start + 1, end)) if has_several_sentences else end
-        is_random_continuation = not has_several_sentences or rng.random() < 0.5
+        document = Document(table_number, row // DOCUMENT_SENTENCES)
+        document_rows = self._find_rows(document)
+        start = max(document_rows.start, min(row, document_rows.stop - 2))
+        end = _find_end(table, start, document_rows.stop, target_tokens)
+        if end - start == 1:  # a single sentence has no continuation
+            middle = end
+            is_random_continuation = True
+        else:
+            middle = int(rng.integers(start + 1, end))
+            is_random_continuation = rng.random() < 0.5
         first_part = _read_tokens(table, start, middle)
         if is_random_continuation:
-            second_part = self._draw_continuation(table_number, document, target_tokens - len(first_part), rng)
+            second_part = self._draw_continuation(document, target_tokens - len(first_part), rng)
         else:
             second_part = _read_tokens(table, middle, end)
         first_part, second_part = truncate(first_part, second_part, max_tokens, rng)
         return NextSentencePair(first_part, second_part, int(is_random_continuation))
 
-    def _draw_continuation(
-        self, table_number: int, document: int, token_count: int, rng: np.random.Generator
-    ) -> np.ndarray:
-        """Return about `token_count` tokens of another document of the same language, from a random sentence on."""
-        other_table, other_document = self._draw_other_document(table_number, document, rng)
-        document_start, document_end = self._document_rows(other_table, other_document)
-        start = int(rng.integers(document_start, document_end))
-        end = _find_end(self.tables[other_table], start, document_end, token_count)
-        return _read_tokens(self.tables[other_table], start, end)
+    def _draw_continuation(self, document: Document, min_tokens: int, rng: np.random.Generator) -> np.ndarray:
+        """Return at least `min_tokens` tokens of another document of the same language, from a random sentence on.
 
-    def _document_rows(self, table_number: int, document: int) -> tuple[int, int]:
-        """Return the first row of a document, and the row after its last row."""
-        start = document * DOCUMENT_SENTENCES
-        return start, min(start + DOCUMENT_SENTENCES, len(self.tables[table_number]))
+        Fewer tokens are returned if the other document ends before.
+        """
+        other_document = self._draw_other_document(document, rng)
+        table = self.tables[other_document.table_number]
+        rows = self._find_rows(other_document)
+        start = int(rng.integers(rows.start, rows.stop))
+        end = _find_end(table, start, rows.stop, min_tokens)
+        return _read_tokens(table, start, end)
 
-    def _draw_other_document(self, table_number: int, document: int, rng: np.random.Generator) -> tuple[int, int]:
-        """Draw another document of the same language. Return the number of its table, and its number in the table."""
-        tables = np.flatnonzero(self.language_of_table == self.language_of_table[table_number])
-        counts = self.document_counts[tables]  # documents of each of these tables
-        # Number all documents of the language, draw a number other than that of `document`, and find its table.
-        document_number = counts[tables < table_number].sum() + document
-        drawn_number = int(rng.integers(0, counts.sum() - 1))
-        if drawn_number >= document_number:
+    def _find_rows(self, document: Document) -> range:
+        """Return the rows of a document in its table."""
+        start = document.number * DOCUMENT_SENTENCES
+        return range(start, min(start + DOCUMENT_SENTENCES, len(self.tables[document.table_number])))
+
+    def _draw_other_document(self, document: Document, rng: np.random.Generator) -> Document:
+        """Draw another document of the same language, each with equal probability."""
+        language = self.language_of_table[document.table_number]
+        table_numbers = np.flatnonzero(self.language_of_table == language)
+        document_counts = self.document_counts[table_numbers]
+        # Number the documents of all tables of the language from 0, and draw any number except that of `document`.
+        first_numbers = document_counts.cumsum() - document_counts  # of the first document of each table
+        table_index = int(np.searchsorted(table_numbers, document.table_number))
+        own_number = int(first_numbers[table_index]) + document.number
+        drawn_number = int(rng.integers(0, document_counts.sum() - 1))
+        if drawn_number >= own_number:
             drawn_number += 1
-        index = int(np.searchsorted(counts.cumsum(), drawn_number, side="right"))
-        documents_before = int(counts[:index].sum())
-        return int(tables[index]), drawn_number - documents_before
+        drawn_index = int(np.searchsorted(first_numbers, drawn_number, side="right")) - 1
+        return Document(int(table_numbers[drawn_index]), drawn_number - int(first_numbers[drawn_index]))
 
 
-def _find_end(table: Table, start: int, document_end: int, token_count: int) -> int:
-    """Return the row after the shortest run of sentences that begins at `start` and has `token_count` tokens.
+def _find_end(table: Table, start: int, document_end: int, min_tokens: int) -> int:
+    """Return the row after the fewest consecutive sentences that start at row `start` and have `min_tokens` tokens.
 
-    The run has at least one sentence, and ends at the latest at `document_end`.
+    There is at least one sentence, and none after the end of the document.
     """
     sentence_counts = np.arange(1, document_end - start + 1)
     stored_tokens = table.offsets[start + 1 : document_end + 1] - table.offsets[start]
-    run_tokens = stored_tokens - sentence_counts  # tokens of the run that ends after each sentence, without </s>
-    shorter_runs = int(np.searchsorted(run_tokens, token_count))
-    return min(start + 1 + shorter_runs, document_end)
+    text_tokens = stored_tokens - sentence_counts  # each stored sentence ends with </s>, which is not counted
+    too_short_count = int(np.searchsorted(text_tokens, min_tokens))
+    return min(start + too_short_count + 1, document_end)
 
 
 def _read_tokens(table: Table, start: int, end: int) -> np.ndarray:
@@ -222,8 +240,8 @@ def _drop_at_ends(tokens: np.ndarray, length: int, rng: np.random.Generator) -> 
 class BERTSystem(TextSystem):
     """BERT as a system, exported as Hugging Face's `BertForPreTraining`."""
 
-    network = BERT
-    sampler = BERTSampler
+    network_class = BERT
+    sampler_class = BERTSampler
     config_class = BertConfig
     first_token = "<s>"  # noqa: S105 - a token of the vocabulary, not a password
     second_type = 1
@@ -238,8 +256,11 @@ class BERTSystem(TextSystem):
     def count_types(self, languages: Sequence[str]) -> int:  # noqa: ARG002 - two segments, whatever the languages
         return 2
 
-    def read_ffn_and_types(self, config: PretrainedConfig) -> tuple[int, int]:
-        return config.intermediate_size, config.type_vocab_size
+    def read_ffn_size(self, config: PretrainedConfig) -> int:
+        return config.intermediate_size
+
+    def read_type_count(self, config: PretrainedConfig) -> int:
+        return config.type_vocab_size
 
     def make_config(
         self,

@@ -58,39 +58,40 @@ class TextBatch:
         } | sentence_counts
 
     def to(self, device: torch.device) -> "TextBatch":
-        """Copy the batch to a device. On a GPU every sequence gets a row, which FlashAttention 3 requires."""
+        """Return a copy of the batch on a device."""
         batch = self
-        if device.type == "cuda":
+        if device.type == "cuda":  # FlashAttention 3 requires a target row in every sequence
             rows, counts, rows_with_target = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
             batch = replace(self, target_rows=rows, target_counts=counts, rows_with_target=rows_with_target)
-        copies: dict[str, Any] = {}
+        sent_tensors: dict[str, Any] = {}
         for name, value in vars(batch).items():
             if isinstance(value, Tensor):
-                copies[name] = devices.send(value, device)
-        labels = {name: devices.send(values, device) for name, values in self.labels.items()}
-        return replace(batch, **copies, labels=labels)
+                sent_tensors[name] = devices.send(value, device)
+        sent_labels = {name: devices.send(labels, device) for name, labels in self.labels.items()}
+        return replace(batch, **sent_tensors, labels=sent_labels)
 
 
 def micro_batches(samples: Samples, size: int, step: int, shard: int) -> list[TextBatch]:
-    """Split a virtual shard's samples into packed micro-batches of at most `size` sequences."""
+    """Split the samples of a virtual shard into packed micro-batches of at most `size` sequences."""
     batches = []
     sequence_count = len(samples.inputs.lengths)
-    for number, start in enumerate(range(0, sequence_count, size)):
-        end = min(start + size, sequence_count)
-        batches.append(_pack(samples, start, end, rng_key=(step, shard, number)))
+    for number, first_sequence in enumerate(range(0, sequence_count, size)):
+        sequences = slice(first_sequence, first_sequence + size)
+        batches.append(_pack(samples, sequences, rng_key=(step, shard, number)))
     return batches
 
 
-def _pack(samples: Samples, start: int, end: int, rng_key: tuple[int, int, int]) -> TextBatch:
-    """Return the micro-batch of the sequences from number `start` to before `end`."""
-    lengths = samples.inputs.lengths[start:end]
-    first_token = int(samples.inputs.lengths[:start].sum())
-    end_token = first_token + int(lengths.sum())
-    tokens = slice(first_token, end_token)
-    first_target, end_target = np.searchsorted(samples.target_rows, [first_token, end_token])
-    targets = slice(first_target, end_target)
-    target_rows = samples.target_rows[targets] - first_token
+def _pack(samples: Samples, sequences: slice, rng_key: tuple[int, int, int]) -> TextBatch:
+    """Pack a range of sequences, with their tokens, targets and labels, into a micro-batch."""
+    lengths = samples.inputs.lengths[sequences]
+    token_start = int(samples.inputs.lengths[: sequences.start].sum())
+    token_end = token_start + int(lengths.sum())
+    tokens = slice(token_start, token_end)
+    target_start, target_end = np.searchsorted(samples.target_rows, [token_start, token_end])
+    targets = slice(target_start, target_end)
+    target_rows = samples.target_rows[targets] - token_start  # rows within the micro-batch
     sequence_of_target = np.searchsorted(lengths.cumsum(), target_rows, side="right")
+    target_counts = np.bincount(sequence_of_target, minlength=len(lengths))
     return TextBatch(
         objective=samples.objective,
         ids=torch.from_numpy(samples.inputs.flat[tokens]),
@@ -98,18 +99,18 @@ def _pack(samples: Samples, start: int, end: int, rng_key: tuple[int, int, int])
         types=torch.from_numpy(samples.types[tokens]),
         lengths=tuple(lengths.tolist()),
         target_rows=torch.from_numpy(target_rows),
-        target_counts=tuple(np.bincount(sequence_of_target, minlength=len(lengths)).tolist()),
+        target_counts=tuple(target_counts.tolist()),
         target_ids=torch.from_numpy(samples.target_ids[targets]),
-        labels={name: torch.from_numpy(labels[start:end]) for name, labels in samples.labels.items()},
+        labels={name: torch.from_numpy(labels[sequences]) for name, labels in samples.labels.items()},
         rng_key=rng_key,
     )
 
 
 class TextSampler(StepSampler):
-    """Draws training samples. What it draws depends only on seed, step and virtual shard."""
+    """Draws training samples, which depend only on the seed, the step and the virtual shard."""
 
     def draw(self, step: int, shard: int) -> Samples:
-        """Return the samples of a virtual shard at a step."""
+        """Draw the samples of a virtual shard at a step."""
         raise NotImplementedError
 
     def kind_of(self, step: int) -> str:  # noqa: ARG002
@@ -119,46 +120,47 @@ class TextSampler(StepSampler):
 
 @dataclass(frozen=True)
 class ShortRows:
-    """The rows of a corpus whose sides are all at most as long as a limit."""
+    """The rows of a corpus without long sentences."""
 
     sides: tuple[Table, ...]  # the sentences of one language, or the source and the target of pairs
-    numbers: np.ndarray  # (rows,) ascending row numbers
+    row_numbers: np.ndarray  # (selected rows,) ascending
 
     @classmethod
     def select(cls, sides: tuple[Table, ...], max_tokens: int) -> "ShortRows":
-        """Select the rows whose sides all have at most `max_tokens` tokens."""
+        """Select the rows in which the sentence of each side has at most `max_tokens` tokens."""
         lengths = np.stack([np.diff(side.offsets) for side in sides])  # (sides, all rows)
         return cls(sides, np.flatnonzero(lengths.max(axis=0) <= max_tokens))
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.row_numbers)
 
 
 def draw_rows(corpora: Sequence[ShortRows], count: int, max_tokens: int, rng: np.random.Generator) -> list[Sequences]:
-    """Draw rows uniformly from all corpora together.
+    """Draw rows of the same language or language pair, each with equal probability.
 
     Args:
-        corpora: of one language or of one language pair.
+        corpora: the corpora of the language or language pair.
         count: number of rows to draw.
-        max_tokens: the limit with which the rows were selected.
-        rng: draws corpora and rows.
+        max_tokens: the largest number of tokens of a sentence, with which the rows were selected.
+        rng: the random generator.
 
     Returns:
-        The sentences of each side, as they are stored.
+        The stored sentences of each side: one element for text, source and target for pairs.
     """
     sampler = TableSampler([[len(corpus) for corpus in corpora]], alpha=1.0)
-    drawn_corpora, drawn_indices = sampler.draw(count, rng)  # (count,) each
+    corpus_numbers, indices = sampler.draw(count, rng)  # (count,) each
     row_numbers = []
-    for corpus_number, index in zip(drawn_corpora, drawn_indices, strict=True):
-        row_numbers.append(corpora[corpus_number].numbers[index])
+    for corpus_number, index in zip(corpus_numbers, indices, strict=True):
+        row_numbers.append(corpora[corpus_number].row_numbers[index])
     sequences_by_side = []
-    for tables_of_side in zip(*(corpus.sides for corpus in corpora), strict=True):
-        sequences_by_side.append(gather(list(tables_of_side), drawn_corpora, np.array(row_numbers), max_tokens))
+    for side in range(len(corpora[0].sides)):
+        tables = [corpus.sides[side] for corpus in corpora]
+        sequences_by_side.append(gather(tables, corpus_numbers, np.array(row_numbers), max_tokens))
     return sequences_by_side
 
 
 def list_languages(shards: Shards) -> list[str]:
-    """Return all languages of texts and pairs in alphabetical order. The index of a language is its number."""
+    """Return all languages of the shards in alphabetical order. The index of a language is its number."""
     languages = set(shards.mono)
     for pair in shards.pairs:
         languages.update(pair.split("-"))
@@ -166,11 +168,12 @@ def list_languages(shards: Shards) -> list[str]:
 
 
 def pack_segments(segments: Sequence[np.ndarray]) -> Sequences:
-    """Put segments of token ids end to end."""
-    return Sequences(concatenate_int64(segments), np.array([len(segment) for segment in segments], np.int64))
+    """Concatenate segments of token ids into packed sequences."""
+    lengths = np.array([len(segment) for segment in segments], np.int64)
+    return Sequences(concatenate_int64(segments), lengths)
 
 
 def wrap(segments: Sequences) -> Sequences:
-    """Return `</s> segment </s>` for each segment, such as one side of an XLM pair."""
-    end = np.array([EOS])
-    return pack_segments([np.concatenate([end, segment, end]) for segment in segments.rows])
+    """Add `</s>` before and after each segment, as in XLM."""
+    eos = np.array([EOS])
+    return pack_segments([np.concatenate([eos, segment, eos]) for segment in segments.rows])

@@ -20,10 +20,10 @@ from infoxlm_core.training.learner import Learner, LossWeights, autocast, prepar
 class TargetStates(NamedTuple):
     """The inputs of the losses.
 
-    The logits of a target over the vocabulary are its state times the word embeddings, plus the bias.
+    The logits of a target over the vocabulary are its hidden state times the word embeddings, plus the bias.
     """
 
-    states: Tensor  # (N, d) at the target rows of a batch
+    hidden: Tensor  # (N, d) at the target rows of a batch
     bias: Tensor  # (V,)
     sentence_logits: dict[str, Tensor]  # sentence objective -> (sequences, …)
 
@@ -31,39 +31,40 @@ class TargetStates(NamedTuple):
 class TextLosses(NamedTuple):
     """The losses of N targets, and the logits of sentence objectives."""
 
-    scaled_sum: Tensor | None  # to differentiate; None: the losses of the targets are not needed
-    by_target: Tensor | None  # (N,) in nats
+    scaled_loss: Tensor | None  # sum of the losses times their scales, with gradient; None: not computed
+    target_losses: Tensor | None  # (N,) in nats, without gradient
     sentence_logits: dict[str, Tensor]
 
 
 class TextNetwork(nn.Module):
     """An encoder, to which subclasses add heads."""
 
-    compiler = ""  # as in `Encoder`
+    compiler = ""  # name of the compiler of the loss, as in `Encoder`
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0) -> None:
         super().__init__()
         self.encoder = Encoder(size, dropout)
 
-    def states(self, batch: TextBatch) -> TargetStates:
-        """Compute the states of the targets, from which `forward` computes the losses."""
+    def compute_target_states(self, batch: TextBatch) -> TargetStates:
+        """Compute the hidden states of the targets, from which `forward` computes the losses."""
         raise NotImplementedError
 
-    def forward(self, batch: TextBatch, scale: Tensor | None = None) -> TextLosses:
-        """Compute the losses of the targets without storing their (N, V) logits.
+    def forward(self, batch: TextBatch, target_scales: Tensor | None = None) -> TextLosses:
+        """Compute the losses of the targets and the logits of the sentence objectives.
 
         Args:
             batch: a batch on the network's device.
-            scale: (N,) factor of each target in the loss; None: the losses of the targets are not needed.
+            target_scales: (N,) factor of each target in the loss; None: do not compute the losses of the targets.
         """
-        states, bias, sentence_logits = self.states(batch)
-        if scale is None:
+        hidden, bias, sentence_logits = self.compute_target_states(batch)
+        if target_scales is None:
             return TextLosses(None, None, sentence_logits)
         word_embeddings = self.encoder.token_embedding.weight  # (V, d)
-        scaled_sum, losses = linear_cross_entropy(
-            states, word_embeddings, bias, batch.target_ids, scale, compiler=self.compiler
+        # This loss never stores the (N, V) logits of all targets, which would not fit into memory.
+        scaled_loss, target_losses = linear_cross_entropy(
+            hidden, word_embeddings, bias, batch.target_ids, target_scales, compiler=self.compiler
         )
-        return TextLosses(scaled_sum, losses, sentence_logits)
+        return TextLosses(scaled_loss, target_losses, sentence_logits)
 
 
 class TextLearner(Learner):
@@ -80,9 +81,10 @@ class TextLearner(Learner):
         model.compiler = prepare_encoder(model.encoder, config.model, self.device)
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TextBatch]:
-        # A micro-batch has samples of one virtual shard only, so that dropout does not depend on the number of workers.
+        """Return this worker's micro-batches of a step. The samples are those of step `step + skipped`."""
         size = self.module.encoder.size
         batches = []
+        # A micro-batch has samples of one virtual shard only, so that dropout does not depend on the number of workers.
         for shard in distributed.my_share(self.config.batches.virtual_shards):
             samples = self.sampler.draw(step + skipped, shard)
             for batch in micro_batches(samples, self.config.batches.micro_batch_size, step, shard):
@@ -94,24 +96,27 @@ class TextLearner(Learner):
         return self.sampler.kind_of(step + skipped)
 
     def losses(self, batch: TextBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the sum over objectives of loss times scale, and the sums without gradient for `statistics`."""
         batch = batch.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device, self.config.model.precision):
-            outputs = self.module(batch, self._scale_of_targets(batch, scales))
-        scaled_losses = [] if outputs.scaled_sum is None else [outputs.scaled_sum]
-        sums: dict[str, Tensor] = {}  # unscaled
+            outputs = self.module(batch, self._scale_targets(batch, scales))
+        scaled_losses = []
+        sums: dict[str, Tensor] = {}  # not scaled
+        if outputs.scaled_loss is not None:
+            scaled_losses.append(outputs.scaled_loss)
+            sums[batch.objective] = outputs.target_losses.sum()
         for name, labels in batch.labels.items():
-            if name in self.weights.by_name:
-                logits = outputs.sentence_logits[name]  # (sequences, classes)
-                sentence_loss = cross_entropy(logits, labels)
-                scaled_losses.append(scales[name] * sentence_loss)
-                sums[name] = sentence_loss.detach()
-                sums[f"{name} hits"] = (logits.detach().argmax(dim=1) == labels).sum()
-        if outputs.by_target is not None:
-            sums[batch.objective] = outputs.by_target.sum()
+            if name not in self.weights.by_name:
+                continue
+            logits = outputs.sentence_logits[name]  # (sequences, classes)
+            sentence_loss = cross_entropy(logits, labels)
+            scaled_losses.append(scales[name] * sentence_loss)
+            sums[name] = sentence_loss.detach()
+            sums[f"{name} hits"] = (logits.detach().argmax(dim=1) == labels).sum()
         return torch.stack(scaled_losses).sum(), sums
 
-    def _scale_of_targets(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:
+    def _scale_targets(self, batch: TextBatch, scales: Mapping[str, float]) -> Tensor | None:
         """Return the factor (N,) of each target in the loss, or None if the objective is disabled."""
         if batch.objective not in self.weights.by_name:
             return None
@@ -121,8 +126,8 @@ class TextLearner(Learner):
     def statistics(self, sums: Mapping[str, Any], counts: Mapping[str, float]) -> dict[str, float]:
         """Return the accuracy of each sentence objective."""
         accuracies = {}
-        for name, value in sums.items():
-            if name.endswith(" hits"):
-                objective = name.removesuffix(" hits")
-                accuracies[f"{objective}/accuracy"] = value / counts[objective]
+        for objective in self.weights.by_name:
+            hits_name = f"{objective} hits"
+            if hits_name in sums:
+                accuracies[f"{objective}/accuracy"] = sums[hits_name] / counts[objective]
         return accuracies

@@ -30,19 +30,23 @@ EPSILON = 1e-12  # epsilon of LayerNorm in XLM and BERT
 class TextSystem(System):
     """The base class of XLM and BERT, which set the attributes below. Positions count from 0."""
 
-    network: ClassVar[type[TextNetwork]]
-    sampler: ClassVar[type[TextSampler]]
+    network_class: ClassVar[type[TextNetwork]]
+    sampler_class: ClassVar[type[TextSampler]]
     config_class: ClassVar[type[PretrainedConfig]]
-    parameter_names: ClassVar[list[tuple[str, str]]]  # rules (pattern, replacement) that precede XLM-R's
+    parameter_names: ClassVar[list[tuple[str, str]]]  # pattern and replacement; these rules precede XLM-R's
     first_token: ClassVar[str]  # the token that starts every sequence
     second_type: ClassVar[int]  # the token type of a pair's second text
 
     def count_types(self, languages: Sequence[str]) -> int:
-        """Return the number of token types, or 0 if there is no type table."""
+        """Return the number of token types, or 0 if the model has no type embeddings."""
         raise NotImplementedError
 
-    def read_ffn_and_types(self, config: PretrainedConfig) -> tuple[int, int]:
-        """Return the FFN size and the number of token types of an exported model."""
+    def read_ffn_size(self, config: PretrainedConfig) -> int:
+        """Return the size of the feed-forward layers of an exported model."""
+        raise NotImplementedError
+
+    def read_type_count(self, config: PretrainedConfig) -> int:
+        """Return the number of token types of an exported model."""
         raise NotImplementedError
 
     def make_config(self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]) -> PretrainedConfig:
@@ -60,35 +64,45 @@ class TextSystem(System):
         initialise(model, seed)
 
     def build(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
-        """Return the network with random weights by the seed, or with the weights of the model `model.start`.
+        """Return the network on this worker's device, with the weights of `model.start` or with random weights.
 
         Raises:
             ConfigError: a size does not fit the system or the start model.
-            TokenizerMismatch: the tokenizer of the shards does not have XLM-R's layout; see also `size_of`.
-            InputError: see `size_of` and `load_into`.
+            TokenizerMismatch: the tokenizer of the shards does not have XLM-R's layout; see also `read_size`.
+            InputError: see `read_size` and `load_weights`.
         """
         self.check_sizes(config)
         shards.vocabulary.check_xlm_r(config.system)
         if config.model.start:
-            directory = Path(config.model.start)
-            size = self.size_of(directory, shards)
-            self.check_start_files(config, directory)
-            model = self.network(size, config.model.dropout)
-            self.load_into(model, directory)
+            model = self._load_start(Path(config.model.start), config, shards)
         else:
-            size = EncoderSize.of(
-                config.model,
-                shards.vocabulary_size,
-                positions=config.model.max_tokens,
-                epsilon=EPSILON,
-                types=self.count_types(list_languages(shards)),
-                first_position=0,
-            )
-            model = self.network(size, config.model.dropout)
-            self.initialise(model, config.seed)
+            model = self._create_random(config, shards)
         return model.to(distributed.device())
 
+    def _load_start(self, start: Path, config: PretrainingConfig, shards: Shards) -> TextNetwork:
+        """Return the network of an exported model, after checking that it fits the config and the shards."""
+        size = self.read_size(start, shards)
+        self.check_start_files(config, start)
+        model = self.network_class(size, config.model.dropout)
+        self.load_weights(model, start)
+        return model
+
+    def _create_random(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
+        """Return a network of the configured size, with random weights that depend on the seed."""
+        size = EncoderSize.of(
+            config.model,
+            shards.vocabulary_size,
+            positions=config.model.max_tokens,
+            epsilon=EPSILON,
+            types=self.count_types(list_languages(shards)),
+            first_position=0,
+        )
+        model = self.network_class(size, config.model.dropout)
+        self.initialise(model, config.seed)
+        return model
+
     def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
+        """Raise ConfigError if an exported model has too few positions for the configured sequences."""
         positions = self._read_config(directory).max_position_embeddings
         if config.max_sequence_tokens > positions:
             raise ConfigError(
@@ -97,10 +111,11 @@ class TextSystem(System):
             )
 
     def create_learner(self, config: PretrainingConfig, model: TextNetwork, shards: Shards) -> TextLearner:
-        return TextLearner(config, model, self.sampler(shards, config))
+        return TextLearner(config, model, self.sampler_class(shards, config))
 
     def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
-        sampler = self.sampler(shards, config)
+        """Return the number of tokens that all workers together process in these steps."""
+        sampler = self.sampler_class(shards, config)
         token_count = 0
         for step in steps:
             for shard in range(config.batches.virtual_shards):
@@ -110,36 +125,39 @@ class TextSystem(System):
     def export(self, model: TextNetwork, config: PretrainingConfig, shards: Shards, directory: Path) -> None:
         """Write a directory that `XLMWithLMHeadModel` or `BertForPreTraining` loads, with the shards' tokenizer."""
         size = model.encoder.size
-        weights = {self.hugging_face_name(name): value for name, value in model.named_parameters()}
+        weights = {self.hugging_face_name(name): parameter for name, parameter in model.named_parameters()}
         exported_config = self.make_config(size, config, list_languages(shards))
         pretrained.write_model(weights, exported_config, directory)
-        self._write_tokenizer(size, shards.directory / "tokenizer", directory)
+        self._write_tokenizer(shards.directory / "tokenizer", directory, size.positions)
 
     def hugging_face_name(self, name: str) -> str:
         """Return Hugging Face's name of a parameter: `encoder.layers.0.up.bias` -> `transformer.ffns.0.lin1.bias`."""
         return pretrained.hugging_face_name(name, self.parameter_names).replace("roberta.", "bert.", 1)
 
-    def _write_tokenizer(self, size: EncoderSize, tokenizer: Path, directory: Path) -> None:
-        """Copy the tokenizer with the system's template: `</s> a </s> b </s>` in XLM, `<s> a </s> b </s>` in BERT."""
-        tokenizers.copy(tokenizer, directory, size.positions)
-        path = directory / "tokenizer.json"
-        if not path.exists():
+    def _write_tokenizer(self, tokenizer: Path, directory: Path, max_tokens: int) -> None:
+        """Copy the tokenizer of the shards, and set the special tokens that the system adds to a text or a pair.
+
+        These are `</s> a </s> b </s>` in XLM and `<s> a </s> b </s>` in BERT.
+        """
+        tokenizers.copy(tokenizer, directory, max_tokens)
+        tokenizer_path = directory / "tokenizer.json"
+        if not tokenizer_path.exists():
             return
-        with tokenizers.reading(str(path)):
-            fast_tokenizer = Tokenizer.from_file(str(path))
+        with tokenizers.reading(str(tokenizer_path)):
+            fast_tokenizer = Tokenizer.from_file(str(tokenizer_path))
         fast_tokenizer.post_processor = TemplateProcessing(
             single=f"{self.first_token} $A </s>",
             pair=f"{self.first_token} $A </s> $B:{self.second_type} </s>:{self.second_type}",
             special_tokens=[("<s>", BOS), ("</s>", EOS)],
         )
-        fast_tokenizer.save(str(path))
+        fast_tokenizer.save(str(tokenizer_path))
         settings_path = directory / "tokenizer_config.json"
         settings = user_files.read_json(settings_path, dict[str, Any], "copy it again")
         settings |= {"bos_token": self.first_token, "cls_token": self.first_token}
         settings_path.write_text(json.dumps(settings, indent=1) + "\n")
 
-    def size_of(self, directory: Path, shards: Shards) -> EncoderSize:
-        """Return the sizes in the config.json of an exported model that is to be trained on these shards.
+    def read_size(self, directory: Path, shards: Shards) -> EncoderSize:
+        """Read the size of an exported model from its config.json, and check that the model fits the shards.
 
         Raises:
             InputError: the file is missing, of another architecture, or does not describe the stored weights.
@@ -153,16 +171,16 @@ class TextSystem(System):
                 "ids: tokenize with the model's own SentencePiece model (tokenization.model)"
             )
         self.check_languages(config, directory, shards)
-        ffn, type_count = self.read_ffn_and_types(config)
+        type_count = self.read_type_count(config)
         size = EncoderSize(
             vocabulary=config.vocab_size,
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            ffn=ffn,
+            ffn=self.read_ffn_size(config),
             heads=config.num_attention_heads,
             positions=config.max_position_embeddings,
             epsilon=config.layer_norm_eps,
-            types=type_count if type_count > 1 else 0,
+            types=type_count if type_count > 1 else 0,  # a single type needs no embedding
             first_position=0,
         )
         self._check_stored_shapes(size, directory)
@@ -186,13 +204,15 @@ class TextSystem(System):
         if not weights:  # the directory may have only the small files of a model, such as config.json
             return
         with torch.device("meta"):
-            network = self.network(size)
-        expected_shapes = {self.hugging_face_name(name): tuple(p.shape) for name, p in network.named_parameters()}
+            network = self.network_class(size)
+        expected_shapes = {}
+        for name, parameter in network.named_parameters():
+            expected_shapes[self.hugging_face_name(name)] = tuple(parameter.shape)
         stored_shapes = {name: weight.shape for name, weight in weights.items()}
         stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
 
-    def load_into(self, model: TextNetwork, directory: Path) -> None:
-        """Copy the weights of an exported model into a network of the size that `size_of` returned for it.
+    def load_weights(self, model: TextNetwork, directory: Path) -> None:
+        """Copy the weights of an exported model into a network of the size that `read_size` returned for it.
 
         Raises:
             InputError: the file of weights is missing or damaged, or a weight is not finite.
@@ -201,6 +221,7 @@ class TextSystem(System):
         if not path.is_file():
             raise InputError(f"{path} is missing: give the directory of a trained model")
         stored_weights.check_dtypes(directory)
-        weights = pretrained.read_tensors(path)
-        model.load_state_dict({name: weights[self.hugging_face_name(name)] for name, _ in model.named_parameters()})
+        stored_tensors = pretrained.read_tensors(path)
+        weights = {name: stored_tensors[self.hugging_face_name(name)] for name, _ in model.named_parameters()}
+        model.load_state_dict(weights)
         stored_weights.check_finite(model, directory)

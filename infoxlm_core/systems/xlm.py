@@ -47,11 +47,11 @@ class XLM(TextNetwork):
         super().__init__(size, dropout)
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
-    def states(self, batch: TextBatch) -> TargetStates:
-        """Return the top layer's output at the targets. In a CLM batch no row attends to a later row."""
-        hidden = self.encoder.embed(batch.ids, batch.positions, batch.types)
+    def compute_target_states(self, batch: TextBatch) -> TargetStates:
+        """Return the output of the last layer at the targets."""
+        embeddings = self.encoder.embed(batch.ids, batch.positions, batch.types)  # (T, d)
         hidden = self.encoder.run(
-            hidden,
+            embeddings,
             batch.lengths,
             0,
             self.encoder.size.layers,
@@ -65,49 +65,61 @@ class XLM(TextNetwork):
 
 
 class XLMInputs(NamedTuple):
-    """Sequences of T tokens as XLM reads them."""
+    """The inputs of XLM's encoder: sequences of T tokens together."""
 
     sequences: Sequences
     positions: np.ndarray  # (T,)
     types: np.ndarray  # (T,) numbers of languages
 
 
-def lay_out_pairs(first: Sequences, second: Sequences, languages: tuple[int, int]) -> XLMInputs:
-    """Return the inputs of pairs `</s> x </s> </s> y </s>`."""
+def lay_out_pairs(first: Sequences, second: Sequences, language_numbers: tuple[int, int]) -> XLMInputs:
+    """Join pairs of sentences x, y into sequences `</s> x </s> </s> y </s>`.
+
+    Args:
+        first: the sentences x of N pairs.
+        second: the sentences y.
+        language_numbers: the numbers of the languages of x and y.
+    """
     first = wrap(first)
     second = wrap(second)
-    sentences = []  # x, y of each pair in turn
+    sentences = []  # the first and the second sentence of each pair in turn
     for first_sentence, second_sentence in zip(first.rows, second.rows, strict=True):
         sentences += [first_sentence, second_sentence]
-    sentence_lengths = np.stack([first.lengths, second.lengths], axis=1)  # (N, 2)
-    sentence_languages = np.tile(languages, len(sentence_lengths))  # (2N,)
-    types = np.repeat(sentence_languages, sentence_lengths.ravel())  # (T,)
-    positions = number_positions(sentence_lengths.ravel())  # (T,); they restart with each sentence
-    sequences = Sequences(concatenate_int64(sentences), sentence_lengths.sum(axis=1))
+    pair_lengths = np.stack([first.lengths, second.lengths], axis=1)  # (N, 2)
+    sentence_lengths = pair_lengths.ravel()  # (2N,)
+    sentence_languages = np.tile(language_numbers, len(pair_lengths))  # (2N,)
+    types = np.repeat(sentence_languages, sentence_lengths)  # (T,)
+    positions = number_positions(sentence_lengths)  # (T,); they restart with each sentence
+    sequences = Sequences(concatenate_int64(sentences), pair_lengths.sum(axis=1))
     return XLMInputs(sequences, positions, types)
 
 
 def count_windows(table: Table, window_tokens: int) -> int:
-    """Return the number of windows of a corpus, which is a stream with one `</s>` before its first sentence."""
+    """Return the number of windows of a corpus, read as a stream with one `</s>` before its first sentence."""
     if not len(table.tokens):
         return 0
     return math.ceil((len(table.tokens) + 1) / window_tokens)
 
 
-def read_windows(table: Table, windows: np.ndarray, window_tokens: int) -> np.ndarray:
-    """Read windows (N,) by their numbers. Return their tokens (N, window_tokens).
+def read_windows(table: Table, window_numbers: np.ndarray, window_tokens: int) -> np.ndarray:
+    """Return the tokens (N, window_tokens) of windows of a corpus.
 
     The stream `</s> s1 </s> s2 </s> …` is padded at the front with `</s>`, so that all windows are full.
+
+    Args:
+        table: the corpus.
+        window_numbers: (N,) numbers of the windows, counted from 0.
+        window_tokens: number of tokens of a window.
     """
-    padding = count_windows(table, window_tokens) * window_tokens - len(table.tokens)
-    stream_positions = windows[:, None] * window_tokens + np.arange(window_tokens)  # (N, window_tokens)
-    indices = stream_positions - padding  # into the tokens of the table; negative in the padding
+    padding_tokens = count_windows(table, window_tokens) * window_tokens - len(table.tokens)
+    stream_positions = window_numbers[:, None] * window_tokens + np.arange(window_tokens)  # (N, window_tokens)
+    indices = stream_positions - padding_tokens  # into the tokens of the table; negative in the padding
     tokens = table.tokens[indices.clip(0)].astype(np.int64)
     return np.where(indices < 0, EOS, tokens)
 
 
 class StepChoice(NamedTuple):
-    """What a step trains on."""
+    """The objective and the languages of a step."""
 
     objective: str
     languages: str  # a language or a language pair, such as de or en-de
@@ -159,20 +171,20 @@ class XLMSampler(TextSampler):
             )
 
     def draw(self, step: int, shard: int) -> Samples:
-        """Return the samples of a virtual shard at a step."""
+        """Draw the samples of a virtual shard at a step, with masked (MLM, TLM) or next tokens (CLM) to predict."""
         seed = self.config.seed
-        objective, languages, is_reversed = self._choose(step)
+        choice = self._choose_step(step)
+        objective = choice.objective
         rng = make_rng(seed, step, shard, objective)
         mask_rng = make_rng(seed, step, shard, objective, "mask")
         if objective == "tlm":
-            sequences, positions, types = self._draw_pairs(languages, is_reversed, rng)
+            sequences, positions, types = self._draw_pairs(choice.languages, choice.is_reversed, rng)
         else:
-            sequences = self._draw_windows(languages, rng)
-            positions = number_positions(sequences.lengths)
-            types = np.full(len(sequences.flat), self.language_numbers[languages])
+            sequences, positions, types = self._draw_windows(choice.languages, rng)
         if objective == "clm":
             input_ids = sequences.flat
-            target_rows = np.flatnonzero(positions < self.config.batches.block_tokens - 1)  # all but the last token
+            last_position = self.config.batches.block_tokens - 1  # has no next token
+            target_rows = np.flatnonzero(positions < last_position)
             target_ids = sequences.flat[target_rows + 1]
         else:
             input_ids, target_rows = self.mask(sequences, mask_rng)
@@ -181,33 +193,36 @@ class XLMSampler(TextSampler):
         return Samples(objective, inputs, positions, types, target_rows, target_ids)
 
     def kind_of(self, step: int) -> str:
-        objective, languages, _ = self._choose(step)
-        return f"{objective}/{languages}"
+        choice = self._choose_step(step)
+        return f"{choice.objective}/{choice.languages}"
 
-    def _choose(self, step: int) -> StepChoice:
+    def _choose_step(self, step: int) -> StepChoice:
         """Choose the objective, the language (pair) and the direction of a step."""
         objective = self.objectives[step % len(self.objectives)]
-        uniform = make_rng(self.config.seed, step, "language").random(2)
+        uniform = make_rng(self.config.seed, step, "language").random(2)  # for the language and for the direction
         sample_counts = self.sample_counts[objective]
         languages = list(sample_counts)
         language_probabilities = probabilities(np.array(list(sample_counts.values())), self.config.batches.alpha)
-        choice = int(choose_indices(language_probabilities, uniform[:1])[0])
-        return StepChoice(objective, languages[choice], is_reversed=bool(uniform[1] < 0.5))
+        language_index = int(choose_indices(language_probabilities, uniform[:1])[0])
+        return StepChoice(objective, languages[language_index], is_reversed=bool(uniform[1] < 0.5))
 
-    def _draw_windows(self, language: str, rng: np.random.Generator) -> Sequences:
-        """Draw windows of the streams of a language."""
+    def _draw_windows(self, language: str, rng: np.random.Generator) -> XLMInputs:
+        """Draw windows of a language, each with equal probability."""
         tables = self.texts[language]
         window_tokens = self.config.batches.block_tokens
         window_counts = [count_windows(table, window_tokens) for table in tables]
-        drawn_tables, drawn_windows = TableSampler([window_counts], alpha=1.0).draw(self.samples_per_shard, rng)
+        sampler = TableSampler([window_counts], alpha=1.0)
+        table_numbers, window_numbers = sampler.draw(self.samples_per_shard, rng)
         tokens = np.empty((self.samples_per_shard, window_tokens), np.int64)
-        for table in np.unique(drawn_tables):
-            is_drawn = drawn_tables == table
-            tokens[is_drawn] = read_windows(tables[table], drawn_windows[is_drawn], window_tokens)
-        return Sequences(tokens.ravel(), np.full(self.samples_per_shard, window_tokens))
+        for table_number in np.unique(table_numbers):
+            is_in_table = table_numbers == table_number
+            tokens[is_in_table] = read_windows(tables[table_number], window_numbers[is_in_table], window_tokens)
+        sequences = Sequences(tokens.ravel(), np.full(self.samples_per_shard, window_tokens))
+        types = np.full(len(sequences.flat), self.language_numbers[language])
+        return XLMInputs(sequences, number_positions(sequences.lengths), types)
 
     def _draw_pairs(self, language_pair: str, is_reversed: bool, rng: np.random.Generator) -> XLMInputs:
-        """Draw pairs of a language pair, in the direction of its name or reversed, and lay them out."""
+        """Draw pairs such as en-de, each with equal probability. If reversed, the sentence in de comes first."""
         corpora = self.pairs[language_pair]
         sources, targets = draw_rows(corpora, self.samples_per_shard, self.config.batches.side_tokens, rng)
         source_language, target_language = language_pair.split("-")
@@ -221,8 +236,8 @@ class XLMSampler(TextSampler):
 class XLMSystem(TextSystem):
     """XLM as a system, exported as Hugging Face's `XLMWithLMHeadModel`."""
 
-    network = XLM
-    sampler = XLMSampler
+    network_class = XLM
+    sampler_class = XLMSampler
     config_class = XLMConfig
     first_token = "</s>"  # noqa: S105 - a token of the vocabulary, not a password
     second_type = 0
@@ -243,24 +258,30 @@ class XLMSystem(TextSystem):
     def initialise(self, model: nn.Module, seed: int) -> None:
         """Initialise like BERT, except that embeddings have a standard deviation of d^-0.5."""
         initialise(model, seed)
-        bert_deviation = 0.02  # that of `initialise`
+        bert_deviation = 0.02  # the standard deviation with which `initialise` drew the weights
         with torch.no_grad():
             for module in model.modules():
                 if isinstance(module, nn.Embedding):
                     module.weight.mul_(module.embedding_dim**-0.5 / bert_deviation)
 
     def count_types(self, languages: Sequence[str]) -> int:
+        """Return the number of languages, or 0 if there is only one, which needs no embedding."""
         return len(languages) if len(languages) > 1 else 0
 
     def check_sizes(self, config: PretrainingConfig) -> None:
+        """Raise ConfigError if a new model has another FFN size than 4 * hidden, which config.json could not store."""
         model = config.model
-        if model.start is None and model.ffn != 4 * model.hidden:  # XLM's config.json has no FFN size
+        if model.start is None and model.ffn != 4 * model.hidden:
             raise ConfigError(f"model.ffn ({model.ffn}) must be 4 * model.hidden ({4 * model.hidden}) with system xlm")
 
-    def read_ffn_and_types(self, config: PretrainedConfig) -> tuple[int, int]:
-        return 4 * config.hidden_size, config.n_langs
+    def read_ffn_size(self, config: PretrainedConfig) -> int:
+        return 4 * config.hidden_size
+
+    def read_type_count(self, config: PretrainedConfig) -> int:
+        return config.n_langs
 
     def check_languages(self, config: PretrainedConfig, directory: Path, shards: Shards) -> None:
+        """Raise ConfigError if an exported model has other languages than the shards."""
         model_languages = list(config.lang2id or {})
         shard_languages = list_languages(shards)
         if model_languages != shard_languages:
@@ -270,10 +291,12 @@ class XLMSystem(TextSystem):
             )
 
     def make_config(self, size: EncoderSize, config: PretrainingConfig, languages: Sequence[str]) -> PretrainedConfig:
-        language_ids: dict[str, Any] = {
+        """Return the config.json of an exported model, in the names that `XLMConfig` uses."""
+        language_numbers: dict[str, Any] = {
             "lang2id": {language: number for number, language in enumerate(languages)},
             "id2lang": dict(enumerate(languages)),
         }
+        mask_id = size.vocabulary - 1  # the last id, as in XLM-R
         return XLMConfig(
             architectures=["XLMWithLMHeadModel"],
             vocab_size=size.vocabulary,
@@ -284,7 +307,7 @@ class XLMSystem(TextSystem):
             layer_norm_eps=size.epsilon,
             causal=not config.objectives.mlm and not config.objectives.tlm,
             n_langs=max(1, size.types),
-            **language_ids,
+            **language_numbers,
             embed_init_std=size.hidden**-0.5,
             dropout=pretrained.FINETUNING_DROPOUT,
             attention_dropout=pretrained.FINETUNING_DROPOUT,
@@ -292,6 +315,6 @@ class XLMSystem(TextSystem):
             pad_token_id=PAD,
             eos_token_id=EOS,
             unk_index=UNK,
-            mask_index=size.vocabulary - 1,
-            mask_token_id=size.vocabulary - 1,
+            mask_index=mask_id,
+            mask_token_id=mask_id,
         )

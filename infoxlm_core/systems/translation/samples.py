@@ -189,8 +189,8 @@ def _select_pairs(shards: Shards, target_language: str, config: TranslationConfi
             short_pairs = ShortRows.select(sides, config.side_tokens)
             # Sentence ids are hashes, so their remainders select a random share of the pairs.
             is_selected = (pairs.sentence_ids.astype(np.uint64) % 10_000) < 10_000 * config.parallel_share  # (pairs,)
-            numbers = short_pairs.numbers[is_selected[short_pairs.numbers]]
-            corpora.append(replace(short_pairs, numbers=numbers))
+            numbers = short_pairs.row_numbers[is_selected[short_pairs.row_numbers]]
+            corpora.append(replace(short_pairs, row_numbers=numbers))
     return corpora
 
 

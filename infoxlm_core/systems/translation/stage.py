@@ -104,11 +104,11 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
 
     Raises:
         ConfigError: the model has too few positions.
-        InputError, TokenizerMismatch: see `XLMSystem.size_of` and `load_into`.
+        InputError, TokenizerMismatch: see `XLMSystem.read_size` and `load_weights`.
     """
     shards.vocabulary.check_xlm_r("translation")
     system = XLMSystem()
-    size = system.size_of(encoder, shards)
+    size = system.read_size(encoder, shards)
     longest = max_translation_tokens(config.side_tokens + 2)
     if longest > size.positions:
         raise ConfigError(
@@ -118,7 +118,7 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
     model = Translator(size, config.dropout)
     system.initialise(model, config.seed)
     pretrained_xlm = XLM(size)
-    system.load_into(pretrained_xlm, encoder)
+    system.load_weights(pretrained_xlm, encoder)
     start_from(model, pretrained_xlm, config.encoder, config.decoder)
     return model.to(distributed.device())
 

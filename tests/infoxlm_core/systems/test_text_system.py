@@ -25,7 +25,7 @@ from infoxlm_core.results import page
 from infoxlm_core.results.summary import summarise_metrics
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.stages.pretraining import pretrain
-from infoxlm_core.systems.bert import DOCUMENT_SENTENCES, BERTSampler, truncate
+from infoxlm_core.systems.bert import DOCUMENT_SENTENCES, BERTSampler, Document, truncate
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.text_batches import TextBatch, list_languages, micro_batches, pack_segments
 from infoxlm_core.systems.text_learner import TextLearner
@@ -52,7 +52,7 @@ def table_of(*sentences: list[int]) -> Table:
 
 def logits_of(learner: TextLearner, batch: TextBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the logits (N, V) of the targets, and those of sentence objectives."""
-    states, bias, sentence_logits = learner.module.states(batch)
+    states, bias, sentence_logits = learner.module.compute_target_states(batch)
     return F.linear(states, learner.module.encoder.token_embedding.weight, bias), sentence_logits
 
 
@@ -188,7 +188,7 @@ def test_another_document_is_drawn_from_all_others_of_the_language(tiny_shards):
     sampler = BERTSampler(open_shards(tiny_shards), config_of("mBERT"))
     rng = make_rng("other")
 
-    documents = {sampler._draw_other_document(0, 1, rng) for _ in range(200)}
+    documents = {sampler._draw_other_document(Document(0, 1), rng) for _ in range(200)}
 
     assert documents == {(0, 0), (1, 0)}  # 40 sentences are two documents, 25 are one; tables 2 and 3 are French
 

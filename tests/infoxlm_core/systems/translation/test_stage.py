@@ -150,8 +150,8 @@ def test_pairs_are_drawn_in_both_directions_and_a_share_selects_some_of_them(tin
     for share in (0.5, 1.0):
         sampler = TranslationSampler(shards, tiny_translation_config(**settings, parallel_share=share))
         into_english, into_german = (sampler.pairs[language] for language in ("en", "de"))
-        row_numbers[share] = [corpus.numbers.tolist() for corpus in into_english]
-        assert row_numbers[share] == [corpus.numbers.tolist() for corpus in into_german]
+        row_numbers[share] = [corpus.row_numbers.tolist() for corpus in into_english]
+        assert row_numbers[share] == [corpus.row_numbers.tolist() for corpus in into_german]
         assert all(
             np.array_equal(english.sides[0].tokens, german.sides[1].tokens)
             for english, german in zip(into_english, into_german, strict=True)
