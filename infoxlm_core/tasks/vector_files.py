@@ -31,33 +31,40 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
 
 
 def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, normalise: bool = False) -> None:
-    """Embed `count` sentences and write their vectors. Memory holds one chunk of sentences and its vectors.
+    """Embed sentences and write their vectors. Memory holds only one chunk of sentences and its vectors.
 
-    The vectors are float32. With `normalise` they have length 1 and are float16, as the search for neighbours needs.
+    The file gets its name when it is complete. It is not written as a memory map, because writing to a memory map on a
+    full disk kills the process.
 
-    The file gets its name when it is complete. It is written row by row and not as a memory map, because writing to a
-    memory map on a full disk kills the process.
+    Args:
+        path: the file to write.
+        embedder: computes the vectors.
+        sentences: the sentences, of which only a chunk needs to be in memory.
+        count: number of sentences, which the header of the file contains.
+        normalise: scale vectors to length 1 and round them to float16, as mining needs them, instead of float32.
     """
+    dtype = np.dtype(np.float16 if normalise else np.float32)
+    shape = (count, embedder.encoder.model.config.hidden_size)
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     with manifests.replacing(path) as file, progress("embedding", count, "sentences") as advance:
+        np.lib.format.write_array_header_1_0(file, header)
         for chunk in _split_into_chunks(sentences):
-            embedded = embedder(chunk, advance)  # (sentences, d) float32
-            vectors = F.normalize(embedded, dim=1).half().numpy() if normalise else embedded.numpy()
-            if file.tell() == 0:  # the first chunk, which tells the size of a vector
-                dtype = np.lib.format.dtype_to_descr(vectors.dtype)
-                header = {"descr": dtype, "fortran_order": False, "shape": (count, vectors.shape[1])}
-                np.lib.format.write_array_header_1_0(file, header)
-            file.write(vectors.data)
+            vectors = embedder(chunk, advance)  # (sentences, d)
+            if normalise:
+                vectors = F.normalize(vectors, dim=1).half()
+            file.write(vectors.numpy().data)
 
 
-def embed_once(embedder: Embedder, model_digest: str, sentences: Sequence[str], cache: Path) -> np.ndarray:
-    """Return the vectors of sentences, scaled to length 1, as a memory-mapped array (N, d) of float16.
+def embed_cached(embedder: Embedder, model_digest: str, sentences: Sequence[str], cache: Path) -> np.ndarray:
+    """Return the vectors of N sentences, scaled to length 1, as a memory-mapped array (N, d) of float16.
+
+    They are computed only once: the cache has a file for each combination of model, options and sentences.
 
     Args:
         embedder: computes the vectors.
-        model_digest: identifies the files of its model.
+        model_digest: identifies the files of the embedder's model.
         sentences: N sentences.
-        cache: folder of arrays, from which the vectors are read if the model, the kind of vector, the prefix and the
-            sentences are those of an earlier call.
+        cache: folder of the files.
     """
     key = {
         "model": model_digest,

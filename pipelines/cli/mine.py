@@ -11,7 +11,7 @@ from infoxlm_core.errors import InputError
 from pipelines.cli.app import Store, command, split_list
 
 if TYPE_CHECKING:
-    from infoxlm_core.tasks.mining.mine import Mined
+    from infoxlm_core.tasks.mining.mine import MiningResult
 
 
 @command()
@@ -69,12 +69,12 @@ def mine(
         raise InputError("The margin needs one of --calibrate and --threshold. Give one of them, not both.")
     files.check_output(output)
     codes = files.check_languages(split_list(languages)) if languages else files.infer_languages((source, target))
-    corpus = mining.read((source, target), calibrate, codes)
+    corpus = mining.read_corpus((source, target), calibrate, codes)
     neighbours.check_size(len(corpus.sources.texts), len(corpus.targets.texts))
     directory = model_registry.load_encoder(model, artifacts.local_directory(store))
     embedder = embedding.load_embedder(directory, prefix=prefix)
     model_digest = manifests.digest_files(directory)
-    mined = mining.mine(corpus, embedder, model_digest, cache() / "vectors", precision, threshold)
+    mined = mining.mine_pairs(corpus, embedder, model_digest, cache() / "vectors", precision, threshold)
     files.write_pairs(output, codes, mining.list_pairs(corpus, mined))
     report = {
         "model": model,
@@ -89,7 +89,7 @@ def mine(
     typer.echo(f"wrote {output} and {report_path}")
 
 
-def summarise(mined: "Mined") -> str:
+def summarise(mined: "MiningResult") -> str:
     """Describe the mined pairs in one line."""
     summary = f"{mined.num_pairs:,} of {len(mined.matches.margins):,} matches have margin {mined.margin:.4f} or more"
     if mined.curves is None:

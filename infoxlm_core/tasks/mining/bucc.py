@@ -5,7 +5,7 @@ NAME.en      en-000000001<tab>A sentence.
 NAME.gold    de-000000001<tab>en-000000001
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
         file_of_language = _find_sentence_files(gold, files)
         if len(file_of_language) != 2 or pivot not in file_of_language:
             raise InputError(f"{gold}: give two files beside it, {gold.stem}.{pivot} and that of another language")
-        (language,) = file_of_language.keys() - {pivot}
+        language = next(code for code in file_of_language if code != pivot)
         if language in sets:
             names = f"{sets[language].gold.name}, {gold.name}"
             raise InputError(f"{folder} has {language} twice ({names}): set name to a part of one of the names")
@@ -82,7 +82,7 @@ def read_set(files: SetFiles) -> MiningSet:
     row_of_source = {sentence_id: row for row, sentence_id in enumerate(sources.ids)}
     row_of_target = {sentence_id: row for row, sentence_id in enumerate(targets.ids)}
     gold = set()
-    for line_number, first_id, second_id in _read_columns(files.gold):
+    for line_number, (first_id, second_id) in enumerate(_read_two_columns(files.gold), 1):
         if first_id in row_of_source and second_id in row_of_target:
             gold.add((row_of_source[first_id], row_of_target[second_id]))
         elif second_id in row_of_source and first_id in row_of_target:  # some gold files have the pivot first
@@ -95,17 +95,19 @@ def read_set(files: SetFiles) -> MiningSet:
 
 
 def _read_sentences(path: Path) -> NumberedSentences:
-    rows = list(_read_columns(path))
-    return NumberedSentences([sentence_id for _, sentence_id, _ in rows], [text for _, _, text in rows])
+    """Read the ids and sentences of one language."""
+    rows = _read_two_columns(path)
+    return NumberedSentences([sentence_id for sentence_id, _ in rows], [text for _, text in rows])
 
 
-def _read_columns(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield the number and the two columns of each line. Raise InputError if a line has other columns."""
-    line_number = 0  # of an empty file
+def _read_two_columns(path: Path) -> list[tuple[str, str]]:
+    """Read lines of two columns divided by a tab. Raise InputError if a line has no two columns, or there is none."""
+    rows = []
     for line_number, line in enumerate(lines.read_complete(path), 1):
         first_column, _, second_column = line.partition("\t")
         if not first_column or not second_column:
             raise InputError(f"{path}:{line_number} is not two columns divided by a tab: {line!r:.100}")
-        yield line_number, first_column, second_column
-    if line_number == 0:
+        rows.append((first_column, second_column))
+    if not rows:
         raise InputError(f"{path} is empty. Give the complete file.")
+    return rows

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 from xml.sax.saxutils import escape
@@ -16,6 +16,7 @@ from infoxlm_core.corpora import formats, lines
 from infoxlm_core.errors import InputError
 
 LanguagePair = tuple[str, str]
+SUFFIXES = (".tsv", ".tmx", ".parquet")  # of files to which pairs are written
 _INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TMX_HEADER = """\
 <?xml version="1.0" encoding="UTF-8"?>
@@ -64,7 +65,7 @@ def read_distinct(path: Path) -> DistinctLines:
 
 
 def infer_languages(paths: tuple[Path, Path]) -> LanguagePair:
-    """Return the languages that the names of two files contain, such as news.en and de.txt.gz.
+    """Return the languages in the names of two files, such as news.en and de.txt.gz.
 
     Raises:
         InputError: a name contains no language or several, or both files have the same language.
@@ -87,17 +88,21 @@ def check_languages(codes: Sequence[str]) -> LanguagePair:
 
 def check_output(path: Path) -> None:
     """Raise InputError if pairs cannot be written to a file of this name."""
-    if path.suffix not in WRITERS:
-        raise InputError(f"{path}: pairs are not written as {path.suffix!r}: give a file of {', '.join(WRITERS)}")
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"{path}: pairs are not written as {path.suffix!r}: give a file of {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
         raise InputError(f"{path}: no such folder {path.parent}: create it, or give another path")
 
 
 def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
-    """Read the distinct translation pairs of a file; a .tsv file has them in its first two columns.
+    """Read the distinct translation pairs of a file, such as .tmx. A .tsv file has them in its first two columns.
+
+    Args:
+        path: the file; its suffix tells the format.
+        codes: languages of the first and second sentence of each pair.
 
     Raises:
-        InputError: the file is missing or damaged, or its name does not tell its format.
+        InputError: the file is missing or damaged, or its suffix is unknown.
     """
     pair_format = formats.infer_format(path)
     if pair_format == "gettext":
@@ -105,8 +110,9 @@ def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
             f"{path}: pairs are not read from message catalogs: give a file such as memory.tmx or pairs.tsv"
         )
     corpus = CorpusSource.parse({"name": "pairs", "format": pair_format, "path": str(path), "languages": codes})
-    pairs: dict[tuple[str, str], None] = {}  # an ordered set
-    for row in formats.read_pairs(corpus, codes, codes[0], [path]):
+    first_language = codes[0]
+    pairs: dict[tuple[str, str], None] = {}  # used as an ordered set
+    for row in formats.read_pairs(corpus, codes, first_language, [path]):
         source, target = row.texts
         pairs[source.strip(), target.strip()] = None
     return list(pairs)
@@ -119,10 +125,15 @@ def write_pairs(path: Path, codes: LanguagePair, pairs: Iterable[MinedPair]) -> 
     each pair, whose margin is a property. The text columns of a .parquet file are named by language.
     """
     with manifests.replacing(path) as file:
-        WRITERS[path.suffix](file, codes, pairs)
+        if path.suffix == ".tsv":
+            _write_tsv(file, pairs)
+        elif path.suffix == ".tmx":
+            _write_tmx(file, codes, pairs)
+        else:
+            _write_parquet(file, codes, pairs)
 
 
-def _write_tsv(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:  # noqa: ARG001
+def _write_tsv(file: IO[bytes], pairs: Iterable[MinedPair]) -> None:
     """Write a line for each pair, with spaces instead of the tabs of its texts."""
     for pair in pairs:
         source = pair.source.replace("\t", " ")
@@ -150,10 +161,3 @@ def _write_parquet(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPa
     rows = [dict(zip(names, pair, strict=True)) for pair in pairs]
     schema = pa.schema(list(zip(names, types, strict=True)))
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd")
-
-
-WRITERS: dict[str, Callable[[IO[bytes], LanguagePair, Iterable[MinedPair]], None]] = {
-    ".tsv": _write_tsv,
-    ".tmx": _write_tmx,
-    ".parquet": _write_parquet,
-}  # by suffix of the file

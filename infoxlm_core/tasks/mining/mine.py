@@ -30,18 +30,23 @@ class Corpus(NamedTuple):
     num_skipped: int  # translation pairs that were not planted
 
 
-class Mined(NamedTuple):
-    """The matches of the lines of two files."""
+class MiningResult(NamedTuple):
+    """The matches of the lines of two files, and which of them are mined."""
 
     matches: Matches
-    num_pairs: int  # the first matches, which have at least the chosen margin
+    num_pairs: int  # number of mined pairs: the first matches, which have at least the chosen margin
     margin: float  # the chosen margin
     curves: Curves | None  # None if the user has chosen the margin
     num_equal_texts: int  # texts that are in both files
 
 
-def read(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePair) -> Corpus:
+def read_corpus(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePair) -> Corpus:
     """Read two files and, for calibration, a file of translation pairs.
+
+    Args:
+        paths: the files with one sentence per line.
+        pairs: the file of translation pairs, if any.
+        codes: the languages of both files and of both sides of the pairs.
 
     Raises:
         InputError: a file is missing, damaged or empty, or there are too few pairs.
@@ -61,30 +66,31 @@ def read(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePair) -> C
 
 
 def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) -> list[tuple[str, str]]:
-    """Draw pairs whose texts are not in the files and in no other drawn pair."""
+    """Draw up to `MAX_PLANTED` pairs whose texts are neither in the files nor in another drawn pair."""
     used_texts = set(texts_of_files)
     planted = []
-    for pair in sorted(pairs, key=lambda pair: cleaning.digest(*pair)):  # pseudo-random order
-        if pair[0] != pair[1] and used_texts.isdisjoint(pair):
-            used_texts.update(pair)
-            planted.append(pair)
+    shuffled_pairs = sorted(pairs, key=lambda pair: cleaning.digest(*pair))  # the same order in every run
+    for source, target in shuffled_pairs:
+        if source != target and used_texts.isdisjoint((source, target)):
+            used_texts.update((source, target))
+            planted.append((source, target))
         if len(planted) == MAX_PLANTED:
             break
     return planted
 
 
-def mine(
+def mine_pairs(
     corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path, precision: float, threshold: float | None
-) -> Mined:
-    """Match the lines of two files by their vectors, and choose from which margin up a match is a translation pair.
+) -> MiningResult:
+    """Match the lines of two files by their vectors, and keep the matches whose margin reaches a threshold.
 
     Args:
-        corpus: the lines.
+        corpus: the lines, and the translation pairs for calibration.
         embedder: computes the vectors of the lines.
         model_digest: identifies the files of the embedder's model.
-        cache: folder of vectors; see `embed_once`.
-        precision: smallest share of right pairs among the mined ones; ignored if a threshold is given.
-        threshold: the lowest margin of a pair; None: the lowest one that reaches the precision on the planted pairs.
+        cache: folder of vectors; see `embed_cached`.
+        precision: smallest share of correct pairs among the mined ones; ignored if a threshold is given.
+        threshold: the lowest margin of a mined pair; None: the lowest one that reaches the precision.
 
     Raises:
         InputError: no margin reaches the precision, or no line can be matched.
@@ -98,44 +104,42 @@ def mine(
         curves = calibration.estimate(search, matches)
         threshold = calibration.choose_margin(curves, precision)
     num_pairs = int((matches.margins >= threshold).sum())
-    num_equal_texts = int((search.source_twins >= 0).sum())
-    return Mined(matches, num_pairs, threshold, curves, num_equal_texts)
+    num_equal_texts = int((search.excluded_targets >= 0).sum())
+    return MiningResult(matches, num_pairs, threshold, curves, num_equal_texts)
 
 
 def _find_neighbours(corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path) -> Search:
-    """Embed all lines and planted lines, and find their neighbours."""
-
-    def embed(texts: Sequence[str]) -> list[np.ndarray]:
-        return [vector_files.embed_once(embedder, model_digest, texts, cache)] if texts else []
-
-    source_texts = corpus.sources.texts
-    target_texts = corpus.targets.texts
-    # Lines and planted lines are separate arrays, because the stored vectors of the lines are used again for other
-    # language pairs.
-    source_vectors = embed(source_texts) + embed([source for source, _ in corpus.planted])
-    target_vectors = embed(target_texts) + embed([target for _, target in corpus.planted])
+    """Embed all lines and planted lines, and find their neighbours. Equal texts are excluded from matching."""
+    source_vectors = [vector_files.embed_cached(embedder, model_digest, corpus.sources.texts, cache)]
+    target_vectors = [vector_files.embed_cached(embedder, model_digest, corpus.targets.texts, cache)]
+    if corpus.planted:
+        # Planted lines have arrays of their own, so that the cached vectors of a file serve other language pairs.
+        planted_sources = [source for source, _ in corpus.planted]
+        planted_targets = [target for _, target in corpus.planted]
+        source_vectors.append(vector_files.embed_cached(embedder, model_digest, planted_sources, cache))
+        target_vectors.append(vector_files.embed_cached(embedder, model_digest, planted_targets, cache))
     forward, backward = find_neighbours(source_vectors, target_vectors)
-    no_twins = [-1] * len(corpus.planted)  # a planted line has no equal line on the other side
-    source_twins = np.array(_find_twins(source_texts, target_texts) + no_twins)
-    target_twins = np.array(_find_twins(target_texts, source_texts) + no_twins)
-    return Search(forward, backward, source_twins, target_twins, len(corpus.planted))
+    none_excluded = [-1] * len(corpus.planted)  # no text of a file equals a planted one
+    excluded_targets = np.array(_find_equal_texts(corpus.sources.texts, corpus.targets.texts) + none_excluded)
+    excluded_sources = np.array(_find_equal_texts(corpus.targets.texts, corpus.sources.texts) + none_excluded)
+    return Search(forward, backward, excluded_targets, excluded_sources, len(corpus.planted))
 
 
-def _find_twins(texts: Sequence[str], other_texts: Sequence[str]) -> list[int]:
+def _find_equal_texts(texts: Sequence[str], other_texts: Sequence[str]) -> list[int]:
     """Return for each text the row of the same text in the other file, or -1 if it is not there."""
     row_of_text = {text: row for row, text in enumerate(other_texts)}
     return [row_of_text.get(text, -1) for text in texts]
 
 
-def list_pairs(corpus: Corpus, mined: Mined) -> Iterator[MinedPair]:
+def list_pairs(corpus: Corpus, result: MiningResult) -> Iterator[MinedPair]:
     """Yield the mined pairs, the highest margin first."""
     sources = corpus.sources
     targets = corpus.targets
-    for row in range(mined.num_pairs):
-        source = mined.matches.sources[row]
-        target = mined.matches.targets[row]
+    for row in range(result.num_pairs):
+        source = result.matches.sources[row]
+        target = result.matches.targets[row]
         yield MinedPair(
-            float(mined.matches.margins[row]),
+            float(result.matches.margins[row]),
             sources.numbers[source],
             targets.numbers[target],
             sources.texts[source],
@@ -143,33 +147,33 @@ def list_pairs(corpus: Corpus, mined: Mined) -> Iterator[MinedPair]:
         )
 
 
-def describe(corpus: Corpus, mined: Mined) -> dict[str, Any]:
-    """Return the numbers of lines and matches, the histogram of margins, and the curves of the calibration."""
-    margins = mined.matches.margins
+def describe(corpus: Corpus, result: MiningResult) -> dict[str, Any]:
+    """Return a report on the lines, the matches, the histogram of their margins, and the calibration."""
+    margins = result.matches.margins
     first_step = math.floor(float(margins.min()) / HISTOGRAM_STEP)
     last_step = math.floor(float(margins.max()) / HISTOGRAM_STEP) + 1
     # Multiples of 0.01 are rounded, because they are not exact in binary.
     edges = [round(step * HISTOGRAM_STEP, 2) for step in range(first_step, last_step + 1)]
     histogram, _ = np.histogram(margins, edges)
-    description: dict[str, Any] = {
-        "pairs": mined.num_pairs,
-        "margin": mined.margin,
+    report: dict[str, Any] = {
+        "pairs": result.num_pairs,
+        "margin": result.margin,
         "matches": len(margins),
         "lines": [_describe_lines(corpus.sources), _describe_lines(corpus.targets)],
-        "in_both_files": mined.num_equal_texts,
+        "in_both_files": result.num_equal_texts,
         "histogram": {"margins": edges, "matches": histogram.tolist()},
     }
-    if mined.curves:
-        description["calibration"] = {
+    if result.curves:
+        report["calibration"] = {
             "planted_pairs": len(corpus.planted),
             "skipped_pairs": corpus.num_skipped,
-            "chosen": mined.curves.look_up(mined.margin),
-            "curves": [mined.curves.look_up(edge) for edge in edges[:-1]],
+            "chosen": result.curves.look_up(result.margin),
+            "curves": [result.curves.look_up(edge) for edge in edges[:-1]],
         }
-    return description
+    return report
 
 
 def _describe_lines(lines: DistinctLines) -> dict[str, Any]:
-    """Return how many lines of a file were read, and how many were dropped by reason."""
+    """Return how many lines of a file were read, how many were distinct, and how many were dropped by reason."""
     num_dropped = sum(lines.dropped.values())
     return {"read": len(lines.texts) + num_dropped, "distinct": len(lines.texts), "dropped": lines.dropped}

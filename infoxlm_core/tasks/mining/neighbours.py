@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import faiss
 
 VectorArrays = Sequence[np.ndarray]  # arrays (N_i, d) whose rows are numbered as if they were one array
-MAX_EXACT = 300_000  # vectors of a set that are compared without an index; with 384 numbers, 20 minutes on one core
+MAX_EXACT = 300_000  # vectors per set that are compared without an index; with d = 384, it takes 20 minutes on one core
 MAX_NEIGHBOURS = NEIGHBOURS + 1  # one more than the margin needs, because an equal text or a translation is removed
 BLOCK = 2048  # vectors of each set that are compared at a time; changes memory and speed, not the result
 TRAINING_VECTORS = 50  # per cell of an index
@@ -69,9 +69,9 @@ def _read_blocks(vectors: VectorArrays) -> Iterator[tuple[int, Tensor]]:
 
 
 def _search_exactly(sources: VectorArrays, targets: VectorArrays) -> tuple[Neighbours, Neighbours]:
-    """Compare all sources with all targets; one product of two blocks serves both directions."""
-    source_neighbours = _Nearest(_count(sources), min(MAX_NEIGHBOURS, _count(targets)))
-    target_neighbours = _Nearest(_count(targets), min(MAX_NEIGHBOURS, _count(sources)))
+    """Compare all sources with all targets. Each cosine is computed once and used in both directions."""
+    source_neighbours = _NearestNeighbours(_count(sources), min(MAX_NEIGHBOURS, _count(targets)))
+    target_neighbours = _NearestNeighbours(_count(targets), min(MAX_NEIGHBOURS, _count(sources)))
     with progress("comparing", _count(sources), "sentences") as advance:
         for first_source, source_block in _read_blocks(sources):
             for first_target, target_block in _read_blocks(targets):
@@ -79,28 +79,28 @@ def _search_exactly(sources: VectorArrays, targets: VectorArrays) -> tuple[Neigh
                 source_neighbours.add(first_source, cosines, first_target)
                 target_neighbours.add(first_target, cosines.T.contiguous(), first_source)
             advance(len(source_block))
-    return source_neighbours.get(), target_neighbours.get()
+    return source_neighbours.to_arrays(), target_neighbours.to_arrays()
 
 
-class _Nearest:
-    """Collects the k highest cosines of each of N vectors from blocks of cosines."""
+class _NearestNeighbours:
+    """Collects the k nearest candidates of each of N vectors from blocks of cosines."""
 
     def __init__(self, num_vectors: int, k: int):
         self.cosines = torch.full((num_vectors, k), -math.inf)
         self.rows = torch.zeros((num_vectors, k), dtype=torch.long)
 
     def add(self, first_row: int, cosines: Tensor, first_candidate: int) -> None:
-        """Add the cosines (n, m) of n vectors, from row `first_row` on, to m candidates."""
+        """Update the neighbours of n vectors, from row `first_row` on, with their cosines (n, m) to m candidates."""
         block = slice(first_row, first_row + len(cosines))
-        num_candidates = min(self.cosines.shape[1], cosines.shape[1])
-        block_cosines, block_rows = cosines.topk(num_candidates, dim=1)
-        all_cosines = torch.cat([self.cosines[block], block_cosines], dim=1)
-        all_rows = torch.cat([self.rows[block], block_rows + first_candidate], dim=1)
-        nearest_cosines, positions = all_cosines.topk(self.cosines.shape[1], dim=1)
-        self.cosines[block] = nearest_cosines
-        self.rows[block] = all_rows.gather(1, positions)
+        k = self.cosines.shape[1]
+        new_cosines, new_rows = cosines.topk(min(k, cosines.shape[1]), dim=1)
+        all_cosines = torch.cat([self.cosines[block], new_cosines], dim=1)
+        all_rows = torch.cat([self.rows[block], new_rows + first_candidate], dim=1)
+        self.cosines[block], columns = all_cosines.topk(k, dim=1)
+        self.rows[block] = all_rows.gather(1, columns)
 
-    def get(self) -> Neighbours:
+    def to_arrays(self) -> Neighbours:
+        """Return the neighbours after all blocks were added."""
         return Neighbours(self.cosines.numpy(), self.rows.numpy())
 
 
@@ -112,18 +112,22 @@ def _search_index(queries: VectorArrays, candidates: VectorArrays) -> Neighbours
     rows = []
     with progress("searching", _count(queries), "sentences") as advance:
         for _, block in _read_blocks(queries):
-            vectors = block.numpy()
-            index.nprobe = PROBED_CELLS
-            block_cosines, block_rows = index.search(vectors, num_neighbours)
-            is_incomplete = (block_rows < 0).any(axis=1)  # the probed cells have fewer vectors than neighbours
-            if is_incomplete.any():
-                index.nprobe = index.nlist  # all cells
-                complete = index.search(vectors[is_incomplete], num_neighbours)
-                block_cosines[is_incomplete], block_rows[is_incomplete] = complete
-            cosines.append(block_cosines)
-            rows.append(block_rows)
-            advance(len(vectors))
+            neighbours = _search_block(index, block.numpy(), num_neighbours)
+            cosines.append(neighbours.cosines)
+            rows.append(neighbours.rows)
+            advance(len(block))
     return Neighbours(np.concatenate(cosines), np.concatenate(rows))
+
+
+def _search_block(index: "faiss.IndexIVF", queries: np.ndarray, num_neighbours: int) -> Neighbours:
+    """Search `PROBED_CELLS` cells of an index, or all cells for queries (n, d) that have too few neighbours there."""
+    index.nprobe = PROBED_CELLS
+    cosines, rows = index.search(queries, num_neighbours)
+    is_incomplete = (rows < 0).any(axis=1)  # (n,)
+    if is_incomplete.any():
+        index.nprobe = index.nlist  # all cells
+        cosines[is_incomplete], rows[is_incomplete] = index.search(queries[is_incomplete], num_neighbours)
+    return Neighbours(cosines, rows)
 
 
 def _build_index(vectors: VectorArrays) -> "faiss.IndexIVF":
@@ -131,11 +135,11 @@ def _build_index(vectors: VectorArrays) -> "faiss.IndexIVF":
     import faiss  # an optional dependency, for large files only
 
     num_vectors = _count(vectors)
-    best_num_cells = round(16 * math.sqrt(num_vectors))  # FAISS recommends 4 to 16 times the square root
-    num_cells = max(1, min(best_num_cells, num_vectors // TRAINING_VECTORS))
-    size = vectors[0].shape[1]
+    recommended_cells = round(16 * math.sqrt(num_vectors))  # FAISS recommends 4 to 16 times the square root
+    num_cells = max(1, min(recommended_cells, num_vectors // TRAINING_VECTORS))
+    dimension = vectors[0].shape[1]
     index = faiss.IndexIVFScalarQuantizer(
-        faiss.IndexFlatIP(size), size, num_cells, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
+        faiss.IndexFlatIP(dimension), dimension, num_cells, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
     )
     index.train(_draw_rows(vectors, num_cells * TRAINING_VECTORS))
     for _, block in _read_blocks(vectors):

@@ -29,7 +29,7 @@ from infoxlm_core.tasks.scores import Scores, mean_over
 logger = logging.getLogger(__name__)
 
 
-class Half(NamedTuple):
+class MatchedHalf(NamedTuple):
     """The matches of one half of the sources, the highest margin first."""
 
     margins: np.ndarray  # (N,) float32
@@ -38,7 +38,7 @@ class Half(NamedTuple):
 
 
 def read_sets(config: MiningConfig) -> dict[str, MiningSet]:
-    """Read the mining sets of all languages, by language.
+    """Read the mining sets by language.
 
     Raises:
         InputError: a set is missing or damaged, or it is too large to be searched without faiss.
@@ -65,7 +65,7 @@ def list_test_files(config: MiningConfig) -> list[Path]:
 
 
 def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
-    """Match the sentences of every set by the vectors that users get, and score the pairs against the gold pairs.
+    """Match the sentences of every set by the vectors of `infoxlm embed`, and score the pairs against the gold pairs.
 
     Write LANGUAGE.parquet with every match and its margin, the highest first.
 
@@ -73,17 +73,17 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
         InputError: the model or a set is missing or not usable.
     """
     sets = read_sets(config)
-    embedder = load_embedder(encoder, None, None, config.batch_size, config.max_tokens, config.prefix)
+    embedder = load_embedder(encoder, batch_size=config.batch_size, max_tokens=config.max_tokens, prefix=config.prefix)
     scores = {}
     counts = {}
     thresholds = {}
-    contents = {}  # identifies the test sets
+    contents = {}  # their digest identifies the test sets
     for language, mining_set in sets.items():
         contents[language] = mining_set._asdict() | {"gold": sorted(mining_set.gold)}
         matches = _match(mining_set, embedder, output)
-        threshold_half, test_half = divide(mining_set, matches)
+        threshold_half, test_half = split_into_halves(mining_set, matches)
         thresholds[language] = choose_threshold(threshold_half)
-        scores[language] = score(test_half, thresholds[language])
+        scores[language] = score_half(test_half, thresholds[language])
         counts[language] = test_half.num_gold
         _write_matches(output / f"{language}.parquet", mining_set, matches)
         logger.info("%s: F1 %.4f at margin %.4f", language, scores[language]["f1"], thresholds[language])
@@ -104,18 +104,23 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
 def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
     """Match all sources of a set with all its targets."""
     output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output) as folder:  # holds the vectors, which need not fit into memory
-        # No other model uses the folder, so the digest of the model may be empty.
-        source_vectors = vector_files.embed_once(embedder, "", mining_set.sources.texts, Path(folder))
-        target_vectors = vector_files.embed_once(embedder, "", mining_set.targets.texts, Path(folder))
+    # The vectors may not fit into memory, so they are in files that are deleted after the search.
+    with tempfile.TemporaryDirectory(dir=output) as folder:
+        model_digest = ""  # no other model uses the folder
+        source_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.sources.texts, Path(folder))
+        target_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.targets.texts, Path(folder))
         forward, backward = find_neighbours([source_vectors], [target_vectors])
-    no_source_twins = np.full(len(forward.rows), -1)
-    no_target_twins = np.full(len(backward.rows), -1)
-    return match_lines(Search(forward, backward, no_source_twins, no_target_twins, num_planted=0))
+    excluded_targets = np.full(len(forward.rows), -1)  # none: equal texts may be gold pairs
+    excluded_sources = np.full(len(backward.rows), -1)
+    return match_lines(Search(forward, backward, excluded_targets, excluded_sources, num_planted=0))
 
 
-def divide(mining_set: MiningSet, matches: Matches) -> tuple[Half, Half]:
-    """Divide matches and gold pairs into the half that chooses the threshold and the half that is measured."""
+def split_into_halves(mining_set: MiningSet, matches: Matches) -> tuple[MatchedHalf, MatchedHalf]:
+    """Split the sources, with their matches and gold pairs, into one half for the threshold and one for the scores.
+
+    Raises:
+        InputError: a half has no gold pair.
+    """
     # A checksum of the id does not depend on the order or the number of the sentences.
     half_of_source = np.array([zlib.crc32(source_id.encode()) % 2 for source_id in mining_set.sources.ids])
     pairs = zip(matches.sources.tolist(), matches.targets.tolist(), strict=True)
@@ -124,22 +129,24 @@ def divide(mining_set: MiningSet, matches: Matches) -> tuple[Half, Half]:
     for half in (0, 1):
         is_in_half = half_of_source[matches.sources] == half
         num_gold = sum(1 for source, _ in mining_set.gold if half_of_source[source] == half)
-        halves.append(Half(matches.margins[is_in_half], is_gold[is_in_half], num_gold))
-    if not all(half.num_gold for half in halves):
-        raise InputError(f"a set has {len(mining_set.gold)} gold pairs: too few to choose a threshold and measure it")
+        if num_gold == 0:
+            raise InputError(
+                f"a set has {len(mining_set.gold)} gold pairs: too few to choose a threshold and measure it"
+            )
+        halves.append(MatchedHalf(matches.margins[is_in_half], is_gold[is_in_half], num_gold))
     return halves[0], halves[1]
 
 
-def choose_threshold(half: Half) -> float:
-    """Return the margin with the best F1 of the matches that reach it."""
+def choose_threshold(half: MatchedHalf) -> float:
+    """Return the threshold with the best F1. The margin of every match is a candidate."""
     # Matches are sorted by margin, so the first n matches are those that reach the margin of match n.
     num_matches = np.arange(1, len(half.margins) + 1)
     f1 = 2 * half.is_gold.cumsum() / (num_matches + half.num_gold)
     return float(half.margins[f1.argmax()])
 
 
-def score(half: Half, threshold: float) -> dict[str, float]:
-    """Return F1, precision and recall of the matches whose margin reaches the threshold. Without any, all are 0."""
+def score_half(half: MatchedHalf, threshold: float) -> dict[str, float]:
+    """Return F1, precision and recall of the matches whose margin reaches the threshold; 0 if there are none."""
     is_mined = half.margins >= threshold
     num_correct = int(half.is_gold[is_mined].sum())
     num_mined = int(is_mined.sum())

@@ -52,14 +52,16 @@ def test_the_chosen_margin_has_the_required_precision(num_untranslated):
 def test_the_bound_of_wrong_pairs_lies_above_the_truth():
     num_lines, num_translated = 1000, 400
     recall = np.array([0.95, 0.9, 0.6])
-    mismatches = np.array([0.03, 0.01, 0.0])
-    false_matches = np.array([0.4, 0.1, 0.01])
-    num_wrong = (num_lines - num_translated) * false_matches + num_translated * mismatches
-    num_wrong_without_translations = num_lines * false_matches
+    mismatched_shares = np.array([0.03, 0.01, 0.0])
+    false_shares = np.array([0.4, 0.1, 0.01])
+    num_wrong = (num_lines - num_translated) * false_shares + num_translated * mismatched_shares
+    num_wrong_without_translations = num_lines * false_shares
 
-    bound = bound_wrong_pairs(num_translated * recall + num_wrong, num_lines, false_matches, mismatches, NUM_PLANTED)
+    bound = bound_wrong_pairs(
+        num_translated * recall + num_wrong, num_lines, false_shares, mismatched_shares, NUM_PLANTED
+    )
     bound_without_translations = bound_wrong_pairs(
-        num_wrong_without_translations, num_lines, false_matches, mismatches, NUM_PLANTED
+        num_wrong_without_translations, num_lines, false_shares, mismatched_shares, NUM_PLANTED
     )
 
     assert (bound >= num_wrong).all()
@@ -70,11 +72,11 @@ def test_the_bound_of_wrong_pairs_lies_above_the_truth():
 def test_lines_that_nearly_all_have_a_false_match_do_not_count_as_translated():
     """In a file that is much smaller than the other, almost every line is matched with some line."""
     num_pairs = np.array([500.0, 480.0])
-    false_matches = np.array([0.97, 0.94])
+    false_shares = np.array([0.97, 0.94])
 
-    bound = bound_wrong_pairs(num_pairs, 500, false_matches, np.array([0.0, 0.0]), num_planted=100)
+    bound = bound_wrong_pairs(num_pairs, 500, false_shares, np.array([0.0, 0.0]), num_planted=100)
 
-    assert bound == pytest.approx(500 * false_matches)
+    assert bound == pytest.approx(500 * false_shares)
 
 
 def test_a_precision_that_no_margin_reaches_is_refused():

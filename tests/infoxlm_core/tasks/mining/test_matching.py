@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from infoxlm_core.tasks.mining.matching import Matches, match_greedily, remove_partners
+from infoxlm_core.tasks.mining.matching import Matches, match_greedily, remove_excluded
 from infoxlm_core.tasks.mining.neighbours import Neighbours
 
 
@@ -62,10 +62,10 @@ def test_planted_lines_count_as_neighbours_but_are_not_matched():
     np.testing.assert_allclose(matches_without_planted.margins, expected_margins)
 
 
-def test_a_partner_is_removed_from_the_neighbours():
+def test_an_excluded_row_is_removed_from_the_neighbours():
     neighbours = Neighbours(np.array([[0.9, 0.8, 0.7, 0.6, 0.5]] * 3), np.array([[7, 2, 4, 1, 3]] * 3))
 
-    remaining = remove_partners(neighbours, np.array([-1, 2, 3]))
+    remaining = remove_excluded(neighbours, np.array([-1, 2, 3]))
 
     assert remaining.rows.tolist() == [[7, 2, 4, 1], [7, 4, 1, 3], [7, 2, 4, 1]]
     assert remaining.cosines.tolist() == [[0.9, 0.8, 0.7, 0.6], [0.9, 0.7, 0.6, 0.5], [0.9, 0.8, 0.7, 0.6]]

@@ -9,7 +9,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.tasks import embedding
 from infoxlm_core.tasks.embedding import load_embedder
 from infoxlm_core.tasks.mining import mine
-from infoxlm_core.tasks.mining.mine import Corpus, Mined
+from infoxlm_core.tasks.mining.mine import Corpus, MiningResult
 from tests.toys.models import save_bag_of_words
 
 WORDS = [f"{letter}{number}" for letter in "abcdefgh" for number in range(30)]
@@ -43,15 +43,17 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def mine_pairs(corpus: Corpus, encoder: Path, cache: Path, digest: str = "digest", threshold=None, **options) -> Mined:
-    return mine.mine(corpus, load_embedder(encoder, **options), digest, cache, precision=0.9, threshold=threshold)
+def mine_pairs(
+    corpus: Corpus, encoder: Path, cache: Path, digest: str = "digest", threshold=None, **options
+) -> MiningResult:
+    return mine.mine_pairs(corpus, load_embedder(encoder, **options), digest, cache, precision=0.9, threshold=threshold)
 
 
 def test_pairs_are_mined_from_a_calibrated_margin_up(encoder, paths, tmp_path, monkeypatch):
     known_pairs = [f"{sentence}\t{translate(sentence)}" for sentence in draw_sentences(300, seed=4)]
     line_of_file = draw_sentences(2, seed=1)[1]
     unusable_pairs = [f"{line_of_file}\tc1 c2", "c3 c4\tc3 c4", known_pairs[0]]  # in the files, equal sides, repeated
-    corpus = mine.read(paths, write(tmp_path / "known.tsv", known_pairs + unusable_pairs), ("en", "de"))
+    corpus = mine.read_corpus(paths, write(tmp_path / "known.tsv", known_pairs + unusable_pairs), ("en", "de"))
 
     mined = mine_pairs(corpus, encoder, tmp_path / "cache")
     pairs = list(mine.list_pairs(corpus, mined))
@@ -86,7 +88,7 @@ def test_pairs_are_mined_from_a_calibrated_margin_up(encoder, paths, tmp_path, m
 
 
 def test_a_threshold_needs_no_calibration_pairs(encoder, paths, tmp_path):
-    corpus = mine.read(paths, None, ("en", "de"))
+    corpus = mine.read_corpus(paths, None, ("en", "de"))
 
     all_mined = mine_pairs(corpus, encoder, tmp_path / "cache", threshold=0)
     threshold = float(all_mined.matches.margins[9])
@@ -102,13 +104,13 @@ def test_too_few_calibration_pairs_are_refused(paths, tmp_path):
     pairs = write(tmp_path / "few.tsv", [f"a{row}\tb{row}" for row in range(99)])
 
     with pytest.raises(InputError, match=r"few.tsv: 99 of 99 pairs are neither .* give at least 100"):
-        mine.read(paths, pairs, ("en", "de"))
+        mine.read_corpus(paths, pairs, ("en", "de"))
 
 
 def test_equal_lines_of_small_files_are_not_a_pair(encoder, tmp_path):
     sources = write(tmp_path / "x.en", ["a1 a2", "b1 b2 b3"])
     targets = write(tmp_path / "x.de", ["b1 b2 b3 b4", "a1 a2"])
-    corpus = mine.read((sources, targets), None, ("en", "de"))
+    corpus = mine.read_corpus((sources, targets), None, ("en", "de"))
 
     mined = mine_pairs(corpus, encoder, tmp_path / "cache", threshold=0)
 

@@ -11,7 +11,7 @@ import pytest
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.mining import bucc, run
-from infoxlm_core.tasks.mining.run import Half
+from infoxlm_core.tasks.mining.run import MatchedHalf
 from infoxlm_core.tasks.mining.task import MiningConfig
 from tests.toys.models import save_bag_of_words
 
@@ -65,11 +65,11 @@ def test_the_half_that_did_not_choose_the_threshold_is_scored(data, tmp_path):
 
 
 def test_the_threshold_has_the_best_f1():
-    half = Half(np.array([1.3, 1.2, 1.1, 1.0]), np.array([True, False, True, False]), num_gold=2)
+    half = MatchedHalf(np.array([1.3, 1.2, 1.1, 1.0]), np.array([True, False, True, False]), num_gold=2)
 
     assert run.choose_threshold(half) == 1.1
-    assert run.score(half, 1.1) == {"f1": 4 / 5, "precision": 2 / 3, "recall": 1.0}
-    assert run.score(half, 9.0) == {"f1": 0.0, "precision": 0.0, "recall": 0.0}
+    assert run.score_half(half, 1.1) == {"f1": 4 / 5, "precision": 2 / 3, "recall": 1.0}
+    assert run.score_half(half, 9.0) == {"f1": 0.0, "precision": 0.0, "recall": 0.0}
 
 
 def test_a_folder_has_several_languages_and_gold_pairs_in_either_order(data):
@@ -107,7 +107,7 @@ def test_one_gold_pair_is_too_few(data):
     matches = run.Matches(np.ones(400), np.arange(400), np.zeros(400, int))
 
     with pytest.raises(InputError, match="a set has 1 gold pairs: too few"):
-        run.divide(mining_set, matches)
+        run.split_into_halves(mining_set, matches)
 
 
 def test_a_folder_needs_one_set_per_language(data, tmp_path):
