@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.gpu import speed
 from benchmarks.speed import inputs, ours
 from infoxlm_core.model import devices
-from infoxlm_core.model.attention import attend, choose_flash, pack
+from infoxlm_core.model.attention import activate_flash_attention, attend, pack
 from infoxlm_core.model.encoder import Encoder, EncoderSize, initialise
 from infoxlm_core.model.linear_cross_entropy import linear_cross_entropy
 from infoxlm_core.systems.infoxlm import plan
@@ -48,7 +48,7 @@ def attention(small: bool) -> Iterator[Row]:
     """
     device = devices.choose()
     generator = torch.Generator().manual_seed(1)
-    flash = choose_flash(device)
+    flash = activate_flash_attention(device)
     encoder = Encoder(EncoderSize(vocabulary=100, layers=2, hidden=128, ffn=256, heads=2))
     initialise(encoder, 1)
     inputs.perturb(encoder, 1)
@@ -150,7 +150,7 @@ def loss(small: bool) -> Iterator[Row]:
             (losses * scale.double()).sum().backward()
             copies = [leaf.to(device, copy=True).requires_grad_() for leaf in leaves]
             with torch.autocast(device.type, torch.bfloat16):
-                total, _ = linear_cross_entropy(*copies, targets.to(device), scale.to(device), rows=chunk)
+                total, _ = linear_cross_entropy(*copies, targets.to(device), scale.to(device), max_chunk_rows=chunk)
             total.backward()
             gradients = [leaf.grad for leaf in copies]
             exact_gradients = [leaf.grad for leaf in exact]
@@ -223,7 +223,7 @@ def inference_then_training(small: bool) -> Iterator[Row]:
     for mode in (torch.inference_mode(), contextlib.nullcontext()):
         with mode, torch.autocast(device.type, torch.bfloat16):
             hidden = model.embed(ids, ids % 9)
-            output = model.run(hidden, lengths, 0, 2, rows=starts, row_counts=[1] * 32)
+            output = model.run_layers(hidden, lengths, 0, 2, rows=starts, row_counts=[1] * 32)
     output.float().square().sum().backward()
     yield {"gradient": float(model.token_embedding.weight.grad.norm()), "ok": True}
 

@@ -107,7 +107,7 @@ def train(run: Path, text: Path, sharded: bool, killed: bool) -> dict[str, Any]:
         "checkpoints": {"every": 3},
         "log_every": 1,
     })  # fmt: skip
-    model = InfoXLM(EncoderSize.of(config.model, WORDS), 1, config.contrast.pooling, config.contrast.normalise)
+    model = InfoXLM(EncoderSize.from_config(config.model, WORDS), 1, config.contrast.pooling, config.contrast.normalise)
     initialise(model, config.seed)
     device = distributed.device()
     learner = InfoXLMLearner(config, model.to(device), open_shards(text))

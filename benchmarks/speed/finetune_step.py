@@ -116,7 +116,7 @@ def draw_lengths(rng: np.random.Generator, count: int, percentiles: tuple[int, .
 def make_models(size: dict, words: int, tokenizer: Path):
     """Return our classifier, with noise, and Hugging Face's with the same weights."""
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
-    shape = EncoderSize.of(inputs.config(size).model, words)
+    shape = EncoderSize.from_config(inputs.config(size).model, words)
     model = task_models.SequenceModel(
         Encoder(shape), pretrained.hugging_face_config(shape, **labels), TASKS["classification"].head
     )

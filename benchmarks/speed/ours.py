@@ -28,7 +28,7 @@ from infoxlm_core.training.step import train_step
 
 def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -> InfoXLM:
     """Return the query encoder with which a run of this config would start, plus noise."""
-    model = InfoXLM.of(config, EncoderSize.of(config.model, vocabulary))
+    model = InfoXLM.from_config(config, EncoderSize.from_config(config.model, vocabulary))
     initialise(model, config.seed)
     if noise:
         perturb(model, SEED)

@@ -49,14 +49,12 @@ def cumulative_lengths(lengths: tuple[int, ...], device: torch.device) -> Tensor
 
 
 @cache
-def choose_flash(device: torch.device) -> str:
-    """Activate FlashAttention 3 if possible, else use PyTorch's version 2, and return the version ("" on CPUs).
-
-    Version 3 hangs in the backward pass of a sequence without a query: see `add_missing_rows`.
-    """
+def activate_flash_attention(device: torch.device) -> str:
+    """Activate the newest FlashAttention that a device supports, and return its version: "3", "2", or "" on a CPU."""
+    # Version 3 hangs in the backward pass if a sequence has no query. `add_missing_rows` prevents such sequences.
     if device.type != "cuda":
         return ""
-    if torch.cuda.get_device_capability(device)[0] != 9:
+    if torch.cuda.get_device_capability(device)[0] != 9:  # 9 is the Hopper generation
         logger.info("attention by FlashAttention 2: version 3 is for GPUs of compute capability 9.x (H100, H200)")
         return "2"
     try:
@@ -78,7 +76,7 @@ def attend(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """Compute multi-head attention, (Q, d), in which each query attends to the keys of its own sequence.
+    """Compute multi-head attention, in which each query attends to the keys of its own sequence.
 
     Args:
         query: (Q, d).
@@ -89,8 +87,11 @@ def attend(
         heads: number of attention heads.
         dropout: probability with which attention weights are dropped.
         causal: whether rows attend only to themselves and earlier rows.
+
+    Returns:
+        (Q, d).
     """
-    if not len(query):  # for example a micro-batch without targets
+    if len(query) == 0:  # for example in a micro-batch without targets
         return query
     head_size = query.shape[1] // heads
     query = query.unflatten(1, (heads, head_size))  # (Q, heads, head size)
@@ -107,45 +108,65 @@ def attend(
     return output.flatten(1)  # (Q, d)
 
 
-# The functions below map (Q, heads, head size) and (T, heads, head size) to (Q, heads, head size).
+# In the functions below, queries and outputs are (Q, heads, head size); keys and values are (T, heads, head size).
 
 
 def _attend_by_sequence(
-    query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_packing: Packing,
+    key_packing: Packing,
+    dropout: float,
     causal: bool,
-) -> Tensor:  # fmt: skip
-    """Compute the attention of one sequence after another, and skip sequences without queries."""
+) -> Tensor:
+    """Compute attention in packed sequences, (Q, heads, head size), one sequence after another."""
     query_lengths = query_packing.cu_seqlens.diff().tolist()
     key_lengths = key_packing.cu_seqlens.diff().tolist()
     # Transpose before the split: hundreds of transposed views would cost more time than the attention itself.
-    queries = _batch_of_one(query).split(query_lengths, dim=2)
-    keys = _batch_of_one(key).split(key_lengths, dim=2)
-    values = _batch_of_one(value).split(key_lengths, dim=2)
+    queries = _add_batch_dimension(query).split(query_lengths, dim=2)
+    keys = _add_batch_dimension(key).split(key_lengths, dim=2)
+    values = _add_batch_dimension(value).split(key_lengths, dim=2)
     outputs = []
-    for length, q, k, v in zip(query_lengths, queries, keys, values, strict=True):
-        if length:
-            output = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
-            outputs.append(output.transpose(1, 2))  # (1, length, heads, head size)
-    return torch.cat(outputs, dim=1)[0]  # (Q, heads, head size)
+    for sequence_queries, sequence_keys, sequence_values in zip(queries, keys, values, strict=True):
+        if sequence_queries.shape[2] == 0:  # for example a sequence without masked positions
+            continue
+        output = F.scaled_dot_product_attention(
+            sequence_queries, sequence_keys, sequence_values, dropout_p=dropout, is_causal=causal
+        )
+        outputs.append(output.transpose(1, 2))  # (1, queries, heads, head size)
+    return torch.cat(outputs, dim=1).squeeze(0)  # (Q, heads, head size)
 
 
 def attend_masked(
-    query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float = 0.0,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_packing: Packing,
+    key_packing: Packing,
+    dropout: float = 0.0,
     causal: bool = False,
-) -> Tensor:  # fmt: skip
-    """Compute the attention of all rows at once with a (Q, T) mask, which takes too much memory for large batches."""
-    query_sequence, query_position = _locate_rows(query, query_packing)
-    key_sequence, key_position = _locate_rows(key, key_packing)
-    mask = query_sequence[:, None] == key_sequence  # (Q, T)
+) -> Tensor:
+    """Compute attention in packed sequences, (Q, heads, head size), at once with a (Q, T) mask.
+
+    The mask takes too much memory for large batches.
+    """
+    query_sequences, query_positions = _locate_rows(query, query_packing)  # (Q,), (Q,)
+    key_sequences, key_positions = _locate_rows(key, key_packing)  # (T,), (T,)
+    mask = query_sequences[:, None] == key_sequences  # (Q, T)
     if causal:
-        mask = mask & (query_position[:, None] >= key_position)
+        mask = mask & (query_positions[:, None] >= key_positions)
     output = F.scaled_dot_product_attention(
-        _batch_of_one(query), _batch_of_one(key), _batch_of_one(value), attn_mask=mask, dropout_p=dropout
+        _add_batch_dimension(query),
+        _add_batch_dimension(key),
+        _add_batch_dimension(value),
+        attn_mask=mask,
+        dropout_p=dropout,
     )  # (1, heads, Q, head size)
-    return output[0].transpose(0, 1)
+    return output.squeeze(0).transpose(0, 1)
 
 
-def _batch_of_one(rows: Tensor) -> Tensor:
+def _add_batch_dimension(rows: Tensor) -> Tensor:
     """Return rows (R, heads, head size) as a view (1, heads, R, head size), the layout of the fastest CPU kernel."""
     return rows.transpose(0, 1)[None]
 
@@ -153,14 +174,14 @@ def _batch_of_one(rows: Tensor) -> Tensor:
 def _locate_rows(rows: Tensor, packing: Packing) -> tuple[Tensor, Tensor]:
     """Return the sequence number of each row, and its position in that sequence."""
     row_numbers = torch.arange(len(rows), device=rows.device, dtype=torch.int32)
-    sequence = torch.searchsorted(packing.cu_seqlens, row_numbers, right=True) - 1
-    return sequence, row_numbers - packing.cu_seqlens[sequence]
+    sequence_numbers = torch.searchsorted(packing.cu_seqlens, row_numbers, right=True) - 1
+    return sequence_numbers, row_numbers - packing.cu_seqlens[sequence_numbers]
 
 
 def _attend_flash(
     query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, causal: bool
 ) -> Tensor:
-    """Call PyTorch's FlashAttention over packed rows, which supports half precision without dropout."""
+    """Compute attention in packed sequences with PyTorch's FlashAttention, in half precision without dropout."""
     from torch.nn.attention.varlen import varlen_attn
 
     output: Any = varlen_attn(
@@ -177,10 +198,16 @@ def _attend_flash(
 
 
 def _attend_memory_efficient(
-    query: Tensor, key: Tensor, value: Tensor, query_packing: Packing, key_packing: Packing, dropout: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_packing: Packing,
+    key_packing: Packing,
+    dropout: float,
     causal: bool,
-) -> Tensor:  # fmt: skip
-    """Call PyTorch's memory-efficient kernel as nested tensors do, because no public function accepts packed rows."""
+) -> Tensor:
+    """Compute attention in packed sequences with PyTorch's memory-efficient kernel."""
+    # This operator is private, because no public function of PyTorch runs the kernel on packed sequences.
     outputs = torch.ops.aten._efficient_attention_forward(
         query[None],
         key[None],
@@ -194,4 +221,5 @@ def _attend_memory_efficient(
         custom_mask_type=int(causal),  # 0: no mask, 1: causal
         compute_log_sumexp=True,  # the backward pass reads it
     )
-    return outputs[0][0]
+    attended_values: Tensor = outputs[0]  # (1, Q, heads, head size)
+    return attended_values.squeeze(0)

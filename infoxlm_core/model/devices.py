@@ -24,7 +24,7 @@ def count_gpus() -> int:
     if torch.cuda.is_available():
         return torch.cuda.device_count()
     if torch.backends.cuda.is_built() and _machine_has_gpus():
-        raise InputError(f"{why_no_gpu()}. To compute on the CPU, set CUDA_VISIBLE_DEVICES to nothing")
+        raise InputError(f"{explain_missing_gpu()}. To compute on the CPU, set CUDA_VISIBLE_DEVICES to nothing")
     return 0
 
 
@@ -33,7 +33,7 @@ def cpu_multiplies_bf16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def memory(device: torch.device) -> float:
+def total_memory_bytes(device: torch.device) -> float:
     """Return the total memory of a GPU, or of the machine for the CPU, in bytes."""
     if device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
@@ -47,13 +47,13 @@ def send(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     return values.to(device, non_blocking=True)
 
 
-def why_no_gpu() -> str:
-    """Return the reason why torch cannot use a GPU, with the remedy, or "" if it can."""
+def explain_missing_gpu() -> str:
+    """Return a message with the reason why torch cannot use a GPU and the remedy, or "" if it can."""
     if torch.cuda.is_available():
         return ""
     try:
         torch.cuda.init()
-        reason = "it finds none"
+        reason = "it finds none"  # CUDA starts, but sees no device
     except (RuntimeError, AssertionError) as error:  # a driver that is too old, or a build without CUDA
         reason = one_line(error)
     return (

@@ -51,10 +51,10 @@ class EncoderSize:
         return self.positions - self.first_position
 
     @classmethod
-    def of(cls, config: ModelConfig, vocabulary: int, **changes: Any) -> "EncoderSize":
-        """Return the sizes that a config describes. `changes` replace defaults, such as XLM-R's number of positions."""
-        changes = {"positions": config.max_tokens + FIRST_POSITION} | changes
-        return cls(vocabulary, config.layers, config.hidden, config.ffn, config.heads, **changes)
+    def from_config(cls, config: ModelConfig, vocabulary: int, **overrides: Any) -> "EncoderSize":
+        """Return the sizes that a config describes, in which `overrides` replace the defaults of XLM-R."""
+        overrides = {"positions": config.max_tokens + FIRST_POSITION} | overrides
+        return cls(vocabulary, config.layers, config.hidden, config.ffn, config.heads, **overrides)
 
 
 class Layer(nn.Module):
@@ -87,14 +87,17 @@ class Layer(nn.Module):
         query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Return the layer's output, (T, d), or (R, d) for `query_rows` alone.
+        """Compute the layer for packed sequences.
 
         Args:
             hidden: (T, d) output of the layer below.
             packing: boundaries of the sequences in `hidden`.
-            query_rows: (R,) rows to compute; None: all.
-            query_packing: boundaries of the sequences in `query_rows`.
+            query_rows: (R,) rows of `hidden` whose output is needed; None: all.
+            query_packing: boundaries of the sequences in `query_rows`; None: those in `hidden`.
             causal: whether tokens attend only to themselves and earlier tokens.
+
+        Returns:
+            (T, d), or (R, d) for `query_rows`.
         """
         hidden = self.attend(hidden, packing, query_rows, query_packing, causal)
         return self.feed_forward(hidden)
@@ -107,13 +110,15 @@ class Layer(nn.Module):
         query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Apply self-attention, the residual connection and LayerNorm. See `forward` for the arguments."""
+        """Apply self-attention, the residual connection and LayerNorm. The arguments are those of `forward`."""
         key = self.key(hidden)  # (T, d)
         value = self.value(hidden)  # (T, d)
         if query_rows is not None:
             hidden = hidden[query_rows]  # (R, d)
         query = self.query(hidden)  # (T, d) or (R, d)
-        context = attend(query, key, value, query_packing or packing, packing, self.heads, self.active_dropout, causal)
+        if query_packing is None:
+            query_packing = packing
+        context = attend(query, key, value, query_packing, packing, self.heads, self.active_dropout, causal)
         sublayer_output = F.dropout(self.attention_output(context), self.active_dropout)
         return self.attention_norm(hidden, sublayer_output)
 
@@ -125,29 +130,31 @@ class Layer(nn.Module):
 
 
 @cache
-def compiled(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Tensor]:
+def compile_forward(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Tensor]:
     """Compile the forward and backward pass of a layer into one graph, which all layers and batches share."""
     torch._dynamo.config.recompile_limit = 64  # graphs differ by gradient, dropout and query rows
     return torch.compile(forward, dynamic=True, fullgraph=True, backend=compiler)
 
 
 @cache
-def compiler_for(device: torch.device, dropout: float) -> str:
-    """Return `inductor` for a GPU on which layers can be compiled, else ""."""
-    return "inductor" if device.type == "cuda" and can_compile("inductor", device, dropout) else ""
+def choose_compiler(device: torch.device, dropout: float) -> str:
+    """Return the backend of torch.compile for a device: `inductor` for a GPU that supports it, else ""."""
+    if device.type == "cuda" and can_compile("inductor", device, dropout):
+        return "inductor"
+    return ""
 
 
 def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
-    """Return whether a small bf16 layer can be compiled and trained on a device, and log the reason if it cannot."""
+    """Return whether layers can be compiled on a device, by training a small one. Log the reason if they cannot."""
     size = EncoderSize(vocabulary=8, layers=1, hidden=64, ffn=128, heads=1)
     try:
         with torch.random.fork_rng():
             layer = Layer(size, dropout).to(device)
             mixed_precision.refresh_copies([layer], torch.bfloat16)
             hidden = torch.ones(32, size.hidden, dtype=torch.bfloat16, device=device, requires_grad=True)
-            output = compiled(Layer.forward, compiler)(layer, hidden, pack((20, 12), device))
-            output.sum().backward()
-    except Exception as error:  # such as a missing C compiler; training is then slower, and its results are the same
+            forward = compile_forward(Layer.forward, compiler)
+            forward(layer, hidden, pack((20, 12), device)).sum().backward()
+    except Exception as error:  # for example without a C compiler; the results are the same, but steps are slower
         logger.warning("layers are not compiled, and steps take longer: %s", one_line(error))
         return False
     return True
@@ -156,7 +163,7 @@ def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
 class Encoder(nn.Module):
     """Embeddings and layers of a Transformer encoder. With `layers=8`, it ends at layer 8, like a key encoder."""
 
-    layer: type[Layer] = Layer  # the class of the layers
+    layer_class: type[Layer] = Layer
     compiler = ""  # backend of torch.compile for the layers, such as `inductor`; "": layers are not compiled
     recompute = False  # activation checkpointing: layers store only their input for the backward pass
 
@@ -170,13 +177,14 @@ class Encoder(nn.Module):
             self.type_embedding = nn.Embedding(size.types, size.hidden)
         self.embedding_norm = nn.LayerNorm(size.hidden, size.epsilon)
         layer_count = size.layers if layers is None else layers
-        self.layers = nn.ModuleList(self.layer(size, dropout) for _ in range(layer_count))
+        self.layers = nn.ModuleList(self.layer_class(size, dropout) for _ in range(layer_count))
 
-    def compile_in_place(self) -> None:
-        """Compile the forward function of each layer, but not the hooks that sharding adds to it."""
+    def compile_layers(self) -> None:
+        """Replace the forward function of each layer by a compiled one, but not the hooks that sharding adds to it."""
         if self.compiler:
+            forward = compile_forward(self.layer_class.forward, self.compiler)
             for layer in self.layers:
-                layer.forward = partial(compiled(self.layer.forward, self.compiler), layer)
+                layer.forward = partial(forward, layer)
         self.compiler = ""
 
     def embed(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
@@ -185,12 +193,14 @@ class Encoder(nn.Module):
         Args:
             ids: (T,) token ids.
             positions: (T,) positions in the sequences, counted from 0.
-            types: (T,) token types; None: all have type 0. They are ignored if the encoder has no type table.
+            types: (T,) token types, which are ignored if the encoder has no type table; None: all have type 0.
         """
         hidden = self.token_embedding(ids) + self.position_embedding(positions + self.size.first_position)
-        if self.size.types:
-            hidden = hidden + (self.type_embedding.weight[0] if types is None else self.type_embedding(types))
-        return F.dropout(self.embedding_norm(hidden), self.dropout if self.training else 0.0)
+        if self.size.types and types is None:
+            hidden = hidden + self.type_embedding.weight[0]
+        elif self.size.types:
+            hidden = hidden + self.type_embedding(types)
+        return F.dropout(self.embedding_norm(hidden), self.dropout, training=self.training)
 
     def apply_autocast(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
         """Convert rows and copies of the layers' weights to the precision of autocast, if it is enabled.
@@ -202,56 +212,69 @@ class Encoder(nn.Module):
             mixed_precision.refresh_copies(layers, hidden.dtype)
         return hidden
 
-    def run(
+    def run_layers(
         self,
         hidden: Tensor,
         lengths: Sequence[int],
-        first: int,
-        last: int,
+        first_layer: int,
+        last_layer: int,
         rows: Tensor | None = None,
         row_counts: Sequence[int] | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Run the layers above layer `first` up to layer `last`, and return the output, (T, d), or (R, d) at `rows`.
+        """Compute the output of a layer from the output of a lower layer. Layer 0 is the embeddings.
 
         Args:
-            hidden: (T, d) output of layer `first`; layer 0 is the embeddings.
+            hidden: (T, d) output of layer `first_layer`.
             lengths: number of tokens of each sequence.
-            first: number of the layer that produced `hidden`.
-            last: number of the layer whose output is returned, not below `first`.
+            first_layer: number of the layer that produced `hidden`.
+            last_layer: number of the layer whose output is returned, not below `first_layer`.
             rows: (R,) rows to return, in ascending order; None: all.
-            row_counts: number of these rows in each sequence, with which the last layer computes these rows alone.
+            row_counts: number of these rows in each sequence. If it is given, the last layer computes only these rows.
             causal: whether tokens attend only to themselves and earlier tokens.
+
+        Returns:
+            (T, d), or (R, d) for `rows`.
         """
-        if first == last:
+        if first_layer == last_layer:
             return hidden if rows is None else hidden[rows]
         packing = pack(lengths, hidden.device)
-        layers = list(self.layers[first:last])
-        hidden = self.apply_autocast(hidden, layers)
-        call_layer = self._choose_layer_call()
+        *lower_layers, top_layer = self.layers[first_layer:last_layer]
+        hidden = self.apply_autocast(hidden, [*lower_layers, top_layer])
         with torch.autocast(hidden.device.type, enabled=False):  # layers handle bf16 themselves
-            for layer in layers[:-1]:
-                hidden = call_layer(layer, hidden, packing, causal=causal)
+            for layer in lower_layers:
+                hidden = self._call_layer(layer, hidden, packing, causal=causal)
             if rows is None:
-                return call_layer(layers[-1], hidden, packing, causal=causal)
+                return self._call_layer(top_layer, hidden, packing, causal=causal)
             if causal or row_counts is None:  # causal kernels assume that the queries start at the first row
-                return call_layer(layers[-1], hidden, packing, causal=causal)[rows]
-            return call_layer(layers[-1], hidden, packing, rows, pack(row_counts, hidden.device))
+                return self._call_layer(top_layer, hidden, packing, causal=causal)[rows]
+            return self._call_layer(top_layer, hidden, packing, rows, pack(row_counts, hidden.device))
 
-    def _choose_layer_call(self) -> Callable[..., Tensor]:
-        """Return the function that calls a layer, compiled and with activation checkpointing if these are enabled."""
-        call_layer: Callable[..., Tensor] = self.layer.__call__
+    def _call_layer(
+        self,
+        layer: nn.Module,
+        hidden: Tensor,
+        packing: Packing,
+        query_rows: Tensor | None = None,
+        query_packing: Packing | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Call `Layer.forward`, compiled and with activation checkpointing if these are enabled."""
+        forward: Callable[..., Tensor] = self.layer_class.__call__
         if self.compiler:
-            call_layer = compiled(self.layer.forward, self.compiler)
-        if self.recompute and torch.is_grad_enabled():
-            draws_random_numbers = self.training and self.dropout > 0.0
-            return partial(checkpoint, call_layer, use_reentrant=False, preserve_rng_state=draws_random_numbers)
-        return call_layer
+            forward = compile_forward(self.layer_class.forward, self.compiler)
+        inputs = (layer, hidden, packing, query_rows, query_packing, causal)
+        if not self.recompute or not torch.is_grad_enabled():
+            return forward(*inputs)
+        draws_random_numbers = self.training and self.dropout > 0.0
+        output: Tensor = checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=draws_random_numbers)
+        return output
 
-    def forward(self, ids: Tensor, positions: Tensor, lengths: Sequence[int], last: int | None = None) -> Tensor:
-        """Return the output (T, d) of layer `last` (default: the top one) from ids and positions (T,)."""
-        last = len(self.layers) if last is None else last
-        return self.run(self.embed(ids, positions), lengths, 0, last)
+    def forward(self, ids: Tensor, positions: Tensor, lengths: Sequence[int], last_layer: int | None = None) -> Tensor:
+        """Return the output (T, d) of layer `last_layer` (default: the top one) from ids and positions (T,)."""
+        if last_layer is None:
+            last_layer = len(self.layers)
+        return self.run_layers(self.embed(ids, positions), lengths, 0, last_layer)
 
 
 def initialise(module: nn.Module, seed: int) -> None:
@@ -270,7 +293,13 @@ def initialise(module: nn.Module, seed: int) -> None:
 
 
 def pool(hidden: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
-    """Return one vector per sequence, (N, d), from rows (T, d): the first row (`cls`) or the mean of all (`mean`)."""
+    """Return one vector per sequence, (N, d), from the rows of packed sequences, (T, d).
+
+    Args:
+        hidden: (T, d) output of a layer.
+        lengths: number of rows of each sequence.
+        pooling: `cls`, the first row of each sequence, or `mean`, the mean of its rows.
+    """
     cu_seqlens = cumulative_lengths(tuple(lengths), hidden.device).long()
     if pooling == "cls":
         return hidden[cu_seqlens[:-1]]

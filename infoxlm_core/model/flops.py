@@ -44,11 +44,11 @@ def count_step_flops(
     contrast_layer: int = 0,
     queue_rows: int = 0,
 ) -> float:
-    """Return the FLOPs that an optimizer step needs. A multiply-add is 2 FLOPs, and backward costs twice the forward.
+    """Return the FLOPs that an optimizer step needs. A multiply-add is 2 FLOPs.
 
-    Work that a better implementation could avoid, such as padding, recomputation and logits of unmasked tokens, is not
-    counted, so that waste does not look like speed. Embeddings, optimizer, momentum updates and the first filling of
-    the queue are not counted either, because they are small.
+    Padding, recomputation and logits of unmasked tokens are not counted, because a better implementation could avoid
+    them. Embeddings, optimizer, momentum updates and the first filling of the queue are not counted, because they are
+    small.
 
     Args:
         size: sizes of the encoder.
@@ -59,27 +59,27 @@ def count_step_flops(
         contrast_layer: number of the universal layer.
         queue_rows: number of keys in the queue.
     """
-    forward_and_backward = 3  # a backward pass costs twice the forward pass
-    d = size.hidden
-    encoder_flops = _count_encoder_flops(size, lm_lengths, size.layers)
-    head_flops = targets * (2.0 * d * size.vocabulary + 2 * d * d)
-    query_flops = _count_encoder_flops(size, query_lengths, contrast_layer)
-    key_flops = _count_encoder_flops(size, key_lengths, contrast_layer)  # keys have no backward pass
+    training_factor = 3  # forward and backward pass; the backward pass costs twice the forward pass
+    hidden = size.hidden
+    encoder_flops = _count_forward_flops(size, lm_lengths, size.layers)
+    head_flops = targets * (2.0 * hidden * size.vocabulary + 2 * hidden * hidden)
+    query_flops = _count_forward_flops(size, query_lengths, contrast_layer)
+    key_flops = _count_forward_flops(size, key_lengths, contrast_layer)  # keys have no backward pass
     # One product forward and one backward, because the queue needs no gradient.
-    similarity_flops = 4.0 * len(query_lengths) * queue_rows * d
-    contrast_flops = forward_and_backward * query_flops + key_flops + similarity_flops
-    return forward_and_backward * (encoder_flops + head_flops) + contrast_flops
+    similarity_flops = 4.0 * len(query_lengths) * queue_rows * hidden
+    contrast_flops = training_factor * query_flops + key_flops + similarity_flops
+    return training_factor * (encoder_flops + head_flops) + contrast_flops
 
 
-def _count_encoder_flops(size: EncoderSize, lengths: Sequence[int], layers: int) -> float:
-    """Return the FLOPs of a forward pass of sequences with these lengths through the given number of layers."""
-    d = size.hidden
-    tokens = float(sum(lengths))
-    attended_pairs = float(sum(length * length for length in lengths))
-    projection_flops = 8 * d * d  # per token: query, key, value and output
-    feed_forward_flops = 4 * d * size.ffn  # per token
-    attention_flops = 4 * d * attended_pairs  # products of queries with keys, and of weights with values
-    return layers * ((projection_flops + feed_forward_flops) * tokens + attention_flops)
+def _count_forward_flops(size: EncoderSize, lengths: Sequence[int], layers: int) -> float:
+    """Return the FLOPs of a forward pass of sequences with these lengths through this number of layers."""
+    hidden = size.hidden
+    token_count = float(sum(lengths))
+    token_pairs = float(sum(length * length for length in lengths))  # each token attends to its whole sequence
+    projection_flops = 8 * hidden * hidden  # per token: query, key, value and output
+    feed_forward_flops = 4 * hidden * size.ffn  # per token
+    attention_flops = 4 * hidden * token_pairs  # products of queries with keys, and of weights with values
+    return layers * ((projection_flops + feed_forward_flops) * token_count + attention_flops)
 
 
 def find_peak_flops(gpu: str) -> float | None:

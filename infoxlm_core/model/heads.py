@@ -34,17 +34,17 @@ class MaskedLMHead(nn.Module):
         """Return the logits (N, V) from hidden states at masked positions, (N, d), and word embeddings, (V, d)."""
         return F.linear(self.transform(hidden), embedding, self.bias)
 
-    def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scaled sum of the losses, to differentiate, and the losses (N,). See `linear_cross_entropy`."""
-        states = self.transform(hidden)
-        return linear_cross_entropy(states, embedding, self.bias, targets, scale, compiler=self.compiler)
+    def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, loss_weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weighted sum of the losses, and the losses (N,). See `linear_cross_entropy` for the arguments."""
+        transformed = self.transform(hidden)
+        return linear_cross_entropy(transformed, embedding, self.bias, targets, loss_weights, compiler=self.compiler)
 
 
 @dataclass
 class Outputs:
     """The outputs of InfoXLM's forward pass."""
 
-    loss: Tensor | None  # scaled sum of the MLM and TLM losses, to differentiate; None without such sequences
+    loss: Tensor | None  # weighted sum of the MLM and TLM losses, to differentiate; None without such sequences
     losses: Tensor | None  # (N,) losses of the MLM and TLM targets in order, in nats, without gradient
     queries: Tensor | None  # (B, d) in fp32; None without contrast views
 
@@ -75,8 +75,8 @@ class InfoXLM(nn.Module):
         self.normalise = normalise
 
     @classmethod
-    def of(cls, config: PretrainingConfig, size: EncoderSize) -> Self:
-        """Return the network that a config describes, with uninitialised weights. Only MLM and TLM need a head."""
+    def from_config(cls, config: PretrainingConfig, size: EncoderSize) -> Self:
+        """Return the network that a config describes, with uninitialised weights."""
         contrast = config.contrast
         model = cls(
             size,
@@ -84,26 +84,29 @@ class InfoXLM(nn.Module):
             contrast.pooling,
             contrast.normalise,
             config.model.dropout,
-            has_head=bool(config.objectives.mlm or config.objectives.tlm),
+            has_head=bool(config.objectives.mlm or config.objectives.tlm),  # contrast alone needs no head
             has_projection=contrast.projection == "linear",
         )
-        if config.model.frozen != "none":
-            model.freeze(0 if config.model.frozen == "embeddings" else config.model.frozen)
+        frozen = config.model.frozen  # "none", "embeddings", or the number of layers that are also frozen
+        if frozen == "embeddings":
+            model.freeze(layer_count=0)
+        elif frozen != "none":
+            model.freeze(layer_count=frozen)
         return model
 
-    def freeze(self, lowest_layers: int) -> None:
-        """Exclude the embeddings and the lowest layers from training."""
+    def freeze(self, layer_count: int) -> None:
+        """Exclude the embeddings and the lowest `layer_count` layers from training."""
         for name, module in self.encoder.named_children():
             if name != "layers":
                 module.requires_grad_(False)
-        self.encoder.layers[:lowest_layers].requires_grad_(False)
+        self.encoder.layers[:layer_count].requires_grad_(False)
 
-    def forward(self, batch: PackedBatch, scale: Tensor | None = None) -> Outputs:
-        """Compute all objectives of a packed micro-batch.
+    def forward(self, batch: PackedBatch, loss_weights: Tensor | None = None) -> Outputs:
+        """Compute the MLM and TLM losses and the contrast queries of a packed micro-batch.
 
         Args:
-            batch: MLM and TLM sequences, then contrast views.
-            scale: (N,) factor of the loss of each target; None: 1.
+            batch: MLM and TLM sequences, followed by contrast views.
+            loss_weights: (N,) weight of the loss of each masked token in the sum; None: all weights are 1.
         """
         lm_lengths = batch.lengths[: batch.lm_sequences]
         view_lengths = batch.lengths[batch.lm_sequences :]
@@ -111,21 +114,22 @@ class InfoXLM(nn.Module):
         queries = None
         first_layer = 0
         if view_lengths:
-            hidden = self.encoder.run(hidden, batch.lengths, 0, self.contrast_layer)
+            hidden = self.encoder.run_layers(hidden, batch.lengths, 0, self.contrast_layer)
             hidden, view_hidden = hidden.split([sum(lm_lengths), sum(view_lengths)])
             queries = self._compute_queries(batch, view_hidden, view_lengths)
             first_layer = self.contrast_layer
         if not lm_lengths or self.head is None:
-            return Outputs(None, None, queries)
+            return Outputs(loss=None, losses=None, queries=queries)
         last_layer = self.encoder.size.layers
-        hidden = self.encoder.run(
+        hidden = self.encoder.run_layers(
             hidden, lm_lengths, first_layer, last_layer, batch.target_rows, batch.target_counts
         )  # (N, d)
-        if batch.rows_with_target is not None:  # on GPUs, sequences without a target have a row too, which has no loss
+        # On GPUs, the target rows also contain a row of each sequence without targets, which has no loss.
+        if batch.rows_with_target is not None:
             hidden = hidden[batch.rows_with_target]
-        if scale is None:
-            scale = torch.ones(len(batch.target_ids), device=hidden.device)
-        loss, losses = self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, scale)
+        if loss_weights is None:
+            loss_weights = torch.ones(len(batch.target_ids), device=hidden.device)
+        loss, losses = self.head.loss(hidden, self.encoder.token_embedding.weight, batch.target_ids, loss_weights)
         return Outputs(loss, losses, queries)
 
     def _compute_queries(self, batch: PackedBatch, hidden: Tensor, lengths: Sequence[int]) -> Tensor:

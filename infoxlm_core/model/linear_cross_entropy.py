@@ -4,8 +4,9 @@ The logits of 250,002 words are the largest tensor of a training step. This modu
 rows at a time, and turns each chunk into gradients before it computes the next one. Loss and gradients equal those of
 `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
 
-In half precision, `split_logsumexp` and `logit_gradients` are compiled if the layers are. They read the logits twice
-and write them once, in bf16. Gradients differ by 0.06 % from fp64. Two packages were considered in November 2026:
+In half precision, `split_target_logits` and `compute_logit_gradients` are compiled if the layers are. They read the
+logits twice and write their gradients once, in bf16. The gradients differ by 0.06 % from fp64. Two packages were
+considered in November 2026:
 
     cut-cross-entropy 25.1.1   has no bias; computes the logits again in the backward pass, or rounds them to bf16
                                (gradients differ by 0.45 % from fp64)
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROWS = 4096
+CHUNK_ROWS = 4096
 """Rows in a chunk of logits. Small chunks take time, as each adds to the gradient of the weights; large ones memory."""
 _BLOCK_ROWS = 256  # rows that are processed at once between matrix products if nothing is compiled
 _ALIGNMENT = 64  # rows of logits start at multiples of 64 values, since kernels are slow for rows of 250,002
@@ -33,50 +34,63 @@ def linear_cross_entropy(
     weight: Tensor,
     bias: Tensor,
     targets: Tensor,
-    scale: Tensor,
-    rows: int = ROWS,
+    loss_weights: Tensor,
+    max_chunk_rows: int = CHUNK_ROWS,
     compiler: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """Return the scaled sum of cross-entropies, to differentiate, and the cross-entropies (N,) in nats.
+    """Return the weighted sum of the cross-entropies, and each cross-entropy in nats, without storing all logits.
 
-    The forward pass computes the gradients too, because the scale is known. Results are in fp32, or in fp64 for fp64
-    inputs. Autocast only rounds the factors of matrix products: `hidden`, `weight` and the gradients of the logits.
+    Only the sum can be differentiated. The forward pass already computes its gradients. Results are in fp32, or in fp64
+    for fp64 inputs. Autocast only rounds the factors of matrix products: `hidden`, `weight` and the logit gradients.
 
     Args:
-        hidden: (N, d) inputs of the output layer; the sum is 0 if N is 0.
+        hidden: (N, d) inputs of the output layer; N may be 0.
         weight: (V, d) weights of the output layer.
         bias: (V,) bias of the output layer.
-        targets: (N,) target ids.
-        scale: (N,) factor of each row in the sum.
-        rows: number of rows in a chunk of logits.
+        targets: (N,) token ids.
+        loss_weights: (N,) weight of each cross-entropy in the sum.
+        max_chunk_rows: largest number of rows whose logits are in memory at once.
         compiler: backend of torch.compile for the functions between matrix products; "": they are not compiled.
+
+    Returns:
+        The sum, (), and the cross-entropies, (N,).
     """
     device_type = hidden.device.type
     matmul_dtype = hidden.dtype
     if torch.is_autocast_enabled(device_type):
         matmul_dtype = torch.get_autocast_dtype(device_type)
     with torch.autocast(device_type, enabled=False):
-        return _LinearCrossEntropy.apply(hidden, weight, bias, targets, scale, rows, matmul_dtype, compiler)
+        return _LinearCrossEntropy.apply(
+            hidden, weight, bias, targets, loss_weights, max_chunk_rows, matmul_dtype, compiler
+        )
 
 
 @dataclass
 class _Chunk:
     """R rows of the inputs and their logits."""
 
+    rows: slice  # where the R rows are among the N rows of the inputs
+    hidden: Tensor  # (R, d) in the precision of matrix products
     logits: Tensor  # (R, V) without bias, in fp32 or fp64; may be overwritten
-    states: Tensor  # (R, d) in the precision of matrix products
     targets: Tensor  # (R,)
-    scale: Tensor  # (R,)
+    loss_weights: Tensor  # (R,)
 
 
 @dataclass
 class _Gradients:
-    """The gradients of the scaled sum, to which each chunk contributes."""
+    """The gradients of the weighted sum, to which each chunk contributes."""
 
     hidden: Tensor  # (N, d)
     weight: Tensor  # (V, d)
     bias: Tensor  # (V,)
     has_one_chunk: bool  # the only chunk overwrites `weight`, which is uninitialised
+
+    def add_to_weight(self, logit_gradients: Tensor, hidden: Tensor) -> None:
+        """Add the product of logit gradients, (R, V), and hidden states, (R, d), to the gradient of the weights."""
+        if self.has_one_chunk:
+            _matmul(logit_gradients.T, hidden, out=self.weight)
+        else:
+            _add_matmul(logit_gradients.T, hidden, total=self.weight)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -89,45 +103,50 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         targets: Tensor,
-        scale: Tensor,
-        chunk_rows: int,
+        loss_weights: Tensor,
+        max_chunk_rows: int,
         matmul_dtype: torch.dtype,
         compiler: str,
     ) -> tuple[Tensor, Tensor]:
+        """Compute the losses chunk by chunk, and their gradients if an input needs them."""
         row_count = len(hidden)
         vocab_size = len(weight)
         accumulation_dtype = torch.promote_types(matmul_dtype, torch.float32)
         is_half_precision = matmul_dtype != accumulation_dtype
-        if is_half_precision and row_count:
+        chunk_rows = max_chunk_rows
+        if is_half_precision and row_count > 0:
             # Make equal chunks, because a small last chunk takes almost as long as a full one.
-            chunk_count = math.ceil(row_count / chunk_rows)
+            chunk_count = math.ceil(row_count / max_chunk_rows)
             chunk_rows = math.ceil(row_count / chunk_count)
 
-        states = hidden.to(matmul_dtype)
+        matmul_hidden = hidden.to(matmul_dtype)
         matmul_weight = weight.to(matmul_dtype)
         losses = hidden.new_empty(row_count, dtype=accumulation_dtype)
-        buffer = hidden.new_empty(min(chunk_rows, row_count), _align(vocab_size), dtype=accumulation_dtype)
+        # All chunks use the same memory for their logits.
+        logit_buffer = hidden.new_empty(min(chunk_rows, row_count), _align(vocab_size), dtype=accumulation_dtype)
         gradients = None
         if any(ctx.needs_input_grad):
             gradients = _allocate_gradients(hidden, weight, bias, chunk_rows, accumulation_dtype)
 
         for start in range(0, row_count, chunk_rows):
             rows = slice(start, start + chunk_rows)
-            logits = buffer[: len(states[rows]), :vocab_size]  # (R, V)
-            _matmul(states[rows], matmul_weight.T, out=logits)
-            chunk = _Chunk(logits, states[rows], targets[rows], scale[rows])
+            chunk_hidden = matmul_hidden[rows]  # (R, d)
+            logits = logit_buffer[: len(chunk_hidden), :vocab_size]  # (R, V)
+            _matmul(chunk_hidden, matmul_weight.T, out=logits)
+            chunk = _Chunk(rows, chunk_hidden, logits, targets[rows], loss_weights[rows])
             if is_half_precision:
-                losses[rows] = _process_half_precision(chunk, rows, matmul_weight, bias, gradients, compiler)
+                losses[rows] = _process_in_half_precision(chunk, matmul_weight, bias, gradients, compiler)
             else:
-                losses[rows] = _process_full_precision(chunk, rows, matmul_weight, bias, gradients)
+                losses[rows] = _process_in_full_precision(chunk, matmul_weight, bias, gradients)
 
         if gradients:  # not in save_for_backward, which would copy them
             ctx.gradients = [gradients.hidden, gradients.weight.to(weight.dtype), gradients.bias.to(bias.dtype)]
         ctx.mark_non_differentiable(losses)
-        return (losses * scale).sum(), losses
+        return (losses * loss_weights).sum(), losses
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
+        """Multiply the stored gradients by the gradient of the sum."""
         gradients = ctx.gradients
         ctx.gradients = None  # autograd can then free each gradient after its use
         if gradient.is_cuda or gradient != 1:  # on a GPU always, because a comparison would wait for it
@@ -146,122 +165,151 @@ def _allocate_gradients(
     return _Gradients(torch.empty_like(hidden), weight_gradient, torch.zeros_like(bias, dtype=dtype), has_one_chunk)
 
 
-def _process_half_precision(
-    chunk: _Chunk, rows: slice, weight: Tensor, bias: Tensor, gradients: _Gradients | None, compiler: str
+def _process_in_half_precision(
+    chunk: _Chunk, weight: Tensor, bias: Tensor, gradients: _Gradients | None, compiler: str
 ) -> Tensor:
-    """Return the losses (R,) of a chunk, and add its contribution to the gradients if there are any."""
+    """Return the losses of a chunk, (R,), and add its contribution to the gradients, unless they are None."""
     if compiler:
-        split = _compile(split_logsumexp, compiler)
-        differentiate = _compile(logit_gradients, compiler)
-    else:
-        split = _split_logsumexp_by_block
-        differentiate = _logit_gradients_by_block
-    others_logsumexp, target_logits = split(chunk.logits, bias, chunk.targets)  # (R,), (R,)
-    logsumexp = torch.logaddexp(others_logsumexp, target_logits)  # (R,) over the whole vocabulary
-    if gradients:
-        scale = chunk.scale.to(chunk.logits.dtype)
-        d_logits = differentiate(
-            chunk.logits, bias, chunk.targets, others_logsumexp, logsumexp, scale, chunk.states
-        )  # (R, V) in half precision
-        _matmul(d_logits, weight, out=gradients.hidden[rows])
-        _add_matmul(gradients.weight, d_logits.T, chunk.states, overwrite=gradients.has_one_chunk)
-        ones = torch.ones_like(chunk.states[:, :1])  # (R, 1)
-        _add_matmul(gradients.bias[:, None], d_logits.T, ones, overwrite=False)
+        split_logits = _compile(split_target_logits, compiler)
+        compute_gradients = _compile(compute_logit_gradients, compiler)
+    else:  # each operation stores its result, so work on small blocks
+        split_logits = _split_target_logits_in_blocks
+        compute_gradients = _compute_logit_gradients_in_blocks
+    nontarget_logsumexp, target_logits = split_logits(chunk.logits, bias, chunk.targets)  # (R,), (R,)
+    logsumexp = torch.logaddexp(nontarget_logsumexp, target_logits)  # (R,) over the whole vocabulary
+    if gradients is None:
+        return logsumexp - target_logits
+
+    loss_weights = chunk.loss_weights.to(chunk.logits.dtype)
+    logit_gradients = compute_gradients(
+        chunk.logits, bias, chunk.targets, nontarget_logsumexp, logsumexp, loss_weights, chunk.hidden.dtype
+    )  # (R, V) in half precision
+    _matmul(logit_gradients, weight, out=gradients.hidden[chunk.rows])
+    gradients.add_to_weight(logit_gradients, chunk.hidden)
+    # The sum over rows is a matrix product, because only products return fp32 from half-precision factors on GPUs.
+    ones = torch.ones_like(chunk.hidden[:, :1])  # (R, 1)
+    _add_matmul(logit_gradients.T, ones, total=gradients.bias[:, None])
     return logsumexp - target_logits
 
 
-def _process_full_precision(
-    chunk: _Chunk, rows: slice, weight: Tensor, bias: Tensor, gradients: _Gradients | None
-) -> Tensor:
-    """Do the same as `_process_half_precision` in the precision of the logits, which are overwritten."""
-    states = chunk.states
+def _process_in_full_precision(chunk: _Chunk, weight: Tensor, bias: Tensor, gradients: _Gradients | None) -> Tensor:
+    """Return the losses of a chunk, (R,), and add its contribution to the gradients, unless they are None.
+
+    The logits of the chunk are overwritten to save memory.
+    """
     targets = chunk.targets
     logits = chunk.logits.add_(bias)  # (R, V)
     target_logits = logits.gather(1, targets[:, None]).squeeze(1)  # (R,)
     largest_logits = logits.amax(dim=1)  # (R,)
     exponentials = logits.sub_(largest_logits[:, None]).exp_()  # (R, V), in the memory of the logits
     normalizer = exponentials.sum(dim=1)  # (R,)
-    if gradients:
-        # d loss / d logits = scale * (exponentials / normalizer - onehot). The factors of the rows are applied to
-        # tensors (R, d), which are smaller than (R, V).
-        target_scale = chunk.scale.to(logits.dtype)  # (R,)
-        softmax_scale = (chunk.scale / normalizer).to(logits.dtype)  # (R,)
-        softmax_part = (exponentials @ weight) * softmax_scale[:, None]  # (R, d)
-        gradients.hidden[rows] = softmax_part - weight[targets] * target_scale[:, None]
-        scaled_states = states * softmax_scale[:, None]  # (R, d)
-        _add_matmul(gradients.weight, exponentials.T, scaled_states, overwrite=gradients.has_one_chunk)
-        gradients.weight.index_add_(0, targets, states * -target_scale[:, None])
-        gradients.bias += exponentials.T @ softmax_scale
-        gradients.bias.index_add_(0, targets, -target_scale)
-    return normalizer.log() + largest_logits - target_logits
+    losses = normalizer.log() + largest_logits - target_logits  # (R,)
+    if gradients is None:
+        return losses
+
+    # d loss / d logits = loss weight * (exponentials / normalizer - onehot(target)). The two factors per row multiply
+    # tensors (R, d), which are smaller than the logits (R, V).
+    target_scale = chunk.loss_weights.to(logits.dtype)  # (R,)
+    softmax_scale = (chunk.loss_weights / normalizer).to(logits.dtype)  # (R,)
+    softmax_gradient = (exponentials @ weight) * softmax_scale[:, None]  # (R, d)
+    gradients.hidden[chunk.rows] = softmax_gradient - weight[targets] * target_scale[:, None]
+    gradients.add_to_weight(exponentials, chunk.hidden * softmax_scale[:, None])
+    gradients.weight.index_add_(0, targets, chunk.hidden * -target_scale[:, None])
+    gradients.bias += exponentials.T @ softmax_scale
+    gradients.bias.index_add_(0, targets, -target_scale)
+    return losses
 
 
-def split_logsumexp(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp over all words except the target, and the logit of the target, (R,) each.
+def split_target_logits(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp of the logits except those of the targets, and the logits of the targets, (R,) each.
 
     Args:
         logits: (R, V) without the bias.
         bias: (V,).
-        targets: (R,).
+        targets: (R,) token ids.
     """
-    words = torch.arange(logits.shape[1], device=logits.device)
-    other_logits = torch.where(words == targets[:, None], -torch.inf, logits + bias)  # (R, V)
-    largest_logits = other_logits.amax(dim=1)
-    normalizer = (other_logits - largest_logits[:, None]).exp().sum(dim=1)
-    target_logits = logits.gather(1, targets[:, None]).squeeze(1) + bias[targets]
+    token_ids = torch.arange(logits.shape[1], device=logits.device)  # (V,)
+    nontarget_logits = torch.where(token_ids == targets[:, None], -torch.inf, logits + bias)  # (R, V)
+    largest_logits = nontarget_logits.amax(dim=1)  # (R,)
+    normalizer = (nontarget_logits - largest_logits[:, None]).exp().sum(dim=1)  # (R,)
+    target_logits = logits.gather(1, targets[:, None]).squeeze(1) + bias[targets]  # (R,)
     return normalizer.log() + largest_logits, target_logits
 
 
-def logit_gradients(
+def compute_logit_gradients(
     logits: Tensor,
     bias: Tensor,
     targets: Tensor,
-    others_logsumexp: Tensor,
+    nontarget_logsumexp: Tensor,
     logsumexp: Tensor,
-    scale: Tensor,
-    states: Tensor,
+    loss_weights: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:
-    """Return the gradient of the loss, scale * (softmax - onehot), (R, V), in the precision of `states`.
+    """Return the gradient of the weighted loss with respect to the logits, (R, V), in a type.
 
-    At the target, softmax - 1 is computed as minus the probability of all other words, which is precise even if the
-    softmax is almost 1. The rows of the result are aligned.
+    The gradient is loss weight * (softmax - onehot(target)). At the target, softmax - 1 is computed as minus the
+    probability of all other tokens, which is precise even if the softmax is almost 1.
+
+    Args:
+        logits: (R, V) without the bias.
+        bias: (V,).
+        targets: (R,) token ids.
+        nontarget_logsumexp: (R,) log-sum-exp of the logits except those of the targets.
+        logsumexp: (R,) log-sum-exp of all logits.
+        loss_weights: (R,).
+        dtype: type of the result.
     """
     vocab_size = logits.shape[1]
-    words = torch.arange(vocab_size, device=logits.device)
+    token_ids = torch.arange(vocab_size, device=logits.device)  # (V,)
     probabilities = (logits + bias - logsumexp[:, None]).exp()  # (R, V)
-    others_probability = (others_logsumexp - logsumexp).exp()  # (R,)
-    is_target = words == targets[:, None]  # (R, V)
-    gradient = torch.where(is_target, -others_probability[:, None], probabilities) * scale[:, None]
+    nontarget_probability = (nontarget_logsumexp - logsumexp).exp()  # (R,)
+    is_target = token_ids == targets[:, None]  # (R, V)
+    gradient = torch.where(is_target, -nontarget_probability[:, None], probabilities) * loss_weights[:, None]
+    # Pad and slice, so that each row starts at an aligned address: the matrix products that follow are then faster.
     padding = _align(vocab_size) - vocab_size
-    return F.pad(gradient.to(states.dtype), (0, padding))[:, :vocab_size]
+    return F.pad(gradient.to(dtype), (0, padding))[:, :vocab_size]
 
 
 @cache
 def _compile(function: Any, compiler: str) -> Any:
+    """Compile a function once for each backend of torch.compile."""
     return torch.compile(function, backend=compiler, fullgraph=True)
 
 
-def _split_logsumexp_by_block(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Call `split_logsumexp` for a block of rows at a time, to limit the memory of intermediate tensors."""
-    blocks = zip(logits.split(_BLOCK_ROWS), targets.split(_BLOCK_ROWS), strict=True)
-    others_logsumexps = []
-    target_logits = []
-    for block_logits, block_targets in blocks:
-        block_others_logsumexp, block_target_logits = split_logsumexp(block_logits, bias, block_targets)
-        others_logsumexps.append(block_others_logsumexp)
-        target_logits.append(block_target_logits)
-    return torch.cat(others_logsumexps), torch.cat(target_logits)
+def _split_target_logits_in_blocks(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Call `split_target_logits` for a block of rows at a time, to limit the memory of intermediate tensors."""
+    nontarget_logsumexp = logits.new_empty(len(logits))  # (R,)
+    target_logits = logits.new_empty(len(logits))  # (R,)
+    for start in range(0, len(logits), _BLOCK_ROWS):
+        block = slice(start, start + _BLOCK_ROWS)
+        nontarget_logsumexp[block], target_logits[block] = split_target_logits(logits[block], bias, targets[block])
+    return nontarget_logsumexp, target_logits
 
 
-def _logit_gradients_by_block(logits: Tensor, bias: Tensor, *inputs_by_row: Tensor) -> Tensor:
-    """Call `logit_gradients` for a block of rows at a time, and return a result with aligned rows."""
+def _compute_logit_gradients_in_blocks(
+    logits: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    nontarget_logsumexp: Tensor,
+    logsumexp: Tensor,
+    loss_weights: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Call `compute_logit_gradients` for a block of rows at a time, to limit the memory of intermediate tensors."""
     row_count, vocab_size = logits.shape
-    states = inputs_by_row[-1]
-    gradients = states.new_empty(row_count, _align(vocab_size))[:, :vocab_size]  # rows of torch.cat are not aligned
+    # Rows are aligned as in the result of `compute_logit_gradients`; torch.cat would not align them.
+    gradients = logits.new_empty(row_count, _align(vocab_size), dtype=dtype)[:, :vocab_size]
     for start in range(0, row_count, _BLOCK_ROWS):
-        rows = slice(start, start + _BLOCK_ROWS)
-        block_inputs = [values[rows] for values in inputs_by_row]
-        gradients[rows] = logit_gradients(logits[rows], bias, *block_inputs)
+        block = slice(start, start + _BLOCK_ROWS)
+        gradients[block] = compute_logit_gradients(
+            logits[block],
+            bias,
+            targets[block],
+            nontarget_logsumexp[block],
+            logsumexp[block],
+            loss_weights[block],
+            dtype,
+        )
     return gradients
 
 
@@ -280,12 +328,10 @@ def _matmul(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
     return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
 
 
-def _add_matmul(total: Tensor, left: Tensor, right: Tensor, overwrite: bool) -> None:
-    """Set total += left @ right, or with `overwrite` total = left @ right, in the precision of `total`."""
+def _add_matmul(left: Tensor, right: Tensor, total: Tensor) -> None:
+    """Set total += left @ right in the precision of `total`, which may exceed that of the factors."""
     if left.dtype == total.dtype:
-        torch.addmm(total, left, right, beta=0 if overwrite else 1, out=total)
-    elif overwrite:
-        _matmul(left, right, out=total)
+        torch.addmm(total, left, right, out=total)
     elif left.is_cuda:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:

@@ -34,44 +34,43 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs)
         self.register_buffer("weight_copy", None, persistent=False)
         self.register_buffer("bias_copy", None, persistent=False)
-        self.copied_state: tuple[Any, ...] = ()  # dtype and versions of the parameters at the last copy
+        self.copied_state: tuple[Any, ...] = ()  # `parameter_state` at the last copy
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Compute the layer in the precision of its input, with copies of the parameters if they have another one."""
         if hidden.dtype == self.weight.dtype:
             return F.linear(hidden, self.weight, self.bias)
         weight_copy = self.weight_copy
         bias_copy = self.bias_copy
-        if weight_copy is None or bias_copy is None:  # sharded weights, which are gathered for each pass
+        if weight_copy is None or bias_copy is None:  # sharded weights have no copies: each pass gathers them
             weight_copy = self.weight.detach().to(hidden.dtype)
             bias_copy = self.bias.detach().to(hidden.dtype)
         output: Tensor = _LinearWithCopies.apply(hidden, self.weight, self.bias, weight_copy, bias_copy)
         return output
 
-    def find_outdated_copies(self, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Return the pairs (copy, parameter) in which the parameter has changed since it was copied to `dtype`."""
-        if is_shard(self.weight):
-            self.weight_copy = None
-            self.bias_copy = None
-            return []
+    def parameter_state(self, dtype: torch.dtype) -> tuple[Any, ...]:
+        """Return a value that changes whenever a parameter changes, or `dtype`, the type of the copies."""
         # PyTorch increments the version of a tensor when it is changed in place.
         weight_state = (self.weight.data_ptr(), self.weight._version)
         bias_state = (self.bias.data_ptr(), self.bias._version)
-        state = (dtype, *weight_state, *bias_state)
-        if self.copied_state == state:
-            return []
-        self.copied_state = state
+        return (dtype, *weight_state, *bias_state)
+
+    def allocate_copies(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the tensors for the copies of weight and bias, which are reused if type and device still fit."""
         weight_copy = self.weight_copy
         bias_copy = self.bias_copy
-        if (
-            weight_copy is None
-            or bias_copy is None
-            or (weight_copy.dtype, weight_copy.device) != (dtype, self.weight.device)
-        ):
+        device = self.weight.device
+        if weight_copy is None or bias_copy is None or weight_copy.dtype != dtype or weight_copy.device != device:
             weight_copy = torch.empty_like(self.weight, dtype=dtype)
             bias_copy = torch.empty_like(self.bias, dtype=dtype)
             self.weight_copy = weight_copy
             self.bias_copy = bias_copy
-        return [(weight_copy, self.weight), (bias_copy, self.bias)]
+        return weight_copy, bias_copy
+
+    def discard_copies(self) -> None:
+        """Free the memory of the copies."""
+        self.weight_copy = None
+        self.bias_copy = None
 
 
 class AddNorm(nn.LayerNorm):
@@ -87,18 +86,23 @@ class AddNorm(nn.LayerNorm):
 
 
 def refresh_copies(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
-    """Copy all weights of linear layers that have changed since the last call to type `dtype`, in one kernel."""
-    copies = []
-    parameters = []
+    """Update the copies in type `dtype` of all linear layers whose parameters have changed since the last call."""
+    linear_layers = [child for module in modules for child in module.modules() if isinstance(child, Linear)]
+    copies: list[Tensor] = []
+    changed_parameters: list[Tensor] = []
     with torch.inference_mode(False), torch.no_grad():  # inference tensors cannot be used in training
-        for module in modules:
-            for child in module.modules():
-                if isinstance(child, Linear):
-                    for copy, parameter in child.find_outdated_copies(dtype):
-                        copies.append(copy)
-                        parameters.append(parameter)
-        if copies:
-            torch._foreach_copy_(copies, parameters)
+        for layer in linear_layers:
+            if is_shard(layer.weight):
+                layer.discard_copies()
+                continue
+            state = layer.parameter_state(dtype)
+            if layer.copied_state == state:
+                continue
+            layer.copied_state = state
+            copies.extend(layer.allocate_copies(dtype))
+            changed_parameters.extend([layer.weight, layer.bias])
+        if copies:  # one kernel copies all tensors, because each launch of a kernel takes time
+            torch._foreach_copy_(copies, changed_parameters)
 
 
 class _LinearWithCopies(torch.autograd.Function):
@@ -113,11 +117,13 @@ class _LinearWithCopies(torch.autograd.Function):
         weight_copy: Tensor,
         bias_copy: Tensor,
     ) -> Tensor:
+        """Return hidden @ weight.T + bias in half precision."""
         ctx.save_for_backward(hidden, weight_copy)
         return F.linear(hidden, weight_copy, bias_copy)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the input in half precision, and of the parameters in fp32."""
         hidden, weight_copy = ctx.saved_tensors
         hidden_gradient = gradient @ weight_copy
         if gradient.is_cuda:

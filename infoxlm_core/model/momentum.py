@@ -63,19 +63,20 @@ class Queue:
 
     def push(self, keys: Tensor, sentence_ids: Tensor, step: int) -> None:
         """Replace the oldest rows by keys (B, d) with sentence ids (B, 2). Of more than K keys, keep the last K."""
-        size = len(self.rows)
-        skipped_count = max(0, len(keys) - size)
+        capacity = len(self.rows)
+        skipped_count = max(0, len(keys) - capacity)
         keys = keys[skipped_count:]
         sentence_ids = sentence_ids[skipped_count:]
-        start = int(self.pointer) + skipped_count
-        indices = (start + torch.arange(len(keys), device="cpu")) % size  # (B,)
-        device_indices = (start + torch.arange(len(keys), device=self.rows.device)) % size
-        self.rows[device_indices] = keys.detach()
-        self.sentence_ids[device_indices] = sentence_ids
-        self.added_at_step[indices] = step
-        self.pointer.fill_((start + len(keys)) % size)
+        first_row = int(self.pointer) + skipped_count
+        # Compute the row numbers on both devices, because a copy between them would wait for the GPU.
+        cpu_rows = (first_row + torch.arange(len(keys), device="cpu")) % capacity  # (B,)
+        device_rows = (first_row + torch.arange(len(keys), device=self.rows.device)) % capacity  # (B,)
+        self.rows[device_rows] = keys.detach()
+        self.sentence_ids[device_rows] = sentence_ids
+        self.added_at_step[cpu_rows] = step
+        self.pointer.fill_((first_row + len(keys)) % capacity)
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the tensors of the queue themselves, not copies, by their names in checkpoints."""
         # Sentence ids are called "meanings", as in the checkpoints of earlier versions.
         return {"rows": self.rows, "meanings": self.sentence_ids, "born": self.added_at_step, "pointer": self.pointer}
@@ -86,8 +87,8 @@ class Queue:
         return float(self.added_at_step.max() - self.added_at_step.double().mean())
 
 
-def momentum_at(config: ContrastConfig, step: int, total_steps: int) -> float:
-    """Return the momentum of the key encoder's update after a step, which is counted from 0."""
+def compute_momentum(config: ContrastConfig, step: int, total_steps: int) -> float:
+    """Return the momentum with which the key encoder is updated after an optimizer step. The first step is 0."""
     if config.momentum_schedule == "linear":
         progress = step / max(1, total_steps - 1)
         return config.momentum + (1 - config.momentum) * progress

@@ -23,7 +23,9 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each extracted answer, (N,): the mean of the cross-entropies of its start and its end.
+    """Return the loss of each answer in extractive question answering, (N,).
+
+    The loss is the mean of the cross-entropies of the start and the end of the answer.
 
     Args:
         logits: (N, L, 2) logits of start and end at each token; -inf after the last token of a sequence.
@@ -44,7 +46,7 @@ def xlco_logits(
         key: (B, D) without gradient; row i is the translation of query i.
         queue: (K, D) keys of earlier steps, without gradient.
         temperature: divides the similarities; lower is sharper.
-        excluded: (B, K) true for false negatives, which are ignored. The paper does not have them.
+        excluded: (B, K) true for false negatives, which are ignored; None: none are ignored, as in the paper.
 
     Source: InfoXLM, equation 6.
     """
@@ -71,14 +73,14 @@ def xlco_losses(logits: Tensor, margin: float = 0.0) -> Tensor:
     return F.cross_entropy(logits, target, reduction="none")
 
 
-def xlco_hits(logits: Tensor) -> Tensor:
+def count_xlco_hits(logits: Tensor) -> Tensor:
     """Count the queries that are nearer to their translation than to all K negatives. Chance is B / (1 + K)."""
     best_negative = logits[:, 1:].amax(dim=1)  # (B,)
     return (logits[:, 0] > best_negative).sum()
 
 
-def share_a_sentence(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """Return for each query and key whether they have a sentence in common, (B, K) bool.
+def find_shared_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
+    """Return for each query and each key whether they have a sentence in common, (B, K) bool.
 
     Args:
         query_ids: (B, 2) ids of the two sentences of each query.
@@ -93,8 +95,13 @@ def share_a_sentence(query_ids: Tensor, key_ids: Tensor) -> Tensor:
     return shared
 
 
-def have_equal_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """Return for each query and key whether they have the same two sentences, (B, K). See `share_a_sentence`."""
+def find_equal_pairs(query_ids: Tensor, key_ids: Tensor) -> Tensor:
+    """Return for each query and each key whether they have the same two sentences in any order, (B, K) bool.
+
+    Args:
+        query_ids: (B, 2) ids of the two sentences of each query.
+        key_ids: (K, 2) ids of the two sentences of each key.
+    """
     query_ids = query_ids.sort(dim=1).values[:, None]  # (B, 1, 2)
     key_ids = key_ids.sort(dim=1).values[None]  # (1, K, 2)
     has_equal_first = query_ids[..., 0] == key_ids[..., 0]  # (B, K)

@@ -71,8 +71,8 @@ class Packed(nn.Module):
         hidden = self.encoder.embed(ids, positions, types)  # (T, d)
         if only_first_tokens:
             row_counts = (1,) * len(lengths)
-            return full_precision(self.encoder.run(hidden, lengths, 0, size.layers, first_rows, row_counts))
-        return full_precision(self.encoder.run(hidden, lengths, 0, size.layers))
+            return full_precision(self.encoder.run_layers(hidden, lengths, 0, size.layers, first_rows, row_counts))
+        return full_precision(self.encoder.run_layers(hidden, lengths, 0, size.layers))
 
 
 class SequenceModel(Packed):

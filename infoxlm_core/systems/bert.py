@@ -42,7 +42,7 @@ class BERT(TextNetwork):
     def compute_target_states(self, batch: TextBatch) -> TargetStates:
         """Compute the hidden states of the targets, and the logits of next-sentence prediction."""
         embeddings = self.encoder.embed(batch.ids, batch.positions, batch.types)  # (T, d)
-        hidden = self.encoder.run(embeddings, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
+        hidden = self.encoder.run_layers(embeddings, batch.lengths, 0, self.encoder.size.layers)  # (T, d)
         cls_states = pool(hidden, batch.lengths, "cls")  # (sequences, d)
         # Class 0: the second part follows the first. Class 1: it does not.
         nsp_logits = self.follows(torch.tanh(self.pooler(cls_states)))  # (sequences, 2)

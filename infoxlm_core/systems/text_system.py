@@ -89,7 +89,7 @@ class TextSystem(System):
 
     def _create_random(self, config: PretrainingConfig, shards: Shards) -> TextNetwork:
         """Return a network of the configured size, with random weights that depend on the seed."""
-        size = EncoderSize.of(
+        size = EncoderSize.from_config(
             config.model,
             shards.vocabulary_size,
             positions=config.model.max_tokens,

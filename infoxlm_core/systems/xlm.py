@@ -50,7 +50,7 @@ class XLM(TextNetwork):
     def compute_target_states(self, batch: TextBatch) -> TargetStates:
         """Return the output of the last layer at the targets."""
         embeddings = self.encoder.embed(batch.ids, batch.positions, batch.types)  # (T, d)
-        hidden = self.encoder.run(
+        hidden = self.encoder.run_layers(
             embeddings,
             batch.lengths,
             0,

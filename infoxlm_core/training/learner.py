@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from infoxlm_core.config import ModelConfig
 from infoxlm_core.data.sampling import digest_key
 from infoxlm_core.model import devices
-from infoxlm_core.model.attention import choose_flash
-from infoxlm_core.model.encoder import Encoder, compiler_for
+from infoxlm_core.model.attention import activate_flash_attention
+from infoxlm_core.model.encoder import Encoder, choose_compiler
 
 logger = logging.getLogger(__name__)
 
@@ -110,10 +110,10 @@ def prepare_encoder(encoder: Encoder, config: ModelConfig, device: torch.device)
 
     Logs a warning if `model.precision` is bf16 on a CPU without instructions for it.
     """
-    choose_flash(device)
+    activate_flash_attention(device)
     encoder.recompute = config.recompute
     if config.compiled:
-        encoder.compiler = compiler_for(device, config.dropout)
+        encoder.compiler = choose_compiler(device, config.dropout)
     if config.precision == "bf16" and device.type == "cpu" and not devices.cpu_multiplies_bf16():
         logger.warning(
             "model.precision is bf16, for which this CPU has no instructions (AVX512-BF16, AMX): "

@@ -210,7 +210,7 @@ def _check_gpu() -> None:
     """Raise InputError with the reason if torch cannot use a GPU that Ray assigns."""
     import ray
 
-    task = ray.remote(num_gpus=1)(devices.why_no_gpu).remote()
+    task = ray.remote(num_gpus=1)(devices.explain_missing_gpu).remote()
     reason = ray.get(task, timeout=_GPU_SECONDS)
     if reason:
         raise InputError(reason)

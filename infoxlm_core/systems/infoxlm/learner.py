@@ -50,7 +50,7 @@ class InfoXLMLearner(Learner):
         self.objectives = [objective(config, model) for objective in enabled]
         if config.model.sharded:
             sharding.shard(model, model.encoder.layers, half_precision(self.device, config.model.precision))
-            model.encoder.compile_in_place()
+            model.encoder.compile_layers()
             if self.has_contrast:
                 self.xlco.shard()
 

@@ -17,7 +17,7 @@ from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.model import flops
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.linear_cross_entropy import ROWS
+from infoxlm_core.model.linear_cross_entropy import CHUNK_ROWS
 from infoxlm_core.model.mixed_precision import Linear
 from infoxlm_core.model.momentum import KeyEncoder
 
@@ -59,13 +59,13 @@ def size_of(config: PretrainingConfig, vocabulary_size: int) -> EncoderSize:
         from infoxlm_core.model.huggingface import pretrained  # here, since it imports transformers
 
         return pretrained.size_of(Path(model.start))
-    return EncoderSize.of(model, vocabulary_size)
+    return EncoderSize.from_config(model, vocabulary_size)
 
 
 def build_on_meta_device(config: PretrainingConfig, vocabulary_size: int) -> tuple[InfoXLM, KeyEncoder]:
     """Return the query encoder and the key encoder of a run, whose weights have shapes but occupy no memory."""
     with torch.device("meta"):
-        model = InfoXLM.of(config, size_of(config, vocabulary_size))
+        model = InfoXLM.from_config(config, size_of(config, vocabulary_size))
         return model, KeyEncoder(model)
 
 
@@ -174,7 +174,7 @@ def _plan_temporary_memory(
     lm_tokens = sample_count * (lengths.mlm + lengths.tlm)
     view_tokens = sample_count * lengths.view
     # The loss computes the logits of a chunk of targets at a time.
-    chunk_rows = min(ROWS, round(config.objectives.mask_ratio * lm_tokens))
+    chunk_rows = min(CHUNK_ROWS, round(config.objectives.mask_ratio * lm_tokens))
     logit_bytes = 6 * chunk_rows * size.vocabulary
     embedding_gradient_bytes = 8 * size.hidden * size.vocabulary
     all_reduce_formula = "4 B x parameters that are trained, with several workers; of shards until the step ends"

@@ -148,6 +148,6 @@ def _encode(
         ids = devices.send(torch.from_numpy(batch.flat), device)  # (T,) tokens of all sentences end to end
         position_ids = devices.send(torch.from_numpy(number_positions(batch.lengths)), device)  # (T,)
         with autocast(device, precision):
-            hidden = encoder(ids, position_ids, lengths, last=layer)  # (T, d)
+            hidden = encoder(ids, position_ids, lengths, last_layer=layer)  # (T, d)
         vectors.append(pool(hidden, lengths, pooling).float())  # (sentences of the batch, d)
     return F.normalize(torch.cat(vectors), dim=1)

@@ -12,11 +12,11 @@ from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model.heads import InfoXLM
-from infoxlm_core.model.momentum import KeyEncoder, Queue, momentum_at
+from infoxlm_core.model.momentum import KeyEncoder, Queue, compute_momentum
 from infoxlm_core.model.objectives import (
-    have_equal_sentences,
-    share_a_sentence,
-    xlco_hits,
+    count_xlco_hits,
+    find_equal_pairs,
+    find_shared_sentences,
     xlco_logits,
     xlco_losses,
 )
@@ -84,7 +84,7 @@ class XLCO(SentenceObjective):
         """Shard the key encoder, after the model was sharded."""
         sharding.shard(self.key_encoder, self.key_encoder.encoder.layers)
         self.key_encoder.pair_with(self.model)
-        self.key_encoder.encoder.compile_in_place()
+        self.key_encoder.encoder.compile_layers()
 
     def count(self, batch: PackedBatch) -> int:
         return batch.items
@@ -124,9 +124,9 @@ class XLCO(SentenceObjective):
         contrast = self.config.contrast
         batch_size = len(query_ids)
         if contrast.false_negatives == "overlap":
-            is_excluded = share_a_sentence(query_ids, key_ids)
+            is_excluded = find_shared_sentences(query_ids, key_ids)
         elif contrast.false_negatives == "exact":
-            is_excluded = have_equal_sentences(query_ids, key_ids)
+            is_excluded = find_equal_pairs(query_ids, key_ids)
         elif contrast.in_batch_negatives:
             is_excluded = torch.zeros(batch_size, len(key_ids), dtype=torch.bool, device=query_ids.device)
         else:
@@ -170,7 +170,7 @@ class XLCO(SentenceObjective):
         """Update the key encoder and push the keys of the step, if contrast has begun and the step changed weights."""
         contrast = self.config.contrast
         if good and step > contrast.start_step:
-            momentum = momentum_at(contrast, step - 1, self.config.optimization.steps)
+            momentum = compute_momentum(contrast, step - 1, self.config.optimization.steps)
             self.key_encoder.update(momentum)
             self.enqueue(step)
         self.new_keys.clear()
@@ -193,7 +193,7 @@ class XLCO(SentenceObjective):
         weights: dict[str, Tensor] = {
             f"key_encoder/{name}": weight for name, weight in self.key_encoder.named_parameters()
         }
-        return weights | {f"queue/{name}": tensor for name, tensor in self.queue.state().items()}
+        return weights | {f"queue/{name}": tensor for name, tensor in self.queue.state_dict().items()}
 
 
 def _sum_statistics(logits: Tensor, query_weight: float) -> dict[str, Tensor]:
@@ -210,7 +210,7 @@ def _sum_statistics(logits: Tensor, query_weight: float) -> dict[str, Tensor]:
     negative_means = negative_logits.nanmean(dim=1).nan_to_num()  # (B,)
     negative_square_means = negative_logits.square().nanmean(dim=1).nan_to_num()  # (B,)
     return {
-        "hits": xlco_hits(logits) * query_weight,
+        "hits": count_xlco_hits(logits) * query_weight,
         "positive": logits[:, 0].sum() * query_weight,
         "negative": negative_means.sum() * query_weight,
         "negative_square": negative_square_means.sum() * query_weight,

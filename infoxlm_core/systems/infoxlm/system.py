@@ -77,9 +77,9 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
         _check_tokenizer(start, size, shards)
         _check_size(start, size, config)
     else:
-        size = EncoderSize.of(config.model, shards.vocabulary_size)
-    check_memory(config, size, devices.memory(distributed.device()))
-    model = InfoXLM.of(config, size)
+        size = EncoderSize.from_config(config.model, shards.vocabulary_size)
+    check_memory(config, size, devices.total_memory_bytes(distributed.device()))
+    model = InfoXLM.from_config(config, size)
     initialise(model, config.seed)
     if start:
         _load_start_weights(model, start)

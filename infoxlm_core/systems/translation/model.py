@@ -100,7 +100,7 @@ class DecoderLayer(Layer):
 class Decoder(Encoder):
     """An encoder whose layers also attend to the source."""
 
-    layer = DecoderLayer
+    layer_class = DecoderLayer
 
 
 class Translator(nn.Module):
@@ -115,7 +115,7 @@ class Translator(nn.Module):
     def encode(self, source: PackedSentences) -> Tensor:
         """Return the encoder's output (S, d) for source sentences of S tokens together."""
         hidden = self.encoder.embed(source.ids, source.positions, source.types)
-        return self.encoder.run(hidden, source.lengths, 0, len(self.encoder.layers))
+        return self.encoder.run_layers(hidden, source.lengths, 0, len(self.encoder.layers))
 
     def forward(self, source: PackedSentences, target: PackedSentences) -> Tensor:
         """Return the logits (T - N, V) of every token of the N targets except the first, given the earlier tokens."""

@@ -16,7 +16,7 @@ from infoxlm_core.data.examples import Examples
 from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.model import devices
-from infoxlm_core.model.encoder import compiler_for
+from infoxlm_core.model.encoder import choose_compiler
 from infoxlm_core.model.padded import Padded
 from infoxlm_core.model.task_head import Head
 from infoxlm_core.model.task_models import TaskModel
@@ -73,7 +73,7 @@ class TaskLearner(Learner):
         self.best = best
         self.weights = LossWeights({task.head.name: 1.0})
         if steps >= MIN_COMPILED_STEPS and not isinstance(module, Padded):
-            module.encoder.compiler = compiler_for(distributed.device(), config.dropout)
+            module.encoder.compiler = choose_compiler(distributed.device(), config.dropout)
         # Two orders are cached, because a step may span two epochs and drawing the order of millions takes a second.
         draw_order = functools.partial(_draw_order, config.seed, len(task.examples))
         self.order = functools.lru_cache(2)(draw_order)

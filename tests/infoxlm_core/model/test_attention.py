@@ -61,5 +61,5 @@ def test_flash_attention_2_is_used_if_version_3_cannot_be_imported(monkeypatch, 
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", fail)
     caplog.set_level("INFO")
 
-    assert attention.choose_flash.__wrapped__(torch.device("cuda", 0)) == "2"
+    assert attention.activate_flash_attention.__wrapped__(torch.device("cuda", 0)) == "2"
     assert "version 3 (flash_attn_3) cannot be used: undefined symbol" in caplog.text

@@ -14,7 +14,7 @@ from infoxlm_core.data.layouts import number_positions
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.encoder import Encoder, EncoderSize, can_compile, compiler_for, initialise
+from infoxlm_core.model.encoder import Encoder, EncoderSize, can_compile, choose_compiler, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.momentum import KeyEncoder
@@ -80,7 +80,7 @@ def test_every_layer_equals_hugging_face_on_the_padded_batch(hugging_face, model
     hidden_states = hugging_face(batch, attention_mask=mask, output_hidden_states=True).hidden_states
 
     for layer, expected in enumerate(hidden_states):
-        hidden = model.encoder(ids, positions(), LENGTHS, last=layer)
+        hidden = model.encoder(ids, positions(), LENGTHS, last_layer=layer)
         torch.testing.assert_close(hidden, expected[mask.bool()], atol=1e-9, rtol=0)
 
 
@@ -91,7 +91,7 @@ def test_encoder_that_ends_at_the_universal_layer_equals_the_complete_encoder_th
     truncated.load_state_dict(weights)
 
     assert torch.equal(
-        truncated(ids, positions(), LENGTHS), model.encoder(ids, positions(), LENGTHS, last=2)
+        truncated(ids, positions(), LENGTHS), model.encoder(ids, positions(), LENGTHS, last_layer=2)
     )  # bit for bit
 
 
@@ -99,7 +99,7 @@ def test_encoder_that_ends_at_the_universal_layer_equals_the_complete_encoder_th
 def test_chosen_rows_of_the_top_layer_equal_those_of_the_complete_layer(model, ids):
     rows, row_counts = torch.tensor([0, 3, 6, 7, 15]), (2, 0, 2, 1)
 
-    hidden = model.encoder.run(model.encoder.embed(ids, positions()), LENGTHS, 0, 3, rows, row_counts)
+    hidden = model.encoder.run_layers(model.encoder.embed(ids, positions()), LENGTHS, 0, 3, rows, row_counts)
 
     torch.testing.assert_close(hidden, model.encoder(ids, positions(), LENGTHS)[rows], atol=1e-9, rtol=0)
 
@@ -146,7 +146,7 @@ def test_masked_lm_loss_with_random_weights_is_near_the_log_of_the_vocabulary_si
 def test_loss_on_one_side_of_a_translation_pair_has_gradients_in_the_other_side(model):
     ids = torch.tensor([0, 10, 11, 2, 20, 21, 2])
     hidden = model.encoder.embed(ids, positions((7,))).detach().requires_grad_()
-    output = model.encoder.run(hidden, (7,), 0, 3)
+    output = model.encoder.run_layers(hidden, (7,), 0, 3)
 
     cross_entropy(model.head(output[1:2], model.encoder.token_embedding.weight), torch.tensor([12])).backward()
 
@@ -195,7 +195,7 @@ def test_forward_pass_of_all_objectives_equals_separate_computations(tiny_shards
     expected_losses = F.cross_entropy(logits, batch.target_ids, reduction="none")
     torch.testing.assert_close(outputs.losses, expected_losses, atol=1e-9, rtol=0)
     assert outputs.loss.item() == pytest.approx(expected_losses.sum().item(), rel=1e-9)
-    sequences = model.encoder(batch.ids, batch.positions, batch.lengths, last=1).split(batch.lengths)
+    sequences = model.encoder(batch.ids, batch.positions, batch.lengths, last_layer=1).split(batch.lengths)
     views = sequences[batch.lm_sequences :]
     features = torch.stack([view[0] if pooling == "cls" else view.mean(0) for view in views])
     expected_queries = F.normalize(features @ model.projection, dim=1)
@@ -242,7 +242,7 @@ def test_recomputation_changes_no_bit_of_gradients_or_dropout():
     for encoder.recompute in (False, True):
         torch.manual_seed(2)
         encoder.zero_grad()
-        hidden = encoder.run(encoder.embed(ids, positions((12, 18))), (12, 18), 0, 3, rows, (2, 1))
+        hidden = encoder.run_layers(encoder.embed(ids, positions((12, 18))), (12, 18), 0, 3, rows, (2, 1))
         hidden.pow(3).sum().backward()
         gradients = [parameter.grad for parameter in encoder.parameters()]
         results.append([hidden, torch.rand(3), *gradients])
@@ -259,7 +259,7 @@ def test_layers_are_compiled_where_possible_and_the_log_says_why_not(caplog):
     assert "not compiled" not in caplog.text
     assert not can_compile("no such compiler", cpu, dropout=0.1)
     assert "not compiled" in caplog.text
-    assert compiler_for(cpu, 0.1) == ""
+    assert choose_compiler(cpu, 0.1) == ""
     assert torch.equal(torch.get_rng_state(), random_state)
 
 

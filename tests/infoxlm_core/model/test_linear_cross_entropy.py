@@ -22,15 +22,15 @@ def test_loss_and_gradients_equal_those_of_cross_entropy(chunk_rows, factor):
     inputs = make_inputs(10)
     expected_inputs = make_inputs(10)
     targets = torch.arange(10) * 19
-    scale = torch.linspace(0, 1, 10, dtype=torch.float64)
+    loss_weights = torch.linspace(0, 1, 10, dtype=torch.float64)
 
-    loss, losses = linear_cross_entropy(*inputs, targets, scale, rows=chunk_rows)
+    loss, losses = linear_cross_entropy(*inputs, targets, loss_weights, max_chunk_rows=chunk_rows)
     (loss * factor).backward()
 
     expected = F.cross_entropy(F.linear(*expected_inputs), targets, reduction="none")
-    ((expected * scale).sum() * factor).backward()
+    ((expected * loss_weights).sum() * factor).backward()
     torch.testing.assert_close(losses, expected.detach())
-    assert loss.item() == pytest.approx((expected * scale).sum().item())
+    assert loss.item() == pytest.approx((expected * loss_weights).sum().item())
     for tensor, expected_tensor in zip(inputs, expected_inputs, strict=True):
         torch.testing.assert_close(tensor.grad, expected_tensor.grad)
 
@@ -71,15 +71,15 @@ def test_bf16_gradients_are_within_half_a_percent_however_confident_the_model_is
     targets = torch.arange(words)  # the target of each row is its most likely word
     hidden = (weight * math.log((words - 1) * probability / (1 - probability))).bfloat16().float()
     bias = torch.randn(words, generator=generator) * 0.3
-    scale = torch.full((words,), 1 / 157_286)
+    loss_weights = torch.full((words,), 1 / 157_286)
     inputs = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     exact_inputs = [tensor.double().requires_grad_() for tensor in (hidden, weight, bias)]
     exact_losses = F.cross_entropy(F.linear(*exact_inputs), targets, reduction="none")
     assert exact_losses.detach().neg().exp().median() == pytest.approx(probability, abs=0.5 * (1 - probability))
-    (exact_losses * scale.double()).sum().backward()
+    (exact_losses * loss_weights.double()).sum().backward()
 
     with torch.autocast("cpu", torch.bfloat16):
-        loss, losses = linear_cross_entropy(*inputs, targets, scale, rows=chunk_rows)
+        loss, losses = linear_cross_entropy(*inputs, targets, loss_weights, max_chunk_rows=chunk_rows)
     loss.backward()
 
     assert losses.dtype == torch.float32
@@ -89,7 +89,7 @@ def test_bf16_gradients_are_within_half_a_percent_however_confident_the_model_is
         assert errors.max() <= 0.005
     # In the gradient of a bias, the contributions of the rows may cancel, so compare with the sum of their sizes.
     with torch.no_grad():
-        contributions = (F.linear(*exact_inputs).softmax(dim=1) - F.one_hot(targets)).abs() * scale[:, None]
+        contributions = (F.linear(*exact_inputs).softmax(dim=1) - F.one_hot(targets)).abs() * loss_weights[:, None]
     assert ((inputs[2].grad - exact_inputs[2].grad).abs() / contributions.sum(dim=0)).max() <= 0.005
 
 
@@ -97,13 +97,13 @@ def test_bf16_gradients_are_within_half_a_percent_however_confident_the_model_is
 @pytest.mark.parametrize("rows", [64, 300])
 def test_compiled_functions_give_the_same_loss_and_gradients(rows):
     targets = torch.arange(rows) % 203
-    scale = torch.full((rows,), 1 / rows)
+    loss_weights = torch.full((rows,), 1 / rows)
 
     results = {}
     for compiler in ("", "aot_eager"):
         inputs = make_inputs(rows, torch.float32)
         with torch.autocast("cpu", torch.bfloat16):
-            loss, losses = linear_cross_entropy(*inputs, targets, scale, rows=200, compiler=compiler)
+            loss, losses = linear_cross_entropy(*inputs, targets, loss_weights, max_chunk_rows=200, compiler=compiler)
         loss.backward()
         results[compiler] = [losses, *(tensor.grad for tensor in inputs)]
 
@@ -111,12 +111,12 @@ def test_compiled_functions_give_the_same_loss_and_gradients(rows):
         torch.testing.assert_close(compiled, eager, atol=1e-6, rtol=1e-5)
 
 
-def test_biases_and_scales_are_not_rounded_to_bf16():
+def test_biases_and_loss_weights_are_not_rounded_to_bf16():
     hidden, weight = torch.zeros(4, 8).requires_grad_(), torch.zeros(64, 8).requires_grad_()
-    bias, scale = torch.linspace(3.0, 3.01, 64).requires_grad_(), torch.full((4,), 1 / 157_286)
+    bias, loss_weights = torch.linspace(3.0, 3.01, 64).requires_grad_(), torch.full((4,), 1 / 157_286)
 
     with torch.autocast("cpu", torch.bfloat16):
-        loss, losses = linear_cross_entropy(hidden, weight, bias, torch.arange(4), scale)
+        loss, losses = linear_cross_entropy(hidden, weight, bias, torch.arange(4), loss_weights)
     loss.backward()
 
     torch.testing.assert_close(losses, -bias.log_softmax(dim=0)[:4].detach())

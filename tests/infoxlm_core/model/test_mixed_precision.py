@@ -28,7 +28,7 @@ def encoder() -> Encoder:
 def compute_output(encoder: Encoder, hidden: torch.Tensor) -> torch.Tensor:
     """Return the output of the encoder for two sequences, in bf16 unless the rows are in fp64."""
     with torch.autocast("cpu", BF16, enabled=hidden.dtype == torch.float32):
-        return encoder.run(hidden, (40, 24), 0, 4)
+        return encoder.run_layers(hidden, (40, 24), 0, 4)
 
 
 def test_layers_in_the_precision_of_their_weights_equal_pytorch_bit_by_bit():

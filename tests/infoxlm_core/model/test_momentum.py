@@ -6,7 +6,7 @@ import torch
 from infoxlm_core.config import ContrastConfig
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM, project
-from infoxlm_core.model.momentum import KeyEncoder, Queue, momentum_at
+from infoxlm_core.model.momentum import KeyEncoder, Queue, compute_momentum
 from infoxlm_core.model.objectives import xlco_logits, xlco_losses
 
 SIZE = EncoderSize(vocabulary=32, layers=3, hidden=8, ffn=16, heads=2, positions=16)
@@ -21,7 +21,7 @@ def model() -> InfoXLM:
 
 
 def compute_queries(model: InfoXLM) -> torch.Tensor:
-    return model.encoder(*INPUTS, last=2)[[0, 3]] @ model.projection
+    return model.encoder(*INPUTS, last_layer=2)[[0, 3]] @ model.projection
 
 
 @pytest.mark.item("A6", "A7")
@@ -136,6 +136,6 @@ def test_queue_of_five_holds_the_last_keys_for_every_batch_size(batch_size):
 def test_momentum_follows_its_schedule(settings, expected):
     config = ContrastConfig(momentum=0.9, **settings)
 
-    momenta = [momentum_at(config, step, 11) for step in range(len(expected))]
+    momenta = [compute_momentum(config, step, 11) for step in range(len(expected))]
 
     assert momenta == pytest.approx(expected)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from infoxlm_core.model.objectives import (
+    count_xlco_hits,
     cross_entropy,
-    have_equal_sentences,
-    share_a_sentence,
-    xlco_hits,
+    find_equal_pairs,
+    find_shared_sentences,
     xlco_logits,
     xlco_losses,
 )
@@ -79,7 +79,7 @@ def test_hits_count_queries_that_are_nearest_to_their_translation():
     key = torch.eye(3)
     key[2] = 0.0  # the third query is nearer to the queue
 
-    assert xlco_hits(xlco_logits(query, key, torch.eye(3)[2:] * 0.5, 1.0)).item() == 2
+    assert count_xlco_hits(xlco_logits(query, key, torch.eye(3)[2:] * 0.5, 1.0)).item() == 2
 
 
 @pytest.mark.item("A4")
@@ -95,8 +95,8 @@ def test_shared_and_equal_sentences_are_found():
     query_ids = torch.tensor([[2, 9], [9, 3], [8, 9], [2, 1]])
     key_ids = torch.tensor([[1, 2], [3, 4], [5, 5]])
 
-    shared = share_a_sentence(query_ids, key_ids)
-    equal = have_equal_sentences(query_ids, key_ids)
+    shared = find_shared_sentences(query_ids, key_ids)
+    equal = find_equal_pairs(query_ids, key_ids)
 
     assert shared.tolist() == [[True, False, False], [False, True, False], [False] * 3, [True, False, False]]
     assert equal.tolist() == [[False] * 3, [False] * 3, [False] * 3, [True, False, False]]

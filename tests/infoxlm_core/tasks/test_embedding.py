@@ -101,7 +101,7 @@ def test_contrast_vectors_are_those_that_pretraining_compares(tmp_path, pooling,
     initialise(infoxlm, seed=1)
     pretrained.export(infoxlm, tmp_path / "tokenizer", tmp_path / "model")
     ids = tokenizer(TEXTS[0], return_tensors="pt")["input_ids"][0]
-    hidden = infoxlm.encoder(ids, torch.arange(len(ids)), (len(ids),), last=2)
+    hidden = infoxlm.encoder(ids, torch.arange(len(ids)), (len(ids),), last_layer=2)
     expected = project(pool(hidden, (len(ids),), pooling), infoxlm.projection, normalise)
 
     contrast_vectors = embed_sentences(tmp_path / "model", TEXTS, pooling="contrast")

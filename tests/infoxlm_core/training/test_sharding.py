@@ -150,7 +150,7 @@ def take_good_and_bad_step(rank: int, shards: Path) -> dict:
 def compute_gradient(shards: Path, sharded: bool, dtype: torch.dtype | None = torch.bfloat16) -> torch.Tensor:
     """Return the gradient of the first step if layers are computed in `dtype` as on a GPU; weights are in fp32."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learners, "compiler_for", lambda *_: "")
+        patch.setattr(learners, "choose_compiler", lambda *_: "")
         for module in (learners, infoxlm):
             patch.setattr(module, "half_precision", lambda *_: dtype)
         config = make_config(sharded)

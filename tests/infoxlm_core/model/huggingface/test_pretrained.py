@@ -111,7 +111,7 @@ def test_public_encoder_is_trained_and_exported_in_its_class(name, tiny_shards, 
         hidden_states = start(padded, attention_mask=mask, output_hidden_states=True).hidden_states
         positions = torch.from_numpy(number_positions(torch.tensor(lengths).numpy()))
         for layer, expected in enumerate(hidden_states):
-            hidden = model.encoder(ids, positions, lengths, last=layer)
+            hidden = model.encoder(ids, positions, lengths, last_layer=layer)
             torch.testing.assert_close(hidden, expected[mask.bool()], atol=2e-6, rtol=0)
 
     # The export before the first step equals the start. A step changes all weights but the pooler.

@@ -91,7 +91,7 @@ def test_a_layer_stores_the_planned_bytes_for_each_token():
         hidden = torch.randn(tokens, d, requires_grad=True)
         hooks = torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor)
         with torch.autocast("cpu", torch.bfloat16), hooks:
-            output = encoder.run(hidden, lengths, 0, 2)
+            output = encoder.run_layers(hidden, lengths, 0, 2)
         assert output.requires_grad
         return sum(stored_bytes.values()) / (tokens * 2 * d)
 
@@ -175,4 +175,4 @@ def test_run_that_no_memory_can_hold_is_refused_before_anything_is_allocated(cha
     config = PretrainingConfig.parse(changes)
 
     with pytest.raises(ConfigError, match=message):
-        plan.check_memory(config, EncoderSize.of(config.model, XLMR_VOCABULARY), 256e9)
+        plan.check_memory(config, EncoderSize.from_config(config.model, XLMR_VOCABULARY), 256e9)
