@@ -12,7 +12,7 @@ from transformers import DataCollatorForLanguageModeling
 
 from benchmarks.speed import corpus, inputs, ours, peers, trainer
 from benchmarks.speed.harness import OURS, Case, measure
-from infoxlm_core.data.layouts import gather, lay_out
+from infoxlm_core.data.layouts import lay_out, read_rows
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.model.huggingface import tokenizers
@@ -42,7 +42,7 @@ def compare(path: Path, rounds: int, steps: int) -> Case:
     )
     model = ours.make_model(config, WORDS, noise=False)
     case = Case("end_to_end", {"steps a round": steps, "sequences a step": BATCH, "words": WORDS})
-    case.about = {OURS: "Sampler, micro_batches and train_step: TLM only, alpha 1"}
+    case.about = {OURS: "Sampler, pack_micro_batches and train_step: TLM only, alpha 1"}
     variants = {OURS: ours.steps(InfoXLMLearner(config, model, shards), config.optimization, steps)}
     rows = tokenize_pairs(Sampler(shards, config))
     collate = DataCollatorForLanguageModeling(tokenizers.load_fast(path / "tokenizer"), mlm_probability=0.15)
@@ -60,8 +60,7 @@ def tokenize_pairs(sampler: Sampler) -> list[dict[str, list[int]]]:
     for table in sampler.pairs:
         pairs = table.read_pairs()
         rows = np.arange(len(pairs))
-        shard_of_row = np.zeros_like(rows)
-        source = gather([pairs.source], shard_of_row, rows, SIDE)
-        target = gather([pairs.target], shard_of_row, rows, SIDE)
+        source = read_rows([pairs.source] * len(rows), rows, SIDE)
+        target = read_rows([pairs.target] * len(rows), rows, SIDE)
         sequences += [{"input_ids": row.tolist()} for row in lay_out([source, target], sampler.vocabulary).rows]
     return sequences

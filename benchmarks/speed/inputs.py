@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
-from infoxlm_core.data.batches import PackedBatch, micro_batches
+from infoxlm_core.data.batches import PackedBatch, pack_micro_batches
 from infoxlm_core.data.layouts import EMPTY, Sequences
-from infoxlm_core.data.samples import Draw, Masked, Views
+from infoxlm_core.data.samples import ContrastViews, DrawnSamples, MaskedSequences
 from infoxlm_core.data.vocabulary import BOS, EOS, FIRST_PIECE, PAD, Vocabulary
 
 VOCABULARIES = {"32k": 32_000, "250k": 250_002}
@@ -66,20 +66,20 @@ def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generato
     def draw_sequences(name: str) -> Sequences:
         return sequences(counts[name], vocabulary, rng) if name in counts else EMPTY
 
-    def draw_masked(name: str, group: int) -> Masked:
+    def draw_masked(name: str, group: int) -> MaskedSequences:
         original = draw_sequences(name)
         layout = Vocabulary.xlm_r(vocabulary)
         masked_ids, rows = masking.mask(original.flat, original.lengths, layout, ObjectivesConfig(), rng)
-        return Masked(original, masked_ids, rows, np.full(len(original.lengths), group))
+        return MaskedSequences(original, masked_ids, rows, np.full(len(original.lengths), group))
 
     queries = draw_sequences("query")
     keys = draw_sequences("key")
     views = len(queries.lengths)
     sentence_ids = rng.integers(0, 2**62, (views, 2))
-    groups = np.full(views, 2)
-    draw = Draw(draw_masked("mlm", 0), draw_masked("tlm", 1), Views(queries, keys, sentence_ids, groups))
+    contrast_views = ContrastViews(queries, keys, sentence_ids, group_ids=np.full(views, 2))
+    samples = DrawnSamples(draw_masked("mlm", 0), draw_masked("tlm", 1), contrast_views)
     largest = max(len(lengths) for lengths in counts.values())  # so that everything fits into one micro-batch
-    (batch,) = micro_batches(draw, largest)
+    (batch,) = pack_micro_batches(samples, largest)
     return batch
 
 

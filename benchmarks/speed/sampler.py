@@ -3,7 +3,7 @@
 from benchmarks.speed import corpus
 from benchmarks.speed.harness import OURS, Case, measure
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.batches import micro_batches
+from infoxlm_core.data.batches import pack_micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 
@@ -17,13 +17,15 @@ def run(quick: bool) -> list[Case]:
     shards_per_worker = config.batches.virtual_shards // 8
     case = Case("shards to packed batches", {"samples of each objective": 256, "block_tokens": 512})
     case.about = {
-        OURS: "Sampler.draw and micro_batches: MLM, TLM and mixup views, default config, 8 of 64 virtual shards"
+        OURS: "Sampler.draw and pack_micro_batches: MLM, TLM and mixup views, default config, 8 of 64 virtual shards"
     }
 
     def draw(number: int) -> float:
         tokens = 0
         for step in range(DRAWS_PER_ROUND * number, DRAWS_PER_ROUND * (number + 1)):
-            tokens += sum(batch.tokens for batch in micro_batches(sampler.draw(step, range(shards_per_worker)), 32))
+            tokens += sum(
+                batch.tokens for batch in pack_micro_batches(sampler.draw(step, range(shards_per_worker)), 32)
+            )
         return tokens
 
     return [measure(case, {OURS: draw}, 2 if quick else 7)]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from infoxlm_core.data.layouts import join, number_positions
-from infoxlm_core.data.samples import Draw, Masked, Views
+from infoxlm_core.data.samples import ContrastViews, DrawnSamples, MaskedSequences
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,24 @@ class PackedBatch:
     target_rows: Tensor  # (N,) indices of the tokens to predict, MLM's first; the last layer computes only these rows
     target_ids: Tensor  # (N,) the tokens to predict
     target_counts: tuple[int, ...]  # tokens to predict in each MLM and TLM sequence
-    target_groups: Tensor  # (N,) index into `Sampler.groups` of each target
+    target_group_ids: Tensor  # (N,) index into `Sampler.group_names` of each target
     mlm_targets: int  # the number of MLM's targets
     key_ids: Tensor  # of the key views, one for each query view
     key_positions: Tensor
     key_lengths: tuple[int, ...]
     sentence_ids: Tensor  # (B, 2) int64 ids of the sentences joined in each view
-    view_groups: Tensor  # (B,) groups of the views
-    items: int  # contrast items: B, or B / 2 if a second half repeats them with query and key views exchanged
+    view_group_ids: Tensor  # (B,) index into `Sampler.group_names` of each view
+    contrast_count: int  # contrast samples: B, or B / 2 if each occurs twice, with query and key view exchanged
     rng_key: tuple[int, int, int] = (0, 0, 0)  # step, first virtual shard, number of the micro-batch: seeds dropout
     flops: float = 0.0  # of a forward and backward pass of the network
     rows_with_target: Tensor | None = None  # (N,) indices of the rows that have a target; None: all rows have one
-    padding: int = 0  # padding tokens, which are not counted
-    idle: bool = False  # computed only because other workers have another batch; losses and counts are ignored
+    padding_tokens: int = 0
+    is_dummy: bool = False  # computed only because all workers must call a sharded network; its losses are ignored
 
     @property
     def tokens(self) -> int:
-        return len(self.ids) + len(self.key_ids) - self.padding
+        """Return the number of tokens of all sequences and key views, without padding."""
+        return len(self.ids) + len(self.key_ids) - self.padding_tokens
 
     @property
     def counts(self) -> dict[str, float]:
@@ -51,7 +52,7 @@ class PackedBatch:
         return {
             "mlm": self.mlm_targets,
             "tlm": len(self.target_ids) - self.mlm_targets,
-            "xlco": self.items,
+            "xlco": self.contrast_count,
             "tokens": self.tokens,
             "flops": self.flops,
         }
@@ -67,124 +68,130 @@ class PackedBatch:
                 moved_tensors[field.name] = value.pin_memory().to(device, non_blocking=True)
         return replace(self, **moved_tensors)
 
-    def aligned(self, multiple: int, pad_id: int) -> "PackedBatch":
-        """Return the batch padded for GPU kernels.
+    def pad_for_gpu(self, multiple: int, pad_id: int) -> "PackedBatch":
+        """Return the batch with padding, because GPU kernels are fastest at certain numbers of tokens.
 
-        A sequence of padding tokens, whose id is `pad_id`, is appended to the MLM and TLM sequences, to the query views
-        and to the key views, so that the number of tokens of each is a multiple of `multiple`. Every MLM and TLM
-        sequence gets a row that the last layer computes, which FlashAttention 3 requires.
+        The MLM and TLM sequences, the query views and the key views each get one more sequence of padding, so that
+        their numbers of tokens are multiples of `multiple`.
         """
-        lm_lengths = self.lengths[: self.lm_sequences]
-        view_lengths = self.lengths[self.lm_sequences :]
-        lm_tokens = sum(lm_lengths)
-        lm_padding = -lm_tokens % multiple
-        view_padding = -sum(view_lengths) % multiple
-        key_padding = -sum(self.key_lengths) % multiple
+        lm_tokens = sum(self.lengths[: self.lm_sequences])
+        lm = _PackedSequences(self.ids[:lm_tokens], self.positions[:lm_tokens], self.lengths[: self.lm_sequences])
+        queries = _PackedSequences(self.ids[lm_tokens:], self.positions[lm_tokens:], self.lengths[self.lm_sequences :])
+        keys = _PackedSequences(self.key_ids, self.key_positions, self.key_lengths)
 
-        lm_ids, lm_positions, lm_lengths = _append_padding(
-            self.ids[:lm_tokens], self.positions[:lm_tokens], lm_lengths, lm_padding, pad_id
-        )
-        view_ids, view_positions, view_lengths = _append_padding(
-            self.ids[lm_tokens:], self.positions[lm_tokens:], view_lengths, view_padding, pad_id
-        )
-        key_ids, key_positions, key_lengths = _append_padding(
-            self.key_ids, self.key_positions, self.key_lengths, key_padding, pad_id
-        )
-        target_counts = (*self.target_counts, 0) if lm_padding else self.target_counts
-        target_rows, target_counts, rows_with_target = add_missing_rows(self.target_rows, target_counts, lm_lengths)
+        padded_lm = lm.pad(multiple, pad_id)
+        padded_queries = queries.pad(multiple, pad_id)
+        padded_keys = keys.pad(multiple, pad_id)
+        added_sequences = len(padded_lm.lengths) - len(lm.lengths)  # 0 or 1
+        target_counts = (*self.target_counts, *[0] * added_sequences)  # padding has no targets
+        targets = add_missing_rows(self.target_rows, target_counts, padded_lm.lengths)
+        padded_ids = torch.cat([padded_lm.ids, padded_queries.ids])
         return replace(
             self,
-            ids=torch.cat([lm_ids, view_ids]),
-            positions=torch.cat([lm_positions, view_positions]),
-            lengths=(*lm_lengths, *view_lengths),
-            lm_sequences=len(lm_lengths),
-            target_rows=target_rows,
-            target_counts=target_counts,
-            rows_with_target=rows_with_target,
-            key_ids=key_ids,
-            key_positions=key_positions,
-            key_lengths=key_lengths,
-            padding=lm_padding + view_padding + key_padding,
+            ids=padded_ids,
+            positions=torch.cat([padded_lm.positions, padded_queries.positions]),
+            lengths=padded_lm.lengths + padded_queries.lengths,
+            lm_sequences=len(padded_lm.lengths),
+            target_rows=targets.rows,
+            target_counts=targets.counts,
+            rows_with_target=targets.rows_with_target,
+            key_ids=padded_keys.ids,
+            key_positions=padded_keys.positions,
+            key_lengths=padded_keys.lengths,
+            padding_tokens=len(padded_ids) - len(self.ids) + len(padded_keys.ids) - len(self.key_ids),
         )
 
 
-def _append_padding(
-    ids: Tensor, token_positions: Tensor, lengths: tuple[int, ...], count: int, pad_id: int
-) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Append a sequence of `count` padding tokens to packed sequences. Do nothing if `count` is 0."""
-    if not count:
-        return ids, token_positions, lengths
-    padding_ids = torch.full((count,), pad_id, dtype=ids.dtype)
-    padding_positions = torch.from_numpy(number_positions(np.array([count]))).to(token_positions.dtype)
-    return (
-        torch.cat([ids, padding_ids]),
-        torch.cat([token_positions, padding_positions]),
-        (*lengths, count),
+@dataclass(frozen=True)
+class _PackedSequences:
+    """Sequences of T tokens, one after another."""
+
+    ids: Tensor  # (T,)
+    positions: Tensor  # (T,) position of each token in its sequence
+    lengths: tuple[int, ...]  # tokens of each sequence
+
+    def pad(self, multiple: int, pad_id: int) -> "_PackedSequences":
+        """Append one sequence of padding, so that the number of tokens is a multiple of `multiple`."""
+        padding_length = -len(self.ids) % multiple
+        if not padding_length:
+            return self
+        padding_ids = torch.full((padding_length,), pad_id, dtype=self.ids.dtype)
+        padding_positions = torch.arange(padding_length, dtype=self.positions.dtype)
+        return _PackedSequences(
+            torch.cat([self.ids, padding_ids]),
+            torch.cat([self.positions, padding_positions]),
+            (*self.lengths, padding_length),
+        )
+
+
+@dataclass(frozen=True)
+class TargetRows:
+    """The tokens of packed sequences for which the last layer is computed: targets, and others that kernels need."""
+
+    rows: Tensor  # (R,) ascending indices of tokens
+    counts: tuple[int, ...]  # rows of each sequence
+    rows_with_target: Tensor | None  # (N,) indices into `rows` of the targets; None: all rows are targets
+
+
+def add_missing_rows(target_rows: Tensor, target_counts: Sequence[int], sequence_lengths: Sequence[int]) -> TargetRows:
+    """Add the first token of each sequence without a target, because FlashAttention 3 needs a row of every sequence.
+
+    Args:
+        target_rows: (N,) ascending indices of the tokens to predict.
+        target_counts: tokens to predict in each sequence.
+        sequence_lengths: tokens of each sequence.
+    """
+    sequences_without_target = np.flatnonzero(np.array(target_counts, np.int64) == 0)
+    if not len(sequences_without_target):
+        return TargetRows(target_rows, tuple(target_counts), rows_with_target=None)
+    start_offsets = np.array(sequence_lengths, np.int64).cumsum() - sequence_lengths
+    added_rows = start_offsets[sequences_without_target]
+    all_rows = np.sort(np.concatenate([target_rows.numpy(), added_rows]))
+    return TargetRows(
+        rows=torch.from_numpy(all_rows),
+        counts=tuple(max(1, count) for count in target_counts),
+        rows_with_target=torch.from_numpy(np.searchsorted(all_rows, target_rows.numpy())),
     )
 
 
-def add_missing_rows(
-    rows: Tensor, counts: Sequence[int], lengths: Sequence[int]
-) -> tuple[Tensor, tuple[int, ...], Tensor | None]:
-    """Add the first row of every sequence that has no row.
+def pack_micro_batches(samples: DrawnSamples, batch_size: int, symmetric: bool = False) -> list[PackedBatch]:
+    """Split a worker's samples into packed micro-batches of at most `batch_size` samples of each objective.
 
-    Args:
-        rows: (R,) ascending indices of tokens of packed sequences.
-        counts: the number of rows in each sequence.
-        lengths: tokens of each sequence.
-
-    Returns:
-        All rows, the number of rows in each sequence, and the indices of the given rows among all rows (None if no
-        row was added).
+    With `symmetric`, each contrast sample also occurs with query and key view exchanged.
     """
-    sequences_without_row = np.flatnonzero(np.array(counts, np.int64) == 0)
-    if not len(sequences_without_row):
-        return rows, tuple(counts), None
-    start_offsets = np.array(lengths, np.int64).cumsum() - lengths
-    added_rows = start_offsets[sequences_without_row]
-    all_rows = np.sort(np.concatenate([rows.numpy(), added_rows]))
-    given_row_indices = np.searchsorted(all_rows, rows.numpy())
-    new_counts = tuple(max(1, count) for count in counts)
-    return torch.from_numpy(all_rows), new_counts, torch.from_numpy(given_row_indices)
-
-
-def micro_batches(draw: Draw, size: int, symmetric: bool = False) -> list[PackedBatch]:
-    """Split a worker's samples into packed micro-batches of at most `size` samples of each objective.
-
-    With `symmetric`, each contrast item is repeated with query and key view exchanged.
-    """
-    most_samples = max(len(draw.mlm.groups), len(draw.tlm.groups), len(draw.xlco.groups))
+    most_samples = max(len(samples.mlm.group_ids), len(samples.tlm.group_ids), len(samples.xlco.group_ids))
     batches = []
-    for start in range(0, most_samples, size):
-        selected = slice(start, start + size)
-        views = draw.xlco[selected]
-        batches.append(_pack(draw.mlm[selected], draw.tlm[selected], views, symmetric))
+    for start in range(0, most_samples, batch_size):
+        selected = slice(start, start + batch_size)
+        batches.append(_pack(samples.mlm[selected], samples.tlm[selected], samples.xlco[selected], symmetric))
     return batches
 
 
-def _pack(mlm: Masked, tlm: Masked, views: Views, symmetric: bool) -> PackedBatch:
+def _pack(mlm: MaskedSequences, tlm: MaskedSequences, views: ContrastViews, symmetric: bool) -> PackedBatch:
     """Pack the samples of one micro-batch."""
-    items = len(views.groups)
+    contrast_count = len(views.group_ids)
     if symmetric:
         views = views.with_exchanged_copy()
-    lm = join([mlm.sequences, tlm.sequences])
+    lm_sequences = join([mlm.sequences, tlm.sequences])
+    lm_group_ids = np.concatenate([mlm.group_ids, tlm.group_ids])
     target_rows = np.concatenate([mlm.target_indices, tlm.target_indices + len(mlm.masked_ids)])  # (N,)
-    sequence_of_target = np.searchsorted(lm.lengths.cumsum(), target_rows, side="right")  # (N,)
-    lengths = np.concatenate([lm.lengths, views.queries.lengths])
+    sequence_of_target = np.searchsorted(lm_sequences.lengths.cumsum(), target_rows, side="right")  # (N,)
+    target_counts = np.bincount(sequence_of_target, minlength=len(lm_sequences.lengths))
+    lengths = np.concatenate([lm_sequences.lengths, views.queries.lengths])
     return PackedBatch(
         ids=torch.from_numpy(np.concatenate([mlm.masked_ids, tlm.masked_ids, views.queries.flat])),
         positions=torch.from_numpy(number_positions(lengths)),
         lengths=tuple(lengths.tolist()),
-        lm_sequences=len(lm.lengths),
+        lm_sequences=len(lm_sequences.lengths),
         target_rows=torch.from_numpy(target_rows),
-        target_ids=torch.from_numpy(lm.flat[target_rows]),
-        target_counts=tuple(np.bincount(sequence_of_target, minlength=len(lm.lengths)).tolist()),
-        target_groups=torch.from_numpy(np.concatenate([mlm.groups, tlm.groups])[sequence_of_target]),
+        target_ids=torch.from_numpy(lm_sequences.flat[target_rows]),
+        target_counts=tuple(target_counts.tolist()),
+        target_group_ids=torch.from_numpy(lm_group_ids[sequence_of_target]),
         mlm_targets=len(mlm.target_indices),
         key_ids=torch.from_numpy(views.keys.flat),
         key_positions=torch.from_numpy(number_positions(views.keys.lengths)),
         key_lengths=tuple(views.keys.lengths.tolist()),
         sentence_ids=torch.from_numpy(views.sentence_ids),
-        view_groups=torch.from_numpy(views.groups),
-        items=items,
+        view_group_ids=torch.from_numpy(views.group_ids),
+        contrast_count=contrast_count,
     )

@@ -34,15 +34,14 @@ class Sequences:
         return [self.flat[start:end] for start, end in offset_pairs]
 
 
-def gather(tables: list[Table], table_indices: np.ndarray, rows: np.ndarray, max_tokens: int) -> Sequences:
-    """Read row rows[i] of tables[table_indices[i]] for each i, truncated to `max_tokens` tokens."""
+def read_rows(tables: Sequence[Table], rows: np.ndarray, max_tokens: int) -> Sequences:
+    """Return one row of each table, row rows[i] of tables[i], truncated to `max_tokens` tokens."""
     token_ids = []
-    for table_index, row in zip(table_indices.tolist(), rows.tolist(), strict=True):
-        table = tables[table_index]
+    for table, row in zip(tables, rows.tolist(), strict=True):
         # `item` returns a Python int, which is faster than indexing an array with a single index.
         start = table.offsets.item(row)
-        end = min(table.offsets.item(row + 1), start + max_tokens)
-        token_ids.append(table.tokens[start:end])
+        end = table.offsets.item(row + 1)
+        token_ids.append(table.tokens[start : min(end, start + max_tokens)])
     lengths = np.array([len(ids) for ids in token_ids], np.int64)
     return Sequences(concatenate_int64(token_ids), lengths)
 
@@ -57,7 +56,7 @@ def join(batches: list[Sequences]) -> Sequences:
     return Sequences(flat, lengths)
 
 
-def choose(condition: np.ndarray, if_true: Sequences, if_false: Sequences) -> Sequences:
+def choose_sequences(condition: np.ndarray, if_true: Sequences, if_false: Sequences) -> Sequences:
     """Return sequence i of `if_true` where condition[i] is true, and of `if_false` elsewhere."""
     chosen = []
     for is_true, true_row, false_row in zip(condition.tolist(), if_true.rows, if_false.rows, strict=True):
@@ -70,21 +69,21 @@ def lay_out(segments: Sequence[Sequences], vocabulary: Vocabulary) -> Sequences:
 
     An empty segment is omitted together with its `</s>`.
     """
-    rows_of_segments = [sequences.rows for sequences in segments]
-    return add_special_tokens(list(zip(*rows_of_segments, strict=True)), vocabulary)
+    rows_by_segment = [sequences.rows for sequences in segments]
+    return add_special_tokens(list(zip(*rows_by_segment, strict=True)), vocabulary)
 
 
-def add_special_tokens(segments_of_sequences: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary) -> Sequences:
+def add_special_tokens(segments_by_sequence: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary) -> Sequences:
     """Return a sequence `<s> segment </s> segment </s> …` for each list of segments."""
     begin = np.array([vocabulary.begin])
     end = np.array([vocabulary.end])
     token_ids: list[np.ndarray] = []
     lengths = []
-    for segments in segments_of_sequences:
+    for segments in segments_by_sequence:
         token_ids.append(begin)
         length = 1
         for segment in segments:
-            if len(segment):
+            if len(segment):  # an empty segment has no `</s>` either
                 token_ids += (segment, end)
                 length += len(segment) + 1
         lengths.append(length)

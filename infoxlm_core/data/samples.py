@@ -7,7 +7,7 @@ import numpy as np
 
 from infoxlm_core.config import ObjectivesConfig, PretrainingConfig
 from infoxlm_core.data import masking
-from infoxlm_core.data.layouts import EMPTY, Sequences, choose, gather, join, lay_out
+from infoxlm_core.data.layouts import EMPTY, Sequences, choose_sequences, join, lay_out, read_rows
 from infoxlm_core.data.mixup import mix
 from infoxlm_core.data.sampling import TableSampler, make_rng
 from infoxlm_core.data.shards import Blocks, Pairs, Shards, StoredTable, Table, concatenate_int64, make_blocks
@@ -20,60 +20,68 @@ MAX_PARTNER_DRAWS = 100  # after so many attempts all pairs are assumed to trans
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedSequences:
     """N sequences of T tokens with some tokens masked."""
 
     sequences: Sequences  # with the original tokens
     masked_ids: np.ndarray  # (T,) the input of the model
     target_indices: np.ndarray  # (targets,) ascending indices of the tokens to predict
-    groups: np.ndarray  # (N,) the group of each sequence
+    group_ids: np.ndarray  # (N,) index into `Sampler.group_names` of each sequence
 
-    def __getitem__(self, selected: slice) -> "Masked":
+    def __getitem__(self, selected: slice) -> "MaskedSequences":
         """Return consecutive sequences, with target indices that count from the first of their tokens."""
         offsets = np.concatenate([[0], self.sequences.lengths.cumsum()])  # (N + 1,)
         start, stop, _ = selected.indices(len(self.sequences.lengths))
         first_target, end_target = np.searchsorted(self.target_indices, (offsets[start], offsets[stop]))
-        return Masked(
+        return MaskedSequences(
             self.sequences[selected],
             self.masked_ids[offsets[start] : offsets[stop]],
             self.target_indices[first_target:end_target] - offsets[start],
-            self.groups[selected],
+            self.group_ids[selected],
         )
 
 
 @dataclass(frozen=True)
-class Views:
-    """The query and key views of N contrast items."""
+class ContrastViews:
+    """The query and key views of N contrast samples."""
 
     queries: Sequences
     keys: Sequences
     sentence_ids: np.ndarray  # (N, 2) ids of the sentences that each view joins
-    groups: np.ndarray  # (N,)
+    group_ids: np.ndarray  # (N,) index into `Sampler.group_names` of each sample
 
-    def __getitem__(self, selected: slice) -> "Views":
-        """Return the views of consecutive items."""
-        return Views(self.queries[selected], self.keys[selected], self.sentence_ids[selected], self.groups[selected])
+    def __getitem__(self, selected: slice) -> "ContrastViews":
+        """Return the views of consecutive samples."""
+        return ContrastViews(
+            self.queries[selected], self.keys[selected], self.sentence_ids[selected], self.group_ids[selected]
+        )
 
-    def with_exchanged_copy(self) -> "Views":
-        """Return each item twice: all items as they are, then all items with query and key view exchanged."""
-        return Views(
+    def with_exchanged_copy(self) -> "ContrastViews":
+        """Return each sample twice: all samples as they are, then all with query and key view exchanged."""
+        return ContrastViews(
             join([self.queries, self.keys]),
             join([self.keys, self.queries]),
             np.tile(self.sentence_ids, (2, 1)),
-            np.tile(self.groups, 2),
+            np.tile(self.group_ids, 2),
         )
 
 
 @dataclass(frozen=True)
-class Draw:
-    """The samples of some virtual shards at one step, laid out and masked, in the order of the global batch.
+class DrawnSamples:
+    """The samples of some virtual shards at one step, laid out and masked, in the order of the global batch."""
 
-    A group is an index into `Sampler.groups`: the objective, language (pair) and corpus of a sample, for metrics.
-    """
+    mlm: MaskedSequences
+    tlm: MaskedSequences
+    xlco: ContrastViews
 
-    mlm: Masked
-    tlm: Masked
-    xlco: Views
+
+@dataclass(frozen=True)
+class _DrawnPairs:
+    """Translation pairs drawn from a window."""
+
+    table_ids: np.ndarray  # (count,) index into `Sampler.pairs`
+    rows: np.ndarray  # (count,) index into the pairs of the table in the window
+    sentence_ids: np.ndarray  # (count,)
 
 
 class StepSampler:
@@ -132,12 +140,13 @@ class Sampler(StepSampler):
         self.pair_window = MovingWindow(
             self.pairs, pairs_in_parts, pair_draws, batches.window, config.seed, Pairs.of_part
         )
-        self.groups = [f"mlm/{table.label}" for table in self.texts]  # such as mlm/de/wiki
-        self.groups += [f"tlm/{table.label}" for table in self.pairs]
-        self.groups += [f"xlco/{table.label}" for table in self.pairs]
+        # Objective, language (pair) and corpus, such as mlm/de/wiki: the metrics count samples by group.
+        self.group_names = [f"mlm/{table.label}" for table in self.texts]
+        self.group_names += [f"tlm/{table.label}" for table in self.pairs]
+        self.group_names += [f"xlco/{table.label}" for table in self.pairs]
 
     def _warn_if_block_sizes_differ(self, shards: Shards) -> None:
-        """Warn that large text is read before the first step, because the shards were indexed for other blocks."""
+        """Warn if a large corpus must be read before the first step, because its block index has another size."""
         if self.has_block_index or not self.config.objectives.mlm:
             return
         text_bytes = sum(table.byte_count for tables in shards.mono.values() for table in tables)
@@ -164,7 +173,7 @@ class Sampler(StepSampler):
         return np.array([len(self._open_blocks(arrays)) for arrays in parts], np.int64)
 
     def _check_amount_of_text(self) -> None:
-        """Raise CorpusTooSmall if an enabled objective has no text."""
+        """Raise CorpusTooSmall if an enabled objective has too little text."""
         objectives = self.config.objectives
         if objectives.mlm and not self.texts:
             raise CorpusTooSmall("MLM has no monolingual text (have=0 need=1): add text, or set objectives.mlm to 0")
@@ -172,40 +181,38 @@ class Sampler(StepSampler):
         min_pairs = 2 if objectives.xlco and self.config.contrast.mixup else 1  # mixup joins two different pairs
         if (objectives.tlm or objectives.xlco) and pair_count < min_pairs:
             raise CorpusTooSmall(
-                f"TLM and XLCO need translation pairs (have={pair_count} need={min_pairs}): add pairs, or set both to 0"
+                f"TLM and XLCO need translation pairs (have={pair_count} need={min_pairs}): add pairs, or set "
+                "objectives.tlm and objectives.xlco to 0"
             )
 
-    def draw(self, step: int | str, virtual_shards: range, only: str = "") -> Draw:
-        """Draw the samples of some virtual shards at a step.
-
-        Args:
-            step: the optimizer step, or `prefill…` for the samples that fill the queue before the first step.
-            virtual_shards: numbers of virtual shards, the slices of the global batch.
-            only: "lm" draws no contrast items, and "xlco" draws nothing else.
-        """
+    def draw(self, step: int, virtual_shards: range, has_contrast: bool = True) -> DrawnSamples:
+        """Draw the samples of a range of virtual shards at a step. Without `has_contrast`, draw none for XLCO."""
         objectives = self.config.objectives
-        needs_mlm = objectives.mlm > 0 and only != "xlco"
-        needs_tlm = objectives.tlm > 0 and only != "xlco"
-        needs_xlco = objectives.xlco > 0 and only != "lm"
-        # The queue is filled at the step at which contrast starts.
-        window_step = self.config.contrast.start_step if isinstance(step, str) else step
         # Each objective adds its name to the key, so that its samples do not depend on the other objectives.
         rng_keys = [(self.config.seed, step, shard) for shard in virtual_shards]
-        mlm: list[Masked] = []
-        tlm: list[Masked] = []
-        xlco: list[Views] = []
-        if needs_mlm:
-            text = self.block_window.move_to(window_step)
-            mlm = [self._draw_mlm(text, rng_key) for rng_key in rng_keys]
-        if needs_tlm or needs_xlco:
-            pairs = self.pair_window.move_to(window_step)
-            if needs_tlm:
-                tlm = [self._draw_tlm(pairs, rng_key) for rng_key in rng_keys]
-            if needs_xlco:
-                xlco = [self._draw_xlco(pairs, rng_key) for rng_key in rng_keys]
-        return Draw(_join_masked(mlm), _join_masked(tlm), _join_views(xlco))
+        mlm: list[MaskedSequences] = []
+        tlm: list[MaskedSequences] = []
+        xlco: list[ContrastViews] = []
+        if objectives.mlm:
+            block_window = self.block_window.move_to(step)
+            mlm = [self._draw_mlm(block_window, rng_key) for rng_key in rng_keys]
+        if objectives.tlm:
+            pair_window = self.pair_window.move_to(step)
+            tlm = [self._draw_tlm(pair_window, rng_key) for rng_key in rng_keys]
+        if objectives.xlco and has_contrast:
+            pair_window = self.pair_window.move_to(step)
+            xlco = [self._draw_xlco(pair_window, rng_key) for rng_key in rng_keys]
+        return DrawnSamples(_join_masked(mlm), _join_masked(tlm), _join_views(xlco))
 
-    def draws_per_pair(self, steps: int) -> dict[str, float]:
+    def draw_for_queue(self, draw_number: int, virtual_shards: range) -> DrawnSamples:
+        """Draw contrast samples to fill the queue before the first step that computes XLCO."""
+        pair_window = self.pair_window.move_to(self.config.contrast.start_step)
+        # The key differs from that of every step, so that the first steps do not repeat the samples of the queue.
+        rng_keys = [(self.config.seed, f"prefill {draw_number}", shard) for shard in virtual_shards]
+        xlco = [self._draw_xlco(pair_window, rng_key) for rng_key in rng_keys]
+        return DrawnSamples(_join_masked([]), _join_masked([]), _join_views(xlco))
+
+    def count_draws_per_pair(self, steps: int) -> dict[str, float]:
         """Return how often a pair is drawn in `steps` steps on average, by corpus such as `en-de/wiki`.
 
         The result counts draws for TLM, for contrast, and as a partner in mixup.
@@ -216,7 +223,7 @@ class Sampler(StepSampler):
         return dict(zip([table.label for table in self.pairs], draws.tolist(), strict=True))
 
     def _count_pair_draws(self, tlm_steps: int, xlco_steps: int) -> np.ndarray:
-        """Return the expected number of pairs drawn from each table in these numbers of steps, (tables,)."""
+        """Return how many pairs are drawn from each table on average, (tables,), in the given numbers of steps."""
         contrast = self.config.contrast
         probabilities = self.pair_sampler.table_probabilities()  # (tables,)
         partner_probabilities = probabilities
@@ -226,25 +233,121 @@ class Sampler(StepSampler):
         partner_draws = partner_probabilities * contrast.mixup * xlco_steps
         return (sample_draws + partner_draws) * self.config.batches.global_batch_size
 
-    def log_draws(self, steps: int) -> None:
-        """Log which pairs are drawn most and least often. Warn about corpora whose pairs are drawn too often."""
-        draws = {name: count for name, count in self.draws_per_pair(steps).items() if count}
-        if not draws:
+    def log_draw_counts(self, steps: int) -> None:
+        """Log how often pairs are drawn in a training of `steps` steps. Warn if any are drawn too often."""
+        counts_by_corpus = self.count_draws_per_pair(steps)
+        drawn_corpora = [corpus for corpus, count in counts_by_corpus.items() if count]
+        if not drawn_corpora:
             return
-        most_drawn = max(draws, key=draws.__getitem__)
-        least_drawn = min(draws, key=draws.__getitem__)
+        most_frequent = max(drawn_corpora, key=lambda corpus: counts_by_corpus[corpus])
+        rarest = min(drawn_corpora, key=lambda corpus: counts_by_corpus[corpus])
         logger.info(
             "in %d steps a pair of %s is drawn %.3g times, a pair of %s %.3g times",
-            steps, most_drawn, draws[most_drawn], least_drawn, draws[least_drawn],
+            steps, most_frequent, counts_by_corpus[most_frequent], rarest, counts_by_corpus[rarest],
         )  # fmt: skip
-        drawn_too_often = [f"{name} ({count:.0f})" for name, count in draws.items() if count > MAX_DRAWS]
+        drawn_too_often = []
+        for corpus in drawn_corpora:
+            if counts_by_corpus[corpus] > MAX_DRAWS:
+                drawn_too_often.append(f"{corpus} ({counts_by_corpus[corpus]:.0f})")
         if drawn_too_often:
             logger.warning(
-                "each pair of these corpora is drawn more than %d times: %s: add text, lower batches.alpha or "
+                "each pair of these corpora is drawn more than %d times: %s. Add text, lower batches.alpha or "
                 "contrast.mixup, or train for fewer steps", MAX_DRAWS, ", ".join(drawn_too_often[:20]),
             )  # fmt: skip
 
-    def _corrupt(self, views: Views, rng: np.random.Generator) -> Views:
+    def _draw_mlm(self, window: Window[Blocks], rng_key: tuple[object, ...]) -> MaskedSequences:
+        """Draw the MLM samples of a virtual shard."""
+        rng = make_rng(*rng_key, "mlm")
+        table_ids, rows = self.block_sampler.draw(self.samples_per_shard, rng, window.row_counts)
+        sequences = self._read_blocks(window, table_ids, rows)
+        return self._mask_sequences(sequences, make_rng(*rng_key, "mlm mask"), group_ids=table_ids)
+
+    def _read_blocks(self, window: Window[Blocks], table_ids: np.ndarray, rows: np.ndarray) -> Sequences:
+        """Return the tokens of blocks after `<s>`. Their sentences end with `</s>` already."""
+        parts, rows_in_parts = window.locate(table_ids, rows)
+        begin = np.array([self.vocabulary.begin], np.uint32)
+        token_ids: list[np.ndarray] = []
+        lengths = []
+        for blocks, row in zip(parts, rows_in_parts.tolist(), strict=True):
+            start = blocks.starts.item(row)
+            length = blocks.lengths.item(row)
+            token_ids += [begin, blocks.table.tokens[start : start + length]]
+            lengths.append(1 + length)
+        return Sequences(concatenate_int64(token_ids), np.array(lengths, np.int64))
+
+    def _draw_tlm(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> MaskedSequences:
+        """Draw the TLM samples of a virtual shard, with the sides of each pair in random order."""
+        rng = make_rng(*rng_key, "tlm")
+        table_ids, rows = self.pair_sampler.draw(self.samples_per_shard, rng, window.row_counts)
+        source, target = self._read_sides(window, table_ids, rows)
+        is_swapped = rng.random(self.samples_per_shard) < 0.5
+        first_side = choose_sequences(is_swapped, target, source)
+        second_side = choose_sequences(is_swapped, source, target)
+        sequences = lay_out([first_side, second_side], self.vocabulary)
+        group_ids = table_ids + len(self.texts)  # the groups of TLM follow those of MLM
+        return self._mask_sequences(sequences, make_rng(*rng_key, "tlm mask"), group_ids)
+
+    def _read_sides(
+        self, window: Window[Pairs], table_ids: np.ndarray, rows: np.ndarray
+    ) -> tuple[Sequences, Sequences]:
+        """Return the source and target sides of pairs, truncated to the configured length."""
+        max_tokens = self.config.batches.side_tokens
+        parts, rows_in_parts = window.locate(table_ids, rows)
+        source = read_rows([pairs.source for pairs in parts], rows_in_parts, max_tokens)
+        target = read_rows([pairs.target for pairs in parts], rows_in_parts, max_tokens)
+        return source, target
+
+    def _mask_sequences(self, sequences: Sequences, rng: np.random.Generator, group_ids: np.ndarray) -> MaskedSequences:
+        """Choose the tokens to predict and mask them."""
+        masked_ids, target_indices = self.mask(sequences, rng)
+        return MaskedSequences(sequences, masked_ids, target_indices, group_ids)
+
+    def _draw_xlco(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> ContrastViews:
+        """Draw the contrast samples of a virtual shard: translation pairs, most of them joined by mixup."""
+        contrast = self.config.contrast
+        count = self.samples_per_shard
+        rng = make_rng(*rng_key, "xlco")
+        # The random numbers are drawn in this order, whether they are used or not; another order changes all samples.
+        table_ids, rows = self.pair_sampler.draw(count, rng, window.row_counts)
+        pairs = _look_up_sentence_ids(window, table_ids, rows)
+        partners = self._draw_partners(window, pairs, rng)
+        modes = rng.integers(0, 8, count)
+        is_joined = rng.random(count) < contrast.mixup
+        is_crossed = rng.random(count) < contrast.cross
+
+        pair_sides = self._read_sides(window, pairs.table_ids, pairs.rows)
+        partner_sides = self._read_sides(window, partners.table_ids, partners.rows)
+        queries, keys = mix(pair_sides, partner_sides, modes, is_crossed, is_joined, self.vocabulary)
+        # A view without a partner has the id of its only sentence twice.
+        second_ids = np.where(is_joined, partners.sentence_ids, pairs.sentence_ids)
+        sentence_ids = np.stack([pairs.sentence_ids, second_ids], axis=1)  # (count, 2)
+        group_ids = pairs.table_ids + len(self.texts) + len(self.pairs)  # the groups of XLCO follow those of TLM
+        views = ContrastViews(queries, keys, sentence_ids, group_ids)
+        if contrast.corruption:
+            return self._mask_views(views, make_rng(*rng_key, "corruption"))
+        return views
+
+    def _draw_partners(self, window: Window[Pairs], pairs: _DrawnPairs, rng: np.random.Generator) -> _DrawnPairs:
+        """Draw the second pair that mixup joins with each pair.
+
+        Unless `contrast.partner` is `next`, it comes from another corpus if there is one, and translates another
+        sentence.
+        """
+        if self.config.contrast.partner == "next":
+            next_rows = (pairs.rows + 1) % window.row_counts[pairs.table_ids]
+            return _look_up_sentence_ids(window, pairs.table_ids, next_rows)
+        table_ids, rows = self.pair_sampler.draw_partners(pairs.table_ids, self.corpora, rng, window.row_counts)
+        for _ in range(MAX_PARTNER_DRAWS):
+            partners = _look_up_sentence_ids(window, table_ids, rows)
+            is_same_sentence = pairs.sentence_ids == partners.sentence_ids
+            if not is_same_sentence.any() or not self.config.contrast.mixup:  # without mixup, partners are not used
+                return partners
+            table_ids[is_same_sentence], rows[is_same_sentence] = self.pair_sampler.draw_partners(
+                pairs.table_ids[is_same_sentence], self.corpora, rng, window.row_counts
+            )
+        raise CorpusTooSmall("mixup needs pairs of two different sentences (have=1 need=2): set contrast.mixup to 0")
+
+    def _mask_views(self, views: ContrastViews, rng: np.random.Generator) -> ContrastViews:
         """Return views whose queries and keys are masked independently. The masked tokens are not predicted."""
         config = self.config.objectives.model_copy(update={"mask_ratio": self.config.contrast.corruption})
         query_ids, _ = self.mask(views.queries, rng, config)
@@ -255,126 +358,40 @@ class Sampler(StepSampler):
             keys=Sequences(key_ids, views.keys.lengths),
         )
 
-    def _draw_mlm(self, window: Window[Blocks], rng_key: tuple[object, ...]) -> Masked:
-        """Draw the MLM samples of a virtual shard."""
-        rng = make_rng(*rng_key, "mlm")
-        tables, rows = self.block_sampler.draw(self.samples_per_shard, rng, window.row_counts)
-        parts, rows = window.locate(tables, rows)
-        begin = np.array([self.vocabulary.begin], np.uint32)
-        token_ids: list[np.ndarray] = []
-        lengths = []
-        for blocks, row in zip(parts, rows.tolist(), strict=True):
-            start = blocks.starts.item(row)
-            length = blocks.lengths.item(row)
-            token_ids += [begin, blocks.table.tokens[start : start + length]]  # each sentence ends with </s> already
-            lengths.append(length + 1)
-        sequences = Sequences(concatenate_int64(token_ids), np.array(lengths, np.int64))
-        return Masked(sequences, *self.mask(sequences, make_rng(*rng_key, "mlm mask")), tables)
 
-    def _read_sides(self, window: Window[Pairs], tables: np.ndarray, rows: np.ndarray) -> tuple[Sequences, Sequences]:
-        """Return the source and target sides of pairs, truncated to the configured length."""
-        max_tokens = self.config.batches.side_tokens
-        parts, rows = window.locate(tables, rows)
-        part_indices = np.arange(len(parts))
-        source = gather([pairs.source for pairs in parts], part_indices, rows, max_tokens)
-        target = gather([pairs.target for pairs in parts], part_indices, rows, max_tokens)
-        return source, target
-
-    def _draw_tlm(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> Masked:
-        """Draw the TLM samples of a virtual shard, with the sides of each pair in random order."""
-        rng = make_rng(*rng_key, "tlm")
-        tables, rows = self.pair_sampler.draw(self.samples_per_shard, rng, window.row_counts)
-        source, target = self._read_sides(window, tables, rows)
-        is_swapped = rng.random(self.samples_per_shard) < 0.5
-        first_side = choose(is_swapped, target, source)
-        second_side = choose(is_swapped, source, target)
-        sequences = lay_out([first_side, second_side], self.vocabulary)
-        groups = tables + len(self.texts)  # the groups of TLM follow those of MLM
-        return Masked(sequences, *self.mask(sequences, make_rng(*rng_key, "tlm mask")), groups)
-
-    def _draw_xlco(self, window: Window[Pairs], rng_key: tuple[object, ...]) -> Views:
-        """Draw the contrast items of a virtual shard: pairs, and the pairs that mixup joins with them."""
-        contrast = self.config.contrast
-        count = self.samples_per_shard
-        rng = make_rng(*rng_key, "xlco")
-        # The random numbers are drawn in this order, whether they are used or not; another order changes all samples.
-        tables, rows = self.pair_sampler.draw(count, rng, window.row_counts)
-        sentence_ids = _read_sentence_ids(window, tables, rows)
-        partner_tables, partner_rows, partner_ids = self._draw_partners(window, tables, rows, sentence_ids, rng)
-        modes = rng.integers(0, 8, count)
-        is_joined = rng.random(count) < contrast.mixup
-        is_crossed = rng.random(count) < contrast.cross
-        pairs = self._read_sides(window, tables, rows)
-        partners = self._read_sides(window, partner_tables, partner_rows)
-        queries, keys = mix(pairs, partners, modes, is_crossed, is_joined, self.vocabulary)
-        # A view of a single sentence repeats its id, which the comparison of sentence ids allows for.
-        joined_ids = np.stack([sentence_ids, np.where(is_joined, partner_ids, sentence_ids)], axis=1)  # (count, 2)
-        groups = tables + len(self.texts) + len(self.pairs)  # the groups of XLCO follow those of TLM
-        views = Views(queries, keys, joined_ids, groups)
-        return self._corrupt(views, make_rng(*rng_key, "corruption")) if contrast.corruption else views
-
-    def _draw_partners(
-        self,
-        window: Window[Pairs],
-        tables: np.ndarray,
-        rows: np.ndarray,
-        sentence_ids: np.ndarray,
-        rng: np.random.Generator,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the tables, rows and sentence ids of mixup partners, (count,) each.
-
-        Unless `contrast.partner` is `next`, a partner comes from another corpus if there is one. With mixup, it never
-        has the sentence id of its pair.
-        """
-        if self.config.contrast.partner == "next":
-            next_rows = (rows + 1) % window.row_counts[tables]
-            return tables, next_rows, _read_sentence_ids(window, tables, next_rows)
-        row_counts = window.row_counts
-        partner_tables, partner_rows = self.pair_sampler.draw_partners(tables, self.corpora, rng, row_counts)
-        for _ in range(MAX_PARTNER_DRAWS):
-            partner_ids = _read_sentence_ids(window, partner_tables, partner_rows)
-            has_same_sentence = sentence_ids == partner_ids
-            if not has_same_sentence.any() or not self.config.contrast.mixup:
-                return partner_tables, partner_rows, partner_ids
-            new_tables, new_rows = self.pair_sampler.draw_partners(
-                tables[has_same_sentence], self.corpora, rng, row_counts
-            )
-            partner_tables[has_same_sentence] = new_tables
-            partner_rows[has_same_sentence] = new_rows
-        raise CorpusTooSmall("mixup needs pairs of two different sentences (have=1 need=2): set contrast.mixup to 0")
+def _look_up_sentence_ids(window: Window[Pairs], table_ids: np.ndarray, rows: np.ndarray) -> _DrawnPairs:
+    """Return pairs, given by tables and rows, together with their sentence ids."""
+    parts, rows_in_parts = window.locate(table_ids, rows)
+    sentence_ids = []
+    for pairs, row in zip(parts, rows_in_parts.tolist(), strict=True):
+        sentence_ids.append(pairs.sentence_ids.item(row))
+    return _DrawnPairs(table_ids, rows, np.array(sentence_ids, np.int64))
 
 
-def _read_sentence_ids(window: Window[Pairs], tables: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the sentence id of each pair, (count,)."""
-    parts, rows_in_parts = window.locate(tables, rows)
-    part_rows = zip(parts, rows_in_parts.tolist(), strict=True)
-    return np.array([pairs.sentence_ids.item(row) for pairs, row in part_rows], np.int64)
-
-
-def _join_masked(batches: list[Masked]) -> Masked:
-    """Concatenate masked sequences, and shift their target indices so that they index the concatenated tokens."""
+def _join_masked(batches: list[MaskedSequences]) -> MaskedSequences:
+    """Concatenate batches of masked sequences."""
     if not batches:
-        return Masked(EMPTY, EMPTY.flat, EMPTY.flat, EMPTY.flat)
+        return MaskedSequences(EMPTY, EMPTY.flat, EMPTY.flat, EMPTY.flat)
     target_indices = []
     first_token = 0
     for batch in batches:
-        target_indices.append(batch.target_indices + first_token)
+        target_indices.append(batch.target_indices + first_token)  # they index the concatenated tokens
         first_token += len(batch.masked_ids)
-    return Masked(
+    return MaskedSequences(
         join([batch.sequences for batch in batches]),
         np.concatenate([batch.masked_ids for batch in batches]),
         np.concatenate(target_indices),
-        np.concatenate([batch.groups for batch in batches]),
+        np.concatenate([batch.group_ids for batch in batches]),
     )
 
 
-def _join_views(batches: list[Views]) -> Views:
-    """Concatenate views."""
+def _join_views(batches: list[ContrastViews]) -> ContrastViews:
+    """Concatenate batches of contrast views."""
     if not batches:
-        return Views(EMPTY, EMPTY, np.empty((0, 2), np.int64), EMPTY.flat)
-    return Views(
+        return ContrastViews(EMPTY, EMPTY, np.empty((0, 2), np.int64), EMPTY.flat)
+    return ContrastViews(
         join([views.queries for views in batches]),
         join([views.keys for views in batches]),
         np.concatenate([views.sentence_ids for views in batches]),
-        np.concatenate([views.groups for views in batches]),
+        np.concatenate([views.group_ids for views in batches]),
     )

@@ -135,7 +135,7 @@ class InfoXLM(nn.Module):
     def _compute_queries(self, batch: PackedBatch, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return the queries (B, d) of the contrast views, given the output of the universal layer."""
         pooled = pool(hidden, lengths, self.pooling)
-        if len(lengths) > len(batch.view_groups):  # the last sequence is padding
+        if len(lengths) > len(batch.view_group_ids):  # the last sequence is padding
             pooled = pooled[:-1]
         return project(pooled, self.projection, self.normalise)
 

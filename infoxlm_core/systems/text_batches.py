@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infoxlm_core.data.batches import add_missing_rows
-from infoxlm_core.data.layouts import Sequences, gather
+from infoxlm_core.data.layouts import Sequences, read_rows
 from infoxlm_core.data.samples import StepSampler
 from infoxlm_core.data.sampling import TableSampler
 from infoxlm_core.data.shards import Shards, Table, concatenate_int64
@@ -61,8 +61,13 @@ class TextBatch:
         """Return a copy of the batch on a device."""
         batch = self
         if device.type == "cuda":  # FlashAttention 3 requires a target row in every sequence
-            rows, counts, rows_with_target = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
-            batch = replace(self, target_rows=rows, target_counts=counts, rows_with_target=rows_with_target)
+            targets = add_missing_rows(self.target_rows, self.target_counts, self.lengths)
+            batch = replace(
+                self,
+                target_rows=targets.rows,
+                target_counts=targets.counts,
+                rows_with_target=targets.rows_with_target,
+            )
         sent_tensors: dict[str, Any] = {}
         for name, value in vars(batch).items():
             if isinstance(value, Tensor):
@@ -154,8 +159,8 @@ def draw_rows(corpora: Sequence[ShortRows], count: int, max_tokens: int, rng: np
         row_numbers.append(corpora[corpus_number].row_numbers[index])
     sequences_by_side = []
     for side in range(len(corpora[0].sides)):
-        tables = [corpus.sides[side] for corpus in corpora]
-        sequences_by_side.append(gather(tables, corpus_numbers, np.array(row_numbers), max_tokens))
+        drawn_tables = [corpora[corpus_number].sides[side] for corpus_number in corpus_numbers]
+        sequences_by_side.append(read_rows(drawn_tables, np.array(row_numbers), max_tokens))
     return sequences_by_side
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.batches import PackedBatch, micro_batches
+from infoxlm_core.data.batches import PackedBatch, pack_micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.model.flops import count_step_flops
@@ -76,12 +76,12 @@ class InfoXLMLearner(Learner):
         batches: list[PackedBatch] = []
         for shard_range in shard_ranges:
             batches += self._draw_batches(step, step + skipped, shard_range)
-        batches = self._add_idle_batches(batches, is_split_by_shard=has_dropout)
+        batches = self._add_dummy_batches(batches, is_split_by_shard=has_dropout)
         if self.device.type == "cpu":
             return batches
         # On a GPU, matrix products are fastest if the number of tokens is a multiple of their tile.
         tile_tokens = min(GPU_TILE, self.module.encoder.size.max_tokens)
-        return [batch.aligned(tile_tokens, self.sampler.vocabulary.pad) for batch in batches]
+        return [batch.pad_for_gpu(tile_tokens, self.sampler.vocabulary.pad) for batch in batches]
 
     def _draw_batches(self, step: int, draw_number: int, shards: range) -> list[PackedBatch]:
         """Draw the micro-batches of a range of virtual shards.
@@ -92,17 +92,16 @@ class InfoXLMLearner(Learner):
             shards: numbers of the virtual shards.
         """
         contrast = self.config.contrast
-        only = "lm" if step < contrast.start_step else ""  # before contrast begins, no views are drawn
-        draw = self.sampler.draw(draw_number, shards, only)
-        batches = micro_batches(draw, self.config.batches.micro_batch_size, contrast.symmetric)
+        samples = self.sampler.draw(draw_number, shards, has_contrast=step >= contrast.start_step)
+        batches = pack_micro_batches(samples, self.config.batches.micro_batch_size, contrast.symmetric)
         keyed_batches = []
         for number, batch in enumerate(batches):
             rng_key = (step, shards.start, number)
             keyed_batches.append(replace(batch, rng_key=rng_key, flops=self._count_flops(batch)))
         return keyed_batches
 
-    def _add_idle_batches(self, batches: list[PackedBatch], is_split_by_shard: bool) -> list[PackedBatch]:
-        """Append idle batches if the network is sharded, because all workers must call it equally often.
+    def _add_dummy_batches(self, batches: list[PackedBatch], is_split_by_shard: bool) -> list[PackedBatch]:
+        """Append dummy batches if the network is sharded, because all workers must call it equally often.
 
         Args:
             batches: micro-batches of this worker.
@@ -117,12 +116,12 @@ class InfoXLMLearner(Learner):
             most_batches = most_shards * math.ceil(samples_per_shard / micro_batch_size)
         else:
             most_batches = math.ceil(most_shards * samples_per_shard / micro_batch_size)
-        idle_batch = replace(batches[0], idle=True)
-        return batches + [idle_batch] * (most_batches - len(batches))
+        dummy_batch = replace(batches[0], is_dummy=True)
+        return batches + [dummy_batch] * (most_batches - len(batches))
 
     def counts(self, batch: PackedBatch) -> Mapping[str, float]:
-        """Return the targets of each objective, the tokens and the FLOPs of a micro-batch, or nothing if it is idle."""
-        if batch.idle:
+        """Return the targets of each objective, tokens and FLOPs of a micro-batch, or nothing for a dummy batch."""
+        if batch.is_dummy:
             return {}
         return batch.counts | {objective.name: objective.count(batch) for objective in self.objectives}
 
@@ -144,7 +143,7 @@ class InfoXLMLearner(Learner):
 
     def losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a micro-batch, and the sums without gradient for `statistics`."""
-        if batch.idle:
+        if batch.is_dummy:
             # This worker only takes part in the communication of a sharded network, with a loss of weight 0.
             loss, _ = self._compute_losses(batch, dict.fromkeys(scales, 0.0))
             return loss, {}
@@ -153,7 +152,7 @@ class InfoXLMLearner(Learner):
     def _compute_losses(self, batch: PackedBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum over objectives of loss times scale, and the sums without gradient for `statistics`."""
         batch = batch.to(self.device)
-        group_totals = torch.zeros(2, len(self.sampler.groups), dtype=torch.double, device=self.device)
+        group_totals = torch.zeros(2, len(self.sampler.group_names), dtype=torch.double, device=self.device)
         loss = torch.zeros((), device=self.device)
         sums = {"by_group": group_totals}
         seed_dropout(self.config.seed, *batch.rng_key)
@@ -165,7 +164,7 @@ class InfoXLMLearner(Learner):
             if "tlm" in self.weights.by_name:
                 sums["tlm"] = outputs.losses[batch.mlm_targets :].sum()
             loss = loss + outputs.loss
-            add_to_groups(group_totals, batch.target_groups, outputs.losses)
+            add_to_groups(group_totals, batch.target_group_ids, outputs.losses)
         if outputs.queries is not None:
             for objective in self.objectives:
                 objective_loss, objective_sums = objective.loss(batch, outputs.queries, group_totals)
@@ -185,7 +184,7 @@ class InfoXLMLearner(Learner):
         statistics = {}
         loss_sums: defaultdict[str, float] = defaultdict(float)  # by objective and language, such as mlm/en
         loss_counts: defaultdict[str, float] = defaultdict(float)
-        for group, (group_sum, group_count) in zip(self.sampler.groups, sums["by_group"].T, strict=True):
+        for group, (group_sum, group_count) in zip(self.sampler.group_names, sums["by_group"].T, strict=True):
             objective_and_language, _, _ = group.rpartition("/")
             loss_sums[objective_and_language] += group_sum
             loss_counts[objective_and_language] += group_count
@@ -211,12 +210,12 @@ class InfoXLMLearner(Learner):
         global_batch_size = self.config.batches.global_batch_size
         my_shards = self.shares[distributed.rank()]
         for number in range(math.ceil(queue_size / global_batch_size)):
-            draw = self.sampler.draw(f"prefill {number}", my_shards, only="xlco")
-            batches = micro_batches(draw, self.config.batches.micro_batch_size)
-            for batch in self._add_idle_batches(batches, is_split_by_shard=False):
+            samples = self.sampler.draw_for_queue(number, my_shards)
+            batches = pack_micro_batches(samples, self.config.batches.micro_batch_size)
+            for batch in self._add_dummy_batches(batches, is_split_by_shard=False):
                 batch_on_device = batch.to(self.device)
                 keys = self.xlco.compute_keys(batch_on_device)
-                if not batch.idle:
+                if not batch.is_dummy:
                     self.xlco.collect_keys(batch_on_device, keys)
             remaining_rows = queue_size - number * global_batch_size
             self.xlco.enqueue(self.config.contrast.start_step, limit=remaining_rows)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.layouts import Sequences, gather, lay_out, number_positions
+from infoxlm_core.data.layouts import Sequences, lay_out, number_positions, read_rows
 from infoxlm_core.data.shards import Pairs, Shards, Table
 from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.model import devices
@@ -100,9 +100,10 @@ def _read_first_pairs(
     tables: Sequence[Pairs], count: int, max_tokens: int, vocabulary: Vocabulary
 ) -> tuple[Sequences, Sequences]:
     """Return the source and target sentences of the first `count` distinct pairs, with special tokens."""
-    table_numbers, rows = np.array(_find_distinct_pairs(tables, count, max_tokens)).T
-    sources = gather([table.source for table in tables], table_numbers, rows, max_tokens)
-    targets = gather([table.target for table in tables], table_numbers, rows, max_tokens)
+    distinct_pairs = _find_distinct_pairs(tables, count, max_tokens)
+    rows = np.array([row for _, row in distinct_pairs])
+    sources = read_rows([tables[number].source for number, _ in distinct_pairs], rows, max_tokens)
+    targets = read_rows([tables[number].target for number, _ in distinct_pairs], rows, max_tokens)
     return lay_out([sources], vocabulary), lay_out([targets], vocabulary)
 
 

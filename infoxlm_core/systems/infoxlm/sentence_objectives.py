@@ -87,7 +87,7 @@ class XLCO(SentenceObjective):
         self.key_encoder.encoder.compile_layers()
 
     def count(self, batch: PackedBatch) -> int:
-        return batch.items
+        return batch.contrast_count
 
     def loss(self, batch: PackedBatch, queries: Tensor, group_totals: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the contrastive loss summed over the queries (B, d), and the sums for `statistics`."""
@@ -96,7 +96,7 @@ class XLCO(SentenceObjective):
             step = batch.rng_key[0]
             self.enqueue(step)
         keys = self.compute_keys(batch)
-        if not batch.idle:  # the keys of an idle batch must not enter the queue
+        if not batch.is_dummy:  # the keys of a dummy batch must not enter the queue
             self.collect_keys(batch, keys)
         negatives = self.queue.rows
         negative_ids = self.queue.sentence_ids
@@ -106,10 +106,10 @@ class XLCO(SentenceObjective):
         is_excluded = self.find_excluded_keys(batch.sentence_ids, negative_ids)
         logits = xlco_logits(queries, keys, negatives, contrast.temperature, is_excluded)
         losses = xlco_losses(logits, contrast.margin / contrast.temperature)
-        query_weight = batch.items / len(losses)  # 1/2 if each pair is contrasted in both directions, else 1
+        query_weight = batch.contrast_count / len(losses)  # 1/2 if each pair is contrasted in both directions, else 1
         loss = losses.sum() * query_weight
         with torch.no_grad():
-            add_to_groups(group_totals, batch.view_groups, losses.detach(), query_weight)
+            add_to_groups(group_totals, batch.view_group_ids, losses.detach(), query_weight)
             sums = {"xlco": losses.sum() * query_weight} | _sum_statistics(logits, query_weight)
             sums["key_check"] = keys.sum() * 0.0  # NaN if a key is not finite, so that the step counts as bad
         return loss, sums
@@ -150,7 +150,7 @@ class XLCO(SentenceObjective):
     def collect_keys(self, batch: PackedBatch, keys: Tensor) -> None:
         """Remember the keys (B, d) of a micro-batch until `enqueue` pushes them into the queue."""
         # With `symmetric`, the second half of the batch repeats the pairs of the first half, so it is left out.
-        self.new_keys.append((keys[: batch.items], batch.sentence_ids[: batch.items]))
+        self.new_keys.append((keys[: batch.contrast_count], batch.sentence_ids[: batch.contrast_count]))
 
     def enqueue(self, step: int, limit: int | None = None) -> None:
         """Push the first `limit` collected keys of all workers into the queue, in the order of the global batch."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from infoxlm_core import manifests
 from infoxlm_core.config import PretrainingConfig
-from infoxlm_core.data.batches import micro_batches
+from infoxlm_core.data.batches import pack_micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import Shards
 from infoxlm_core.errors import ConfigError, TokenizerMismatch
@@ -33,7 +33,7 @@ class InfoXLMSystem(System):
         """Return the learner. The first worker logs how often the run draws each corpus."""
         learner = InfoXLMLearner(config, model, shards)
         if distributed.rank() == 0:
-            learner.sampler.log_draws(config.optimization.steps)
+            learner.sampler.log_draw_counts(config.optimization.steps)
         return learner
 
     def count_tokens(self, config: PretrainingConfig, shards: Shards, steps: range) -> int:
@@ -43,7 +43,7 @@ class InfoXLMSystem(System):
         token_count = 0
         for step in steps:
             draw = sampler.draw(step, all_shards)
-            for batch in micro_batches(draw, config.batches.micro_batch_size, config.contrast.symmetric):
+            for batch in pack_micro_batches(draw, config.batches.micro_batch_size, config.contrast.symmetric):
                 token_count += batch.tokens
         return token_count
 

@@ -9,7 +9,7 @@ import torch
 
 from infoxlm_core.config import PretrainingConfig
 from infoxlm_core.data import samples
-from infoxlm_core.data.batches import PackedBatch, add_missing_rows, micro_batches
+from infoxlm_core.data.batches import PackedBatch, add_missing_rows, pack_micro_batches
 from infoxlm_core.data.layouts import Sequences, lay_out
 from infoxlm_core.data.mixup import mix
 from infoxlm_core.data.samples import Sampler
@@ -199,8 +199,8 @@ def test_the_number_of_draws_of_a_pair_is_predicted_and_too_many_are_reported(tm
             if first != second:  # the second sentence is that of a partner
                 draw_counts[table_of[second]] += 1
 
-    expected = sampler.draws_per_pair(25)
-    sampler.log_draws(25)
+    expected = sampler.count_draws_per_pair(25)
+    sampler.log_draw_counts(25)
 
     assert {"en-de/large": draw_counts[0] / 400, "en-de/small": draw_counts[1] / 20} == pytest.approx(
         expected, rel=0.03
@@ -294,12 +294,12 @@ def list_samples(batches: list[PackedBatch]) -> tuple[list, ...]:
 def test_samples_do_not_depend_on_the_number_of_workers_or_the_micro_batch(tiny_shards):
     sampler = Sampler(open_shards(tiny_shards), tiny_config())
 
-    single = micro_batches(sampler.draw(5, range(4)), 8)
-    split = micro_batches(sampler.draw(5, range(2)), 1) + micro_batches(sampler.draw(5, range(2, 4)), 1)
+    single = pack_micro_batches(sampler.draw(5, range(4)), 8)
+    split = pack_micro_batches(sampler.draw(5, range(2)), 1) + pack_micro_batches(sampler.draw(5, range(2, 4)), 1)
 
     assert (len(single), len(split)) == (1, 8)
     assert list_samples(single) == list_samples(split)
-    assert list_samples(micro_batches(sampler.draw(6, range(4)), 8)) != list_samples(single)
+    assert list_samples(pack_micro_batches(sampler.draw(6, range(4)), 8)) != list_samples(single)
 
 
 def test_special_tokens_have_the_ids_that_the_shards_record(tmp_path):
@@ -314,8 +314,8 @@ def test_special_tokens_have_the_ids_that_the_shards_record(tmp_path):
     changed_ids = draw.tlm.masked_ids[draw.tlm.masked_ids != draw.tlm.sequences.flat]
     assert 3 in changed_ids
     assert {0, 1, 2, 63}.isdisjoint(changed_ids)
-    [batch] = micro_batches(draw, 8)
-    assert set(batch.aligned(64, bert_like.pad).ids.tolist()) - set(batch.ids.tolist()) == {0}
+    [batch] = pack_micro_batches(draw, 8)
+    assert set(batch.pad_for_gpu(64, bert_like.pad).ids.tolist()) - set(batch.ids.tolist()) == {0}
 
 
 @pytest.mark.item("A15")
@@ -324,7 +324,7 @@ def test_targets_are_the_original_tokens_at_the_rows_that_the_batch_names(tiny_s
     original_ids = np.concatenate([draw.mlm.sequences.flat, draw.tlm.sequences.flat])
     masked_ids = np.concatenate([draw.mlm.masked_ids, draw.tlm.masked_ids])
 
-    [batch] = micro_batches(draw, 8)
+    [batch] = pack_micro_batches(draw, 8)
 
     assert batch.ids[: len(masked_ids)].tolist() == masked_ids.tolist()
     assert batch.target_ids.tolist() == original_ids[batch.target_rows].tolist()
@@ -366,9 +366,9 @@ def test_sides_and_blocks_are_truncated_at_their_limits(tiny_shards):
 
 
 def test_every_sequence_without_a_target_row_gets_its_first_row():
-    rows, counts, rows_with_target = add_missing_rows(torch.tensor([1, 3, 9]), (2, 0, 1, 0), (4, 3, 3, 5))
+    target_rows = add_missing_rows(torch.tensor([1, 3, 9]), (2, 0, 1, 0), (4, 3, 3, 5))
 
-    assert rows.tolist() == [1, 3, 4, 9, 10]
-    assert counts == (2, 1, 1, 1)
-    assert rows[rows_with_target].tolist() == [1, 3, 9]
-    assert add_missing_rows(torch.tensor([1, 3]), (1, 1), (3, 3))[2] is None
+    assert target_rows.rows.tolist() == [1, 3, 4, 9, 10]
+    assert target_rows.counts == (2, 1, 1, 1)
+    assert target_rows.rows[target_rows.rows_with_target].tolist() == [1, 3, 9]
+    assert add_missing_rows(torch.tensor([1, 3]), (1, 1), (3, 3)).rows_with_target is None

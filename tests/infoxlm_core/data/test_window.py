@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from infoxlm_core.data.samples import Draw, Sampler
+from infoxlm_core.data.samples import DrawnSamples, Sampler
 from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.shards import Pairs, open_shards
 from infoxlm_core.data.window import MIN_PARTS, MovingWindow
 from tests.toys.pretraining import tiny_config, write_shards
 
 
-def ids_of(draw: Draw) -> list[int]:
+def ids_of(draw: DrawnSamples) -> list[int]:
     return [*draw.mlm.masked_ids.tolist(), *draw.tlm.masked_ids.tolist(), *draw.xlco.keys.flat.tolist()]
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch._dynamo.utils import counters
 from transformers import XLMRobertaConfig, XLMRobertaForMaskedLM
 
-from infoxlm_core.data.batches import micro_batches
+from infoxlm_core.data.batches import pack_micro_batches
 from infoxlm_core.data.layouts import number_positions
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
@@ -185,7 +185,7 @@ def test_incomplete_start_is_refused_by_the_name_of_a_missing_weight(hugging_fac
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_forward_pass_of_all_objectives_equals_separate_computations(tiny_shards, pooling):
     config = tiny_config(contrast={"layer": 1, "pooling": pooling})
-    (batch,) = micro_batches(Sampler(open_shards(tiny_shards), config).draw(0, range(4)), 8)
+    (batch,) = pack_micro_batches(Sampler(open_shards(tiny_shards), config).draw(0, range(4)), 8)
     model = make_small_model(pooling)
 
     outputs = model(batch)
@@ -204,15 +204,15 @@ def test_forward_pass_of_all_objectives_equals_separate_computations(tiny_shards
 
 @pytest.mark.usefixtures("in_fp64")
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_batch_aligned_for_a_gpu_has_the_same_losses_vectors_and_gradients(tiny_shards, pooling):
+def test_batch_padded_for_a_gpu_has_the_same_losses_vectors_and_gradients(tiny_shards, pooling):
     sampler = Sampler(open_shards(tiny_shards), tiny_config(objectives={"mask_ratio": 0.04}))
-    (batch,) = micro_batches(sampler.draw(0, range(4)), 8)
-    aligned_batch = batch.aligned(32, 1)
+    (batch,) = pack_micro_batches(sampler.draw(0, range(4)), 8)
+    padded_batch = batch.pad_for_gpu(32, 1)
     model = make_small_model(pooling)
     key_encoder = KeyEncoder(model)
 
     results = []
-    for packed_batch in (batch, aligned_batch):
+    for packed_batch in (batch, padded_batch):
         model.zero_grad()
         outputs = model(packed_batch)
         (outputs.loss + outputs.queries.square()[:, 0].sum()).backward()
@@ -221,13 +221,14 @@ def test_batch_aligned_for_a_gpu_has_the_same_losses_vectors_and_gradients(tiny_
         gradients = [parameter.grad for parameter in model.parameters()]
         results.append([outputs.losses, outputs.queries, keys, *gradients])
 
-    lm_tokens = sum(aligned_batch.lengths[: aligned_batch.lm_sequences])
-    assert lm_tokens % 32 == len(aligned_batch.ids) % 32 == len(aligned_batch.key_ids) % 32 == 0 < aligned_batch.padding
+    lm_tokens = sum(padded_batch.lengths[: padded_batch.lm_sequences])
+    assert lm_tokens % 32 == len(padded_batch.ids) % 32 == len(padded_batch.key_ids) % 32 == 0
+    assert padded_batch.padding_tokens > 0
     assert 0 in batch.target_counts
-    assert min(aligned_batch.target_counts) == 1
-    assert aligned_batch.counts == batch.counts
-    for expected, aligned in zip(*results, strict=True):
-        torch.testing.assert_close(aligned, expected, atol=1e-12, rtol=0)
+    assert min(padded_batch.target_counts) == 1
+    assert padded_batch.counts == batch.counts
+    for expected, padded in zip(*results, strict=True):
+        torch.testing.assert_close(padded, expected, atol=1e-12, rtol=0)
 
 
 def test_recomputation_changes_no_bit_of_gradients_or_dropout():
@@ -275,7 +276,7 @@ def test_all_ragged_batches_use_the_graphs_of_the_first_two(tiny_shards, dtype):
     torch._dynamo.reset()
     counters.clear()
     for step in range(30):
-        (batch,) = micro_batches(sampler.draw(step, range(4)), 8)
+        (batch,) = pack_micro_batches(sampler.draw(step, range(4)), 8)
         shapes.add(batch.lengths)
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             outputs, expected = model(batch), eager_model(batch)

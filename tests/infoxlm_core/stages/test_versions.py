@@ -80,7 +80,7 @@ PAIRS = [
 
 
 # Fields of a batch that do not affect the training: alignment for GPUs and for sharded models, and the names of curves.
-FIELDS_WITHOUT_EFFECT = ("rows_with_target", "padding", "idle", "target_groups", "view_groups")
+FIELDS_WITHOUT_EFFECT = ("rows_with_target", "padding_tokens", "is_dummy", "target_group_ids", "view_group_ids")
 
 
 def list_leaves(value: Any) -> Iterator[bytes]:

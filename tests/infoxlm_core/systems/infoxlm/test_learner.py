@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from infoxlm_core.data.batches import micro_batches
+from infoxlm_core.data.batches import pack_micro_batches
 from infoxlm_core.data.samples import Sampler
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.model import devices
@@ -101,7 +101,7 @@ def test_queue_starts_with_real_keys_in_all_its_rows(learner_of, size):
     other_learner = learner_of(contrast={"queue_size": 64})
     keys = []
     for number in range(-(-size // 8)):  # the reserved stream, one global batch after the other
-        for batch in micro_batches(learner.sampler.draw(f"prefill {number}", range(4), only="xlco"), 4):
+        for batch in pack_micro_batches(learner.sampler.draw_for_queue(number, range(4)), 4):
             keys.append(learner.xlco.key_encoder(batch.key_ids, batch.key_positions, batch.key_lengths))
 
     assert torch.equal(learner.xlco.queue.rows, torch.cat(keys)[:size])
@@ -218,14 +218,14 @@ def test_skipped_step_leaves_the_key_encoder_and_a_good_step_updates_it_once(lea
 
 
 @pytest.mark.usefixtures("in_fp64")
-@pytest.mark.parametrize(("objective", "groups_field"), [("mlm", "target_groups"), ("xlco", "view_groups")])
+@pytest.mark.parametrize(("objective", "groups_field"), [("mlm", "target_group_ids"), ("xlco", "view_group_ids")])
 def test_mean_of_the_losses_by_language_is_the_loss(learner_of, objective, groups_field):
     learner = learner_of()
     groups = torch.cat([getattr(batch, groups_field) for batch in learner.batches(0)])
     metrics = take_steps(learner)
 
     counts = Counter()
-    for number, group in enumerate(learner.sampler.groups):
+    for number, group in enumerate(learner.sampler.group_names):
         if group.startswith(objective):
             count = (groups == number).sum().item()
             counts[f"loss_{group.rpartition('/')[0]}"] += count
@@ -237,7 +237,7 @@ def test_mean_of_the_losses_by_language_is_the_loss(learner_of, objective, group
 
 
 def test_bf16_training_on_batches_for_a_gpu_follows_fp32_training(learner_of, monkeypatch, caplog):
-    def train(precision: str, is_aligned: bool) -> list[dict[str, float]]:
+    def train(precision: str, is_padded: bool) -> list[dict[str, float]]:
         learner = learner_of(
             optimization={"learning_rate": 0.1, "warmup_steps": 0},
             model={"layers": 2, "hidden": 16, "ffn": 32, "heads": 2, "max_tokens": 32, "precision": precision},
@@ -249,14 +249,14 @@ def test_bf16_training_on_batches_for_a_gpu_follows_fp32_training(learner_of, mo
         progress = Progress()
         curve = []
         for _ in range(8):
-            batches = [batch.aligned(16, 1) if is_aligned else batch for batch in learner.batches(0)]
+            batches = [batch.pad_for_gpu(16, 1) if is_padded else batch for batch in learner.batches(0)]
             curve.append(train_step(learner, adam, learner.config.optimization, progress, batches)[0])
         return curve
 
     monkeypatch.setattr(devices, "cpu_multiplies_bf16", lambda: False)
-    fp32_curve = train("auto", is_aligned=False)
+    fp32_curve = train("auto", is_padded=False)
     assert "no instructions" not in caplog.text
-    bf16_curve = train("bf16", is_aligned=True)
+    bf16_curve = train("bf16", is_padded=True)
 
     assert "no instructions" in caplog.text
     fp32_losses = [metrics["loss/mlm"] for metrics in fp32_curve]

@@ -24,7 +24,7 @@ class Spread(SentenceObjective):
     name = "spread"
 
     def count(self, batch):
-        return len(batch.view_groups)
+        return len(batch.view_group_ids)
 
     def loss(self, batch, queries, group_totals):
         loss = F.cosine_similarity(queries, queries.mean(dim=0, keepdim=True)).sum()
