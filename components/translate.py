@@ -139,5 +139,5 @@ def compare_translations(
         planned = [trial["trial"] for trial in step.read(trials)]
         summary = summarise_metrics(step.run.name, sweeps.read_metrics(step, planned))
         scores_by_variant = sweeps.read_first_trials(step, planned, "evaluation/scores.json")
-        write_page = functools.partial(translation_report.write, scores_of=scores_by_variant)
+        write_page = functools.partial(translation_report.write_page, scores_by_variant=scores_by_variant)
         sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics), write_page)

@@ -90,6 +90,7 @@ class TranslationConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        """Check that the languages differ, and that at least one objective is enabled in every step."""
         if self.languages[0] == self.languages[1]:
             raise ValueError(f"languages must be two different languages, not {self.languages[0]} twice")
         steps = [step for step, _ in self.denoising]
@@ -97,8 +98,8 @@ class TranslationConfig(StageConfig):
             raise ValueError(f"the steps of denoising must increase, but are {steps}")
         if not (self.denoising or self.back_translation or self.parallel_share):
             raise ValueError("nothing to train: set denoising, back_translation or parallel_share")
-        is_over = any(weight == 0 and step < self.optimization.steps for step, weight in self.denoising)
-        if is_over and not (self.back_translation or self.parallel_share):
+        ends_early = any(weight == 0 and step < self.optimization.steps for step, weight in self.denoising)
+        if ends_early and not (self.back_translation or self.parallel_share):
             raise ValueError(
                 "denoising is the only objective, but its weight reaches 0 before the last step: "
                 "raise the weight, or set back_translation or parallel_share"

@@ -37,8 +37,8 @@ def max_translation_tokens(source_tokens: int) -> int:
     return int(1.5 * source_tokens + 10)
 
 
-def metric_of(language: str) -> BLEU:
-    """Return the BLEU of sacreBLEU whose tokenizer suits a target language."""
+def create_bleu(language: str) -> BLEU:
+    """Return sacreBLEU's metric with the tokenizer for a target language."""
     code = languages.two_letters(language)
     if code == "zh":
         return BLEU(tokenize="zh")
@@ -48,7 +48,7 @@ def metric_of(language: str) -> BLEU:
     return BLEU(tokenize="13a")
 
 
-def bleu(translations: Sequence[str], references: Sequence[str], language: str) -> tuple[float, str]:
+def compute_bleu(translations: Sequence[str], references: Sequence[str], language: str) -> tuple[float, str]:
     """Return the corpus BLEU in percent, and sacreBLEU's signature, which makes it comparable between papers.
 
     Args:
@@ -56,7 +56,7 @@ def bleu(translations: Sequence[str], references: Sequence[str], language: str) 
         references: the original text of the references, unchanged.
         language: the language of both.
     """
-    metric = metric_of(language)
+    metric = create_bleu(language)
     score = metric.corpus_score(list(translations), [list(references)]).score
     return score, str(metric.get_signature())
 
@@ -85,8 +85,8 @@ class TextTranslator:
     """Largest number of tokens of a sentence. Longer sentences are truncated."""
 
     @classmethod
-    def of(cls, model: Translator, config: TranslationConfig, shards: Shards) -> "TextTranslator":
-        """Return a model in training with the tokenizer of its shards.
+    def with_shards_tokenizer(cls, model: Translator, config: TranslationConfig, shards: Shards) -> "TextTranslator":
+        """Combine a model with the tokenizer of the shards on which it is trained.
 
         Raises:
             InputError: the tokenizer is not a SentencePiece model.
@@ -119,7 +119,9 @@ class TextTranslator:
     def save(self, directory: Path, tokenizer_file: Path) -> None:
         """Write the translator in our own format, because Transformers has no class for it."""
         directory.mkdir(parents=True)
-        weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.model.named_parameters()}
+        weights = {}
+        for name, parameter in self.model.named_parameters():
+            weights[name] = parameter.detach().float().cpu().contiguous()
         save_file(weights, directory / pretrained.WEIGHTS)
         shutil.copyfile(tokenizer_file, directory / tokenizers.MODEL)
         description = _Description(
@@ -131,16 +133,16 @@ class TextTranslator:
         )
         (directory / CONFIG).write_text(json.dumps(description, indent=1, default=asdict) + "\n")
 
-    def source_of(self, target: str) -> str:
-        """Return the language from which the model translates into `target`. Raise InputError if it cannot."""
+    def find_source_language(self, target: str) -> str:
+        """Return the language from which the model translates into `target`. Raise InputError if there is none."""
         if target not in self.pair:
             raise InputError(f"the model translates between {' and '.join(self.pair)}, not into {target}")
         first, second = self.pair
         return first if target == second else second
 
     def translate(self, texts: Sequence[str], target: str) -> list[str]:
-        """Translate sentences greedily from the other language into `target`, in their order."""
-        source_number = self.languages.index(self.source_of(target))
+        """Translate sentences from the other language into the language `target`, by greedy decoding."""
+        source_number = self.languages.index(self.find_source_language(target))
         target_number = self.languages.index(target)
         sentences = [ids[: self.side_tokens] for ids in encode(self.processor, list(texts))]
         device = self.model.bias.device
@@ -159,7 +161,7 @@ class TextTranslator:
         return translations
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
+        """Return the text of token ids, ignoring special tokens."""
         shift = FIRST_PIECE - 3  # the SentencePiece model has no <pad>, so its ids are one lower
         mask_id = self.processor.get_piece_size() + shift
         pieces = [token_id - shift for token_id in token_ids if FIRST_PIECE <= token_id < mask_id]

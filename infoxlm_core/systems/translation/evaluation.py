@@ -18,14 +18,14 @@ from sacrebleu.metrics import CHRF
 from infoxlm_core import manifests
 from infoxlm_core.corpora import tables
 from infoxlm_core.errors import InputError
-from infoxlm_core.systems.translation.decoding import TextTranslator, bleu
+from infoxlm_core.systems.translation.decoding import TextTranslator, compute_bleu
 from infoxlm_core.tasks.questions import tabulate_outcomes
 from infoxlm_core.training import tracker
 
 METRIC = "translation/bleu"
 GATE_METRIC = "translation/mean"
 """Mean chrF of the sentences of both directions, from 0 to 1. The gate needs a score of every sentence, not BLEU."""
-_CURVE_PREFIX = "dev/"  # of the names of BLEU in the curves of a training run
+_CURVE_PREFIX = "dev/"  # of the names of validation metrics, such as dev/en-fr
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class HeldOutPairs:
     @classmethod
     def read(cls, corpus: Path, pair: tuple[str, str]) -> "HeldOutPairs":
         """Read all held-out pairs of two languages of a prepared corpus. Raise InputError if there are none."""
-        texts: dict[str, list[str]] = {language: [] for language in pair}
-        for source, target in (pair, pair[::-1]):
+        first, second = pair
+        texts: dict[str, list[str]] = {first: [], second: []}
+        for source, target in ((first, second), (second, first)):  # the corpus has the pairs in one of both directions
             for path in sorted((corpus / "held_out" / f"{source}-{target}").glob("*.parquet")):
                 with tables.reading(path, "prepare the text again"):
                     for source_text, target_text in tables.read_text(path, ("source", "target")):
@@ -59,12 +60,12 @@ class HeldOutPairs:
             raise InputError(f"{corpus}/held_out has no pairs of {' and '.join(pair)}: choose other languages")
         return cls(texts)
 
-    def first(self, count: int) -> "HeldOutPairs":
-        """Return the first pairs, with which a training run chooses its weights."""
+    def take(self, count: int) -> "HeldOutPairs":
+        """Return the first pairs, on which a training run validates its weights."""
         return HeldOutPairs({language: texts[:count] for language, texts in self.texts.items()})
 
-    def after(self, count: int) -> "HeldOutPairs":
-        """Return the pairs after the first ones. Raise InputError if there are none."""
+    def skip(self, count: int) -> "HeldOutPairs":
+        """Return the remaining pairs, on which a translator is evaluated. Raise InputError if there are none."""
         remaining = HeldOutPairs({language: texts[count:] for language, texts in self.texts.items()})
         if not all(remaining.texts.values()):
             raise InputError(f"the validation uses all held-out pairs: lower translation.validation_pairs ({count})")
@@ -74,9 +75,9 @@ class HeldOutPairs:
         """Translate the text of both languages. Return the results by direction, such as `en-fr`."""
         results = {}
         for target, references in self.texts.items():
-            source = translator.source_of(target)
+            source = translator.find_source_language(target)
             translations = translator.translate(self.texts[source], target)
-            score, signature = bleu(translations, references, target)
+            score, signature = compute_bleu(translations, references, target)
             results[f"{source}-{target}"] = TranslatedText(
                 score, signature, self.texts[source], references, translations
             )
@@ -92,21 +93,21 @@ def name_metrics(scores: Mapping[str, Any]) -> dict[str, float]:
 
 
 def score_sentences(direction: str, result: TranslatedText) -> pd.DataFrame:
-    """Return the outcomes of one direction: chrF of every sentence, from 0 to 1."""
+    """Return the chrF of every sentence of one direction, from 0 to 1, as a table of outcomes."""
     source, target = direction.split("-")
     metric = CHRF()
     questions = []
     chrf_scores = []
     texts = zip(result.sources, result.references, result.translations, strict=True)
-    for number, (text, reference, translation) in enumerate(texts):
+    for row, (text, reference, translation) in enumerate(texts):
         # Both directions of a pair are one question, because their scores are not independent.
-        questions.append(manifests.digest([number, *sorted((text, reference))]))
+        questions.append(manifests.digest([row, *sorted((text, reference))]))
         chrf_scores.append(metric.sentence_score(translation, [reference]).score / 100)
     return tabulate_outcomes("translation", target, questions, chrf_scores, direction=f"from_{source}")
 
 
-def read_curve(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return BLEU of both directions at the validations of a training run: direction -> points (step, BLEU)."""
+def read_bleu_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Read BLEU at each validation of a training run from its metrics: direction -> list of (step, BLEU)."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for step, values in tracker.read(path):
         for name, value in values.items():

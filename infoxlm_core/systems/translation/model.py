@@ -45,15 +45,15 @@ class DecoderLayer(Layer):
         """Compute the layer for whole targets, with causal attention within each sentence.
 
         Args:
-            hidden: (T, d) output of the layer below.
-            target_packing: where the targets start.
-            source: (S, d) output of the encoder.
-            source_packing: where the sources start.
+            hidden: (T, d) output of the layer below for the tokens of all targets.
+            target_packing: the lengths and offsets of the targets.
+            source: (S, d) output of the encoder for the tokens of all sources.
+            source_packing: the lengths and offsets of the sources.
 
         Returns:
-            (T, d).
+            (T, d) output of this layer.
         """
-        hidden = self.attend(hidden, target_packing, causal=True)
+        hidden = self.attend(hidden, target_packing, causal=True)  # (T, d)
         query = self.source_query(hidden)  # (T, d)
         key = self.source_key(source)  # (S, d)
         value = self.source_value(source)  # (S, d)
@@ -72,7 +72,7 @@ class DecoderLayer(Layer):
         return DecoderCache(no_tokens, no_tokens, source_key, source_value, source_mask[:, None, None])
 
     def decode_next(self, hidden: Tensor, cache: DecoderCache) -> Tensor:
-        """Compute the layer for the next token of each sentence, without dropout: (N, d) -> (N, d)."""
+        """Compute the layer for the next token of each of the N translations, (N, d), and extend the cache by it."""
         cache.key = torch.cat([cache.key, self.key(hidden)[:, None]], dim=1)
         cache.value = torch.cat([cache.value, self.value(hidden)[:, None]], dim=1)
         context = self._attend_from_one_token(self.query(hidden), cache.key, cache.value)
@@ -118,7 +118,7 @@ class Translator(nn.Module):
         return self.encoder.run_layers(hidden, source.lengths, 0, len(self.encoder.layers))
 
     def forward(self, source: PackedSentences, target: PackedSentences) -> Tensor:
-        """Return the logits (T - N, V) of every token of the N targets except the first, given the earlier tokens."""
+        """Return the logits (T - N, V) from which the next token of the N targets is predicted at each position."""
         encoded_source = self.encode(source)  # (S, d)
         hidden = self.decoder.embed(target.ids, target.positions, target.types)  # (T, d)
         layers: list[Any] = list(self.decoder.layers)
@@ -147,15 +147,15 @@ class Translator(nn.Module):
             max_lengths: largest number of tokens of each translation, both `</s>` included.
         """
         device = source.ids.device
-        count = len(source.lengths)
+        sentence_count = len(source.lengths)
         encoded_source = self.encode(source)  # (S, d)
         layers: list[Any] = list(self.decoder.layers)
         self.decoder.apply_autocast(encoded_source, layers)
         caches = [layer.create_cache(encoded_source, source.lengths) for layer in layers]
-        languages = torch.full((count,), language, device=device)
-        tokens = torch.full((count,), EOS, device=device)  # the newest token of each translation
+        languages = torch.full((sentence_count,), language, device=device)
+        tokens = torch.full((sentence_count,), EOS, device=device)  # the newest token of each translation
         generated: list[Tensor] = []  # (N,) for each position
-        is_unfinished = torch.ones(count, dtype=torch.bool, device=device)
+        is_unfinished = torch.ones(sentence_count, dtype=torch.bool, device=device)
         length_limits = torch.tensor(max_lengths, device=device)
         for position in range(max(max_lengths) - 2):
             hidden = self.decoder.embed(tokens, torch.full_like(tokens, position), languages)  # (N, d)
@@ -164,14 +164,14 @@ class Translator(nn.Module):
                 for layer, cache in zip(layers, caches, strict=True):
                     hidden = layer.decode_next(hidden, cache)
             best_tokens = self._logits(hidden).argmax(dim=1)  # (N,)
-            has_room = position + 2 < length_limits  # for this token and the last `</s>`
+            has_room = position + 2 < length_limits  # the best token has position + 1, and `</s>` must follow it
             is_unfinished = is_unfinished & (best_tokens != EOS) & has_room
             tokens = torch.where(is_unfinished, best_tokens, EOS)
             if not is_unfinished.any():
                 break
             generated.append(tokens)
         if not generated:
-            return [[] for _ in range(count)]
+            return [[] for _ in range(sentence_count)]
         translations = torch.stack(generated, dim=1).tolist()  # N lists, filled up with `</s>`
         return [_cut_at_end(translation) for translation in translations]
 
@@ -181,16 +181,16 @@ def _cut_at_end(ids: list[int]) -> list[int]:
     return ids[: ids.index(EOS)] if EOS in ids else ids
 
 
-def start_from(model: Translator, xlm: XLM, encoder: Initialisation, decoder: Initialisation) -> None:
+def copy_pretrained_weights(model: Translator, xlm: XLM, encoder: Initialisation, decoder: Initialisation) -> None:
     """Copy weights of a pre-trained XLM of the same size into the encoder and the decoder of a translator.
 
     The attention to the source, which XLM does not have, keeps its random weights.
 
     Args:
         model: the translator, with random weights.
-        xlm: the model to copy.
-        encoder: what to copy into the encoder.
-        decoder: what to copy into the decoder. With `pretrained`, the translator also gets XLM's output bias.
+        xlm: the pre-trained model.
+        encoder: which weights to copy into the encoder.
+        decoder: which weights to copy into the decoder. With `pretrained`, XLM's output bias is copied, too.
     """
     _copy_weights(xlm.encoder, model.encoder, encoder)
     _copy_weights(xlm.encoder, model.decoder, decoder)

@@ -17,12 +17,12 @@ from infoxlm_core.results.summary import Summary, summarise_metrics
 from infoxlm_core.results.tables import SENTENCE, Cell, Column, Line, PageTable, short
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.systems.translation import evaluation
-from infoxlm_core.systems.translation.decoding import TextTranslator, metric_of
+from infoxlm_core.systems.translation.decoding import TextTranslator, create_bleu
 from infoxlm_core.systems.translation.evaluation import METRIC, HeldOutPairs
 from infoxlm_core.training import tracker
 
-RESAMPLES = 1_000
-EXAMPLES = 8
+RESAMPLES = 1_000  # of the bootstrap, as many as sacreBLEU's default
+MAX_EXAMPLES = 8  # sentences on the page of each direction
 
 Scores = Mapping[str, Any]
 """The content of a translator's scores.json."""
@@ -34,46 +34,50 @@ def evaluate(translator: Path, corpus: Path, validation_pairs: int, name: str, o
     Args:
         translator: directory of the translator.
         corpus: a prepared corpus with held-out pairs of the two languages.
-        validation_pairs: number of the first held-out pairs, which chose the weights and are not translated.
+        validation_pairs: number of held-out pairs at the start that are skipped, because they chose the weights.
         name: name of the translator on the page.
         output: directory for the files.
     """
     text_translator = TextTranslator.load(translator)
-    pairs = HeldOutPairs.read(corpus, text_translator.pair).after(validation_pairs)
+    pairs = HeldOutPairs.read(corpus, text_translator.pair).skip(validation_pairs)
     results = pairs.translate(text_translator)
-    outcomes = pd.concat([evaluation.score_sentences(direction, result) for direction, result in results.items()])
+    tables = [evaluation.score_sentences(direction, result) for direction, result in results.items()]
+    outcomes = pd.concat(tables)
     evidence.write(output / evidence.FILE, {"translator": outcomes})
     scores = {
         "model": "translator",
         "pivot": text_translator.pair[0],
         "test_set": manifests.digest(pairs.texts),
         "chrf": outcomes["right"].mean(),
-        "curve": evaluation.read_curve(translator / tracker.METRICS),
+        "curve": evaluation.read_bleu_curves(translator / tracker.METRICS),
         "directions": {direction: asdict(result) for direction, result in results.items()},
     }
     metrics = evaluation.name_metrics(scores)
     page.write_files(output, {"scores.json": page.to_json(scores)})
     summary = summarise_metrics(name, [(Trial(name, name, 1), metrics)])
-    write(output, "report", summary, {name: scores})
+    write_page(output, "report", summary, {name: scores})
     return metrics
 
 
-def write(output: Path, name: str, summary: Summary, scores_of: Mapping[str, Scores]) -> None:
+def write_page(output: Path, name: str, summary: Summary, scores_by_variant: Mapping[str, Scores]) -> None:
     """Write the page of one or several translators into a directory: NAME.html, .md and .json, figures/, tables/.
 
     Args:
         output: the directory.
         name: file name of the page.
         summary: BLEU of every variant over its seeds.
-        scores_of: variant -> the scores of its first seed. Unfinished variants are missing. The first variant is the
-            baseline of the p-values.
+        scores_by_variant: scores of the first seed of each finished variant. The first variant is the baseline of the
+            p-values.
     """
     sections = [*page.lay_out(summary), _compare_with_paper(summary)]
-    directions = [direction for scores in scores_of.values() for direction in scores["directions"]]
-    for direction in dict.fromkeys(directions):
-        curves = {variant: scores["curve"].get(direction, []) for variant, scores in scores_of.items()}
+    directions: dict[str, None] = {}  # a set in the order of insertion
+    for scores in scores_by_variant.values():
+        directions |= dict.fromkeys(scores["directions"])
+    for direction in directions:
+        curves = {variant: scores["curve"].get(direction, []) for variant, scores in scores_by_variant.items()}
         drawings = {f"bleu-{direction}": partial(_draw_curves, direction, curves)}
-        tables = [_tabulate_intervals(direction, scores_of), _tabulate_examples(direction, scores_of)]
+        results = {variant: scores["directions"][direction] for variant, scores in scores_by_variant.items()}
+        tables = [_tabulate_intervals(direction, results), _tabulate_examples(direction, results)]
         sections.append(Section(direction, _DIRECTION_TEXT, tables=tables, drawings=drawings))
     page.write_page(output, name, summary, sections)
     page.write_files(output, {f"{name}.json": page.to_json(summary.to_dict())})
@@ -87,11 +91,11 @@ _DIRECTION_TEXT = (
 
 
 def _compare_with_paper(summary: Summary) -> Section:
-    """Return the section with XLM's table and our rows. A direction that only one of them has is empty in the other."""
+    """Return the section that shows our BLEU above that of XLM's paper. Missing directions have empty cells."""
     paper = published.translation()
     prefix = f"{METRIC}/"
-    ours = [metric.removeprefix(prefix) for metric in summary.metrics if metric.startswith(prefix)]
-    directions = list(dict.fromkeys((*ours, *paper.columns)))
+    our_directions = [metric.removeprefix(prefix) for metric in summary.metrics if metric.startswith(prefix)]
+    directions = list(dict.fromkeys([*our_directions, *paper.columns]))
     our_lines = []
     for variant, result in summary.variants.items():
         cells = tuple(result.metrics.get(prefix + direction, "") for direction in directions)
@@ -109,18 +113,15 @@ def _compare_with_paper(summary: Summary) -> Section:
     return Section("XLM's table", text, tables=[table])
 
 
-def _tabulate_intervals(direction: str, scores_of: Mapping[str, Scores]) -> PageTable:
+def _tabulate_intervals(direction: str, results: Mapping[str, Mapping[str, Any]]) -> PageTable:
     """Tabulate BLEU of each variant with its bootstrap interval, and the p-value of its difference to the first one."""
-    results = {variant: scores["directions"][direction] for variant, scores in scores_of.items()}
     baseline = next(iter(results.values()))
-    lines = [Line(variant, (result["bleu"], "", "")) for variant, result in results.items()]
-    if len(results) > 1:  # the paired test needs a baseline
-        systems = [(variant, result["translations"]) for variant, result in results.items()]
-        metric = metric_of(direction.partition("-")[2])
-        test = PairedTest(systems, {"BLEU": metric}, [baseline["references"]], test_type="bs", n_samples=RESAMPLES)
-        scores: Any = test()[1]["BLEU"]
-        lines = []
-        for variant, score in zip(results, scores, strict=True):
+    lines = []
+    if len(results) == 1:  # the paired test needs another variant
+        for variant, result in results.items():
+            lines.append(Line(variant, (result["bleu"], "", "")))
+    else:
+        for variant, score in zip(results, _compare_with_baseline(direction, results), strict=True):
             interval = f"{score.mean - score.ci:.1f} … {score.mean + score.ci:.1f}"
             p_value = "" if score.p_value is None else f"{score.p_value:.3f}"
             lines.append(Line(variant, (score.score, interval, p_value)))
@@ -129,21 +130,32 @@ def _tabulate_intervals(direction: str, scores_of: Mapping[str, Scores]) -> Page
     return PageTable(f"bleu-{direction}", "", columns, tuple(lines), notes=notes, head="initialisation")
 
 
-def _tabulate_examples(direction: str, scores_of: Mapping[str, Scores]) -> PageTable:
+def _compare_with_baseline(direction: str, results: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """Return sacreBLEU's paired bootstrap result of each variant. The first variant is the baseline."""
+    _, target_language = direction.split("-")
+    references = next(iter(results.values()))["references"]
+    translations = [(variant, result["translations"]) for variant, result in results.items()]
+    metrics = {"BLEU": create_bleu(target_language)}
+    test = PairedTest(translations, metrics, [references], test_type="bs", n_samples=RESAMPLES)
+    _, scores_by_metric = test()
+    return scores_by_metric["BLEU"]
+
+
+def _tabulate_examples(direction: str, results: Mapping[str, Mapping[str, Any]]) -> PageTable:
     """Tabulate evenly spaced test sentences with their reference and every variant's translation."""
-    results = {variant: scores["directions"][direction] for variant, scores in scores_of.items()}
-    first_result = next(iter(results.values()))
-    count = len(first_result["sources"])
+    baseline = next(iter(results.values()))  # all variants translate the same sentences
+    sentence_count = len(baseline["sources"])
+    spacing = max(1, sentence_count // MAX_EXAMPLES)
     lines = []
-    for row in range(0, count, max(1, count // EXAMPLES)):
+    for row in range(0, sentence_count, spacing)[:MAX_EXAMPLES]:
         translations = [result["translations"][row] for result in results.values()]
-        lines.append(Line(str(row + 1), (first_result["sources"][row], first_result["references"][row], *translations)))
+        lines.append(Line(str(row + 1), (baseline["sources"][row], baseline["references"][row], *translations)))
     columns = tuple(Column(name, role=SENTENCE) for name in ("source", "reference", *results))
-    return PageTable(f"examples-{direction}", "", columns, tuple(lines[:EXAMPLES]), head="sentence")
+    return PageTable(f"examples-{direction}", "", columns, tuple(lines), head="sentence")
 
 
 def _draw_curves(direction: str, curves: Mapping[str, list[tuple[int, float]]]) -> Figure | None:
-    """Draw BLEU of every variant by optimizer step. Return None if there was no validation."""
+    """Plot the validation BLEU of every variant over the optimizer steps. Return None if there was no validation."""
     if not any(curves.values()):
         return None
     figure = Figure(figsize=(5.6, 3.4), layout="constrained")

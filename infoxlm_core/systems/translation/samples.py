@@ -5,7 +5,8 @@ The source of a sentence is a noisy version of it, or its translation by people 
 Encoder and decoder read `</s> x </s>`. Source: Lample and Conneau 2019, section 5.3.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from infoxlm_core.systems.translation.config import NoiseConfig, TranslationConf
 
 @dataclass(frozen=True)
 class PackedSentences:
-    """Sentences `</s> x </s>` of one language, end to end."""
+    """Sentences `</s> x </s>` of one language, concatenated without padding."""
 
     ids: Tensor  # (T,)
     positions: Tensor  # (T,)
@@ -30,25 +31,26 @@ class PackedSentences:
     lengths: tuple[int, ...]  # tokens of each sentence
 
     def to(self, device: torch.device) -> "PackedSentences":
+        """Return a copy of the sentences on a device."""
         ids = devices.send(self.ids, device)
         positions = devices.send(self.positions, device)
         types = devices.send(self.types, device)
         return PackedSentences(ids, positions, types, self.lengths)
 
 
-def pack_sentences(sentences: list[np.ndarray], language: int) -> PackedSentences:
-    """Pack sentences without special tokens; `language` is the number of their language."""
+def pack_sentences(sentences: list[np.ndarray], language_number: int) -> PackedSentences:
+    """Concatenate sentences of one language, and add `</s>` before and after each of them."""
     wrapped = wrap(pack_segments(sentences))
     return PackedSentences(
         ids=torch.from_numpy(wrapped.flat),
         positions=torch.from_numpy(number_positions(wrapped.lengths)),
-        types=torch.full((len(wrapped.flat),), language),
+        types=torch.full((len(wrapped.flat),), language_number),
         lengths=tuple(wrapped.lengths.tolist()),
     )
 
 
 def add_noise(tokens: np.ndarray, config: NoiseConfig, mask_id: int, rng: np.random.Generator) -> np.ndarray:
-    """Shuffle, drop and mask the tokens (T,) of one sentence without `</s>`, in this order."""
+    """Shuffle, drop and mask tokens (T,) of one sentence without `</s>`, in this order."""
     # Sorting by position plus a random number below `shuffle` moves no token by more than `shuffle`.
     sort_keys = np.arange(len(tokens)) + rng.uniform(0, config.shuffle, len(tokens))
     tokens = tokens[np.argsort(sort_keys, kind="stable")]
@@ -61,7 +63,7 @@ def add_noise(tokens: np.ndarray, config: NoiseConfig, mask_id: int, rng: np.ran
 
 
 def denoising_weight(config: TranslationConfig, step: int) -> float:
-    """Return the weight of denoising at a step, by linear interpolation; 0 without denoising."""
+    """Return the weight of denoising at a step, interpolated linearly between the configured steps."""
     if not config.denoising:
         return 0.0
     steps = [scheduled_step for scheduled_step, _ in config.denoising]
@@ -80,17 +82,24 @@ class TranslationBatch:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The numbers of target tokens, `</s>` included, and of all tokens.
+        """Return the number of target tokens, `</s>` included, and of all tokens.
 
-        A source that is not generated yet counts as long as its target.
+        A source that is not generated yet is counted as if it were as long as its target.
         """
         source = self.source or self.target
         target_tokens = len(self.target.ids) - len(self.target.lengths)  # all but the first `</s>` of each sentence
         return {self.objective: target_tokens, "tokens": len(self.target.ids) + len(source.ids)}
 
 
+class StepChoice(NamedTuple):
+    """The objective and the target language of a step."""
+
+    objective: str  # as in `TranslationBatch`
+    language: str
+
+
 class TranslationSampler:
-    """Draws sentences uniformly within a language, while objectives and languages alternate from step to step.
+    """Draws sentences of one language per step, each with equal probability. Objectives and languages alternate.
 
     Raises CorpusTooSmall if an objective has no sentence that is short enough.
     """
@@ -100,8 +109,8 @@ class TranslationSampler:
         self.mask_id = shards.vocabulary.mask
         all_languages = list_languages(shards)
         self.language_numbers = {language: all_languages.index(language) for language in config.languages}
-        self.texts: dict[str, list[ShortRows]] = {}
-        self.pairs: dict[str, list[ShortRows]] = {}  # by the language of their first side, which is the target
+        self.texts: dict[str, list[ShortRows]] = {}  # by language
+        self.pairs: dict[str, list[ShortRows]] = {}  # by target language, which is that of the first side
         for language in config.languages:
             if config.denoising or config.back_translation:
                 self.texts[language] = _select_sentences(shards, language, config)
@@ -110,8 +119,8 @@ class TranslationSampler:
                 self.pairs[language] = _select_pairs(shards, language, config)
                 _check_amount_of_text(self.pairs[language], f"pairs with {language}", config)
 
-    def list_turns(self, step: int) -> list[tuple[str, str]]:
-        """Return the pairs (objective, target language) among which the steps around this one alternate."""
+    def list_choices(self, step: int) -> list[StepChoice]:
+        """Return the combinations of enabled objective and target language, through which the steps cycle."""
         objectives = []
         if denoising_weight(self.config, step):
             objectives.append("dae")
@@ -119,16 +128,16 @@ class TranslationSampler:
             objectives.append("bt")
         if self.config.parallel_share:
             objectives.append("mt")
-        return [(objective, language) for objective in objectives for language in self.config.languages]
+        return [StepChoice(objective, language) for objective in objectives for language in self.config.languages]
 
     def draw(self, step: int, shard: int) -> TranslationBatch:
-        """Return the micro-batch of a virtual shard at a step."""
-        turns = self.list_turns(step)
-        objective, language = turns[step % len(turns)]
+        """Draw the micro-batch of a virtual shard at a step."""
+        choices = self.list_choices(step)
+        objective, language = choices[step % len(choices)]
         rng = make_rng(self.config.seed, step, shard, objective)
         language_number = self.language_numbers[language]
         source = None
-        if objective == "bt":
+        if objective == "bt":  # the learner generates the source
             sentences = self._draw_sentences(language, self.config.back_translation_sentences, rng)
         elif objective == "mt":
             sentences, translations = self._draw_pairs(language, rng)
@@ -141,15 +150,15 @@ class TranslationSampler:
         return TranslationBatch(objective, target, source, rng_key=(step, shard, 0))
 
     def other_language_number(self, language_number: int) -> int:
-        """Return the number of the other language."""
+        """Return the number of the other language of the pair."""
         first_language, second_language = self.language_numbers.values()
         return second_language if language_number == first_language else first_language
 
     @property
     def _max_sentences(self) -> int:
-        """The largest number of sentences that fit into a batch: as many as if each had one token."""
-        shortest_sequence = 3  # `</s> x </s>`
-        return max(1, self.config.batch_tokens // shortest_sequence)
+        """Return the number of sentences that fit into a batch if each has a single token."""
+        shortest_sequence_tokens = 3  # `</s> x </s>`
+        return max(1, self.config.batch_tokens // shortest_sequence_tokens)
 
     def _draw_sentences(self, language: str, count: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Draw sentences of a language. Return their tokens without `</s>`."""
@@ -160,44 +169,46 @@ class TranslationSampler:
         """Draw a batch of pairs. Return the sentences in a language, and their translations."""
         sentences, translations = draw_rows(self.pairs[language], self._max_sentences, self.config.side_tokens, rng)
         batch_sentences = self._fill_batch(sentences.rows)
-        return batch_sentences, translations.rows[: len(batch_sentences)]
+        batch_translations = translations.rows[: len(batch_sentences)]
+        return batch_sentences, batch_translations
 
     def _fill_batch(self, sentences: list[np.ndarray]) -> list[np.ndarray]:
         """Return as many of the first sentences as fit into `batch_tokens`, but at least one."""
-        total_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])
-        count = max(1, int(np.searchsorted(total_tokens, self.config.batch_tokens, side="right")))
-        return sentences[:count]
+        cumulative_tokens = np.cumsum([len(sentence) + 2 for sentence in sentences])  # with `</s>` on both sides
+        fitting_count = int(np.searchsorted(cumulative_tokens, self.config.batch_tokens, side="right"))
+        return sentences[: max(1, fitting_count)]
 
 
 def _select_sentences(shards: Shards, language: str, config: TranslationConfig) -> list[ShortRows]:
-    """Return the sentences of a language that have at most `side_tokens` tokens."""
+    """Select the sentences of a language that have at most `side_tokens` tokens."""
     max_tokens = config.side_tokens + 1  # stored sentences end with </s>
     return [ShortRows.select((table.read_text(),), max_tokens) for table in shards.mono.get(language, [])]
 
 
 def _select_pairs(shards: Shards, target_language: str, config: TranslationConfig) -> list[ShortRows]:
-    """Return the share `parallel_share` of the training pairs, with `target_language` on the first side."""
+    """Select a random share `parallel_share` of the short pairs, with the target language as their first side."""
     corpora = []
-    for name, tables in shards.pairs.items():
-        if sorted(name.split("-")) != sorted(config.languages):
+    for language_pair, tables in shards.pairs.items():
+        if set(language_pair.split("-")) != set(config.languages):
             continue
+        is_target_second = language_pair.endswith(f"-{target_language}")
         for table in tables:
             pairs = table.read_pairs()
             sides = (pairs.source, pairs.target)
-            if name.endswith(f"-{target_language}"):
+            if is_target_second:
                 sides = (pairs.target, pairs.source)
             short_pairs = ShortRows.select(sides, config.side_tokens)
             # Sentence ids are hashes, so their remainders select a random share of the pairs.
             is_selected = (pairs.sentence_ids.astype(np.uint64) % 10_000) < 10_000 * config.parallel_share  # (pairs,)
-            numbers = short_pairs.row_numbers[is_selected[short_pairs.row_numbers]]
-            corpora.append(replace(short_pairs, row_numbers=numbers))
+            selected_rows = short_pairs.row_numbers[is_selected[short_pairs.row_numbers]]
+            corpora.append(ShortRows(sides, selected_rows))
     return corpora
 
 
-def _check_amount_of_text(corpora: list[ShortRows], name: str, config: TranslationConfig) -> None:
-    """Raise CorpusTooSmall, with the name of the text, if corpora have no row to draw from."""
+def _check_amount_of_text(corpora: list[ShortRows], text_name: str, config: TranslationConfig) -> None:
+    """Raise CorpusTooSmall if the corpora have no row to draw from. The message starts with the name of the text."""
     if not any(len(corpus) for corpus in corpora):
         raise CorpusTooSmall(
-            f"{name} has no sentence of at most {config.side_tokens} tokens: add text, or raise side_tokens or "
+            f"{text_name} has no sentence of at most {config.side_tokens} tokens: add text, or raise side_tokens or "
             "parallel_share"
         )

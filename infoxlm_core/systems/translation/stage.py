@@ -5,7 +5,6 @@ restore sentences from its own translations of them (online back-translation), a
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from infoxlm_core.systems.translation import decoding
 from infoxlm_core.systems.translation.config import TranslationConfig
 from infoxlm_core.systems.translation.decoding import TextTranslator, max_translation_tokens
 from infoxlm_core.systems.translation.evaluation import HeldOutPairs
-from infoxlm_core.systems.translation.model import Translator, start_from
+from infoxlm_core.systems.translation.model import Translator, copy_pretrained_weights
 from infoxlm_core.systems.translation.samples import (
     PackedSentences,
     TranslationBatch,
@@ -53,20 +52,20 @@ def train(
     track: Callable[[Path], Tracker] = FileTracker,
     remote: RemoteCheckpoints | None = None,
 ) -> dict[str, Any]:
-    """Train a translator from the newest valid checkpoint in `run`. Every worker calls this function.
+    """Train a translator, or continue from the newest valid checkpoint in `run`. Every worker calls this function.
 
     Args:
         config: settings of the stage.
         shards_path: token shards of the two languages.
-        corpus: a prepared corpus; the first of its held-out pairs choose the weights that are exported.
+        corpus: a prepared corpus. BLEU on the first of its held-out pairs decides which weights are exported.
         encoder: an exported model of system xlm, from which the weights start.
-        output: gets `translator/`.
-        run: gets checkpoints, the best weights and `metrics.jsonl`; an existing run is resumed.
+        output: receives `translator/`.
+        run: receives the checkpoints, the best weights and `metrics.jsonl`; the same directory continues the same run.
         track: creates the tracker that writes the curves to a file.
         remote: storage of the checkpoints if the machines share no disk.
 
     Returns:
-        The figures of the last step, and `steps`, the steps of the training.
+        The metrics of the last step, and `steps`, the number of steps of the training.
 
     Raises:
         InputError: there are no held-out pairs, or the validation uses all of them.
@@ -74,24 +73,27 @@ def train(
     """
     shards = open_shards(shards_path)
     held_out = HeldOutPairs.read(corpus, config.languages)
-    held_out.after(config.validation_pairs)  # raises InputError without test pairs, which the evaluation needs later
-    validation = held_out.first(config.validation_pairs)
-    best = BestCheckpoints(run, SelectionConfig(rule="joint"), source_language="")
+    held_out.skip(config.validation_pairs)  # raises InputError now if no pair would remain for the evaluation
+    validation = held_out.take(config.validation_pairs)
+    best_checkpoints = BestCheckpoints(run, SelectionConfig(rule="joint"), source_language="")
     model = build(config, shards, encoder)
-    translator = TextTranslator.of(model, config, shards)
-    learner = TranslationLearner(config, translator, TranslationSampler(shards, config), validation, best)
+    translator = TextTranslator.with_shards_tokenizer(model, config, shards)
+    sampler = TranslationSampler(shards, config)
+    learner = TranslationLearner(config, translator, sampler, validation, best_checkpoints)
     inputs = {"shards": shards.manifest["digest"], "encoder": pretrained.digest_of(encoder)}
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["translator"], inputs)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
         metrics = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every, learner.observe)
-        distributed.on_first(partial(_export, learner, shards, inputs, run, output))
+        distributed.on_first(lambda: _export(learner, shards, inputs, run, output))
     return metrics | {"steps": config.optimization.steps}
 
 
 def _export(learner: "TranslationLearner", shards: Shards, inputs: dict[str, str], run: Path, output: Path) -> None:
-    """Write the translator with the best weights, and its curves."""
-    best_step = learner.best.choose(learner.best.evaluations(), learner.config.optimization.steps)[ALL]
-    learner.best.load(learner.module, best_step)
+    """Write the translator with the weights of the best validation, its curves and its manifest."""
+    best_checkpoints = learner.best_checkpoints
+    chosen_steps = best_checkpoints.choose(best_checkpoints.evaluations(), learner.config.optimization.steps)
+    best_step = chosen_steps[ALL]
+    best_checkpoints.load(learner.module, best_step)
     directory = output / "translator"
     learner.translator.save(directory, shards.directory / "tokenizer" / tokenizers.MODEL)
     export_curves(run, directory)
@@ -100,7 +102,9 @@ def _export(learner: "TranslationLearner", shards: Shards, inputs: dict[str, str
 
 
 def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translator:
-    """Return a translator of the size of an exported XLM, with its weights or with random weights by the seed.
+    """Return a translator of the size of an exported XLM, on this worker's device.
+
+    The config decides which weights are copied from XLM. The others are random.
 
     Raises:
         ConfigError: the model has too few positions.
@@ -109,17 +113,18 @@ def build(config: TranslationConfig, shards: Shards, encoder: Path) -> Translato
     shards.vocabulary.check_xlm_r("translation")
     system = XLMSystem()
     size = system.read_size(encoder, shards)
-    longest = max_translation_tokens(config.side_tokens + 2)
-    if longest > size.positions:
+    longest_translation = max_translation_tokens(config.side_tokens + 2)
+    if longest_translation > size.positions:
         raise ConfigError(
-            f"translations of {longest} tokens (1.5 * side_tokens + 13) exceed the {size.positions} positions of "
-            f"{encoder}: lower translation.side_tokens, or raise pretraining.model.max_tokens"
+            f"translations of {longest_translation} tokens (1.5 * side_tokens + 13) exceed the "
+            f"{size.positions} positions of {encoder}: lower translation.side_tokens, or raise "
+            "pretraining.model.max_tokens"
         )
     model = Translator(size, config.dropout)
     system.initialise(model, config.seed)
     pretrained_xlm = XLM(size)
     system.load_weights(pretrained_xlm, encoder)
-    start_from(model, pretrained_xlm, config.encoder, config.decoder)
+    copy_pretrained_weights(model, pretrained_xlm, config.encoder, config.decoder)
     return model.to(distributed.device())
 
 
@@ -136,29 +141,33 @@ class TranslationLearner(Learner):
         translator: TextTranslator,
         sampler: TranslationSampler,
         validation: HeldOutPairs,
-        best: BestCheckpoints,
+        best_checkpoints: BestCheckpoints,
     ) -> None:
         self.config = config
         self.translator = translator
         self.module = translator.model
         self.sampler = sampler
         self.validation = validation
-        self.best = best
+        self.best_checkpoints = best_checkpoints
         self.device = distributed.device()
 
     def batches(self, step: int, skipped: int = 0) -> Sequence[TranslationBatch]:
+        """Return this worker's micro-batches of a step. The samples are those of step `step + skipped`."""
         my_shards = distributed.my_share(self.config.virtual_shards)
         return [self.sampler.draw(step + skipped, shard) for shard in my_shards]
 
     def losses(self, batch: TranslationBatch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss times its weight and scale, and the unweighted loss without gradient."""
         target = batch.target.to(self.device)
         source = self.back_translate(target) if batch.source is None else batch.source.to(self.device)
         seed_dropout(self.config.seed, *batch.rng_key)
         with autocast(self.device):
             logits = self.module(source, target)
-        loss = cross_entropy(logits, _tokens_after_first(target))
-        step = batch.rng_key[0]
-        weight = denoising_weight(self.config, step) if batch.objective == "dae" else 1.0
+        loss = cross_entropy(logits, _select_targets(target))
+        weight = 1.0
+        if batch.objective == "dae":
+            step, _, _ = batch.rng_key
+            weight = denoising_weight(self.config, step)
         return loss * weight * scales[batch.objective], {batch.objective: loss.detach()}
 
     def back_translate(self, target: PackedSentences) -> PackedSentences:
@@ -171,21 +180,22 @@ class TranslationLearner(Learner):
         return pack_sentences(sentences, source_language).to(self.device)
 
     def observe(self, step: int) -> dict[str, float]:
-        """If a validation is due, return BLEU of both directions and their mean, and save the best weights so far."""
-        is_due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
-        if not is_due:
+        """Validate the translator every `validate_every` steps and after the last step. Return the metrics, if any."""
+        is_validation_due = step % self.config.validate_every == 0 or step == self.config.optimization.steps
+        if not is_validation_due:
             return {}
-        return distributed.on_first(partial(self._validate, step)) or {}
+        return distributed.on_first(lambda: self._validate(step)) or {}
 
     def _validate(self, step: int) -> dict[str, float]:
+        """Return BLEU of both directions and their mean, and save the weights if they are the best so far."""
         results = self.validation.translate(self.translator)
         dev_scores = DevScores(step, {direction: result.bleu for direction, result in results.items()})
-        self.best.update(self.module, [*self.best.evaluations(), dev_scores])
+        self.best_checkpoints.update(self.module, [*self.best_checkpoints.evaluations(), dev_scores])
         return name_metrics(dev_scores)
 
 
-def _tokens_after_first(sentences: PackedSentences) -> Tensor:
-    """Return the targets of the translator's logits (T - N,): every token except the first of each sentence."""
+def _select_targets(sentences: PackedSentences) -> Tensor:
+    """Return the token ids (T - N,) to predict: all tokens except the first of each of the N sentences."""
     device = sentences.ids.device
     first_rows = torch.tensor((0, *sentences.lengths[:-1]), device=device).cumsum(0)  # (N,)
     is_target = torch.ones_like(sentences.ids, dtype=torch.bool)  # (T,)

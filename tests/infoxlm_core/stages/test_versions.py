@@ -37,7 +37,7 @@ from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.stages import finetuning, merging, preparation, tokenization
 from infoxlm_core.systems.table import SYSTEMS
 from infoxlm_core.systems.translation.config import TranslationConfig
-from infoxlm_core.systems.translation.decoding import bleu
+from infoxlm_core.systems.translation.decoding import compute_bleu
 from infoxlm_core.systems.translation.evaluation import TranslatedText, score_sentences
 from infoxlm_core.systems.translation.samples import TranslationSampler, denoising_weight
 from infoxlm_core.tasks import perplexity, questions
@@ -317,7 +317,7 @@ def make_translator(tmp_path: Path, encoder: Path) -> Any:
 def make_translations(tmp_path: Path, encoder: Path) -> Any:
     references = {"de": ["Die Datei wurde gelöscht.", "Nein."], "zh": ["文件已被删除。", "不。"]}
     translations = {"de": ["Die Datei wird gelöscht.", "Nein!"], "zh": ["文件已删除。", "不。"]}
-    scores = [bleu(translations[language], references[language], language) for language in references]
+    scores = [compute_bleu(translations[language], references[language], language) for language in references]
     result = TranslatedText(0.0, "", references["zh"], references["de"], translations["de"])
     sentences = score_sentences("zh-de", result)
     return [scores, sentences.values.tolist()]

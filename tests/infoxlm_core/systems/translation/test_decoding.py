@@ -5,7 +5,7 @@ import math
 import pytest
 import sacrebleu
 
-from infoxlm_core.systems.translation.decoding import TextTranslator, bleu
+from infoxlm_core.systems.translation.decoding import TextTranslator, compute_bleu
 from infoxlm_core.systems.translation.evaluation import HeldOutPairs
 
 # Article 1 of the Universal Declaration of Human Rights
@@ -68,7 +68,7 @@ def test_bleu_compares_with_the_original_reference_instead_of_its_normal_form():
     ],
 )
 def test_bleu_is_the_geometric_mean_of_clipped_precisions(translation, reference, expected):
-    score, signature = bleu([translation], [reference], "en")
+    score, signature = compute_bleu([translation], [reference], "en")
 
     assert score == pytest.approx(expected)
     assert "tok:13a" in signature
@@ -86,7 +86,7 @@ def test_bleu_is_the_geometric_mean_of_clipped_precisions(translation, reference
     ],
 )
 def test_languages_without_spaces_are_compared_by_character(language, tokenizer, reference, translation):
-    score, signature = bleu([translation], [reference], language)
+    score, signature = compute_bleu([translation], [reference], language)
 
     assert score == pytest.approx(100 * math.prod([6 / 7, 4 / 6, 3 / 5, 2 / 4]) ** 0.25)
     assert f"tok:{tokenizer}" in signature

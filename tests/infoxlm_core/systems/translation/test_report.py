@@ -7,13 +7,13 @@ import pytest
 from infoxlm_core.results.summary import summarise_metrics
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.systems.translation import evaluation, report
-from infoxlm_core.systems.translation.decoding import bleu
+from infoxlm_core.systems.translation.decoding import compute_bleu
 
 REFERENCES = [f"Der Ordner {number} wurde gestern von Anna gelöscht." for number in range(60)]
 
 
 def make_scores(translations: list[str]) -> dict:
-    score, signature = bleu(translations, REFERENCES, "de")
+    score, signature = compute_bleu(translations, REFERENCES, "de")
     result = {"bleu": score, "signature": signature, "sources": [f"s{number}" for number in range(60)]}
     result |= {"references": REFERENCES, "translations": translations}
     return {"chrf": 0.5, "curve": {"en-de": [(10, 1.0), (20, 2.0)]}, "directions": {"en-de": result}}
@@ -22,11 +22,11 @@ def make_scores(translations: list[str]) -> dict:
 @pytest.fixture
 def page(tmp_path) -> str:
     """Return the page of a bad and of a perfect translator, and of a variant without a finished trial."""
-    scores_of = {"random": make_scores(["Der Ordner und der Ordner"] * 60), "MLM": make_scores(REFERENCES)}
+    scores_by_variant = {"random": make_scores(["Der Ordner und der Ordner"] * 60), "MLM": make_scores(REFERENCES)}
     trials = [(Trial("CLM seed 1", "CLM", 1), {})]
-    for variant, scores in scores_of.items():
+    for variant, scores in scores_by_variant.items():
         trials.append((Trial(f"{variant} seed 1", variant, 1), evaluation.name_metrics(scores)))
-    report.write(tmp_path, "comparison", summarise_metrics("sweep", trials), scores_of)
+    report.write_page(tmp_path, "comparison", summarise_metrics("sweep", trials), scores_by_variant)
 
     assert (tmp_path / "figures/bleu-en-de.png").is_file()
     return (tmp_path / "comparison.md").read_text()
@@ -52,6 +52,6 @@ def test_page_has_examples_the_table_of_the_paper_and_the_unfinished_variant(pag
 
 
 def test_sweep_without_a_finished_trial_has_a_page(tmp_path):
-    report.write(tmp_path, "comparison", summarise_metrics("sweep", [(Trial("MLM seed 1", "MLM", 1), {})]), {})
+    report.write_page(tmp_path, "comparison", summarise_metrics("sweep", [(Trial("MLM seed 1", "MLM", 1), {})]), {})
 
     assert "MLM seed 1" in (tmp_path / "comparison.md").read_text()

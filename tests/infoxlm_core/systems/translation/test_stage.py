@@ -427,7 +427,7 @@ def test_directory_that_is_no_complete_translator_is_refused(trained, tmp_path):
         any_encoder.load_encoder(trained.translator)
     shards = replace(open_shards(trained.shards), directory=tmp_path)
     with pytest.raises(InputError, match=r"no such file: set tokenization\.model to a SentencePiece model"):
-        TextTranslator.of(Translator(SIZE), trained.config, shards)
+        TextTranslator.with_shards_tokenizer(Translator(SIZE), trained.config, shards)
 
     copy = shutil.copytree(trained.translator, tmp_path / "translator")
     config_file = copy / "config.json"
