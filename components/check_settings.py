@@ -59,7 +59,7 @@ def check_settings(
     from infoxlm_core import run_file
     from infoxlm_core.config import PretrainingConfig
 
-    with stage_run("check_settings", store, reports=False) as step:
+    with stage_run("check_settings", store, reports_to_tracker=False) as step:
         sections = {
             "preparation": step.read(preparation),
             "tokenization": step.read(tokenization),

@@ -28,7 +28,7 @@ def compare(
     from components.platform.stage_run import stage_run
     from infoxlm_core.results.summary import summarise_metrics
 
-    with stage_run("compare", store, last=True) as step:
+    with stage_run("compare", store, ends_run=True) as step:
         planned = [trial["trial"] for trial in step.read(trials)]
         metrics_by_trial = sweeps.read_metrics(step, planned)
         summary = summarise_metrics(step.run.name, metrics_by_trial, outcomes=sweeps.read_outcomes(step.run))

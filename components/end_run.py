@@ -22,8 +22,8 @@ def end_run(store: str) -> None:
 
     if os.environ.get(runtime.DRIVER):  # the driver of a local run ends the tracker's run itself
         return
-    with stage_run("end_run", store, reports=False):
+    with stage_run("end_run", store, reports_to_tracker=False):
         try:
-            tracking.end_unfinished(store, runtime.find_ending(store))
+            tracking.end_unfinished(store, runtime.find_final_status(store))
         except InfoXLMError as error:
             logging.warning("The tracker's run could not be ended: %s", error)

@@ -58,7 +58,9 @@ def finetune(
             return
         inputs = {"encoder": encoder_location, "corpus": corpus_location}
         run = f"classifier-{key}"
-        directory = step.build("classifier", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)
+        directory = step.build(
+            "classifier", key, checked, num_workers, cluster, task_config, inputs, checkpoint_folder=run
+        )
         step.publish(classifier, directory, metrics)
         encoder_facts = manifests.load(artifacts.locate(encoder_location, hashed=False))["facts"]
         is_trained = encoder_facts["steps"] > 0

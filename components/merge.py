@@ -34,7 +34,8 @@ def merge(
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
 
-    with stage_run("merge", store, reports=False) as step:  # the tracker's run is only opened if there are weights
+    # The tracker's run is only opened if there are weights.
+    with stage_run("merge", store, reports_to_tracker=False) as step:
         checked = EvaluationConfig.parse(step.read(config), "evaluation")
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)
         if not checked.merge:

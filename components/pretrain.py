@@ -55,7 +55,15 @@ def pretrain(
         with artifacts.exclusive(store, "pretrained", key) if trial else contextlib.nullcontext():
             # Trials that differ only in later stages share the pre-training: one trains, the others wait for it.
             directory = step.build(
-                "pretrained", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run, follow=True
+                "pretrained",
+                key,
+                checked,
+                num_workers,
+                cluster,
+                task_config,
+                inputs,
+                checkpoint_folder=run,
+                send_curves=True,
             )
         step.run.log_curves(directory / "encoder" / "metrics.jsonl")
         step.publish(encoder, directory / "encoder")

@@ -34,7 +34,7 @@ def promote(
     from components.platform import artifacts
     from components.platform.stage_run import stage_run
 
-    with stage_run("promote", store, tracker="mlflow", last=True) as step:  # the registry is MLflow's
+    with stage_run("promote", store, tracker="mlflow", ends_run=True) as step:  # the registry is MLflow's
         os.environ["INFOXLM_IMAGE"] = image
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
         with artifacts.exclusive(store, *promotion.LOCK):

@@ -33,7 +33,7 @@ def plan_suite(
     from infoxlm_core.results import trials
     from infoxlm_core.results.suite_config import SuiteConfig
 
-    with stage_run("plan_suite", store, reports=False) as step:
+    with stage_run("plan_suite", store, reports_to_tracker=False) as step:
         tracking.tracker().check_sweeps()
         checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         planned = [trial.to_dict() for trial in trials.plan(checked)]
@@ -72,7 +72,7 @@ def measure(
     from components.platform.stage_run import stage_run
     from infoxlm_core import manifests
 
-    with stage_run("measure", store, reports=False) as step:
+    with stage_run("measure", store, reports_to_tracker=False) as step:
         planned = step.read(batch["points"])
     measured = evaluations.measure_all(planned, store, num_workers)
     pointers = {name: {"location": trial.location, "digest": trial.digest} for name, trial in measured.items()}
@@ -108,7 +108,7 @@ def summarise(
     from infoxlm_core.results import summary
     from infoxlm_core.results.suite_config import SuiteConfig
 
-    with stage_run("summarise", store, last=True) as step:
+    with stage_run("summarise", store, ends_run=True) as step:
         checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         suite_summary = summary.summarise(checked, sweeps.read_scores(step))
         step.report(suite=checked)

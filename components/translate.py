@@ -52,7 +52,9 @@ def translate(
         inputs = {"corpus": corpus_location, "shards_path": shards_location, "encoder": encoder_location}
         key = artifacts.compute_key("translator", checked, corpus_digest, shards_digest, encoder_digest)
         run = f"translator-{key}"
-        directory = step.build("translator", key, checked, num_workers, cluster, task_config, inputs, checkpoints=run)
+        directory = step.build(
+            "translator", key, checked, num_workers, cluster, task_config, inputs, checkpoint_folder=run
+        )
         step.run.log_curves(directory / "translator" / "metrics.jsonl", prefix="translate/")
         step.publish(translator, directory / "translator")
         artifacts.log_facts(directory, metrics)
@@ -135,7 +137,7 @@ def compare_translations(
     from infoxlm_core.results.summary import summarise_metrics
     from infoxlm_core.systems.translation import report as translation_report
 
-    with stage_run("compare", store, last=True) as step:
+    with stage_run("compare", store, ends_run=True) as step:
         planned = [trial["trial"] for trial in step.read(trials)]
         summary = summarise_metrics(step.run.name, sweeps.read_metrics(step, planned))
         scores_by_variant = sweeps.read_first_trials(step, planned, "evaluation/scores.json")

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from components.adapters.storage import is_remote
 from components.platform import artifacts, launchers, parameters, runtime, tracking
-from components.platform.runtime import DRIVER, Ending
+from components.platform.runtime import DRIVER, FinalStatus
 from components.platform.stage import IMAGE
 from components.settings import environment
 from infoxlm_core import errors, manifests, user_files
@@ -65,12 +65,12 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
         with _interruptible_loops():
             _run_dag(dag, step_arguments, run_directory)
     except RuntimeError as failure:  # KFP does not report the cause, but the stage wrote it to the store
-        _end(store, local_store, identity, runtime.find_ending(store))
+        _end(store, local_store, identity, runtime.find_final_status(store))
         raise runtime.read_failure(store, run_id) from failure
     except KeyboardInterrupt:
-        _end(store, local_store, identity, Ending("KILLED", message="the run was interrupted"))
+        _end(store, local_store, identity, FinalStatus("KILLED", message="the run was interrupted"))
         raise errors.Preempted("The run was interrupted. Run the same command again to continue.") from None
-    _end(store, local_store, identity, Ending("FINISHED"))
+    _end(store, local_store, identity, FinalStatus("FINISHED"))
     shutil.rmtree(run_directory / "workspace", ignore_errors=True)
 
 
@@ -253,12 +253,12 @@ def _continue_or_start(pipeline: str, arguments: Mapping[str, Any], store: Path,
     return identity
 
 
-def _end(store: str, local_store: Path, identity: dict[str, Any], ending: Ending) -> None:
+def _end(store: str, local_store: Path, identity: dict[str, Any], final: FinalStatus) -> None:
     """Write how the run ended to run.json and to the tracker."""
-    ended_identity = {**identity, "status": ending.status}
+    ended_identity = {**identity, "status": final.status}
     manifests.write_atomically(local_store / "run.json", json.dumps(ended_identity))
     try:
-        tracking.end_unfinished(store, ending)
+        tracking.end_unfinished(store, final)
     except errors.InfoXLMError as error:
         # Do not raise: the error of the run itself, which the caller raises next, matters more to the user.
         logger.warning("the end of the run could not be reported to the tracker: %s", error)

@@ -1,4 +1,4 @@
-"""Report how a stage ends: a failure becomes one line, an exit code and an outcome in the store.
+"""Report the failure of a stage as one line, an exit code and an outcome in the store.
 
 STORE/outcome/PIPELINE_RUN/STAGE.json    the failure of a stage: {"stage", "code", "class", "message", "run"}
 STORE/outcome/PIPELINE_RUN/summary.txt   printable results of the run, which its last step writes
@@ -16,8 +16,9 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NotRequired
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -40,18 +41,20 @@ Outcome = TypedDict(
 )
 
 
-class Ending(NamedTuple):
+@dataclass(frozen=True)
+class FinalStatus:
     """How a pipeline run ended."""
 
     status: Literal["FINISHED", "FAILED", "KILLED"]
-    stage: str = ""
+    failed_stage: str = ""
     """The stage that failed, if it is known."""
     message: str = ""
+    """Why the run failed or was cancelled."""
 
 
 @contextlib.contextmanager
 def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = None, job: str = "") -> Iterator[None]:
-    """Run the body of a stage, and report an exception as one line, an exit code and an outcome in the store.
+    """Run the body of a stage. If it fails, print the error in one line, store it as an outcome, and exit.
 
     Args:
         store: directory, or s3://bucket/prefix.
@@ -61,35 +64,52 @@ def report_failure(store: str, stage: str, trial: Mapping[str, Any] | None = Non
             another pipeline run may follow the same job.
 
     Raises:
-        SystemExit: the body failed.
+        SystemExit: the body failed; the exit code is that of the error.
     """
     environment.apply_prefixed_variables(os.environ)
     if trial:
         stage = f"{stage} {Trial.parse(trial).name}"
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {stage}: %(message)s", datefmt="%H:%M:%S", force=True)
-    for library in _VERBOSE_LIBRARIES:
-        logging.getLogger(library).setLevel(logging.WARNING)
-    _end_with_driver()
+    _configure_logging(stage)
+    _terminate_with_driver()
     try:
         read_run_id()  # raises an error before any work is done if Kubeflow is too old
         if storage.is_remote(store) and store.endswith("/"):
             raise InputError(f"store {store}: remove the slash at its end")
         yield
     except BaseException as error:
-        # A panic of a Rust extension is a BaseException, but a failure all the same.
-        is_failure = isinstance(error, Exception) or user_files.is_panic(error)
+        is_failure = isinstance(error, Exception) or user_files.is_panic(error)  # a Rust panic is no Exception
         if not is_failure:
             raise
         failure = _translate(error, store)
         message = " ".join(str(failure).split())
-        # Neither a full disk nor an outdated Kubeflow may hide the failure, which is also printed below.
-        with contextlib.suppress(OSError, InfoXLMError):
-            outcome: dict[str, Any] = {"stage": stage, "code": failure.exit_code, "class": type(failure).__name__}
-            outcome |= {"message": message, "run": read_run_id()}
-            path = outcome_path(job, "jobs") if job else outcome_path(stage)
-            artifacts.write(store, path, json.dumps(outcome, indent=1))
+        _write_outcome(store, stage, job, failure, message)
         print(f"{stage}: {type(failure).__name__}: {message}", file=sys.stderr, flush=True)
         sys.exit(failure.exit_code)
+
+
+def _configure_logging(stage: str) -> None:
+    """Begin every log line with the time and the name of the stage, and silence libraries that log a lot."""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {stage}: %(message)s", datefmt="%H:%M:%S", force=True)
+    for library in _VERBOSE_LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+def _write_outcome(store: str, stage: str, job: str, failure: InfoXLMError, message: str) -> None:
+    """Write the failure of a stage, or of a RayJob if `job` names one, to the store.
+
+    Errors of the store are ignored, because neither a full disk nor an outdated Kubeflow may hide the failure, which is
+    also printed.
+    """
+    with contextlib.suppress(OSError, InfoXLMError):
+        outcome = {
+            "stage": stage,
+            "code": failure.exit_code,
+            "class": type(failure).__name__,
+            "message": message,
+            "run": read_run_id(),
+        }
+        path = outcome_path(job, "jobs") if job else outcome_path(stage)
+        artifacts.write(store, path, json.dumps(outcome, indent=1))
 
 
 def read_run_id() -> str:
@@ -131,25 +151,26 @@ def read_failure(store: str, run: str) -> InfoXLMError:
     return errors.WorkerLost(f"a stage of run {run} {_NO_MESSAGE}: run it again to continue")
 
 
-def find_ending(store: str) -> Ending:
-    """Return why this pipeline run has not succeeded: it was cancelled, or it failed with the last error of a stage.
+def find_final_status(store: str) -> FinalStatus:
+    """Return how this unsuccessful pipeline run ended: it was cancelled, or a stage of it failed.
 
     Raises:
         InputError, StorageUnavailable: the store refuses, or does not answer.
     """
     if _is_cancelled():
-        return Ending("KILLED", message="the run was cancelled")
+        return FinalStatus("KILLED", message="the run was cancelled")
     outcome = _read_last_outcome(store, read_run_id())
     if outcome:
-        return Ending("FAILED", outcome["stage"], outcome["message"])
-    return Ending("FAILED", message=f"a stage {_NO_MESSAGE}")
+        return FinalStatus("FAILED", outcome["stage"], outcome["message"])
+    return FinalStatus("FAILED", message=f"a stage {_NO_MESSAGE}")
 
 
 def _read_last_outcome(store: str, run: str) -> dict[str, Any] | None:
     """Return the newest outcome of a pipeline run, or None if no stage wrote one."""
     folder = f"{store}/outcome/{run}"
     files = [entry for entry in storage.open(folder).entries() if entry.name.endswith(".json")]
-    for file in sorted(files, key=lambda entry: (entry.modified, entry.name), reverse=True):
+    files.sort(key=lambda entry: (entry.modified, entry.name))
+    for file in reversed(files):
         outcome = read_outcome(folder, file.name)
         if outcome:
             return outcome
@@ -207,14 +228,15 @@ def _translate(error: BaseException, store: str) -> InfoXLMError:
     return InfoXLMError(f"{type(error).__name__}: {error}")
 
 
-def _end_with_driver() -> None:
+def _terminate_with_driver() -> None:
     """Send SIGTERM to this process when the driver of a local run ends, because then nobody waits for the stage."""
     driver_process = Path("/proc", os.environ.get(DRIVER) or "none")
-
-    def watch() -> None:
-        while driver_process.exists():
-            time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
-
     if driver_process.exists():
-        threading.Thread(target=watch, name="driver-watch", daemon=True).start()
+        threading.Thread(target=_wait_and_terminate, args=(driver_process,), name="driver-watch", daemon=True).start()
+
+
+def _wait_and_terminate(driver_process: Path) -> None:
+    """Wait until a process has ended, whose folder in /proc is given, and send SIGTERM to this process."""
+    while driver_process.exists():
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)

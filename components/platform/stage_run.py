@@ -46,8 +46,8 @@ class StageRun:
         cluster: dict[str, Any],
         task_config: Any,
         inputs: Mapping[str, str] | None = None,
-        checkpoints: str = "",
-        follow: bool = False,
+        checkpoint_folder: str = "",
+        send_curves: bool = False,
     ) -> Path:
         """Return the local directory of the artifact `kind/key`, after a launcher has built it if necessary.
 
@@ -55,12 +55,12 @@ class StageRun:
             kind: kind of the artifact.
             key: key of the artifact, from `artifacts.compute_key`.
             config: settings of the stage.
-            num_workers: workers that share the work; 0: this process does all work.
+            num_workers: workers that build the artifact together; 0: this process builds it alone.
             cluster: a `ClusterConfig` as a mapping, or a reference to it; empty: no RayJob is started.
             task_config: KFP's `dsl.TaskConfig` of the step, with the environment of its pod.
             inputs: locations of the input artifacts by the names of the core's arguments.
-            checkpoints: folder of STORE/runs for the checkpoints of a training run.
-            follow: whether to send the curves of a training run to the tracker while it runs.
+            checkpoint_folder: folder of STORE/runs for the checkpoints of a training run.
+            send_curves: whether to send the curves of a training run to the tracker while it runs.
         """
         spec = BuildSpec(
             stage=self.stage,
@@ -70,10 +70,11 @@ class StageRun:
             config=config.model_dump(mode="json"),
             num_workers=num_workers,
             artifacts=dict(inputs or {}),
-            run=checkpoints,
-            tracker_run=self.run.id if follow else "",
+            run=checkpoint_folder,
+            tracker_run=self.run.id if send_curves else "",
         )
-        step_environment = (task_config and task_config.env) or []
+        has_environment = task_config and task_config.env
+        step_environment = task_config.env if has_environment else []
         return launchers.run(spec, self.read(cluster), step_environment)
 
     def read(self, parameter: Any) -> Any:
@@ -121,35 +122,38 @@ def stage_run(
     store: str,
     trial: Mapping[str, Any] | None = None,
     tracker: str = "",
-    reports: bool = True,
-    last: bool = False,
+    reports_to_tracker: bool = True,
+    ends_run: bool = False,
 ) -> Iterator[StageRun]:
-    """Run the body of a component, and report a failure as one line, an exit code and an outcome in the store.
-
-    The first line of the log is the address of the tracker's run, if a server shows it.
+    """Run the body of a component. If it fails, print the error in one line, store it as an outcome, and exit.
 
     Args:
         stage: name of the component.
         store: directory, or s3://bucket/prefix.
         trial: a trial of an ablation or a suite, which has its own run.
         tracker: name of the tracker; empty: INFOXLM_TRACKER chooses.
-        reports: whether the body logs to the tracker, so that its run should be opened before the work.
-        last: whether the step is the last of its pipeline. Such a step ends the tracker's run as failed if its body
+        reports_to_tracker: whether the body logs to the tracker, so that its run should be opened first.
+        ends_run: whether this is the last step of a pipeline, which ends the tracker's run: as failed if the body
             fails; otherwise, the body ends the run.
     """
     with runtime.report_failure(store, stage, trial):
         step = StageRun(stage, store, trial, tracker)
-        if reports:
-            try:
-                page = step.run.page
-                if page:
-                    logger.info("run: %s", page)
-            except TryAgain as error:  # the work may take hours, and the tracker may answer again after it
-                logger.warning("the tracker's run cannot be opened yet: %s", error)
+        if reports_to_tracker:
+            _open_tracker_run(step)
         try:
             yield step
         except Exception as error:
-            if last:
+            if ends_run:
                 with contextlib.suppress(InfoXLMError):  # the tracker itself may be the cause
                     step.run.end("FAILED", stage, str(error))
             raise
+
+
+def _open_tracker_run(step: StageRun) -> None:
+    """Open the tracker's run of a step, and log the address of its page, if it has one, as the first line."""
+    try:
+        page = step.run.page
+        if page:
+            logger.info("run: %s", page)
+    except TryAgain as error:  # the body may take hours, and the tracker may answer again after it
+        logger.warning("the tracker's run cannot be opened yet: %s", error)

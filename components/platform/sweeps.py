@@ -34,14 +34,16 @@ def read_metrics(
     for planned_trial in planned_trials:
         trial = Trial.parse(planned_trial)
         metrics = metrics_by_trial.get(trial.name, {})
-        if not metrics:  # a trial that never started gets a failed run, so that the tracker shows it
-            tracking.open_run(step.store, planned_trial).end(runtime.find_ending(step.store).status)
+        is_finished = bool(metrics)
+        if not is_finished:  # a trial that never started gets a run as well, so that the tracker shows it as failed
+            trial_run = tracking.open_run(step.store, planned_trial)
+            trial_run.end(runtime.find_final_status(step.store).status)
         results.append((trial, metrics))
     return results
 
 
 def read_outcomes(run: Run) -> dict[str, dict[int, Outcomes]]:
-    """Return the answers of each finished trial of an ablation, correct or not by question, by variant and seed."""
+    """Return which questions each finished trial of an ablation answered correctly, by variant and by seed."""
     outcomes_by_variant: dict[str, dict[int, Outcomes]] = {}
     for trial_run in run.trials():
         is_finished = bool(trial_run.metrics)
@@ -75,7 +77,8 @@ def read_scores(step: StageRun) -> dict[str, Scores]:
     runs = step.run.trials()
     for run in runs:  # before the scores are downloaded, because a download may fail
         if run.status == "RUNNING":
-            tracking.tracker().find_run(run.run_id).end(runtime.find_ending(step.store).status)
+            final = runtime.find_final_status(step.store)
+            tracking.tracker().find_run(run.run_id).end(final.status)
     return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
 
 
@@ -83,7 +86,7 @@ class Outputs(NamedTuple):
     """The KFP outputs of the last step of a sweep."""
 
     comparison: Any
-    """It will point to the artifact with the page."""
+    """Pointer to the artifact with the page."""
     report: Any
     """The page as HTML."""
     metrics: Any
@@ -103,28 +106,18 @@ def publish(
         kind: kind of the artifact, which is also the name of its files.
         summary: summary of the trials.
         outputs: the KFP outputs of the step.
-        write_page: writes the page. Default: `page.write`.
+        write_page: writes the page; default: `page.write`.
     """
     metrics = summary.name_metrics()
     artifact = _build_page(step, kind, summary, metrics, write_page)
     page_file = artifact / f"{kind}.html"
     step.publish(outputs.comparison, artifact, outputs.metrics)
     shutil.copy(page_file, outputs.report.path)
-    # MLflow accepts only these characters in the name of a metric. Names of variants may contain others.
-    tracker_metrics = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in metrics.items()}
-    step.report(tracker_metrics)
-    step.run.log_artifacts(artifact, kind)
-    description = f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html)."
-    ending = runtime.Ending("FINISHED")
-    if summary.unfinished:
-        unfinished = ", ".join(summary.unfinished)
-        logging.warning("Some trials are not finished, so the figures do not include them: %s.", unfinished)
-        description += f" Not finished: {unfinished}."
-        ending = runtime.find_ending(step.store)
-    step.run.annotate(description)
+    _log_to_tracker(step, kind, summary, metrics, artifact)
     table = (artifact / f"{kind}.md").read_text(encoding="utf-8")
     step.summarise(table, f"report      {artifacts.find_uri(page_file)}")
-    step.run.end(*ending)
+    final = runtime.find_final_status(step.store) if summary.unfinished else runtime.FinalStatus("FINISHED")
+    step.run.end(final.status, final.failed_stage, final.message)
 
 
 def _build_page(
@@ -141,3 +134,17 @@ def _build_page(
         return metrics
 
     return artifacts.get_or_build(step.store, kind, key, build)
+
+
+def _log_to_tracker(step: StageRun, kind: str, summary: Summary, metrics: dict[str, float], artifact: Path) -> None:
+    """Log the metrics and the page of a sweep to the tracker's run, and describe them in its description."""
+    # MLflow accepts only these characters in the name of a metric. Names of variants may contain others.
+    tracker_metrics = {re.sub(r"[^\w.:/ -]", "_", name): value for name, value in metrics.items()}
+    step.report(tracker_metrics)
+    step.run.log_artifacts(artifact, kind)
+    description = f"**{step.run.name}**: [the {kind}]({LINK}{kind}/{kind}.html)."
+    if summary.unfinished:
+        unfinished_names = ", ".join(summary.unfinished)
+        logging.warning("Some trials are not finished, so the figures do not include them: %s.", unfinished_names)
+        description += f" Not finished: {unfinished_names}."
+    step.run.annotate(description)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from components.platform import artifacts, runtime
-from components.platform.runtime import Ending
+from components.platform.runtime import FinalStatus
 from infoxlm_core.corpora.datasets import Dataset
 from infoxlm_core.errors import ConfigError
 from infoxlm_core.results.evidence import Outcomes
@@ -214,6 +214,7 @@ def open_run(store: str, trial: Mapping[str, Any] | None = None, tracker_name: s
     return tracker(tracker_name).open_run(key, name, store, artifacts.local_directory(store), parsed_trial)
 
 
-def end_unfinished(store: str, ending: Ending) -> None:
+def end_unfinished(store: str, final: FinalStatus) -> None:
     """End the tracker's run of this pipeline run, unless it has ended or does not exist."""
-    tracker().end_unfinished(runtime.read_run_id(), artifacts.local_directory(store), *ending)
+    local_store = artifacts.local_directory(store)
+    tracker().end_unfinished(runtime.read_run_id(), local_store, final.status, final.failed_stage, final.message)

@@ -24,7 +24,7 @@ def test_settings_and_figures_are_logged_to_one_run(recorder, tmp_path):
 
 
 def test_step_without_reports_opens_no_run(recorder, tmp_path):
-    with stage_run("plan_suite", str(tmp_path), reports=False) as step:
+    with stage_run("plan_suite", str(tmp_path), reports_to_tracker=False) as step:
         step.report()
 
     assert recorder.calls == []
@@ -64,22 +64,26 @@ def test_artifact_is_built_once_and_a_followed_training_knows_the_run(recorder, 
 
     monkeypatch.setitem(launchers.LAUNCHERS, "process", launch)
 
-    def build(key: str, follow: bool) -> Path:
+    def build(key: str, send_curves: bool) -> Path:
         config, inputs = PretrainingConfig(seed=7), {"shards_path": "location"}
         with stage_run("pretrain", str(tmp_path), {"variant": "full", "seed": 1.0}) as step:
-            return step.build("pretrained", key, config, 0, {}, None, inputs, checkpoints="run-1", follow=follow)
+            return step.build(
+                "pretrained", key, config, 0, {}, None, inputs, checkpoint_folder="run-1", send_curves=send_curves
+            )
 
-    assert build("a", follow=True) == build("a", follow=True) == tmp_path / "pretrained/a"
-    build("b", follow=False)
+    assert build("a", send_curves=True) == build("a", send_curves=True) == tmp_path / "pretrained/a"
+    build("b", send_curves=False)
 
     assert [(spec.name, spec.tracker_run) for spec in specs] == [("a", "full seed 1"), ("b", "")]
     assert (specs[0].stage, specs[0].run, specs[0].artifacts) == ("pretrain", "run-1", {"shards_path": "location"})
     assert PretrainingConfig.parse(specs[0].config) == PretrainingConfig(seed=7)
 
 
-@pytest.mark.parametrize(("last", "endings"), [(True, [("FAILED", "toy-1", "promote", "no such model")]), (False, [])])
-def test_failure_of_the_last_step_ends_the_run(recorder, tmp_path, last, endings):
-    with pytest.raises(SystemExit), stage_run("promote", str(tmp_path), last=last):
+@pytest.mark.parametrize(
+    ("ends_run", "endings"), [(True, [("FAILED", "toy-1", "promote", "no such model")]), (False, [])]
+)
+def test_failure_of_the_last_step_ends_the_run(recorder, tmp_path, ends_run, endings):
+    with pytest.raises(SystemExit), stage_run("promote", str(tmp_path), ends_run=ends_run):
         raise InputError("no such model")
 
     assert recorder.calls == [("opened", "toy-1"), *endings]
