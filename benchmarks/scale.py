@@ -58,7 +58,7 @@ def read_messages(language: str) -> list[str]:
 
     texts: dict[str, None] = {}
     for source in corpus.list_corpora():
-        for row in catalogs.read(["de"], "en", Path(source["path"])):
+        for row in catalogs.read_rows(["de"], "en", Path(source["path"])):
             if row.dropped is None:
                 text = row.texts[LANGUAGES.index(language)]
                 texts[" ".join(text.split())] = None  # our reader makes a row of each line
@@ -105,7 +105,7 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
     from infoxlm_core.corpora import parallel
     from infoxlm_core.stages import preparation
 
-    run_tasks = parallel.in_processes(workers) if workers else parallel.in_process
+    run_tasks = parallel.ProcessPoolMap(workers) if workers else parallel.map_in_process
     seconds_of_tasks: list[float] = []
     memory_of_tasks: list[float] = []
     phases: set[str] = set()

@@ -1,5 +1,6 @@
-"""Show the progress of long work: a bar on a terminal, otherwise log lines."""
+"""Show the progress of a long loop: as a bar on a terminal, otherwise as log lines."""
 
+import functools
 import logging
 import sys
 import time
@@ -13,47 +14,56 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LINES = 15.0
 
 
-def time_left(seconds: float, done: int, total: int) -> str:
-    """Return the expected remaining time, such as `3:20 left`.
+def format_remaining_time(elapsed_seconds: float, finished_count: int, total_count: int) -> str:
+    """Return the expected remaining time of a loop in minutes and seconds, such as `3:20 left`.
 
     Args:
-        seconds: time that the finished units took.
-        done: number of finished units.
-        total: number of all units.
+        elapsed_seconds: time that the finished units took.
+        finished_count: number of finished units.
+        total_count: number of all units.
     """
-    remaining_seconds = seconds / done * (total - done)
+    seconds_per_unit = elapsed_seconds / finished_count
+    remaining_seconds = seconds_per_unit * (total_count - finished_count)
     return f"{remaining_seconds // 60:.0f}:{int(remaining_seconds % 60):02d} left"
 
 
+class _ProgressLog:
+    """Logs the progress of a loop at most once in `SECONDS_BETWEEN_LINES`."""
+
+    def __init__(self, title: str, total: int, unit: str):
+        self.title = title
+        self.total = total
+        self.unit = unit
+        self.finished_count = 0
+        self.start_time = self.last_line_time = time.monotonic()
+
+    def advance(self, count: int) -> None:
+        """Count more finished units."""
+        self.finished_count += count
+        current_time = time.monotonic()
+        if current_time - self.last_line_time < SECONDS_BETWEEN_LINES:
+            return
+        self.last_line_time = current_time
+        remaining_time = format_remaining_time(current_time - self.start_time, self.finished_count, self.total)
+        logger.info("%s: %d of %d %s, %s", self.title, self.finished_count, self.total, self.unit, remaining_time)
+
+
 @contextmanager
-def progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show the progress of work.
+def show_progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Show the progress of the loop in a `with` block.
 
     Args:
-        title: what the work is.
-        total: number of units of the work.
+        title: name of the loop, such as "tokenizing".
+        total: number of units that the loop processes.
         unit: name of the units, in the plural.
 
     Yields:
-        A function to call whenever units are finished, with the number of units since its last call.
+        A function that takes the number of units that were finished since its last call.
     """
-    if sys.stderr.isatty():
-        columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(title, total=total)
-            yield lambda count: bar.advance(task, count)
+    if not sys.stderr.isatty():
+        yield _ProgressLog(title, total, unit).advance
         return
-    start_time = time.monotonic()
-    last_line_time = start_time
-    finished_count = 0
-
-    def advance(count: int) -> None:
-        nonlocal finished_count, last_line_time
-        finished_count += count
-        current_time = time.monotonic()
-        if current_time - last_line_time >= SECONDS_BETWEEN_LINES:
-            remaining = time_left(current_time - start_time, finished_count, total)
-            logger.info("%s: %d of %d %s, %s", title, finished_count, total, unit, remaining)
-            last_line_time = current_time
-
-    yield advance
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total)
+        yield functools.partial(bar.advance, task)

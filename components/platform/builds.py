@@ -195,14 +195,14 @@ def _prepare_corpus(spec: BuildSpec, parallel_map: "ParallelMap | None", output:
     """Prepare a corpus in `output`, and return the facts for its manifest."""
     from components.platform import sources
     from infoxlm_core.config import PreparationConfig
-    from infoxlm_core.corpora.parallel import in_process
+    from infoxlm_core.corpora.parallel import map_in_process
     from infoxlm_core.stages import preparation
 
     # Absolute paths, because workers may run in another folder.
     config = sources.make_paths_absolute(PreparationConfig.parse(spec.config, "preparation"))
     local_store = artifacts.local_directory(spec.store).absolute()
     fetch_corpora = functools.partial(sources.localise_corpora, store=local_store)
-    run_tasks = parallel_map or in_process
+    run_tasks = parallel_map or map_in_process
     folder = _intermediate_folder(spec)
     if os.environ.get("RAY_ADDRESS") and storage.is_remote(spec.store):
         # The workers share no disk, so each fetches the corpora that it reads. Only this process reads the test sets.

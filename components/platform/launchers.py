@@ -146,7 +146,7 @@ def run_with_torchrun(spec: BuildSpec, *_: Any) -> None:
     else:
         from infoxlm_core.corpora import parallel
 
-        _process_text(spec, parallel.in_processes(spec.num_workers))
+        _process_text(spec, parallel.ProcessPoolMap(spec.num_workers))
 
 
 def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: Environment) -> None:

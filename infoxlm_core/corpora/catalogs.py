@@ -10,8 +10,7 @@ import struct
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from gettext import c2py
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -25,13 +24,11 @@ from infoxlm_core.errors import InputError, one_line
 
 MAX_CATALOG = 64 << 20  # bytes
 MAX_ENTRIES = 100_000  # files of an archive
-MAX_PATH = 4096  # bytes; polib never takes a longer string for a path
+MAX_PATH = 4096  # bytes of the longest path
+LAST_MAIN_RANK = 1  # locales of a higher rank are regional variants
 NEVER = 9  # rank of locales that are not read
 _IS_CATALOG = re.compile(r"[^/]/LC_MESSAGES/[^/]+\.[mp]o$|/[a-z]{2,3}([_@-]\w+)*\.po$")
 IDENTIFIER = re.compile(r"[\w.:-]*_[\w.:-]*")  # a symbolic id, such as label_foo
-
-Readers = dict[str, Callable[[], list[polib.POEntry]]]
-"""Name of a file in a folder or archive -> function that reads its messages."""
 
 
 class _Catalog(NamedTuple):
@@ -42,26 +39,72 @@ class _Catalog(NamedTuple):
     messages: list[polib.POEntry]
 
 
-def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
-    """Yield a row for each message of each language in a folder, wheel or zip.
+class _CatalogFiles:
+    """The catalog files in a directory, wheel or zip file.
+
+    Raises:
+        InputError: there is no catalog, or the archive is damaged or too large.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.archive: zipfile.ZipFile | None = None
+        if path.is_dir():
+            self.names = _list_catalogs_in_directory(path)
+        else:
+            self.archive = lines.open_zip(path, "a directory, wheel or zip file of gettext catalogs")
+            self.names = _list_catalogs_in_archive(self.archive, path)
+        if not self.names:
+            raise InputError(f"{path} contains no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
+
+    def read_messages(self, name: str) -> list[polib.POEntry]:
+        """Return the messages of a catalog. `msgstr` of a plural message is its form for n = 1."""
+        content = self._read_content(name)
+        try:
+            catalog = _parse_catalog(content, name)
+            plural_rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
+            singular_form = c2py(plural_rule[1].strip())(1) if plural_rule else 0  # number of the form for n = 1
+        except Exception as error:  # polib's parser may raise any exception
+            raise InputError(
+                f"{self.path}: {name} is not a readable gettext catalog ({error}): check it with msgfmt -c"
+            ) from None
+        for message in catalog:
+            if message.msgid_plural:
+                message.msgstr = message.msgstr_plural.get(singular_form, "")
+        return list(catalog)
+
+    def _read_content(self, name: str) -> bytes:
+        """Return the content of a catalog file."""
+        try:
+            if self.archive is None:
+                return user_files.read_bytes(self.path / name, MAX_CATALOG)
+            return self.archive.read(name)
+        except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError, EOFError) as error:
+            raise InputError(
+                f"{self.path}: {name} cannot be unpacked ({one_line(error)}): fetch the archive again"
+            ) from None
+
+
+def read_rows(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
+    """Yield a row for each message of each language in a directory, wheel or zip file.
 
     The pivot is the language of the message ids. The line of a row is the number of the message in its catalog.
 
     Raises:
         InputError: there is no catalog, or a catalog cannot be read.
     """
-    readers = _list_catalogs(path)
-    domains = _group_by_domain(readers, {*languages, pivot})
+    files = _CatalogFiles(path)
+    domains = _group_by_domain(files.names, {*languages, pivot})
     for domain in sorted(domains):
-        locales_of_language = domains[domain]
-        english = _read_english(locales_of_language.get(pivot, {}), pivot, readers)
+        names_by_language = domains[domain]
+        pivot_texts = _read_pivot_texts(files, names_by_language.get(pivot, {}), pivot)
         for language in languages:
             if language == pivot:
                 continue
-            catalog = _choose_catalog(locales_of_language.get(language, {}), language, readers)
+            catalog = _choose_catalog(files, names_by_language.get(language, {}), language)
             for number, message in enumerate(catalog.messages, start=1):
-                english_text = english.get((message.msgctxt, message.msgid))
-                source = _find_default_text(message.comment) or english_text or message.msgid
+                pivot_text = pivot_texts.get((message.msgctxt, message.msgid))
+                source = _find_default_text(message.comment) or pivot_text or message.msgid
                 reason = _find_reason_to_skip(message)
                 if reason is None and source == message.msgid and IDENTIFIER.fullmatch(source):
                     reason = "no_source_text"
@@ -69,20 +112,22 @@ def read(languages: Sequence[str], pivot: str, path: Path) -> Iterator[Row]:
 
 
 def _group_by_domain(names: Iterable[str], languages: set[str]) -> dict[tuple[str, str], dict[str, dict[str, str]]]:
-    """Return the catalogs to read: (folder, domain) -> language -> locale -> name of the file."""
+    """Return the catalogs to read: (directory, domain) -> language -> locale -> name of the file."""
     domains: dict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
     for name in sorted(names):  # a .po replaces a .mo: it also has fuzzy flags and default texts
-        folder, locale, domain = _split_name(name)
+        directory, locale, domain = _split_name(name)
         language = re.split("[-_.@]", locale.lower())[0]
         if language in languages and _rank_locale(locale, language) < NEVER:
-            domains[folder, domain][language][locale] = name
+            domains[directory, domain][language][locale] = name
     return domains
 
 
-def _read_english(name_by_locale: dict[str, str], pivot: str, readers: Readers) -> dict[tuple[str | None, str], str]:
-    """Return the English text of messages with symbolic ids, by context and id. Regional variants are not used."""
-    catalog = _choose_catalog(name_by_locale, pivot, readers)
-    if catalog.rank > 1:
+def _read_pivot_texts(
+    files: _CatalogFiles, name_by_locale: dict[str, str], pivot: str
+) -> dict[tuple[str | None, str], str]:
+    """Return the text of the pivot's messages by context and id, for ids that are symbols instead of text."""
+    catalog = _choose_catalog(files, name_by_locale, pivot)
+    if catalog.rank > LAST_MAIN_RANK:  # a regional variant, such as en_AU, has the spelling of its region
         return {}
     texts = {}
     for message in catalog.messages:
@@ -91,13 +136,13 @@ def _read_english(name_by_locale: dict[str, str], pivot: str, readers: Readers) 
     return texts
 
 
-def _choose_catalog(name_by_locale: dict[str, str], language: str, readers: Readers) -> _Catalog:
+def _choose_catalog(files: _CatalogFiles, name_by_locale: dict[str, str], language: str) -> _Catalog:
     """Return the catalog of a language's best locale, with the most translations if several locales are equally good.
 
     Args:
-        name_by_locale: locale -> name of its catalog.
+        files: the catalog files of the corpus.
+        name_by_locale: locale -> name of its catalog file.
         language: the language of these locales.
-        readers: the catalogs of the corpus.
     """
     best_rank = min((_rank_locale(locale, language) for locale in name_by_locale), default=NEVER)
     best_catalog = _Catalog("", best_rank, [])
@@ -105,7 +150,7 @@ def _choose_catalog(name_by_locale: dict[str, str], language: str, readers: Read
     for locale, name in name_by_locale.items():
         if _rank_locale(locale, language) != best_rank:
             continue
-        messages = readers[name]()
+        messages = files.read_messages(name)
         translation_count = sum(_find_reason_to_skip(message) is None for message in messages)
         if translation_count > most_translations:
             most_translations = translation_count
@@ -113,44 +158,36 @@ def _choose_catalog(name_by_locale: dict[str, str], language: str, readers: Read
     return best_catalog
 
 
-def _list_catalogs(path: Path) -> Readers:
-    """Return the name and the reader of each catalog in a folder, wheel or zip. Raise InputError if there is none."""
-    files = _list_folder(path) if path.is_dir() else _list_archive(path)
-    readers: Readers = {}
-    for name, read_content in files:
-        readers[name] = partial(_read_messages, path, name, read_content)
-    if not readers:
-        raise InputError(f"{path} contains no catalog <locale>/LC_MESSAGES/<domain>.po or .mo, nor a <locale>.po")
-    return readers
+def _list_catalogs_in_directory(directory: Path) -> list[str]:
+    """Return the names of the catalog files in a directory."""
+    names = []
+    for path in user_files.list_tree(directory):
+        if path.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{path}"):
+            names.append(str(path.relative_to(directory)))
+    return names
 
 
-def _list_folder(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield the name of each catalog in a folder and a function that reads its content."""
-    for file in user_files.list_tree(path):
-        if file.suffix in (".po", ".mo") and _IS_CATALOG.search(f"/{file}"):
-            yield str(file.relative_to(path)), partial(user_files.read_bytes, file, MAX_CATALOG)
-
-
-def _list_archive(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
-    """Yield the name of each catalog in a wheel or zip and a function that reads it. Refuse damaged and huge files."""
-    archive = lines.open_zip(path, "a folder, wheel or zip file of gettext catalogs")
+def _list_catalogs_in_archive(archive: zipfile.ZipFile, path: Path) -> list[str]:
+    """Return the names of the catalog files in a wheel or zip file. Raise InputError if it is suspiciously large."""
     if len(archive.infolist()) > MAX_ENTRIES:
         raise InputError(f"{path} lists {len(archive.infolist()):,} files, more than {MAX_ENTRIES:,}: refused")
+    names = []
     for info in archive.infolist():
         if not _IS_CATALOG.search(f"/{info.filename}"):
             continue
         if info.file_size > min(MAX_CATALOG, MAX_RATIO * info.compress_size + MAX_LINE):
             raise InputError(f"{path}: DecompressionLimit: {info.filename} has {info.file_size} bytes: refused")
-        yield info.filename, partial(archive.read, info)
+        names.append(info.filename)
+    return names
 
 
 def _split_name(name: str) -> tuple[str, str, str]:
-    """Return the folder, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
-    *folders, file_name = PurePosixPath(name).parts
+    """Return the directory, locale and domain of `…/<locale>/LC_MESSAGES/<domain>.po`, or of `…/<locale>.po`."""
+    *directories, file_name = PurePosixPath(name).parts
     stem = file_name[:-3]  # without .po or .mo
-    if len(folders) > 1 and folders[-1] == "LC_MESSAGES":
-        return "/".join(folders[:-2]), folders[-2], stem
-    return "/".join(folders), stem, ""
+    if len(directories) > 1 and directories[-1] == "LC_MESSAGES":
+        return "/".join(directories[:-2]), directories[-2], stem
+    return "/".join(directories), stem, ""
 
 
 def _rank_locale(locale: str, language: str) -> int:
@@ -161,30 +198,15 @@ def _rank_locale(locale: str, language: str) -> int:
     return {"": 0, language: 1, "us": 1}.get(variant, 2)  # de, then de_DE, en_US, then de_Formal, de_AT …
 
 
-def _read_messages(path: Path, name: str, read_content: Callable[[], bytes]) -> list[polib.POEntry]:
-    """Return the messages of the catalog `name` in `path`. `msgstr` of a plural message is its form for n = 1."""
-    try:
-        content = read_content()
-    except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError, RuntimeError, EOFError) as error:
-        raise InputError(f"{path}: {name} cannot be unpacked ({one_line(error)}): fetch the archive again") from None
-    try:
-        binary = content + b"\0"  # polib opens the file if the content is a path; no path has a zero byte
-        if name.endswith(".mo"):
-            _check_strings(content)
-            catalog = polib.mofile(binary)
-        else:
-            text = content.decode(polib.detect_encoding(binary, binary_mode=True))
-            catalog = polib.pofile(text + "\n" * MAX_PATH)
-        plural_rule = re.search(r"plural\s*=([^;]+)", catalog.metadata.get("Plural-Forms", ""))
-        singular_form = c2py(plural_rule[1].strip())(1) if plural_rule else 0  # number of the form for n = 1
-    except Exception as error:  # polib's parser may raise any exception
-        raise InputError(
-            f"{path}: {name} is not a readable gettext catalog ({error}): check it with msgfmt -c"
-        ) from None
-    for message in catalog:
-        if message.msgid_plural:
-            message.msgstr = message.msgstr_plural.get(singular_form, "")
-    return list(catalog)
+def _parse_catalog(content: bytes, name: str) -> "polib.POFile | polib.MOFile":
+    """Parse a catalog file. A damaged file raises any exception."""
+    # polib opens a file if the content may be a path. No path has a zero byte, or is longer than `MAX_PATH`.
+    binary_content = content + b"\0"
+    if name.endswith(".mo"):
+        _check_strings(content)
+        return polib.mofile(binary_content)
+    text = content.decode(polib.detect_encoding(binary_content, binary_mode=True))
+    return polib.pofile(text + "\n" * MAX_PATH)
 
 
 def _check_strings(content: bytes) -> None:

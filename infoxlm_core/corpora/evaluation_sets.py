@@ -29,7 +29,7 @@ from infoxlm_core.errors import InputError, one_line
 DIGITS = 16  # of the SHA-256 that identifies a file
 MIN_SENTENCE_LENGTH = 20  # characters; shorter sentences of a paragraph, such as "Yes.", may occur anywhere
 _SENTENCE_END = re.compile(r"(?<=[.!?。！？।؟])\s*")
-_TAGGED = re.compile(r"(?:[a-z]{2,3}:)?(?P<word>\S+)\t(?:O|[BI]-\S+)")
+_WORD_AND_TAG = re.compile(r"(?:[a-z]{2,3}:)?(?P<word>\S+)\t(?:O|[BI]-\S+)")
 _MARKUP = re.compile(r"<[^<>]*>")
 ROWS = 1024  # rows of a table in memory at a time
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".whl")
@@ -37,9 +37,9 @@ _REMEDY = "give a test set as JSON, Parquet, CSV or lines of text"
 
 
 def list_files(path: Path) -> list[Path]:
-    """Return the file itself, or all visible files below a folder. Raise InputError if there is none."""
+    """Return the file itself, or all visible files below a directory. Raise InputError if there is none."""
     if not path.exists():
-        raise InputError(f"{path}: no such file or folder: check preparation.evaluation_sets")
+        raise InputError(f"{path}: no such file or directory: check preparation.evaluation_sets")
     if not path.is_dir():
         return [path]
     visible_files = []
@@ -48,7 +48,7 @@ def list_files(path: Path) -> list[Path]:
         if not is_hidden and not file.is_dir():
             visible_files.append(file)
     if not visible_files:
-        raise InputError(f"{path}: an empty folder: check preparation.evaluation_sets")
+        raise InputError(f"{path}: an empty directory: check preparation.evaluation_sets")
     return visible_files
 
 
@@ -57,10 +57,10 @@ def digest(file: Path) -> str:
     return manifests.file_sha256(file)[:DIGITS]
 
 
-def read(file: Path) -> Iterator[str]:
-    """Yield every text of a file, and after each text its sentences. Raise InputError if the file cannot be read."""
+def read_texts(file: Path) -> Iterator[str]:
+    """Yield every text of a file, each followed by its sentences. Raise InputError if the file cannot be read."""
     try:
-        for text in _read_texts(user_files.check_readable(file)):
+        for text in _read_file(user_files.check_readable(file)):
             yield text
             for sentence in _SENTENCE_END.split(text):
                 if MIN_SENTENCE_LENGTH <= len(sentence) < len(text):
@@ -69,62 +69,77 @@ def read(file: Path) -> Iterator[str]:
         raise InputError(f"{file} cannot be read ({one_line(error)}): {_REMEDY}, in UTF-8") from None
 
 
-def _read_texts(file: Path) -> Iterator[str]:
+def _read_file(file: Path) -> Iterator[str]:
     """Yield every text of a file, whose suffix determines the format."""
     is_compressed = file.suffix in lines.COMPRESSED
     uncompressed_name = file.with_suffix("") if is_compressed else file
     suffix = uncompressed_name.suffix.lower()
     if suffix in _ARCHIVES or (is_compressed and suffix == ".parquet"):
         raise InputError(f"{file} is packed, so its texts cannot be read: unpack it")
-    match suffix:
-        case ".json":
-            with lines.unpack(file) as stream:
-                content = stream.read(user_files.MAX_JSON + 1)
-            if len(content) > user_files.MAX_JSON:
-                raise InputError(f"{file} has more than {user_files.MAX_JSON:,} bytes: give several files")
-            yield from _find_strings(user_files.parse_json(content.removeprefix(codecs.BOM_UTF8), Any, file, _REMEDY))
-        case ".jsonl" | ".ndjson":
-            for number, text in enumerate(lines.read_complete(file), start=1):
-                value = user_files.parse_json(text, Any, f"{file}:{number}", _REMEDY) if text.strip() else ""
-                yield from _find_strings(value)
-        case ".parquet":
-            with tables.reading(file, _REMEDY):
-                yield from _read_columns(file)
-        case ".csv":
-            with lines.unpack(file) as stream:
-                for row in csv.reader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")):
-                    yield from row
-        case _:
-            yield from _read_cells(file)
+    if suffix == ".json":
+        return _find_strings(_parse_json_file(file))
+    if suffix in (".jsonl", ".ndjson"):
+        return _read_json_lines(file)
+    if suffix == ".parquet":
+        return _read_columns(file)
+    if suffix == ".csv":
+        return _read_csv(file)
+    return _read_cells(file)
+
+
+def _parse_json_file(file: Path) -> Any:
+    """Return the JSON value in a file, which may be compressed."""
+    with lines.unpack(file) as stream:
+        content = stream.read(user_files.MAX_JSON + 1)
+    if len(content) > user_files.MAX_JSON:
+        raise InputError(f"{file} has more than {user_files.MAX_JSON:,} bytes: give several files")
+    return user_files.parse_json(content.removeprefix(codecs.BOM_UTF8), Any, file, _REMEDY)
+
+
+def _read_json_lines(file: Path) -> Iterator[str]:
+    """Yield the texts in the JSON value on each line of a file."""
+    for number, line in enumerate(lines.read_valid_texts(file), start=1):
+        value = user_files.parse_json(line, Any, f"{file}:{number}", _REMEDY) if line.strip() else ""
+        yield from _find_strings(value)
+
+
+def _read_csv(file: Path) -> Iterator[str]:
+    """Yield the cells of a CSV file."""
+    with lines.unpack(file) as stream:
+        for row in csv.reader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")):
+            yield from row
 
 
 def _read_columns(file: Path) -> Iterator[str]:
     """Yield the texts in all columns of a table. Raise InputError if no column has text."""
-    text_columns = []
-    nested_columns = []  # lists and records may contain texts
-    column_types = {field.name: field.type for field in pq.read_schema(file)}
-    for name, column_type in column_types.items():
-        if tables.is_text(column_type):
-            text_columns.append(name)
-        elif pa.types.is_nested(column_type) or pa.types.is_dictionary(column_type):
-            nested_columns.append(name)
-    if not (text_columns or nested_columns):
-        raise InputError(f"{file} has no column of text: give the test set's texts as strings")
-    for row in tables.read_text(file, text_columns):
-        yield from (cell for cell in row if cell)
-    if nested_columns:
-        with pq.ParquetFile(file) as table:
-            for batch in table.iter_batches(ROWS, columns=nested_columns):
-                yield from _find_strings(batch.to_pylist())
+    with tables.reading(file, _REMEDY):
+        text_columns = []
+        nested_columns = []  # lists and records may contain texts
+        for field in pq.read_schema(file):
+            if tables.is_text(field.type):
+                text_columns.append(field.name)
+            elif pa.types.is_nested(field.type) or pa.types.is_dictionary(field.type):
+                nested_columns.append(field.name)
+        if not (text_columns or nested_columns):
+            raise InputError(f"{file} has no column of text: give the test set's texts as strings")
+        for row in tables.read_text(file, text_columns):
+            yield from (cell for cell in row if cell)
+        if nested_columns:
+            with pq.ParquetFile(file) as table:
+                for batch in table.iter_batches(ROWS, columns=nested_columns):
+                    yield from _find_strings(batch.to_pylist())
 
 
 def _read_cells(file: Path) -> Iterator[str]:
-    """Yield the cells between tabs, with and without markup. Join lines of a word and its tag to a sentence."""
+    """Yield the cells of lines that are separated by tabs, with and without markup.
+
+    Consecutive lines of a word and its tag, such as `Berlin<tab>B-LOC`, are one sentence.
+    """
     words: list[str] = []
-    for text in lines.read_complete(file):
-        tagged = _TAGGED.fullmatch(text)
-        if tagged:
-            words.append(tagged["word"])
+    for text in lines.read_valid_texts(file):
+        word_and_tag = _WORD_AND_TAG.fullmatch(text)
+        if word_and_tag:
+            words.append(word_and_tag["word"])
             continue
         yield " ".join(words)
         words = []
@@ -135,7 +150,7 @@ def _read_cells(file: Path) -> Iterator[str]:
 
 
 def _find_strings(value: Any) -> Iterator[str]:
-    """Yield all texts of a JSON value."""
+    """Yield all texts in a JSON value, at any depth."""
     pending = [value]
     while pending:
         value = pending.pop()

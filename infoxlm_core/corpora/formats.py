@@ -18,13 +18,14 @@ import pyarrow.parquet as pq
 from infoxlm_core import user_files
 from infoxlm_core.config import CorpusSource
 from infoxlm_core.corpora import catalogs, lines, tables, translation_units
-from infoxlm_core.corpora.lines import AnyPath, Row
+from infoxlm_core.corpora.lines import AnyPath, Line, Row
 from infoxlm_core.errors import CorpusTooSmall, InputError, ParallelMismatch
 
-PairLengths = tuple[int, int, int]  # number of the line, and the UTF-8 bytes of its two sides
 WINDOW = 1000  # pairs
+BLOCK = WINDOW // 5  # pairs of a short window
+SMALL_BLOCK = WINDOW // 10  # pairs of a short window in a file with less than `WINDOW` pairs
 MIN_CORRELATION = 0.4  # of the lengths in a window
-MIN_BLOCK = 50  # pairs of a short window; the correlation of fewer pairs is not significant
+MIN_BLOCK = 50  # pairs of the last short window; the correlation of fewer pairs is not significant
 MIN_BLOCK_CORRELATION = 0.15  # of the lengths in a short window
 MAX_SHIFT = 3  # lines
 MIN_SHIFT_GAIN = 0.15  # increase of the correlation by a shift, above which the lines are shifted
@@ -48,38 +49,47 @@ class LocalCorpus(NamedTuple):
     """A corpus on this machine."""
 
     source: CorpusSource
-    languages: list[str]  # those to read
-    pivot: str
+    languages: list[str]  # languages whose text is read
+    pivot: str  # language that every pair contains
     paths: Sequence[Path]  # local copies of `source.paths`
 
 
+class PairLengths(NamedTuple):
+    """The lengths of the two sides of a translation pair."""
+
+    file: str
+    line: int
+    source_bytes: int
+    target_bytes: int
+
+
 def infer_format(path: Path) -> str:
-    """Return the format of a file of translations, from its suffix. A folder contains gettext catalogs.
+    """Return the format of a file of translations, from its suffix. A directory contains gettext catalogs.
 
     Raises:
         InputError: the suffix is not one of `FORMATS_OF_TRANSLATIONS`.
     """
-    suffixes = [suffix for suffix in path.suffixes if suffix not in lines.COMPRESSED]
-    suffix = suffixes[-1].lower() if suffixes else ""
     if path.is_dir():
         return "gettext"
+    suffixes = [suffix for suffix in path.suffixes if suffix not in lines.COMPRESSED]
+    suffix = suffixes[-1].lower() if suffixes else ""
     if suffix not in FORMATS_OF_TRANSLATIONS:
         raise InputError(
-            f"{path}: its name does not tell the format of its translations: "
-            f"give a file {', '.join(FORMATS_OF_TRANSLATIONS)}, or a folder of gettext catalogs"
+            f"{path}: the format of its translations is unknown: "
+            f"give a file {', '.join(FORMATS_OF_TRANSLATIONS)}, or a directory of gettext catalogs"
         )
     return FORMATS_OF_TRANSLATIONS[suffix]
 
 
 def read_pairs(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
-    """Yield the translation pairs of a corpus with text on both sides. Arguments and errors are those of `read`."""
-    for row in read(source, languages, pivot, paths):
+    """Yield the translation pairs of a corpus with text on both sides. Arguments: see `read_rows`."""
+    for row in read_rows(source, languages, pivot, paths):
         if row.dropped is None and len(row.texts) == 2 and all(text.strip() for text in row.texts):
             yield row
 
 
-def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
-    """Yield the rows of a corpus in the order of its files.
+def read_rows(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> Iterator[Row]:
+    """Return the rows of a corpus in the order of its files.
 
     Args:
         source: the corpus as the config describes it.
@@ -92,41 +102,55 @@ def read(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequ
         CorpusTooSmall: a file is empty.
         ParallelMismatch: the sides of parallel text differ in number of lines, or are not translations.
     """
-    corpus = LocalCorpus(source, _check_corpus(source, languages, pivot, paths), pivot, paths)
-    read_rows = _read_documents if source.text_field else READERS[source.format]
-    return read_rows(corpus)
+    _check_files(source, paths)
+    corpus = LocalCorpus(source, _select_languages(source, languages, pivot), pivot, paths)
+    if source.text_field:
+        return _read_documents(corpus)
+    rows = READERS[source.format](corpus)
+    if source.format in ("tsv", "moses") and len(source.languages) == 2:
+        return _check_alignment(rows)
+    return rows
 
 
-def _check_corpus(source: CorpusSource, languages: Sequence[str], pivot: str, paths: Sequence[Path]) -> list[str]:
-    """Return the languages to read from a corpus. Raise InputError or CorpusTooSmall if it cannot be read."""
+def _check_files(source: CorpusSource, paths: Sequence[Path]) -> None:
+    """Raise InputError if a path of a corpus is not a file, and CorpusTooSmall if it is an empty file."""
     for path in paths:
         if source.format != "gettext" and not path.is_file():
             problem = "not a file" if path.exists() else "no such file"
             raise InputError(f"{path}: {problem} (corpus {source.name}): check its path")
         if path.is_file() and not path.stat().st_size:
             raise CorpusTooSmall(f"{path} (corpus {source.name}) is empty (have=0 need=1 bytes): replace it")
-    selected = [language for language in source.languages or languages if language in {*languages, pivot}]
-    unknown = set(source.languages) - set(selected)
+
+
+def _select_languages(source: CorpusSource, languages: Sequence[str], pivot: str) -> list[str]:
+    """Return the languages to read from a corpus, by default those of the run.
+
+    Raises:
+        InputError: the corpus has a language that the run does not have, or its pairs lack the pivot.
+    """
+    if not source.languages:
+        return list(languages)
+    unknown = set(source.languages) - {*languages, pivot}
     if unknown:
         raise InputError(f"corpus {source.name}: {', '.join(sorted(unknown))} is not among the run's languages")
-    if len(source.languages) > 1 and pivot not in selected:
+    if len(source.languages) > 1 and pivot not in source.languages:
         raise InputError(f"corpus {source.name}: no side of its pairs is the pivot {pivot}: name it in languages")
-    return selected
+    return list(source.languages)
 
 
 def _read_text(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield the lines of a text file. If documents are compared, a row has the line on which its document begins."""
     (path,) = corpus.paths
     first_line = 1  # of the document
-    for number, text, reason in lines.read(path):
-        row_line = first_line if corpus.source.compares_documents else number
-        yield Row((corpus.languages[0],), (text,), path.name, row_line, reason)
-        if reason is None and not text.strip():
-            first_line = number + 1
+    for line in lines.read_lines(path):
+        row_line = first_line if corpus.source.compares_documents else line.number
+        yield Row((corpus.languages[0],), (line.text,), path.name, row_line, line.dropped)
+        if line.dropped is None and not line.text.strip():  # an empty line ends a document
+            first_line = line.number + 1
 
 
 def _read_gettext(corpus: LocalCorpus) -> Iterator[Row]:
-    return catalogs.read(corpus.languages, corpus.pivot, corpus.paths[0])
+    return catalogs.read_rows(corpus.languages, corpus.pivot, corpus.paths[0])
 
 
 # ---------------------------------------------------------------- documents
@@ -135,39 +159,45 @@ def _read_gettext(corpus: LocalCorpus) -> Iterator[Row]:
 def _read_documents(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield a row for each line of the documents in a JSON Lines or Parquet file."""
     path = corpus.paths[0]
-    read_texts = _read_json_texts if corpus.source.format == "jsonl" else _read_parquet_texts
-    for number, text, reason in read_texts(path, corpus.source.text_field):
+    field = corpus.source.text_field
+    documents = _read_json_texts(path, field) if corpus.source.format == "jsonl" else _read_parquet_texts(path, field)
+    for document in documents:
         # Users of MADLAD-400 report a backslash and an "n" where a line ends (its authors do not mention it). In other
         # text, these characters are hardly ever the only line end.
-        separator = "\n" if "\n" in text else "\\n"
-        for line in text.split(separator):
-            yield Row((corpus.languages[0],), (line,), path.name, number, reason)
+        separator = "\n" if "\n" in document.text else "\\n"
+        for text in document.text.split(separator):
+            yield Row((corpus.languages[0],), (text,), path.name, document.number, document.dropped)
 
 
-def _read_json_texts(path: Path, field: str) -> Iterator[tuple[int, str, str | None]]:
-    """Yield the number, the text and the reason to drop each document. OSCAR names the field `content`, others `text`.
+def _read_json_texts(path: Path, field: str) -> Iterator[Line]:
+    """Yield the text of each document of a JSON Lines file with the number of its line.
 
-    Sources: `Document` of the crate oscar-io (OSCAR 22.01 and 23.01); the files data-v1p5/*/*.jsonl.gz of MADLAD-400.
+    OSCAR names the field `content`, other corpora `text`. Sources: `Document` of the crate oscar-io (OSCAR 22.01 and
+    23.01); the files data-v1p5/*/*.jsonl.gz of MADLAD-400.
     """
-    for number, line, reason in lines.read(path):
-        text = line
-        if reason is None:
-            position = f"{path}:{number}"
-            document = user_files.parse_json(line, dict[str, Any], position, "write a JSON object on each line")
-            remedy = f"set text_field to one of its keys ({', '.join(document):.200})"
-            text = user_files.validate(document.get(field), str, f"{position}: {field}", remedy)
-        yield number, text, reason
+    for line in lines.read_lines(path):
+        if line.dropped:
+            yield line
+            continue
+        position = f"{path}:{line.number}"
+        document = user_files.parse_json(line.text, dict[str, Any], position, "write a JSON object on each line")
+        remedy = f"set text_field to one of its keys ({', '.join(document):.200})"
+        text = user_files.validate(document.get(field), str, f"{position}: {field}", remedy)
+        yield Line(line.number, text)
 
 
-def _read_parquet_texts(path: Path, field: str) -> Iterator[tuple[int, str, None]]:
-    """Yield the number and the text of each document. CulturaX has the columns text, timestamp, url and source."""
+def _read_parquet_texts(path: Path, field: str) -> Iterator[Line]:
+    """Yield the text of each document of a Parquet file with the number of its row.
+
+    CulturaX has the columns text, timestamp, url and source.
+    """
     with tables.reading(path, "write it again"):
         column_names = pq.read_schema(user_files.check_readable(path)).names
         if field not in column_names:
             remedy = f"set text_field to one of its columns ({', '.join(column_names):.200})"
             raise InputError(f"{path} has no column {field}: {remedy}")
         for number, (text,) in enumerate(tables.read_text(path, [field]), start=1):
-            yield number, text or "", None
+            yield Line(number, text or "")
 
 
 # ---------------------------------------------------------------- parallel lines
@@ -182,27 +212,22 @@ def _read_tsv(corpus: LocalCorpus) -> Iterator[Row]:
     path = corpus.paths[0]
     source = corpus.source
     columns_of_languages = source.columns or range(len(source.languages))
-    order = _order_sides(corpus)
-    row_languages = tuple(source.languages[index] for index in order)
-    text_columns = [columns_of_languages[index] for index in order]
+    sides = _order_sides(corpus)
+    languages = tuple(source.languages[side] for side in sides)
+    text_columns = [columns_of_languages[side] for side in sides]
     last_column = max(*text_columns, source.score_column or 0)
-
-    def rows() -> Iterator[Row]:
-        for number, text, reason in lines.read(path):
-            cells = text.split("\t")
-            if reason is None and last_column >= len(cells):
-                reason = "missing_column"
-            if reason is not None:
-                yield Row(row_languages, (text,), path.name, number, reason)
-                continue
-            if source.score_column is not None:
-                reason = _check_score(source, cells[source.score_column], f"{path}:{number}")
-            texts = tuple(cells[column] for column in text_columns)
-            yield Row(row_languages, texts, path.name, number, reason)
-
-    if len(row_languages) == 2:
-        return _check_alignment(rows(), path.name)
-    return rows()
+    for line in lines.read_lines(path):
+        cells = line.text.split("\t")
+        reason = line.dropped
+        if reason is None and last_column >= len(cells):
+            reason = "missing_column"
+        if reason is not None:
+            yield Row(languages, (line.text,), path.name, line.number, reason)
+            continue
+        if source.score_column is not None:
+            reason = _check_score(source, cells[source.score_column], f"{path}:{line.number}")
+        texts = tuple(cells[column] for column in text_columns)
+        yield Row(languages, texts, path.name, line.number, reason)
 
 
 def _check_score(source: CorpusSource, score: str, position: str) -> str | None:
@@ -217,7 +242,7 @@ def _check_score(source: CorpusSource, score: str, position: str) -> str | None:
 
 
 def _order_sides(corpus: LocalCorpus) -> list[int]:
-    """Return the indices of the config's languages in the order of a row's sides, the pivot first."""
+    """Return the sides of a pair in the order of a row, as indices of the config's languages. The pivot is first."""
     languages = corpus.source.languages
     pivot_indices = [index for index, language in enumerate(languages) if language == corpus.pivot]
     other_indices = [index for index, language in enumerate(languages) if language != corpus.pivot]
@@ -226,117 +251,118 @@ def _order_sides(corpus: LocalCorpus) -> list[int]:
 
 def _read_moses(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield the pairs of two files, each with a sentence on each line. A zip file may contain both."""
-    languages = tuple(corpus.source.languages[index] for index in _order_sides(corpus))
+    languages = tuple(corpus.source.languages[side] for side in _order_sides(corpus))
     files = _open_moses_files(corpus)
     file_names = f"{files[0].name} {files[1].name}"
-    line_counts = [sum(1 for _ in lines.read(file)) for file in files]
+    line_counts = [sum(1 for _ in lines.read_lines(file)) for file in files]
     if len(set(line_counts)) > 1:
         columns = (*languages, "scores")
         counts = " ".join(f"{column}={count}" for column, count in zip(columns, line_counts, strict=False))
         raise ParallelMismatch(f"{file_names}: different numbers of lines, {counts}: align the files again")
-
-    def rows() -> Iterator[Row]:
-        readers = [lines.read(file) for file in files]
-        for source_line, target_line, *score_lines in zip(*readers, strict=True):
-            number, source_text, source_reason = source_line
-            _, target_text, target_reason = target_line
-            texts = (source_text, target_text)
-            if target_reason and not source_reason:
-                texts = (target_text, source_text)  # if a side is invalid UTF-8, the first text is its position
-            reason = source_reason or target_reason
-            for _, score, _ in score_lines:
-                reason = reason or _check_score(corpus.source, score, f"{files[2]}:{number}")
-            yield Row(languages, texts, file_names, number, reason)
-
-    return _check_alignment(rows(), file_names)
+    readers = [lines.read_lines(file) for file in files]
+    for source_line, target_line, *score_lines in zip(*readers, strict=True):
+        number = source_line.number
+        texts = (source_line.text, target_line.text)
+        reason = source_line.dropped or target_line.dropped
+        if target_line.dropped and not source_line.dropped:
+            texts = (target_line.text, source_line.text)  # the first text of an invalid row is the position, see `Row`
+        if score_lines and reason is None:
+            reason = _check_score(corpus.source, score_lines[0].text, f"{files[2]}:{number}")
+        yield Row(languages, texts, file_names, number, reason)
 
 
 def _open_moses_files(corpus: LocalCorpus) -> list[AnyPath]:
-    """Return the files of both languages, the pivot's first, and the file of the scores if `minimum_score` is set.
-
-    A zip file of OPUS contains README, LICENSE, CCMatrix.de-en.de, CCMatrix.de-en.en and perhaps CCMatrix.de-en.scores.
-    """
-    order = _order_sides(corpus)
+    """Return the files of both languages, the pivot's first, then the file of the scores if `minimum_score` is set."""
+    sides = _order_sides(corpus)
     if len(corpus.paths) == 2:
         first_path, second_path = corpus.paths
         if first_path.samefile(second_path):
             raise InputError(f"{first_path} is named for both sides of parallel text: name a file for each language")
-        return [corpus.paths[index] for index in order]
-    path = corpus.paths[0]
-    archive = lines.open_zip(path, "a Moses zip file of OPUS, nor a list of two paths")
-    suffixes = [corpus.source.languages[index] for index in order]
+        return [corpus.paths[side] for side in sides]
+    suffixes = [corpus.source.languages[side] for side in sides]
     if corpus.source.minimum_score is not None:
         suffixes.append("scores")
-    files: list[AnyPath] = []
-    for suffix in suffixes:
-        # Some corpora name their languages zh_CN or pt_br. README and LICENSE may exist in several languages.
-        pattern = re.compile(rf"(?!(.*/)?(README|LICENSE)\.).*\.{suffix}([_-]\w+)?", re.IGNORECASE)
-        names = [name for name in archive.namelist() if pattern.fullmatch(name)]
-        if len(names) != 1:
-            raise InputError(
-                f"{path} has {len(names)} files whose names end in .{suffix}, expected 1 (its files: "
-                f"{', '.join(archive.namelist()):.200}): give a Moses zip file of OPUS, or a list of two paths"
-            )
-        files.append(zipfile.Path(archive, names[0]))
-    return files
+    path = corpus.paths[0]
+    archive = lines.open_zip(path, "a Moses zip file of OPUS, nor a list of two paths")
+    return [_find_moses_file(archive, path, suffix) for suffix in suffixes]
 
 
-def _check_alignment(rows: Iterable[Row], file: str) -> Iterator[Row]:
-    """Yield the rows. Raise ParallelMismatch where the lengths of the two sides are not correlated.
+def _find_moses_file(archive: zipfile.ZipFile, path: Path, suffix: str) -> zipfile.Path:
+    """Return the only file of a Moses archive whose name ends in a language, or in `scores`.
+
+    An archive of OPUS contains README, LICENSE, CCMatrix.de-en.de, CCMatrix.de-en.en and perhaps CCMatrix.de-en.scores.
+    """
+    # Some corpora name their languages zh_CN or pt_br. README and LICENSE may exist in several languages.
+    pattern = re.compile(rf"(?!(.*/)?(README|LICENSE)\.).*\.{suffix}([_-]\w+)?", re.IGNORECASE)
+    names = [name for name in archive.namelist() if pattern.fullmatch(name)]
+    if len(names) != 1:
+        raise InputError(
+            f"{path} has {len(names)} files whose names end in .{suffix}, expected 1 (its files: "
+            f"{', '.join(archive.namelist()):.200}): give a Moses zip file of OPUS, or a list of two paths"
+        )
+    return zipfile.Path(archive, names[0])
+
+
+def _check_alignment(rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows of parallel text. Raise ParallelMismatch where the lengths of the two sides are not correlated.
 
     If the lines of a side are shifted, each length ratio remains plausible, but the correlation of the lengths falls to
     about 0. It rises again if the shift is undone. A long window detects sides that hardly correspond. A short window
     detects a shifted block.
     """
     pairs: list[PairLengths] = []
-    block_size = WINDOW // 10  # rows of a short window in a small file
     for row in rows:
         yield row
         if row.dropped is None and all(row.texts):
-            pairs.append((row.line, len(row.texts[0].encode()), len(row.texts[1].encode())))
+            source, target = row.texts
+            pairs.append(PairLengths(row.file, row.line, len(source.encode()), len(target.encode())))
         if len(pairs) == 2 * WINDOW:
-            block_size = WINDOW // 5
-            _check_window(pairs[:WINDOW], MIN_CORRELATION, file)
-            _check_blocks(pairs[: WINDOW + block_size], block_size, file)
+            _check_correlation(pairs[:WINDOW], MIN_CORRELATION)
+            _check_blocks(pairs[: WINDOW + BLOCK], BLOCK)  # also the blocks that begin in this window
             del pairs[:WINDOW]
-    if len(pairs) >= WINDOW // 2:  # in fewer pairs a low correlation is not significant
-        for next_start in range(0, len(pairs), WINDOW):
-            start = max(0, min(next_start, len(pairs) - WINDOW))  # the last window has its full length, too
-            _check_window(pairs[start : start + WINDOW], MIN_CORRELATION, file)
-    if len(pairs) >= WINDOW:
-        block_size = WINDOW // 5
-    _check_blocks(pairs, block_size, file)
+    _check_windows(pairs)
+    _check_blocks(pairs, BLOCK if len(pairs) >= WINDOW else SMALL_BLOCK)
 
 
-def _check_blocks(pairs: list[PairLengths], size: int, file: str) -> None:
-    """Check windows of `size` pairs that overlap by half. The last window ends with the last pair."""
-    last_start = max(0, len(pairs) - size)
-    for start in [*range(0, last_start, size // 2), last_start]:
-        block = pairs[start : start + size]
+def _check_windows(pairs: list[PairLengths]) -> None:
+    """Check long windows of the last pairs of a file. The last window ends with the last pair."""
+    if len(pairs) < WINDOW // 2:  # in fewer pairs a low correlation is not significant
+        return
+    last_start = max(0, len(pairs) - WINDOW)
+    for next_start in range(0, len(pairs), WINDOW):
+        start = min(next_start, last_start)
+        _check_correlation(pairs[start : start + WINDOW], MIN_CORRELATION)
+
+
+def _check_blocks(pairs: list[PairLengths], block_size: int) -> None:
+    """Check short windows that overlap by half. The last window ends with the last pair."""
+    last_start = max(0, len(pairs) - block_size)
+    for start in [*range(0, last_start, block_size // 2), last_start]:
+        block = pairs[start : start + block_size]
         if len(block) >= MIN_BLOCK:
-            _check_window(block, MIN_BLOCK_CORRELATION, file)
-            _check_shift(block, file)
+            _check_correlation(block, MIN_BLOCK_CORRELATION)
+            _check_shift(block)
 
 
-def _check_window(pairs: list[PairLengths], min_correlation: float, file: str) -> None:
+def _check_correlation(pairs: list[PairLengths], min_correlation: float) -> None:
     """Raise ParallelMismatch if the correlation of the sides' lengths is too low for translations."""
     source, target = _log_lengths(pairs)
     correlation = _correlate(source, target)
     if correlation is not None and correlation < min_correlation:
         raise ParallelMismatch(
-            f"{file}: the sides do not belong together in the {len(pairs)} pairs from line {pairs[0][0]} to "
-            f"{pairs[-1][0]}: correlation of lengths {correlation:.2f}, need {min_correlation}: align the files again"
+            f"{pairs[0].file}: the sides do not belong together in the {len(pairs)} pairs from line {pairs[0].line} to "
+            f"{pairs[-1].line}: correlation of lengths {correlation:.2f}, need {min_correlation}: align the files again"
         )
 
 
-def _check_shift(pairs: list[PairLengths], file: str) -> None:
+def _check_shift(pairs: list[PairLengths]) -> None:
     """Raise ParallelMismatch if the lengths correlate better when the target is shifted by a few lines."""
     source, target = _log_lengths(pairs)
-    inner_source = source[MAX_SHIFT:-MAX_SHIFT]  # only these lines have a target line for every shift
-    end = len(target) - MAX_SHIFT
+    first = MAX_SHIFT  # the first and last lines lack a target line for some shifts, so leave them out
+    end = len(pairs) - MAX_SHIFT
     correlations: dict[int, float] = {}
     for shift in range(-MAX_SHIFT, MAX_SHIFT + 1):
-        correlation = _correlate(inner_source, target[MAX_SHIFT + shift : end + shift])
+        correlation = _correlate(source[first:end], target[first + shift : end + shift])
         if correlation is not None:
             correlations[shift] = correlation
     if 0 not in correlations:
@@ -345,15 +371,16 @@ def _check_shift(pairs: list[PairLengths], file: str) -> None:
     if correlations[best_shift] > correlations[0] + MIN_SHIFT_GAIN:
         direction = "further down" if best_shift > 0 else "further up"
         raise ParallelMismatch(
-            f"{file}: the sides do not belong together from line {pairs[0][0]} to {pairs[-1][0]}: the correlation of "
-            f"their lengths is {correlations[0]:.2f}, but {correlations[best_shift]:.2f} with the target lines "
-            f"{abs(best_shift)} {direction}: align the files again"
+            f"{pairs[0].file}: the sides do not belong together from line {pairs[0].line} to {pairs[-1].line}: the "
+            f"correlation of their lengths is {correlations[0]:.2f}, but {correlations[best_shift]:.2f} with the "
+            f"target lines {abs(best_shift)} {direction}: align the files again"
         )
 
 
 def _log_lengths(pairs: list[PairLengths]) -> np.ndarray:
     """Return the logarithms of the lengths of both sides, (2, N)."""
-    return np.log(np.array(pairs, dtype=float)[:, 1:].T)
+    lengths = np.array([(pair.source_bytes, pair.target_bytes) for pair in pairs], dtype=float)
+    return np.log(lengths.T)
 
 
 def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
@@ -369,12 +396,14 @@ def _correlate(source: np.ndarray, target: np.ndarray) -> float | None:
 def _read_units(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield a pair for each translation of a unit into a language of the corpus."""
     path = corpus.paths[0]
-    for number, unit in enumerate(translation_units.read(path, corpus.source.format), start=1):
+    for number, unit in enumerate(translation_units.read_units(path, corpus.source.format), start=1):
         if unit.dropped:
             yield _make_dropped_row(corpus, number, unit.dropped)
             continue
         pairs = list(_make_pairs(corpus, unit.texts, number))
-        yield from pairs or [_make_dropped_row(corpus, number, "missing_side")]
+        if not pairs:
+            pairs = [_make_dropped_row(corpus, number, "missing_side")]
+        yield from pairs
 
 
 def _make_dropped_row(corpus: LocalCorpus, number: int, reason: str) -> Row:
@@ -382,55 +411,63 @@ def _make_dropped_row(corpus: LocalCorpus, number: int, reason: str) -> Row:
     return Row((corpus.pivot, "und"), ("", ""), corpus.paths[0].name, number, reason)
 
 
-def _make_pairs(corpus: LocalCorpus, texts: Mapping[str, str], number: int) -> Iterator[Row]:
+def _make_pairs(corpus: LocalCorpus, text_by_language: Mapping[str, str], number: int) -> Iterator[Row]:
     """Yield a pair for each language of the corpus into which the pivot's text is translated."""
     pivot = corpus.pivot
-    if pivot in texts:
-        for language in corpus.languages:
-            if language != pivot and language in texts:
-                yield Row((pivot, language), (texts[pivot], texts[language]), corpus.paths[0].name, number)
+    if pivot not in text_by_language:
+        return
+    for language in corpus.languages:
+        if language != pivot and language in text_by_language:
+            yield Row(
+                (pivot, language), (text_by_language[pivot], text_by_language[language]), corpus.paths[0].name, number
+            )
 
 
 def _read_jsonl(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield the pairs in each line of a JSON Lines file, or its sentences if it has no pair with the pivot."""
     path = corpus.paths[0]
-    for number, line in enumerate(lines.read_complete(path), start=1):
-        remedy = "write an object with a key for each language on each line"
-        values = user_files.parse_json(line, dict[str, Any], f"{path}:{number}", remedy)
-        translation = values.get("translation", values)  # in data sets of the Hugging Face hub
-        values = user_files.validate(translation, dict[str, Any], f"{path}:{number}: translation", remedy)
-        texts = {}
-        for language in corpus.languages:
-            if values.get(language) is not None:
-                position = f"{path}:{number}: {language}"
-                texts[language] = user_files.validate(
-                    values[language], str, position, "write the text of this language"
-                )
-        rows = list(_make_pairs(corpus, texts, number))
+    for number, line in enumerate(lines.read_valid_texts(path), start=1):
+        text_by_language = _parse_translation(corpus, line, f"{path}:{number}")
+        rows = list(_make_pairs(corpus, text_by_language, number))
         if not rows:
-            rows = [Row((language,), (text,), path.name, number) for language, text in texts.items()]
-        yield from rows or [_make_dropped_row(corpus, number, "missing_side")]
+            rows = [Row((language,), (text,), path.name, number) for language, text in text_by_language.items()]
+        if not rows:
+            rows = [_make_dropped_row(corpus, number, "missing_side")]
+        yield from rows
+
+
+def _parse_translation(corpus: LocalCorpus, line: str, position: str) -> dict[str, str]:
+    """Return the texts of a JSON object in the languages of the corpus, by language."""
+    remedy = "write an object with a key for each language on each line"
+    record = user_files.parse_json(line, dict[str, Any], position, remedy)
+    translation = record.get("translation", record)  # data sets of the Hugging Face hub nest the texts
+    values = user_files.validate(translation, dict[str, Any], f"{position}: translation", remedy)
+    text_by_language = {}
+    for language in corpus.languages:
+        text = values.get(language)
+        if text is not None:
+            remedy = "write the text of this language"
+            text_by_language[language] = user_files.validate(text, str, f"{position}: {language}", remedy)
+    return text_by_language
 
 
 def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
-    """Yield the pairs of a table that has a column for each language. Without a pivot column, yield its sentences."""
+    """Yield the pairs of a table with a column for each language, or its sentences if no column is the pivot."""
     path = corpus.paths[0]
-    pivot = corpus.pivot
     with tables.reading(path, "write it again"):
         column_names = pq.read_schema(user_files.check_readable(path)).names
-        columns = [language for language in corpus.languages if language in column_names]
-        if not columns:
-            languages = ", ".join(corpus.languages)
-            raise InputError(f"{path} has no column for {languages}: name its columns by language, or set text_field")
-        translations = [language for language in columns if language != pivot]
-        languages_of_rows: list[tuple[str, ...]] = [(language,) for language in columns]
-        if pivot in columns and translations:
-            languages_of_rows = [(pivot, language) for language in translations]
-        for number, cells in enumerate(tables.read_text(path, columns), start=1):
-            text_of_language = dict(zip(columns, cells, strict=True))
-            for row_languages in languages_of_rows:
-                texts = tuple(text_of_language[language] or "" for language in row_languages)
-                yield Row(row_languages, texts, path.name, number)
+        languages = [language for language in corpus.languages if language in column_names]
+        if not languages:
+            expected_columns = ", ".join(corpus.languages)
+            raise InputError(
+                f"{path} has no column for {expected_columns}: name its columns by language, or set text_field"
+            )
+        for number, cells in enumerate(tables.read_text(path, languages), start=1):
+            text_by_language = {language: text or "" for language, text in zip(languages, cells, strict=True)}
+            rows = list(_make_pairs(corpus, text_by_language, number))
+            if not rows:
+                rows = [Row((language,), (text,), path.name, number) for language, text in text_by_language.items()]
+            yield from rows
 
 
 READERS: dict[str, Callable[[LocalCorpus], Iterator[Row]]] = {

@@ -16,7 +16,7 @@ from infoxlm_core import user_files
 from infoxlm_core.errors import EncodingError, InputError
 
 MAX_LINE = 1 << 20  # bytes; longer lines are skipped without holding them in memory
-LOOK_AHEAD = 32 << 20  # bytes that are unpacked to detect a bomb before the first line is used
+LOOK_AHEAD = 32 << 20  # bytes that are decompressed to detect a bomb before the first line is used
 _CODECS = {".bz2": "bz2", ".gz": "gzip", ".lz4": "lz4", ".zst": "zstd"}
 COMPRESSED = (".xz", *_CODECS)
 AnyPath = Path | zipfile.Path
@@ -38,8 +38,18 @@ class Row(NamedTuple):
     position file:line:byte."""
 
 
-class _Unpacked(io.RawIOBase):
-    """The unpacked bytes of a file. Raises InputError for damaged files and decompression bombs."""
+class Line(NamedTuple):
+    """A line of a file."""
+
+    number: int  # counted from 1
+    text: str
+    dropped: str | None = None
+    """Reason to drop the line, or None. The text of a `too_long` line is empty. That of an `invalid_utf8` line is the
+    position file:line:byte of its first invalid byte."""
+
+
+class _UnpackedFile(io.RawIOBase):
+    """The decompressed content of a file. Reading a damaged file or a decompression bomb raises InputError."""
 
     def __init__(self, path: AnyPath):
         self.path = path
@@ -63,72 +73,83 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Read up to `len(buffer)` bytes into a buffer, and return their number."""
         try:
             chunk = self.stream.read(len(buffer))
         except (OSError, EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
             raise InputError(f"{self.path} is damaged ({error}): fetch it again") from None
         buffer[: len(chunk)] = chunk
         self.unpacked_bytes += len(chunk)
-        if self.unpacked_bytes > MAX_RATIO * self.count_packed_bytes() + MAX_LINE:  # relative to what was read so far
+        max_bytes = MAX_RATIO * self.count_packed_bytes() + MAX_LINE  # of the packed bytes that were read so far
+        if self.unpacked_bytes > max_bytes:
             raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
         return len(chunk)
 
 
-def open_zip(path: Path, expected: str) -> zipfile.ZipFile:
-    """Open a zip file. Raise InputError if it is damaged, naming the `expected` kind of file."""
+def open_zip(path: Path, expected_kind: str) -> zipfile.ZipFile:
+    """Open a zip file. Raise InputError if it is damaged, with a message that names the expected kind of file."""
     try:
         return zipfile.ZipFile(user_files.check_readable(path))
     except (zipfile.BadZipFile, OSError, NotImplementedError, ValueError) as error:  # another version, bad names
-        raise InputError(f"{path} is not {expected} ({error})") from None
+        raise InputError(f"{path} is not {expected_kind} ({error})") from None
 
 
 def unpack(path: AnyPath) -> IO[bytes]:
     """Open a file, and decompress it if its suffix is in `COMPRESSED`. Raise InputError for a decompression bomb."""
     try:
         if path.suffix in COMPRESSED:
-            # The first part of a bomb is usually enough to detect it before its lines are used.
-            with io.BufferedReader(_Unpacked(path), MAX_LINE) as first_part:
+            # Decompress the first part and discard it: this usually detects a bomb before its first line is used.
+            with io.BufferedReader(_UnpackedFile(path), MAX_LINE) as first_part:
                 for _ in range(LOOK_AHEAD // MAX_LINE):
                     first_part.read(MAX_LINE)
-        return io.BufferedReader(_Unpacked(path), MAX_LINE)
+        return io.BufferedReader(_UnpackedFile(path), MAX_LINE)
     except (OSError, RuntimeError, zipfile.BadZipFile) as error:  # RuntimeError: encrypted, or an unknown compression
         raise InputError(f"{path} cannot be opened ({error}): write it again") from None
 
 
-def read(path: AnyPath) -> Iterator[tuple[int, str, str | None]]:
-    """Yield the number of each line of a file, counted from 1, its text, and the reason to drop it or None.
+def read_lines(path: AnyPath) -> Iterator[Line]:
+    """Yield the lines of a file, some with a reason to drop them.
 
     Only \\n ends a line, so that the numbers agree with `wc -l`.
     """
     with unpack(path) as file:
         for number in itertools.count(1):
-            line = file.readline(MAX_LINE)
-            if not line:
+            content = file.readline(MAX_LINE)
+            if not content:
                 return
-            if len(line) == MAX_LINE and not line.endswith(b"\n"):
-                while line and not line.endswith(b"\n"):
-                    line = file.readline(MAX_LINE)
-                yield number, "", "too_long"
+            if len(content) == MAX_LINE and not content.endswith(b"\n"):
+                _skip_rest_of_line(file)
+                yield Line(number, "", "too_long")
                 continue
-            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            content = content.removesuffix(b"\n").removesuffix(b"\r")
             if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)
+                content = content.removeprefix(codecs.BOM_UTF8)
             try:
-                yield number, line.decode(), None
+                line = Line(number, content.decode())
             except UnicodeDecodeError as error:
-                yield number, f"{path}:{number}:{error.start + 1}", "invalid_utf8"
+                line = Line(number, f"{path}:{number}:{error.start + 1}", "invalid_utf8")
+            yield line
 
 
-def read_complete(path: Path) -> Iterator[str]:
-    """Yield the text of every line of a file in which no line may be dropped.
+def _skip_rest_of_line(file: IO[bytes]) -> None:
+    """Read to the end of a line without holding it in memory."""
+    while True:
+        content = file.readline(MAX_LINE)
+        if not content or content.endswith(b"\n"):
+            return
+
+
+def read_valid_texts(path: Path) -> Iterator[str]:
+    """Yield the text of every line of a file, all of which must be valid.
 
     Raises:
         EncodingError: a line is not UTF-8.
         InputError: a line is too long.
     """
-    for number, text, problem in read(path):
-        if problem == "invalid_utf8":  # then `text` is the position of the first invalid byte
-            raise EncodingError(f"{text}: not UTF-8 from this byte on. Convert the file.")
-        if problem:
-            raise InputError(f"{path}:{number} is too long, over {MAX_LINE:,} bytes. Split the line.")
-        yield text
+    for line in read_lines(path):
+        if line.dropped == "invalid_utf8":
+            position = line.text
+            raise EncodingError(f"{position}: not UTF-8 from this byte on. Convert the file.")
+        if line.dropped:
+            raise InputError(f"{path}:{line.number} is too long, over {MAX_LINE:,} bytes. Split the line.")
+        yield line.text

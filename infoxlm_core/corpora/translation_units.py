@@ -37,7 +37,7 @@ class Unit(NamedTuple):
     dropped: str | None = None
 
 
-def read(path: Path, file_format: str) -> Iterator[Unit]:
+def read_units(path: Path, file_format: str) -> Iterator[Unit]:
     """Yield the units of a file.
 
     Args:
@@ -47,16 +47,16 @@ def read(path: Path, file_format: str) -> Iterator[Unit]:
     Raises:
         InputError: the file is not of this format, or has entities, which could expand to any size.
     """
-    read_units = {"tmx": _read_tmx, "xliff": _read_xliff}[file_format]
-    number = 0
+    units = _read_tmx(path) if file_format == "tmx" else _read_xliff(path)
+    unit_count = 0
     try:
-        for unit in read_units(path):
-            number += 1
+        for unit in units:
+            unit_count += 1
             yield unit
     # An unknown encoding raises LookupError, and a segment that is nested too deeply raises ValueError.
     except (ParseError, DefusedXmlException, LookupError, ValueError) as error:
         name = file_format.upper()
-        raise InputError(f"{path}: no valid {name} after unit {number} ({error}): export it again") from None
+        raise InputError(f"{path}: no valid {name} after unit {unit_count} ({error}): export it again") from None
 
 
 def _read_tmx(path: Path) -> Iterator[Unit]:
@@ -73,23 +73,33 @@ def _read_xliff(path: Path) -> Iterator[Unit]:
     for unit, ancestors in _iterate_elements(path, ("trans-unit", "unit")):
         source_language = _find_attribute(ancestors, ("source-language", "srcLang"))
         target_language = _find_attribute(ancestors, ("target-language", "trgLang"))
-        segments = [child for child in unit if _name_of(child) == "segment"] or [unit]
+        segments = [child for child in unit if _local_name(child) == "segment"] or [unit]
         for segment in segments:
-            children = {_name_of(child): child for child in segment}
-            source = children.get("source")
-            target = children.get("target")
-            if source is None or target is None:
-                yield Unit({})
-                continue
-            state = target.get("state") or segment.get("state")
-            if state in _UNFINISHED:
-                yield Unit({}, "unfinished")
-            elif unit.get("approved") == "no" and state not in _FINISHED:
-                yield Unit({}, "unapproved")
-            else:
-                texts = {_parse_language(source.get(_LANGUAGE) or source_language): _extract_text(source)}
-                texts.setdefault(_parse_language(target.get(_LANGUAGE) or target_language), _extract_text(target))
-                yield Unit(texts)
+            yield _read_segment(unit, segment, source_language, target_language)
+
+
+def _read_segment(unit: Element, segment: Element, source_language: str | None, target_language: str | None) -> Unit:
+    """Return the texts of a segment by language, or the reason to drop it.
+
+    Args:
+        unit: the unit of the segment.
+        segment: the segment, which is the unit itself in XLIFF 1.2.
+        source_language: language of the source, unless its element names another one.
+        target_language: language of the target, unless its element names another one.
+    """
+    children = {_local_name(child): child for child in segment}
+    source = children.get("source")
+    target = children.get("target")
+    if source is None or target is None:
+        return Unit({})
+    state = target.get("state") or segment.get("state")
+    if state in _UNFINISHED:
+        return Unit({}, "unfinished")
+    if unit.get("approved") == "no" and state not in _FINISHED:
+        return Unit({}, "unapproved")
+    texts = {_parse_language(source.get(_LANGUAGE) or source_language): _extract_text(source)}
+    texts.setdefault(_parse_language(target.get(_LANGUAGE) or target_language), _extract_text(target))
+    return Unit(texts)
 
 
 def _iterate_elements(path: Path, names: Sequence[str]) -> Iterator[tuple[Element, list[Element]]]:
@@ -101,7 +111,7 @@ def _iterate_elements(path: Path, names: Sequence[str]) -> Iterator[tuple[Elemen
                 ancestors.append(element)
                 continue
             ancestors.pop()
-            if _name_of(element) in names:
+            if _local_name(element) in names:
                 yield element, ancestors
                 del ancestors[-1][:]  # the parent remains, because its attributes may name the languages
 
@@ -115,7 +125,7 @@ def _find_attribute(ancestors: Sequence[Element], names: Sequence[str]) -> str |
     return None
 
 
-def _name_of(element: Element) -> str:
+def _local_name(element: Element) -> str:
     """Return the name of an element without its namespace."""
     return str(element.tag).rpartition("}")[2]
 
@@ -133,7 +143,7 @@ def _extract_text(segment: Element | None, depth: int = 0) -> str:
         raise ValueError(f"a segment is nested {depth} deep")
     texts = [segment.text or ""]
     for child in segment:
-        if _name_of(child) in _TRANSLATABLE:
+        if _local_name(child) in _TRANSLATABLE:
             texts.append(_extract_text(child, depth + 1))
         texts.append(child.tail or "")
     return "".join(texts)

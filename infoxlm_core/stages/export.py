@@ -157,7 +157,7 @@ def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSetting
 def _read_lines(paths: Sequence[Path]) -> Iterator[str]:
     """Yield the lines of text files. Raise InputError if a line is not UTF-8."""
     for path in paths:
-        for number, text, problem in lines.read(path):
+        for number, text, problem in lines.read_lines(path):
             if problem:
                 raise InputError(f"{path}:{number}: {problem}: give UTF-8 text with one sentence a line")
             yield text

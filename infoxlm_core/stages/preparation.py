@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from infoxlm_core import manifests, user_files
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora import fingerprints, length_ratio
-from infoxlm_core.corpora.parallel import ParallelMap, in_process
+from infoxlm_core.corpora.parallel import ParallelMap, map_in_process
 from infoxlm_core.corpora.phases import clean, deduplicate, reserve, write
 from infoxlm_core.corpora.phases.job import Files, Job, Part, Record, RowCounts, add_counts, run_phase
 from infoxlm_core.corpora.report import check_files, check_source, make_report
@@ -43,7 +43,7 @@ def prepare(
     config: PreparationConfig,
     output: Path,
     files: Files,
-    parallel_map: ParallelMap = in_process,
+    parallel_map: ParallelMap = map_in_process,
     localise: Callable[[PreparationConfig], PreparationConfig] | None = None,
 ) -> dict[str, Any]:
     """Prepare the corpora of a run and return the report.
@@ -139,7 +139,7 @@ def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, 
     job.put_marker()
     finished = {entry.name for entry in job.files.entries()}
     run = functools.partial(run_phase, finished_records=finished, parallel_map=parallel_map)
-    [test_sets] = run_phase(reserve.reserve_test_sets, job, 1, finished, in_process)  # test sets are small
+    [test_sets] = run_phase(reserve.reserve_test_sets, job, 1, finished, map_in_process)  # test sets are small
 
     # Read all sources into parts of bounded size, and drop the rows that are unusable on their own.
     parts = _list_parts(job, run(clean.read_source, job, len(job.config.corpora)))

@@ -21,7 +21,7 @@ import sentencepiece
 
 from infoxlm_core import manifests, user_files
 from infoxlm_core.config import TokenizationConfig
-from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, in_processes
+from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, ProcessPoolMap
 from infoxlm_core.corpora.tables import count_rows, reading
 from infoxlm_core.data.encoding import SerializedTokenizer, encode_chunk, load_encoder, serialize
 from infoxlm_core.data.sampling import make_rng, probabilities
@@ -30,7 +30,7 @@ from infoxlm_core.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from infoxlm_core.data.writing import write_table
 from infoxlm_core.errors import ConfigError, CorpusTooSmall, DataCorrupt, InputError, TokenizerMismatch
 from infoxlm_core.model.huggingface import tokenizers
-from infoxlm_core.progress import progress
+from infoxlm_core.progress import show_progress
 
 logger = logging.getLogger(__name__)
 MAX_REPEATS = 5  # of a training sentence; with more, whole words of a few sentences become pieces
@@ -62,7 +62,7 @@ def tokenize(
     folder = output / "tokenizer"
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, tokenizer_file = _make_tokenizer(config, corpus, folder)
-    encode_in_parallel = parallel_map or in_processes(config.processes)
+    encode_in_parallel = parallel_map or ProcessPoolMap(config.processes)
     tables = _encode(corpus, tokenizer, config.block_tokens, output, encode_in_parallel)
     sequences = 0
     tokens = 0
@@ -256,7 +256,7 @@ def _encode(
     encode = functools.partial(encode_chunk, tokenizer=tokenizer)
     encoded_chunks = parallel_map(encode, (chunk for _, chunk in chunks_to_encode))
     tables: dict[str, dict[str, Any]] = {}
-    with progress("tokenizing", row_count, "rows") as advance:
+    with show_progress("tokenizing", row_count, "rows") as advance:
 
         def name_results() -> Iterator[tuple[str, pa.Table]]:
             for (path, chunk), encoded_chunk in zip(chunks, encoded_chunks, strict=True):

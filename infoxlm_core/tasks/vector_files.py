@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from infoxlm_core import manifests
 from infoxlm_core.corpora import lines
 from infoxlm_core.errors import InputError
-from infoxlm_core.progress import progress
+from infoxlm_core.progress import show_progress
 from infoxlm_core.tasks import embedding
 from infoxlm_core.tasks.embedding import Embedder
 
@@ -23,10 +23,10 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
         EncodingError: a line is not UTF-8. The file is checked before the first line is embedded.
         InputError: the file is empty, or a line is too long.
     """
-    num_lines = sum(1 for _ in lines.read_complete(file))
+    num_lines = sum(1 for _ in lines.read_valid_texts(file))
     if not num_lines:
         raise InputError(f"{file} is empty. Give one sentence a line.")
-    write(output, embedder, lines.read_complete(file), num_lines)
+    write(output, embedder, lines.read_valid_texts(file), num_lines)
     return num_lines
 
 
@@ -46,7 +46,7 @@ def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, 
     dtype = np.dtype(np.float16 if normalise else np.float32)
     shape = (count, embedder.encoder.model.config.hidden_size)
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    with manifests.replacing(path) as file, progress("embedding", count, "sentences") as advance:
+    with manifests.open_atomically(path) as file, show_progress("embedding", count, "sentences") as advance:
         np.lib.format.write_array_header_1_0(file, header)
         for chunk in _split_into_chunks(sentences):
             vectors = embedder(chunk, advance)  # (sentences, d)

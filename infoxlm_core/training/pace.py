@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from infoxlm_core.model.flops import find_peak_flops
-from infoxlm_core.progress import time_left
+from infoxlm_core.progress import format_remaining_time
 from infoxlm_core.training import distributed
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Pace:
                 speed["mfu"] = flops_per_second / (gpu_peak * distributed.world_size())
         if current_time - self.last_line_time >= SECONDS_BETWEEN_LINES or step == self.steps:
             steps_in_total = self.steps_taken + self.steps - step  # steps of this process when the training ends
-            remaining = time_left(current_time - self.start_time, self.steps_taken, steps_in_total)
+            remaining = format_remaining_time(current_time - self.start_time, self.steps_taken, steps_in_total)
             quality = self._describe_quality(metrics)
             logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, quality, tokens_per_second, remaining)
             self.last_line_time = current_time

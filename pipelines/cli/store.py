@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.progress import progress
+from infoxlm_core.progress import show_progress
 from pipelines.cli.app import command, split_list
 
 
@@ -58,7 +58,7 @@ def gc(
     if not delete:
         typer.echo(f"{total}, can be deleted: add --delete")
         return
-    with progress("deleting", len(deletable), "items") as advance:
+    with show_progress("deleting", len(deletable), "items") as advance:
         for item in deletable:
             garbage.delete(store, item)
             advance(1)

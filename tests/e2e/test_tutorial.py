@@ -40,7 +40,7 @@ def test_the_text_is_written_as_the_settings_read_it(directory):
                 catalog = CATALOG.format(translation=translation)
                 wheel.writestr(f"{program}/locale/{language}/LC_MESSAGES/django.po", catalog)
 
-    exec(block_with("catalogs.read"), {})
+    exec(block_with("catalogs.read_rows"), {})
 
     (settings,) = re.findall(r"```yaml\n(.*?)```", TUTORIAL, re.DOTALL)
     Path("my.yaml").write_text(settings, encoding="utf-8")

@@ -164,7 +164,7 @@ def corpus(kind: str, name: str, *examples: bytes) -> Target:
             paths = [path.parent / "x.en", path]
         elif not is_parallel and kind == "gettext" and path.suffix != ".whl":
             paths = [path.parents[2]]  # the folder of the catalogs
-        return [row for row in formats.read(source, ["en", "de"], "en", paths) if row.dropped]
+        return [row for row in formats.read_rows(source, ["en", "de"], "en", paths) if row.dropped]
 
     return file_target(name, list(examples), read)
 
@@ -211,7 +211,7 @@ def _read_questions(path: Path) -> Any:
 
 
 def _read_reserved(path: Path) -> int:
-    return sum(len(text) for text in evaluation_sets.read(path))
+    return sum(len(text) for text in evaluation_sets.read_texts(path))
 
 
 _IOB = "".join(f"{word}\t{'B-PER' if word.istitle() else 'O'}\n" for word in _LINES.decode().split()[:60]) + "\n"

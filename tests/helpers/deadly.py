@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from infoxlm_core.corpora.parallel import Work
+from infoxlm_core.corpora.parallel import ItemFunction
 from infoxlm_core.errors import InputError
 from tests.helpers.files import Folder
 
@@ -23,11 +23,11 @@ class DeadlyFolder(Folder):
         super().put(name, content)
 
 
-def die_once(chunk: pa.Table, work: Work, chosen: str, marker: Path) -> pa.Table:
+def die_once(chunk: pa.Table, function: ItemFunction, chosen: str, marker: Path) -> pa.Table:
     if chosen in str(chunk.to_pydict()) and not marker.exists():
         marker.write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)
-    return work(chunk)
+    return function(chunk)
 
 
 def add_process(chunk: pa.Table) -> pa.Table:

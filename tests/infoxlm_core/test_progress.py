@@ -12,7 +12,7 @@ from infoxlm_core import progress
     [(10, 1, 21, "3:20 left"), (60, 30, 30, "0:00 left"), (1, 1, 7261, "121:00 left")],
 )
 def test_remaining_time_assumes_constant_speed(seconds, done, total, remaining):
-    assert progress.time_left(seconds, done, total) == remaining
+    assert progress.format_remaining_time(seconds, done, total) == remaining
 
 
 def test_log_lines_are_at_least_15_seconds_apart(monkeypatch, caplog):
@@ -20,7 +20,7 @@ def test_log_lines_are_at_least_15_seconds_apart(monkeypatch, caplog):
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(progress.sys.stderr, "isatty", lambda: False, raising=False)
 
-    with caplog.at_level(logging.INFO, progress.logger.name), progress.progress("encoding", 8, "files") as advance:
+    with caplog.at_level(logging.INFO, progress.logger.name), progress.show_progress("encoding", 8, "files") as advance:
         for _ in range(3):
             advance(2)
 

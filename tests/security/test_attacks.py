@@ -46,7 +46,7 @@ def read_corpus(kind: str, path: Path) -> list:
     source = CorpusSource.parse(
         {"name": "x", "format": kind, "path": str(path), "languages": ["de"] * (kind == "text")}
     )
-    return list(formats.read(source, ["en", "de"], "en", [path]))
+    return list(formats.read_rows(source, ["en", "de"], "en", [path]))
 
 
 READERS = {

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from infoxlm_core.corpora import parallel
-from infoxlm_core.corpora.parallel import ParallelMap, Work
+from infoxlm_core.corpora.parallel import ItemFunction, ParallelMap
 from infoxlm_core.errors import InfoXLMError
 
 _RETRIES = 3
@@ -49,19 +49,17 @@ def workers(count: int) -> Iterator[ParallelMap | None]:
             ray.shutdown()
 
 
-def _map(count: int, work: Work, items: Iterable[Any]) -> Iterator[Any]:
+def _map(count: int, function: ItemFunction, items: Iterable[Any]) -> Iterator[Any]:
     """Yield the results of Ray tasks in the order of the items."""
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    shared_work = ray.put(work)  # sent to each node once
+    shared_function = ray.put(function)  # sent to each node once
     task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_apply)
 
-    def submit(item: Any) -> Any:
-        return task.remote(shared_work, item).future()
-
     try:
-        yield from parallel.yield_in_order(submit, items, parallel.AHEAD * count)
+        futures = (task.remote(shared_function, item).future() for item in items)
+        yield from parallel.yield_in_order(futures, parallel.AHEAD * count)
     except RayTaskError as error:
         if isinstance(error.cause, InfoXLMError):
             raise error.cause from None
@@ -72,5 +70,5 @@ def _map(count: int, work: Work, items: Iterable[Any]) -> Iterator[Any]:
         raise train.translate_error(error, "Ray") from error
 
 
-def _apply(work: Work, item: Any) -> Any:
-    return work(item)
+def _apply(function: ItemFunction, item: Any) -> Any:
+    return function(item)

@@ -46,7 +46,7 @@ _STAGED_SCHEMA = pa.schema([
 def read_source(job: Job, source_number: int) -> Record:
     """Read a source of a corpus and store its rows in parts of bounded size, one language or language pair each."""
     source = _localise_source(job, source_number)
-    source_rows = formats.read(source, job.config.languages, job.config.pivot, _check_paths(source))
+    source_rows = formats.read_rows(source, job.config.languages, job.config.pivot, _check_paths(source))
     parts: list[tuple[str, str]] = []
     for rows in _split_rows(source_rows, source.compares_documents):
         rows_by_languages: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)

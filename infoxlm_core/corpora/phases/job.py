@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike
 from infoxlm_core.config import PreparationConfig
 from infoxlm_core.corpora.parallel import ParallelMap
 from infoxlm_core.errors import InputError
-from infoxlm_core.progress import progress
+from infoxlm_core.progress import show_progress
 
 Record = dict[str, Any]
 """The JSON result of a finished task: counts of rows and other small facts. Rows are exchanged as files instead."""
@@ -133,7 +133,7 @@ def run_phase(
     record_names = [_name_record(task, number) for number in range(task_count)]
     unfinished_numbers = [number for number in range(task_count) if record_names[number] not in finished_records]
     new_records = parallel_map(functools.partial(_run_task, task, job), unfinished_numbers)
-    with progress(task.__name__, task_count, "tasks") as advance:
+    with show_progress(task.__name__, task_count, "tasks") as advance:
         for name in record_names:
             if name in finished_records:
                 yield json.loads(job.files.read(name))

@@ -41,7 +41,7 @@ def reserve_test_sets(job: Job, _: int) -> Record:
     test_files = []
     for path in _list_test_files(job):
         text_count = 0
-        for text in evaluation_sets.read(path):
+        for text in evaluation_sets.read_texts(path):
             text_count += 1
             normalised_text = cleaning.normalise(text)
             if normalised_text:

@@ -103,7 +103,7 @@ def _read_sentences(path: Path) -> NumberedSentences:
 def _read_two_columns(path: Path) -> list[tuple[str, str]]:
     """Read lines of two columns divided by a tab. Raise InputError if a line has no two columns, or there is none."""
     rows = []
-    for line_number, line in enumerate(lines.read_complete(path), 1):
+    for line_number, line in enumerate(lines.read_valid_texts(path), 1):
         first_column, _, second_column = line.partition("\t")
         if not first_column or not second_column:
             raise InputError(f"{path}:{line_number} is not two columns divided by a tab: {line!r:.100}")

@@ -49,7 +49,7 @@ def read_distinct(path: Path) -> DistinctLines:
     """Read each distinct line of a plain or compressed file once. Raise InputError if it has fewer than two."""
     number_of_text: dict[str, int] = {}
     dropped: Counter[str] = Counter()
-    for number, line, problem in lines.read(path):
+    for number, line, problem in lines.read_lines(path):
         text = line.strip()
         if problem:
             dropped[problem] += 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.progress import progress
+from infoxlm_core.progress import show_progress
 from infoxlm_core.tasks.retrieval.nearest import NEIGHBOURS
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _search_exactly(sources: VectorArrays, targets: VectorArrays) -> tuple[Neigh
     """Compare all sources with all targets. Each cosine is computed once and used in both directions."""
     source_neighbours = _NearestNeighbours(_count(sources), min(MAX_NEIGHBOURS, _count(targets)))
     target_neighbours = _NearestNeighbours(_count(targets), min(MAX_NEIGHBOURS, _count(sources)))
-    with progress("comparing", _count(sources), "sentences") as advance:
+    with show_progress("comparing", _count(sources), "sentences") as advance:
         for first_source, source_block in _read_blocks(sources):
             for first_target, target_block in _read_blocks(targets):
                 cosines = source_block @ target_block.T  # (sources, targets)
@@ -110,7 +110,7 @@ def _search_index(queries: VectorArrays, candidates: VectorArrays) -> Neighbours
     index = _build_index(candidates)
     cosines = []
     rows = []
-    with progress("searching", _count(queries), "sentences") as advance:
+    with show_progress("searching", _count(queries), "sentences") as advance:
         for _, block in _read_blocks(queries):
             neighbours = _search_block(index, block.numpy(), num_neighbours)
             cosines.append(neighbours.cosines)

@@ -212,7 +212,7 @@ def _check_exists(path: Path, other_path: Path) -> None:
 def _read_lines(path: Path) -> list[str]:
     """Read one sentence per line. Raise InputError if a line or the file is empty."""
     sentences = []
-    for line_number, text in enumerate(lines.read_complete(path), 1):
+    for line_number, text in enumerate(lines.read_valid_texts(path), 1):
         if not text.strip():
             raise InputError(f"{path}:{line_number} is empty. Give one sentence a line.")
         sentences.append(text)

@@ -20,7 +20,7 @@ from infoxlm_core.model.huggingface.any_encoder import (
     served_prefix,
     served_space,
 )
-from infoxlm_core.progress import progress
+from infoxlm_core.progress import show_progress
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorEncoder, VectorSpec
 from infoxlm_core.tasks.retrieval import files
 from infoxlm_core.tasks.retrieval.files import AlignedSentences, read_aligned
@@ -167,7 +167,7 @@ def _retrieve(
     embedded_sources: list[str] = []
     source_vectors: dict[VectorSpec, Tensor] = {}
     num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
-    with progress("retrieval", num_sentences, "sentences") as advance:
+    with show_progress("retrieval", num_sentences, "sentences") as advance:
         for language, (sources, targets) in sets.items():
             if sources == embedded_sources:  # most sets have the same pivot sentences in all languages
                 advance(len(sources))

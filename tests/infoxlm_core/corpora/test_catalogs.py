@@ -39,7 +39,7 @@ def test_symbolic_ids_are_replaced_and_unusable_translations_are_dropped(tmp_pat
     write_catalog(tmp_path / "de/LC_MESSAGES/app.po", messages)
     write_catalog(tmp_path / "en/LC_MESSAGES/app.po", [{"msgid": "label_add", "msgstr": "Add it"}])
 
-    rows = list(catalogs.read(("en", "de"), "en", tmp_path))
+    rows = list(catalogs.read_rows(("en", "de"), "en", tmp_path))
 
     assert {row.texts for row in rows if row.dropped is None} == {
         ('Save the "page"', "Seite speichern"),
@@ -55,7 +55,7 @@ def test_plural_message_is_read_in_its_form_for_one(tmp_path):
     write_catalog(tmp_path / "ar/LC_MESSAGES/app.po", [message], plural)
     write_catalog(tmp_path / "fr/LC_MESSAGES/app.mo", [message], "nplurals=2; plural=(n > 1);")
 
-    rows = list(catalogs.read(("en", "ar", "fr"), "en", tmp_path))
+    rows = list(catalogs.read_rows(("en", "ar", "fr"), "en", tmp_path))
 
     assert [(row.languages[1], row.texts) for row in rows] == [("ar", ("%d file", "one")), ("fr", ("%d file", "zero"))]
 
@@ -71,7 +71,7 @@ def test_best_locale_of_each_language_is_read_from_a_wheel(tmp_path):
         for file in (tmp_path / "src").rglob("*.?o"):
             wheel.write(file, f"app/locale/{file.relative_to(tmp_path / 'src')}")
 
-    rows = catalogs.read(("en", "de", "fr", "zh"), "en", tmp_path / "x.whl")
+    rows = catalogs.read_rows(("en", "de", "fr", "zh"), "en", tmp_path / "x.whl")
 
     assert [row.texts[1] for row in rows] == ["de", "fr_FR", "zh_CN", "zh_CN"]
 
@@ -90,7 +90,7 @@ def test_catalog_that_contains_a_path_does_not_open_that_file(tmp_path, kind, pa
         corpus = tmp_path / "theirs.whl"
 
     with pytest.raises(InputError, match=f"{corpus}: {member} is not a readable gettext catalog") as error:
-        list(catalogs.read(("en", "de"), "en", corpus))
+        list(catalogs.read_rows(("en", "de"), "en", corpus))
 
     assert str(private) not in str(error.value)
 
@@ -114,7 +114,7 @@ def test_pipes_devices_and_huge_files_in_a_folder_are_refused(tmp_path, create, 
     create(folder / "bad.po")
 
     with pytest.raises(InputError, match=f"bad.po .*{message}"):
-        list(catalogs.read(("en", "de"), "en", tmp_path / "x"))
+        list(catalogs.read_rows(("en", "de"), "en", tmp_path / "x"))
 
 
 @pytest.mark.item("B12")
@@ -122,7 +122,7 @@ def test_pipe_instead_of_a_folder_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
 
     with pytest.raises(InputError, match="pipe is a named pipe"):
-        list(catalogs.read(("en", "de"), "en", tmp_path / "pipe"))
+        list(catalogs.read_rows(("en", "de"), "en", tmp_path / "pipe"))
 
 
 @pytest.mark.item("B11")
@@ -133,7 +133,7 @@ def test_archive_with_too_many_entries_is_refused(tmp_path, monkeypatch):
             wheel.writestr(f"pkg/{number}.txt", b"")
 
     with pytest.raises(InputError, match=r"lists 2,000 files, more than 1,000: refused"):
-        list(catalogs.read(("en", "de"), "en", tmp_path / "x.whl"))
+        list(catalogs.read_rows(("en", "de"), "en", tmp_path / "x.whl"))
 
 
 @pytest.mark.item("B11")
@@ -149,5 +149,5 @@ def test_damaged_archive_is_refused_or_gives_its_own_message(tmp_path, offset):
 
     texts = []
     with contextlib.suppress(InputError):
-        texts = [row.texts for row in catalogs.read(("en", "de"), "en", tmp_path / "x.whl")]
+        texts = [row.texts for row in catalogs.read_rows(("en", "de"), "en", tmp_path / "x.whl")]
     assert texts in ([], [("One", "Eins")])

@@ -53,7 +53,7 @@ LAYOUTS = {
 def test_every_sentence_of_a_layout_is_read(tmp_path, name):
     LAYOUTS[name](tmp_path / name)
 
-    assert {SENTENCE, OTHER} <= {text.strip() for text in evaluation_sets.read(tmp_path / name)}
+    assert {SENTENCE, OTHER} <= {text.strip() for text in evaluation_sets.read_texts(tmp_path / name)}
 
 
 def test_files_of_a_set_are_visible_and_identified_by_content(tmp_path):
@@ -83,14 +83,14 @@ def test_unreadable_file_is_refused(tmp_path, name, content, error, message):
     (tmp_path / name).write_bytes(content)
 
     with pytest.raises(error, match=message):
-        list(evaluation_sets.read(tmp_path / name))
+        list(evaluation_sets.read_texts(tmp_path / name))
 
 
 def test_parquet_file_without_text_is_refused(tmp_path):
     pq.write_table(pa.table({"audio": [b"1"], "label": [1]}), tmp_path / "audio.parquet")
 
     with pytest.raises(InputError, match=r"audio\.parquet has no column of text: give"):
-        list(evaluation_sets.read(tmp_path / "audio.parquet"))
+        list(evaluation_sets.read_texts(tmp_path / "audio.parquet"))
 
 
 def test_empty_and_missing_folders_are_refused(tmp_path):

@@ -21,7 +21,7 @@ def add_process_id(number: int) -> tuple[int, int]:
 def test_results_are_in_order_and_items_are_read_a_few_ahead():
     items = iter(range(40))
 
-    results = parallel.in_processes(2)(add_process_id, items)
+    results = parallel.ProcessPoolMap(2)(add_process_id, items)
     first_result = next(results)
     next_item = next(items)
     numbers, process_ids = zip(first_result, *results, strict=True)
@@ -43,7 +43,7 @@ def die_once(path: Path) -> str:
 def test_item_of_a_killed_process_is_processed_again(tmp_path):
     paths = [tmp_path / "one", tmp_path / "two.deadly", tmp_path / "three"]
 
-    assert list(parallel.in_processes(1)(die_once, paths)) == ["one", "two.deadly", "three"]
+    assert list(parallel.ProcessPoolMap(1)(die_once, paths)) == ["one", "two.deadly", "three"]
     assert int((tmp_path / "two.deadly").read_text()) != os.getpid()
 
 
@@ -54,7 +54,7 @@ def die(item: int) -> None:
 @pytest.mark.slow
 def test_processes_that_are_killed_repeatedly_end_the_work():
     with pytest.raises(WorkerLost, match="run again"):
-        list(parallel.in_processes(1)(die, range(2)))
+        list(parallel.ProcessPoolMap(1)(die, range(2)))
 
 
 ENDLESS = """
@@ -70,7 +70,7 @@ def list_items():
     time.sleep(600)
 
 if __name__ == "__main__":
-    list(parallel.in_processes(1)(work, list_items()))
+    list(parallel.ProcessPoolMap(1)(work, list_items()))
 """
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from infoxlm_core.config import PreparationConfig
-from infoxlm_core.corpora.parallel import in_process, in_processes
+from infoxlm_core.corpora.parallel import ProcessPoolMap, map_in_process
 from infoxlm_core.corpora.phases import clean
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.stages import preparation
@@ -49,7 +49,7 @@ def write_jsonl(path: Path, documents: list[list[str]]) -> dict:
     return {"name": path.stem, "path": str(path), "languages": ["en"]} | fields
 
 
-def prepare(folder: Path, corpora: list[dict], parallel_map=in_process, **cleaning) -> dict:
+def prepare(folder: Path, corpora: list[dict], parallel_map=map_in_process, **cleaning) -> dict:
     languages = sorted({language for corpus in corpora for language in corpus["languages"]})
     config = PreparationConfig.parse({"languages": languages, "corpora": corpora, "cleaning": cleaning})
     return preparation.prepare(config, folder / "out", Folder(str(folder / "work")), parallel_map)
@@ -92,7 +92,7 @@ def test_documents_are_not_compared_with_lines_or_by_similar_lines(tmp_path):
     lines = write_text(tmp_path / "lines.txt", [*first, *second, change_word(second[1])])
 
     prepare(tmp_path / "one process", [documents, lines], near_duplicates="minhash")
-    prepare(tmp_path / "two processes", [documents, lines], in_processes(2), near_duplicates="minhash")
+    prepare(tmp_path / "two processes", [documents, lines], ProcessPoolMap(2), near_duplicates="minhash")
 
     assert read_rows(tmp_path / "one process", "documents") == [*first, *similar_to_first]
     assert read_rows(tmp_path / "one process", "lines") == [*first, *second[1:]]

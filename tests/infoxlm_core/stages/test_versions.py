@@ -28,7 +28,7 @@ from infoxlm_core.config import (
     PretrainingConfig,
     TokenizationConfig,
 )
-from infoxlm_core.corpora.parallel import in_process
+from infoxlm_core.corpora.parallel import map_in_process
 from infoxlm_core.data import shards as token_shards
 from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.data.writing import write_table
@@ -190,7 +190,7 @@ def make_shards(tmp_path: Path, encoder: Path) -> Any:
         patch.setattr(sentencepiece.SentencePieceTrainer, "train", record_training)
         for number, fields in enumerate(({"training_sentences": 12, "alpha": 0.5}, {"model": model})):
             config = TokenizationConfig.parse({"vocabulary_size": size, "processes": 1} | fields)
-            tokenization.tokenize(config, corpus, tmp_path / f"shards{number}", in_process)
+            tokenization.tokenize(config, corpus, tmp_path / f"shards{number}", map_in_process)
     paths = sorted((tmp_path / "shards1").rglob("*"))
     shard_files = [path for path in paths if path.is_file() and "tokenizer" not in path.parts]
     return [training_calls, {str(path.relative_to(tmp_path)): manifests.file_sha256(path) for path in shard_files}]

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import torch
 
 from infoxlm_core.config import PreparationConfig
-from infoxlm_core.corpora.parallel import in_process
+from infoxlm_core.corpora.parallel import map_in_process
 from infoxlm_core.stages import preparation
 from infoxlm_core.tasks.embedding import embed_sentences
 from tests.helpers.files import Folder
@@ -47,7 +47,7 @@ def test_pairs_below_the_minimum_are_dropped_with_any_number_of_workers(tmp_path
         "corpora": [write_pairs(tmp_path / "web.tsv", PAIRS), write_pairs(tmp_path / "test.tsv", messages(0)[200:240])],
     })  # fmt: skip
 
-    report = preparation.prepare(config, tmp_path / "local", Folder(str(tmp_path / "local-work")), in_process)
+    report = preparation.prepare(config, tmp_path / "local", Folder(str(tmp_path / "local-work")), map_in_process)
     remote_config = replace_encoder(config, "s3://models/toy")
     localise = functools.partial(replace_encoder, encoder=str(encoder))  # as workers that fetch the encoder
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:

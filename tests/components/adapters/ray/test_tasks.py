@@ -17,7 +17,7 @@ from components.prepare_corpus import prepare_corpus
 from components.tokenize_corpus import tokenize_corpus
 from infoxlm_core import manifests
 from infoxlm_core.config import PreparationConfig, TokenizationConfig
-from infoxlm_core.corpora.parallel import AHEAD, ParallelMap, in_process
+from infoxlm_core.corpora.parallel import AHEAD, ParallelMap, map_in_process
 from infoxlm_core.errors import InputError, WorkerLost
 from infoxlm_core.stages import preparation, tokenization
 from tests.components.conftest import upload
@@ -80,7 +80,7 @@ def expected(tmp_path_factory) -> Path:
     """Return a folder with text, and the corpus and shards that this process makes of it."""
     base = tmp_path_factory.mktemp("expected")
     write_text(base / "text")
-    make_corpus_and_shards(base, base / "text", in_process, base / "work")
+    make_corpus_and_shards(base, base / "text", map_in_process, base / "work")
     return base
 
 

@@ -34,7 +34,7 @@ def test_mined_pairs_are_read_by_the_corpus_formats(tmp_path, file_format, field
     files.write_pairs(path, ("en", "de"), PAIRS)
 
     source = CorpusSource(name="mined", format=file_format, path=str(path), **fields)
-    rows = list(formats.read(source, ["en", "de"], "en", [path]))
+    rows = list(formats.read_rows(source, ["en", "de"], "en", [path]))
 
     spaces = str.maketrans(replaced, " " * len(replaced))  # for characters that the format does not allow
     assert [row.texts for row in rows] == [
