@@ -79,7 +79,7 @@ def check_settings(
             first_trial = trials[0]
             sections |= {name: first_trial[name] for name in ("pretraining", "translation") if name in first_trial}
         checked = run_file.override_sections(sections, overrides, num_workers)
-        checked_trials = run_file.override_trials(sections, trials, overrides, num_workers)
+        checked_trials = run_file.override_all_trials(sections, trials, overrides, num_workers)
 
         if checked["tokenization"].get("model"):
             sources.fetch_tokenizer(checked["tokenization"]["model"], step.local_store)

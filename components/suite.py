@@ -35,7 +35,7 @@ def plan_suite(
 
     with stage_run("plan_suite", store, reports_to_tracker=False) as step:
         tracking.tracker().check_sweeps()
-        checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
+        checked = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         planned = [trial.to_dict() for trial in trials.plan(checked)]
         for source in checked.models.values():
             sources.fetch_model(source, step.local_store)
@@ -109,7 +109,7 @@ def summarise(
     from infoxlm_core.results.suite_config import SuiteConfig
 
     with stage_run("summarise", store, ends_run=True) as step:
-        checked = run_file.parse_changed(SuiteConfig, step.read(suite), step.read(overrides), "suite")
+        checked = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         suite_summary = summary.summarise(checked, sweeps.read_scores(step))
         step.report(suite=checked)
         sweeps.publish(step, "suite", suite_summary, sweeps.Outputs(comparison, report, metrics))

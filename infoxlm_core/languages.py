@@ -50,18 +50,20 @@ def is_known(code: str) -> bool:
 
 
 def shorten(codes: Iterable[str]) -> dict[str, str]:
-    """Return code -> the name under which a test set's language is reported: two letters where possible.
+    """Map the codes of a test set to the names under which we report them, which have two letters where possible.
 
-    Only the variant that `choose` selects gets the short name: `zho_Hans` becomes `zh`, and `zho_Hant` beside it keeps
-    its code.
+    Of several variants of a language, only the one that `choose` selects gets the short name: `zho_Hans` becomes `zh`,
+    and `zho_Hant` in the same test set keeps its code.
     """
     names: dict[str, str] = {}
-    variant_of_name: dict[str, str] = {}
+    first_variants: dict[str, str] = {}
     for code in _sort_variants_last(codes):
         short_name = two_letters(code)
         variant = "-".join(re.split("[-_]", code)[1:])  # `Latn` of `deu_Latn`, empty for `deu`
-        gets_short_name = not variant or variant_of_name.setdefault(short_name, variant) == variant
-        names[code] = short_name if gets_short_name else code
+        if variant and short_name not in first_variants:
+            first_variants[short_name] = variant
+        is_short = not variant or variant == first_variants[short_name]
+        names[code] = short_name if is_short else code
     return names
 
 
@@ -80,7 +82,7 @@ def sort(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]
     return sorted(codes, key=sort_key)
 
 
-def choose(available: Collection[str], requested: str | Iterable[str], where: str) -> list[str]:
+def choose(available: Collection[str], requested: str | Iterable[str], source: str) -> list[str]:
     """Return the sorted codes of the requested languages in a test set.
 
     Of several variants of a language, the code without a script or region is chosen, or else the first variant
@@ -89,7 +91,7 @@ def choose(available: Collection[str], requested: str | Iterable[str], where: st
     Args:
         available: the codes in the test set.
         requested: `all`, a key of GROUPS, or codes in any spelling.
-        where: the test set, for the error message.
+        source: name of the test set, for the error message.
 
     Raises:
         InputError: the test set lacks a language.
@@ -107,5 +109,5 @@ def choose(available: Collection[str], requested: str | Iterable[str], where: st
     if missing:
         missing_codes = ", ".join(missing)
         available_codes = ", ".join(sort(available))
-        raise InputError(f"{where} has no {missing_codes} (requested by `languages`): it has {available_codes}")
+        raise InputError(f"{source} has no {missing_codes} (requested by `languages`): it has {available_codes}")
     return sort(code_of_language[language] for language in languages)

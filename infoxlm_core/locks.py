@@ -11,10 +11,10 @@ __all__ = ["Timeout", "acquire"]
 
 
 def acquire(path: Path | str, timeout: float = -1, poll_interval: float = 0.05) -> AcquireReturnProxy[FileLock]:
-    """Lock a file, which is created if it is missing. Use the result in a `with` block, whose end releases the lock.
+    """Lock a file until the end of the `with` block in which the result is used.
 
     Args:
-        path: the file.
+        path: the file, which is created if it is missing.
         timeout: seconds to wait for another process; negative: no limit.
         poll_interval: seconds between two attempts.
 

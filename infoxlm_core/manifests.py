@@ -82,14 +82,17 @@ def file_sha256(path: Path) -> str:
 
 
 def digest_files(path: Path) -> str:
-    """Return one SHA-256 over the name and content of a file, or over those of all files below a folder.
+    """Return one SHA-256 over the name and content of a file, or of all files below a directory.
 
     Raises:
-        InputError: a folder may not be listed.
+        InputError: a directory must not be listed.
     """
-    candidates = [path] if path.is_file() else user_files.list_tree(path)
-    files = [candidate for candidate in candidates if candidate.is_file()]
-    return digest({str(file.relative_to(path)): file_sha256(file) for file in files})
+    paths = [path] if path.is_file() else user_files.list_tree(path)
+    digests = {}
+    for file in paths:
+        if file.is_file():
+            digests[str(file.relative_to(path))] = file_sha256(file)
+    return digest(digests)
 
 
 @cache
@@ -103,12 +106,14 @@ def describe_software() -> dict[str, str]:
 
 
 def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
-    """Return the path of a file whose name comes from a manifest or a listing and may be hostile.
+    """Return the path of a file in a directory. Refuse a name that leads out of the directory.
+
+    Names in manifests and listings cannot be trusted, because others may have written them.
 
     Args:
-        directory: the folder that the path must not leave.
-        name: the file's name, with `/` between folders.
-        source: where the folder was copied from, for the error message.
+        directory: the directory.
+        name: name of the file, with `/` between directories.
+        source: where the directory was copied from, for the error message.
 
     Raises:
         InputError: the name is absolute, or one of its parts is empty, `.` or `..`.
@@ -118,7 +123,7 @@ def join_inside(directory: Path | str, name: str, source: str = "") -> Path:
     if has_forbidden_part or "\0" in name:
         location = source or directory
         path_without_control_characters = repr(f"{location}/{name}")[1:-1]
-        raise InputError(f"{path_without_control_characters}: the file name leads out of its folder: rename it")
+        raise InputError(f"{path_without_control_characters}: the file name leads out of its directory: rename it")
     return Path(directory, name)
 
 
@@ -128,19 +133,20 @@ def load(directory: Path) -> dict[str, Any]:
 
 
 def load_if_ours(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of an artifact, or None if there is none, or if another program wrote a file of this name."""
+    """Return the manifest of an artifact, or None if the directory has no manifest of this pipeline."""
     path = directory / NAME
     if not path.is_file():
         return None
     content = user_files.read_json(path, Any, "build or copy the artifact again", DataCorrupt)
+    # Other programs also write files of this name, with other keys.
     if not isinstance(content, dict) or not Manifest.__required_keys__ <= content.keys():
         return None
     return load(directory)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that replaces `path` when the context ends without an error.
+def open_atomically(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file for writing, which replaces `path` when the `with` block ends without an error.
 
     Readers see either the old or the new content, also after a crash. Several processes may write the file at the same
     time: the last one to finish wins.
@@ -163,13 +169,13 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file such that readers see either its old or its new content, also after a crash."""
-    with replacing(path) as file:
+    """Write a file. Readers see either its old or its new content, also after a crash."""
+    with open_atomically(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
-    """Rename a finished directory such that after a power cut, it is either complete or missing.
+    """Rename a finished directory. After a power cut, it is either complete or missing under its new path.
 
     Args:
         partial: the finished directory.
@@ -185,22 +191,22 @@ def move_into_place(partial: Path, final: Path, marker: str = "") -> None:
     except OSError as error:
         is_link_or_file = final.is_symlink() or final.is_file()
         if isinstance(error, NotADirectoryError) and is_link_or_file:  # the system's message would name `partial`
-            raise InputError(f"{final} is not a folder: remove it") from None
+            raise InputError(f"{final} is not a directory: remove it") from None
         if not (final / marker).exists():
             raise
     sync_file(final.parent)
 
 
-def make_folder(path: Path) -> None:
-    """Create a folder and its parents such that they survive a power cut."""
+def make_directory(path: Path) -> None:
+    """Create a directory and its parents, and flush them to disk, so that they survive a power cut."""
     missing_parents = [parent for parent in path.parents if not parent.is_dir()]
     path.mkdir(parents=True, exist_ok=True)
-    for folder in (path, *missing_parents):
-        sync_file(folder.parent)  # the entry of a new folder is data of its parent
+    for directory in (path, *missing_parents):
+        sync_file(directory.parent)  # the entry of a new directory is data of its parent
 
 
 def sync_tree(directory: Path) -> None:
-    """Flush all files and folders below a directory to disk."""
+    """Flush a directory and everything below it to disk."""
     for path in (*directory.rglob("*"), directory):
         sync_file(path)
 
@@ -225,7 +231,14 @@ def sync_file(path: Path) -> None:
 def write(
     directory: Path, kind: str, facts: dict[str, Any] | None = None, inputs: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Write and return the manifest of all files below a directory. This is the last step of creating an artifact."""
+    """Write and return the manifest of all files below a directory. This is the last step of creating an artifact.
+
+    Args:
+        directory: the finished files of the artifact.
+        kind: kind of artifact, such as `corpus`.
+        facts: properties of the content that readers need, such as numbers of rows.
+        inputs: name of each input artifact -> its digest.
+    """
     files = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file() and path.name != NAME:
@@ -239,33 +252,33 @@ def write(
 
 
 def _find_unlisted_file(directory: Path, listed_names: Collection[str]) -> Path | None:
-    """Return a file of an artifact that its manifest does not list and that readers do not ignore, or None."""
+    """Return a file below a directory whose name is not in the manifest, or None. Files that do no harm are ignored."""
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
-        is_in_hidden_folder = name.startswith(".") and "/" in name  # .git, or .cache of the Hugging Face client
+        is_in_hidden_directory = name.startswith(".") and "/" in name  # .git, or .cache of the Hugging Face client
         is_temporary = path.name.startswith(".") and path.suffix in (".lock", ".tmp")
-        is_ignored = is_in_hidden_folder or is_temporary or path.name in _IGNORED
-        is_folder = path.is_dir() and not path.is_symlink()  # a linked folder may contain anything
-        if not is_ignored and not is_folder and name not in listed_names:
+        is_ignored = is_in_hidden_directory or is_temporary or path.name in _IGNORED
+        is_real_directory = path.is_dir() and not path.is_symlink()  # a linked directory may contain anything
+        if not is_ignored and not is_real_directory and name not in listed_names:
             return path
     return None
 
 
-def read(
+def load_verified(
     directory: Path | str,
     kind: str,
     producer: str,
     should_hash: Callable[[Path], bool] = lambda _: True,
     should_read: Callable[[Path], bool] = lambda _: True,
 ) -> dict[str, Any]:
-    """Read a manifest and verify the files of the artifact.
+    """Return the manifest of an artifact after verifying its files.
 
     Args:
         directory: the artifact.
         kind: the expected kind of artifact.
         producer: the stage that creates artifacts of this kind, for error messages.
-        should_hash: returns whether the digest of a file is verified. Without it, only the size is verified.
-        should_read: returns whether a file is verified at all. Other files may be missing.
+        should_hash: returns whether the digest of a file is verified; otherwise only its size is.
+        should_read: returns whether a file is verified at all; other files may be missing.
 
     Raises:
         InputError: there is no manifest, or it describes another kind of artifact.
@@ -282,7 +295,7 @@ def read(
         for name, size_and_digest in manifest["files"].items():
             path = join_inside(directory, name)
             if should_read(Path(name)):
-                verify_file(path, size_and_digest, remedy, hashed=should_hash(Path(name)))
+                verify_file(path, size_and_digest, remedy, should_hash(Path(name)))
     except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
         translated_error = user_files.translate_error(error, manifest_path)
         if isinstance(translated_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged
@@ -299,7 +312,7 @@ def read(
 
 
 def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:
-    """Raise DataCorrupt if a manifest does not match its own digests."""
+    """Raise DataCorrupt if a manifest was changed after it was written, so that its own digests do not match."""
     content_digest = digest({name: manifest[name] for name in ("kind", "files", "facts")})
     if content_digest != manifest["digest"]:
         raise DataCorrupt(f"{path} has digest {manifest['digest']}, but its content has {content_digest}: {remedy}")
@@ -311,15 +324,22 @@ def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:
         raise DataCorrupt(f"{path} has seal {seal!s:.80}, but its content has {expected_seal}: {remedy}")
 
 
-def verify_file(path: Path, size_and_digest: dict[str, Any], remedy: str, hashed: bool = True) -> None:
-    """Raise DataCorrupt if the size or, with `hashed`, the digest of a file differs from its manifest."""
+def verify_file(path: Path, size_and_digest: dict[str, Any], remedy: str, should_hash: bool = True) -> None:
+    """Raise DataCorrupt if a file differs from its entry in a manifest.
+
+    Args:
+        path: the file.
+        size_and_digest: its entry in the manifest.
+        remedy: what the user can do, for the error message.
+        should_hash: whether to compare the digest. Otherwise compare only the size, which is fast.
+    """
     if not path.is_file():
         raise DataCorrupt(f"{path} is missing: {remedy}")
     size = path.stat().st_size
     expected_size = size_and_digest["size"]
     if size != expected_size:
         raise DataCorrupt(f"{path} has {size} bytes, but its manifest lists {expected_size}: {remedy}")
-    if not hashed:
+    if not should_hash:
         return
     sha256 = file_sha256(path)
     expected_sha256 = size_and_digest["sha256"]

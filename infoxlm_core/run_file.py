@@ -52,7 +52,7 @@ class RunConfig(StageConfig):
 
     @model_validator(mode="after")
     def _check_worker_count(self) -> Self:
-        """Check that every worker has a part of each batch."""
+        """Check that each batch can be divided among the workers."""
         if self.num_workers > self.pretraining.batches.virtual_shards:
             raise ValueError(
                 f"num_workers ({self.num_workers}) must not exceed "
@@ -93,7 +93,7 @@ class RunConfig(StageConfig):
         return self
 
     def check_whole_run(self) -> None:
-        """Check that every step of the pipeline will have the text that it needs, as far as the config tells.
+        """Check that the prepared text will suffice for every step of the pipeline.
 
         Validation does not include this check, because text can be prepared and a run planned without held-out pairs.
 
@@ -194,11 +194,15 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: one line with file, field, value and rule.
     """
-    return load_as(RunConfig, path, overrides)
+    return load_config(RunConfig, path, overrides)
 
 
-def load_as(config_class: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file of another class, such as a suite, as `load` does."""
+def load_config(config_class: type[Config], path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file as a config of any class, and apply overrides such as `tasks.xnli.seeds=[1]`.
+
+    Raises:
+        ConfigError: one line with file, field, value and rule.
+    """
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"{path}: no such config file")
@@ -223,41 +227,41 @@ def override(values: Any, assignment: str) -> None:
     set_by_name(values, name.strip(), new_value, f"override {name.strip()!r}")
 
 
-def parse_changed(
-    config_class: type[Config], values: Mapping[str, Any], overrides: Mapping[str, Any], where: str
+def parse_with_overrides(
+    config_class: type[Config], values: Mapping[str, Any], overrides: Mapping[str, Any], section: str
 ) -> Config:
-    """Return a config after changes to single fields.
+    """Return a config after replacing some of its values.
 
     Args:
         config_class: class of the config.
-        values: its fields before the changes.
+        values: the values of its fields.
         overrides: new values by dotted name, such as {"tasks.xnli.seeds": [1, 2]}.
-        where: name of the config, which precedes the field's name in errors.
+        section: name of the config, for the error message.
 
     Raises:
         ConfigError: a field is invalid; the message names the first one.
     """
-    config = config_class.parse(values, where)
+    config = config_class.parse(values, section)
     if not overrides:
         return config
     new_values = config.model_dump(mode="json", exclude_none=True)
     for name, value in overrides.items():
         set_by_name(new_values, name, value, f"override {name!r}")
-    return config_class.parse(new_values, where)
+    return config_class.parse(new_values, section)
 
 
 def override_sections(
     sections: Mapping[str, Any], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> dict[str, Any]:
-    """Return the sections of a run with all defaults, after changes to single fields.
+    """Return the sections of a run with new values for some fields, and with the defaults of all others.
 
     Args:
-        sections: the sections by name.
+        sections: name of each section -> its values.
         overrides: new values by dotted name, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: number of training workers, for the validation.
+        num_workers: number of training workers, which some rules limit.
 
     Raises:
-        ConfigError: one line that names the first wrong field; see also `RunConfig.check_whole_run`.
+        ConfigError: a field is wrong, or the text does not suffice, see `RunConfig.check_whole_run`.
     """
     values = copy.deepcopy(dict(sections))
     for name, value in overrides.items():
@@ -275,47 +279,54 @@ def override_sections(
     return {name: resolved_values[name] for name in sections}
 
 
-def override_trials(
+def override_all_trials(
     sections: Mapping[str, Any], trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], num_workers: int = 0
 ) -> list[dict[str, Any]]:
-    """Return the trials of an ablation after the same changes to all of them.
+    """Return the trials of an ablation with the same new values in each of them.
 
     Args:
-        sections: the sections by name, which all trials share.
-        trials: the sections in which each trial differs, and under `trial` its variant and seed.
-        overrides: new values by dotted name.
-        num_workers: number of training workers, for the validation.
+        sections: sections that all trials share: name of each section -> its values.
+        trials: for each trial, the sections in which it differs, and under `trial` its variant and seed.
+        overrides: new values by dotted name, such as {"pretraining.optimization.steps": 2000}.
+        num_workers: number of training workers, which some rules limit.
 
     Raises:
-        ConfigError: a field is wrong. An overridden field differs between trials, so that the names of the variants
-            would be wrong. Or the trials have different tokenizers.
+        ConfigError: a field is wrong; an override sets a field in which the trials differ; or the trials have different
+            tokenizers.
     """
-    _refuse_overrides_of_variants(trials, overrides)
+    _check_overrides_of_trials(trials, overrides)
     changed_trials: list[dict[str, Any]] = []
     tokenizers = set()
     for trial in trials:
-        sections_of_trial = {**sections, **trial}
-        variant_and_seed = sections_of_trial.pop("trial")
-        run = RunConfig.parse(override_sections(sections_of_trial, overrides, num_workers))
+        trial_sections = {**sections, **trial}
+        variant_and_seed = trial_sections.pop("trial")
+        run = RunConfig.parse(override_sections(trial_sections, overrides, num_workers))
         tokenizers.add(run.tokenization.model)
         if len(tokenizers) > 1:
             raise ConfigError(
                 "tokenization.model: the variants start from models with their own tokenizers, but share their shards: "
                 "set it to the tokenizer of all variants"
             )
-        # Defaults are omitted, because all trials together are one parameter of limited size.
-        changed_sections = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        changed_trial: dict[str, Any] = {"trial": dict(variant_and_seed)}
-        for name in ("pretraining", "finetuning", "evaluation"):
-            changed_trial[name] = changed_sections.get(name, {})
-        changed_trial["pretraining"]["seed"] = run.pretraining.seed
-        if "translation" in changed_sections:
-            changed_trial["translation"] = changed_sections["translation"]
-        changed_trials.append(changed_trial)
+        changed_trials.append({"trial": dict(variant_and_seed), **_list_trial_settings(run)})
     return changed_trials
 
 
-def _refuse_overrides_of_variants(trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> None:
+def _list_trial_settings(run: RunConfig) -> dict[str, Any]:
+    """Return the sections of a run that belong to a trial, without defaults.
+
+    All trials together are one parameter of a pipeline, whose size is limited.
+    """
+    values = run.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    settings: dict[str, Any] = {}
+    for name in ("pretraining", "finetuning", "evaluation"):
+        settings[name] = values.get(name, {})
+    settings["pretraining"]["seed"] = run.pretraining.seed
+    if "translation" in values:
+        settings["translation"] = values["translation"]
+    return settings
+
+
+def _check_overrides_of_trials(trials: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any]) -> None:
     """Raise ConfigError if an override sets a seed or a field in which the trials differ."""
     values_of_trials = []
     for trial in trials:

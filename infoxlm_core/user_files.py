@@ -4,6 +4,7 @@ Opening a named pipe blocks forever, reading a device never ends, and valid JSON
 raise an error that names the file and the remedy.
 """
 
+import codecs
 import errno
 import functools
 import os
@@ -19,12 +20,12 @@ allow_extra_keys = with_config(ConfigDict(extra="allow"))
 """Decorator for a TypedDict that lists only some keys of a JSON object."""
 MAX_JSON = 256 << 20  # bytes of a JSON file; the tokenizer.json of a large vocabulary has 20 MB
 
-_NOT_A_FILE = (
+_OTHER_FILE_TYPES = (
     (stat.S_ISFIFO, "a named pipe"),
     (stat.S_ISSOCK, "a socket"),
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
-    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISDIR, "a directory"),
 )
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TEMPORARY = (errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ENOTCONN, errno.ETIMEDOUT)
@@ -34,8 +35,8 @@ _REMEDIES = {
     errno.EROFS: "give a path that can be written",
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ELOOP: "give a path whose symbolic links form no loop",
-    errno.ENOTDIR: "give a path whose parents are folders",
-    errno.EISDIR: "move this folder to another place",
+    errno.ENOTDIR: "give a path whose parents are directories",
+    errno.EISDIR: "move this directory to another place",
     errno.EEXIST: "give another path",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the limit of open files (ulimit -n)",
@@ -57,23 +58,22 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def translate_error(error: BaseException, where: object = "") -> InfoXLMError | None:
+def translate_error(error: BaseException, source: object = "") -> InfoXLMError | None:
     """Translate an error of the operating system to an `InfoXLMError`. Return None if a user cannot fix the cause.
 
     Args:
         error: the error, or a library's error that wraps it.
-        where: the file that was read or written, if the error does not name it.
+        source: the file that was read or written, if the error does not name it.
     """
     message = " ".join(str(error).split())[:300]
     if is_full(error):
-        path = getattr(error, "filename", None) or where or "the disk"
+        path = getattr(error, "filename", None) or source or "the disk"
         return StorageFull(f"{path}: no space left ({message}): free some space, then run again")
     if is_panic(error):
-        source = where or "the input"
-        return InputError(f"{source}: the tokenizer fails ({message}): copy the tokenizer again")
+        return InputError(f"{source or 'the input'}: the tokenizer fails ({message}): copy the tokenizer again")
     if not isinstance(error, OSError) or error.errno is None:
         return None
-    path = str(error.filename or where or "a file")
+    path = str(error.filename or source or "a file")
     if len(path) > 200:
         path = f"{path[:200]}…"
     if error.errno in _TEMPORARY:
@@ -87,54 +87,53 @@ def check_readable(path: Path) -> Path:
     """Return the path if it is a regular file, or a link to one.
 
     Raises:
-        InputError: the file is missing or not accessible, or is a folder, a pipe, a socket or a device.
+        InputError: the file is missing or not accessible, or is a directory, a pipe, a socket or a device.
     """
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         message = f"{path!s:.200}: no such file: give an existing file"
         raise translate_error(error, path) or InputError(message) from None
-    for is_kind, name in _NOT_A_FILE:
-        if is_kind(mode):
-            raise InputError(f"{path} is {name}, not a file: give a file")
+    for has_type, type_name in _OTHER_FILE_TYPES:
+        if has_type(mode):
+            raise InputError(f"{path} is {type_name}, not a file: give a file")
     return path
 
 
-def list_tree(folder: Path) -> list[Path]:
-    """Return the sorted paths of all files and folders below a folder. Links to folders are not followed.
+def list_tree(directory: Path) -> list[Path]:
+    """Return the sorted paths of all files and directories below a directory. Linked directories are not followed.
 
     Raises:
-        InputError: a folder may not be listed. `Path.rglob` would skip it silently, so text would be missing unnoticed.
+        InputError: a directory must not be listed. `Path.rglob` would skip it, so its text would be missing unnoticed.
     """
-
-    def raise_unless_removed(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # another process may remove a folder meanwhile
-            raise translate_error(error, folder) or error
-
-    if not folder.is_dir():
+    if not directory.is_dir():
         return []
-    paths = []
-    for parent, folder_names, file_names in os.walk(folder, onerror=raise_unless_removed):
-        paths += [Path(parent, name) for name in (*folder_names, *file_names)]
+    paths: list[Path] = []
+    errors: list[OSError] = []
+    for parent, directory_names, file_names in os.walk(directory, onerror=errors.append):
+        paths += [Path(parent, name) for name in (*directory_names, *file_names)]
+    for error in errors:
+        was_removed = isinstance(error, FileNotFoundError)  # by another process
+        if not was_removed:
+            raise translate_error(error, directory) or error
     return sorted(paths)
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """Return the content of a file. Raise InputError if it has more than `limit` bytes or cannot be read."""
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file. Raise InputError if it has more than `max_bytes` bytes or cannot be read."""
     try:
         size = check_readable(path).stat().st_size
-        if size > limit:
-            raise InputError(f"{path} has {size:,} bytes, more than {limit:,}: give a smaller file")
+        if size > max_bytes:
+            raise InputError(f"{path} has {size:,} bytes, more than {max_bytes:,}: give a smaller file")
         return path.read_bytes()
     except OSError as error:
-        raise translate_error(error, path) or InputError(
-            f"{path} cannot be read ({error}): give another file"
-        ) from None
+        message = f"{path} cannot be read ({error}): give another file"
+        raise translate_error(error, path) or InputError(message) from None
 
 
-def read_text(path: Path, limit: int) -> str:
+def read_text(path: Path, max_bytes: int) -> str:
     """Return the content of a UTF-8 file without its byte order mark. Raise EncodingError if it is not UTF-8."""
-    return decode(read_bytes(path, limit), str(path))
+    return decode(read_bytes(path, max_bytes), str(path))
 
 
 def decode(content: bytes, source: str) -> str:
@@ -149,56 +148,59 @@ def decode(content: bytes, source: str) -> str:
 
 
 @functools.cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+def _make_adapter(expected_type: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(expected_type)
 
 
 def parse_json(
-    content: bytes | str, kind: Any, source: object, remedy: str, error: type[InfoXLMError] = InputError
+    content: bytes | str, expected_type: Any, source: object, remedy: str, error_class: type[InfoXLMError] = InputError
 ) -> Any:
     """Parse JSON and validate its structure.
 
     Args:
         content: the JSON text.
-        kind: the expected type, such as `dict[str, float]` or a TypedDict.
+        expected_type: such as `dict[str, float]` or a TypedDict.
         source: name of the file, for the error message.
         remedy: what the user can do, for the error message.
-        error: class of the error that is raised if the text is invalid.
+        error_class: class of the error that is raised if the text is invalid.
     """
     try:
-        return _adapter(kind).validate_json(content, strict=True)
-    except ValidationError as failure:
-        raise error(f"{source} cannot be read ({_describe(failure)}): {remedy}") from None
+        return _make_adapter(expected_type).validate_json(content, strict=True)
+    except ValidationError as error:
+        raise error_class(f"{source} cannot be read ({_describe_first(error)}): {remedy}") from None
 
 
-def validate(value: Any, kind: Any, source: object, remedy: str) -> Any:
-    """Return a value if it has the expected type. The arguments are those of `parse_json`."""
+def validate(value: Any, expected_type: Any, source: object, remedy: str) -> Any:
+    """Return a value if it has the expected type, else raise InputError. Arguments: see `parse_json`."""
     try:
-        return _adapter(kind).validate_python(value, strict=True)
-    except ValidationError as failure:
-        raise InputError(f"{source}: {_describe(failure)}: {remedy}") from None
+        return _make_adapter(expected_type).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise InputError(f"{source}: {_describe_first(error)}: {remedy}") from None
 
 
-def _describe(failure: ValidationError) -> str:
-    """Return where the first problem is in the JSON value, and its message."""
-    problem = failure.errors(include_input=False, include_url=False)[0]
-    location = "".join(f"{key!s:.80}: " for key in problem["loc"])
-    return location + problem["msg"]
+def _describe_first(validation_error: ValidationError) -> str:
+    """Return the location of the first error in a JSON value, and its message."""
+    error = validation_error.errors(include_input=False, include_url=False)[0]
+    location = "".join(f"{key!s:.80}: " for key in error["loc"])
+    return location + error["msg"]
 
 
-def read_json(path: Path, kind: Any, remedy: str, error: type[InfoXLMError] = InputError) -> Any:
-    """Read and validate a JSON file. The arguments are those of `parse_json`.
+def read_json(path: Path, expected_type: Any, remedy: str, error_class: type[InfoXLMError] = InputError) -> Any:
+    """Read and validate a JSON file. Arguments: see `parse_json`.
 
     Raises:
-        InfoXLMError: of class `error` if the file is missing or invalid; an InputError if it may not be read.
+        InfoXLMError: of class `error_class` if the file is missing or invalid.
+        InputError: this user must not read the file.
     """
     try:
         content = read_bytes(path, MAX_JSON)
-    except InputError as failure:
-        system_error = failure.__context__
+    except InputError as error:
+        system_error = error.__context__
+        if isinstance(system_error, PermissionError):
+            raise  # the file itself may be valid
         if isinstance(system_error, FileNotFoundError):
-            raise error(f"{path}: no such file: {remedy}") from None
-        if isinstance(failure, error) or isinstance(system_error, PermissionError):
+            raise error_class(f"{path}: no such file: {remedy}") from None
+        if isinstance(error, error_class):
             raise
-        raise error(f"{failure}: {remedy}") from None
-    return parse_json(content.removeprefix(b"\xef\xbb\xbf"), kind, path, remedy, error)
+        raise error_class(f"{error}: {remedy}") from None
+    return parse_json(content.removeprefix(codecs.BOM_UTF8), expected_type, path, remedy, error_class)

@@ -35,12 +35,12 @@ class Directory:
 
     def put(self, name: str, content: str | bytes) -> None:
         path = self._path(name)
-        manifests.make_folder(path.parent)
+        manifests.make_directory(path.parent)
         manifests.write_atomically(path, content)
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
         path = self._path(name)
-        manifests.make_folder(path.parent)
+        manifests.make_directory(path.parent)
         with locks.acquire(path.with_name(f".{path.name}.lock")):
             existing = self.get(name, quick)
             existing_version = existing[1] if existing else None

@@ -109,7 +109,7 @@ def pull(uri: str, directory: Path) -> None:
     if remote_manifest is None:
         raise InputError(f"{uri} has no {manifests.NAME}: run the stage that builds this artifact first")
     store = storage.open(uri)
-    manifests.make_folder(directory.parent)
+    manifests.make_directory(directory.parent)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory.parent) as folder:
         partial = Path(folder) / "artifact"
         local_paths = _choose_local_paths(remote_manifest, partial, uri)
@@ -118,7 +118,7 @@ def pull(uri: str, directory: Path) -> None:
             if path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 store.download(stored_file.name, path)
-        manifests.read(partial, remote_manifest["kind"], producer="the stage that builds it")
+        manifests.load_verified(partial, remote_manifest["kind"], producer="the stage that builds it")
         shutil.rmtree(directory, ignore_errors=True)  # an earlier copy may be damaged or incomplete
         manifests.move_into_place(partial, directory, manifests.NAME)
     logger.info("fetched %s", uri)
@@ -163,7 +163,7 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
     state = compute_state(directory)
     should_hash = not is_verified(directory, state)
     producer = f"the stage that builds {kind}"
-    manifest = manifests.read(directory, kind, producer=producer, should_hash=lambda _: should_hash)
+    manifest = manifests.load_verified(directory, kind, producer=producer, should_hash=lambda _: should_hash)
     if should_hash:
         record_verified(directory, state)
     return manifest
@@ -208,4 +208,4 @@ def verify_files(directory: Path) -> None:
         is_training_text = kind == "corpus" and path.parts[0] in ("mono", "pairs")
         return kind != "shards" and not is_training_text
 
-    manifests.read(directory, kind, producer="the stage that builds it", should_hash=should_hash)
+    manifests.load_verified(directory, kind, producer="the stage that builds it", should_hash=should_hash)

@@ -185,7 +185,7 @@ def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]
     """Build an artifact in a temporary folder, and rename the folder to `path` when it is complete."""
     if path.exists():
         raise InputError(f"{path} exists but has no {manifests.NAME}: remove it")
-    manifests.make_folder(path.parent)
+    manifests.make_directory(path.parent)
     _remove_abandoned_builds(path.parent)
     scratch = Path(tempfile.mkdtemp(prefix=".making-", dir=path.parent))
     lock_path = Path(f"{scratch}.lock")

@@ -218,7 +218,7 @@ def _run_training(spec: BuildSpec, launch_workers: Callable[..., Any]) -> None:
         launch_workers: called with the function for each worker, the number of workers, and the function's arguments.
     """
     run = artifacts.local_directory(spec.store) / "runs" / spec.run
-    manifests.make_folder(run)
+    manifests.make_directory(run)
     (run / "stop").unlink(missing_ok=True)  # this request was meant for an earlier process
     with workers.stopping_on_signals(run):
         launch_workers(builds.train, spec.num_workers, run=run, spec=spec)

@@ -348,7 +348,7 @@ def _copy(listing: Listing, copies: Path, subfolder: str = "") -> Path:
     Returns:
         the folder, or the file if the URI is that of a file.
     """
-    manifests.make_folder(copies)
+    manifests.make_directory(copies)
     digest = listing.digest().removeprefix("sha256:")
     copy = copies / f"{storage.scheme(listing.uri)}-{digest[:16]}"
     marker = artifact_files.marker_of(copy)
@@ -382,7 +382,7 @@ def _download(listing: Listing, copy: Path, subfolder: str) -> None:
         for name, path in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             store.download("" if listing.is_file else name, path)
-            manifests.verify_file(path, {"size": listing.files[name].size}, "run again", hashed=False)
+            manifests.verify_file(path, {"size": listing.files[name].size}, "run again", should_hash=False)
         _compare_with_manifest(folder, paths, source)
         if copy.is_dir():
             logger.warning("%s was changed after it was downloaded: downloading it again", copy)

@@ -68,24 +68,29 @@ def set_by_name(values: Any, name: str, new_value: Any, location: str) -> None:
     *section_names, field_name = name.split(".")
     section = values
     for section_name in section_names:
-        section = section.setdefault(section_name, {}) if isinstance(section, dict) else None
+        if not isinstance(section, dict):
+            break
+        section = section.setdefault(section_name, {})
     if not isinstance(section, dict):
         raise ConfigError(f"{location}: {'.'.join(section_names)} is not a section")
     section[field_name] = new_value
 
 
-def layer_count_or(*words: str) -> BeforeValidator:
-    """Return a validator that accepts a number of layers or one of the words, and describes both in its error."""
+def layer_count_or(*names: str) -> BeforeValidator:
+    """Return a validator for a number of layers or one of some names, such as `last`.
+
+    The error of a union type would describe each alternative on its own.
+    """
     layer_count = TypeAdapter(Annotated[Whole, Field(gt=0, le=1000)])
 
     def validate(value: Any) -> Any:
-        if value in words:
+        if value in names:
             return value
         try:
             return layer_count.validate_python(value)
         except ValidationError as error:
             reason = error.errors()[0]["msg"]
-            raise PydanticCustomError("layers", f"{reason}, or {' or '.join(words)}") from None
+            raise PydanticCustomError("layers", f"{reason}, or {' or '.join(names)}") from None
 
     return BeforeValidator(validate)
 
@@ -100,7 +105,7 @@ Flag = Annotated[bool, Field(strict=True)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Weight = Annotated[Number, Field(ge=0, allow_inf_nan=False)]
 Source = Annotated[str, Field(min_length=1)]
-"""Path or URI of a model or data. It must not be empty: an unset variable would mean the current folder."""
+"""Path or URI of a model or data. It must not be empty: an unset variable would mean the current directory."""
 Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$"), AfterValidator(_check_language)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,99}$")]  # becomes a part of file names
 
@@ -123,12 +128,12 @@ class StageConfig(BaseModel):
         return fields
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any], where: str = "") -> Self:
-        """Return the validated config.
+    def parse(cls, values: Mapping[str, Any], section: str = "") -> Self:
+        """Return a config after validating its fields.
 
         Args:
             values: the fields, as read from a YAML file.
-            where: dotted name of the section, which precedes the field's name in errors.
+            section: dotted name of the config in its file, for the error message.
 
         Raises:
             ConfigError: a field is invalid; the message names the first one, its value and the rule.
@@ -136,14 +141,14 @@ class StageConfig(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(_describe_error(cls, error, where)) from None
+            raise ConfigError(_describe_error(cls, error, section)) from None
 
 
-def _describe_error(config_class: type[StageConfig], error: ValidationError, where: str) -> str:
-    """Return one line with the name, the rule and the value of the first invalid field. See `StageConfig.parse`."""
+def _describe_error(config_class: type[StageConfig], error: ValidationError, section: str) -> str:
+    """Return one line with the name, the rule and the value of the first invalid field."""
     first_error = error.errors()[0]
     location = first_error["loc"]
-    field = ".".join(str(name) for name in (where, *location) if name != "")
+    field = ".".join(str(name) for name in (section, *location) if name != "")
     reason = first_error["msg"].removeprefix("Value error, ")
     if first_error["type"] == "extra_forbidden":
         valid_names = ", ".join(sorted(_list_fields_at(config_class, location[:-1])))
@@ -173,11 +178,11 @@ def _list_fields_at(config_class: type[BaseModel], location: tuple[Any, ...]) ->
 
     Args:
         config_class: class of the outer config.
-        location: path to the inner config, as in pydantic's errors: field names, list indices and mapping keys.
+        location: field names, list indices and mapping keys that lead to the inner config, as in pydantic's errors.
     """
     for name_or_index in location:
         field = config_class.model_fields.get(str(name_or_index))
-        if field is None:  # an index or a key, which selects another instance of the same class
+        if field is None:  # an index or a key, which does not change the class
             continue
         # The annotation is the config itself, or a container such as tuple[CorpusSource, ...].
         for annotation in (field.annotation, *getattr(field.annotation, "__args__", ())):

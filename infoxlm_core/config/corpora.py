@@ -103,17 +103,18 @@ class CorpusSource(StageConfig):
     @model_validator(mode="after")
     def _check_languages_and_paths(self) -> Self:
         """Check that the languages, paths and columns suit the format."""
-        language_limits = {"text": (1, 1), "tsv": (1, 2), "moses": (2, 2)}
-        if self.format in language_limits:
-            fewest, most = language_limits[self.format]
-            if not fewest <= len(self.languages) <= most:
-                raise ValueError(f"corpus {self.name}: format {self.format} needs {most} languages")
+        language_counts = {"text": (1,), "tsv": (1, 2), "moses": (2,)}
+        if self.format in language_counts:
+            valid_counts = language_counts[self.format]
+            if len(self.languages) not in valid_counts:
+                raise ValueError(f"corpus {self.name}: format {self.format} needs {valid_counts[-1]} languages")
         path_count = 2 if self.format == "moses" else 1
         if len(self.paths) not in (1, path_count):
             raise ValueError(f"corpus {self.name}: format {self.format} needs {path_count} path")
         if not all(self.paths):
             raise ValueError(f"corpus {self.name}: path is empty")
-        if self.is_pattern and (len(self.paths) > 1 or "*" in self.paths[0].rpartition("/")[0]):
+        directory = self.paths[0].rpartition("/")[0]
+        if self.is_pattern and (len(self.paths) > 1 or "*" in directory):
             raise ValueError(f"corpus {self.name}: path may have * only in the name of a file, and not in two paths")
         if self.is_pattern and self.sha256:
             raise ValueError(f"corpus {self.name}: a path with * has no sha256: remove it")

@@ -32,12 +32,12 @@ def list_settings(
 
     Args:
         config_class: class of the config.
-        prefix: dotted name of the section with a final dot, or an empty text.
-        defaults: an instance that has the default values; None: those of the class.
+        prefix: dotted name of the section with a final dot, or an empty string.
+        defaults: a config whose values are listed as defaults; None: list the defaults of the class.
     """
     for name, field in config_class.model_fields.items():
         default = field.get_default(call_default_factory=True) if defaults is None else getattr(defaults, name)
-        inner_config, suffix = _find_inner_config(field.annotation)
+        inner_config = _find_inner_config(field.annotation)
         if inner_config is None or field.description:
             default_text = "required"
             if default is not PydanticUndefined:
@@ -45,8 +45,9 @@ def list_settings(
             meaning = _join_lines(field.description)
             yield Setting(prefix + name, _describe_type(field), default_text, meaning)
         if inner_config is not None:
+            inner_prefix = f"{prefix}{name}{_find_suffix(field.annotation)}."
             inner_defaults = default if isinstance(default, StageConfig) else None
-            yield from list_settings(inner_config, f"{prefix}{name}{suffix}.", inner_defaults)
+            yield from list_settings(inner_config, inner_prefix, inner_defaults)
 
 
 def format_settings(settings: Iterable[Setting]) -> str:
@@ -77,19 +78,29 @@ def _join_lines(docstring: str | None) -> str:
     return " ".join((docstring or "").split())
 
 
-def _find_inner_config(annotation: Any) -> tuple[type[StageConfig] | None, str]:
-    """Return the config class inside an annotation, and what follows the field's name: nothing, `[]` or `.NAME`."""
+def _find_inner_config(annotation: Any) -> type[StageConfig] | None:
+    """Return the config class of a field, or of the elements of a field that is a tuple or mapping."""
     if isinstance(annotation, type) and issubclass(annotation, StageConfig):
-        return annotation, ""
-    if get_origin(annotation) is tuple:
-        inner_config, _ = _find_inner_config(get_args(annotation)[0])
-        return inner_config, "[]"
-    if get_origin(annotation) in (Union, UnionType) and get_args(annotation)[-1] is NoneType:
-        return _find_inner_config(get_args(annotation)[0])
+        return annotation
+    arguments = get_args(annotation)
+    if get_origin(annotation) is tuple or _is_optional(annotation):
+        return _find_inner_config(arguments[0])
     if get_origin(annotation) is dict:
-        inner_config, _ = _find_inner_config(get_args(annotation)[-1])
-        return inner_config, ".NAME"
-    return None, ""
+        return _find_inner_config(arguments[-1])
+    return None
+
+
+def _find_suffix(annotation: Any) -> str:
+    """Return what follows a field's name in the name of its elements: `[]` for a tuple, `.NAME` for a mapping."""
+    if _is_optional(annotation):
+        return _find_suffix(get_args(annotation)[0])
+    if get_origin(annotation) is tuple:
+        return "[]"
+    return ".NAME" if get_origin(annotation) is dict else ""
+
+
+def _is_optional(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, UnionType) and get_args(annotation)[-1] is NoneType
 
 
 def _describe_type(field: FieldInfo) -> str:

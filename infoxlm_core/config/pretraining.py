@@ -344,8 +344,8 @@ class PretrainingConfig(StageConfig):
                 f"sequences of {self.max_sequence_tokens} tokens (batches.block_tokens, two batches.side_tokens and 3) "
                 f"exceed model.max_tokens ({self.model.max_tokens})"
             )
-        is_contrast_only_objective = self.objectives.xlco and not self.objectives.mlm + self.objectives.tlm
-        if self.contrast.start_step and is_contrast_only_objective:
+        has_only_contrast = self.objectives.xlco and not (self.objectives.mlm or self.objectives.tlm)
+        if self.contrast.start_step and has_only_contrast:
             raise ValueError(
                 f"contrast.start_step ({self.contrast.start_step}) leaves no objective for the steps before it: "
                 "set it to 0"

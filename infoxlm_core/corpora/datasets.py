@@ -27,37 +27,45 @@ class Dataset:
     """Numbers of lines by kind of text and outcome, such as {"pairs read": 90, "pairs kept": 80}."""
 
 
-def list_datasets(files: Mapping[str, Mapping[str, Any]], report: Iterable[Mapping[str, Any]]) -> list[Dataset]:
-    """List the corpora of a prepared text by name.
+def list_datasets(
+    table_files: Mapping[str, Mapping[str, Any]], counts_of_files: Iterable[Mapping[str, Any]]
+) -> list[Dataset]:
+    """Return the corpora of a prepared text, sorted by name.
 
     Args:
-        files: the value of `files` in its manifest.
-        report: the value of `files` in its report.json.
+        table_files: the value of `files` in its manifest: path of a table -> its size and digest.
+        counts_of_files: the value of `files` in its report.json: the row counts of each input file.
     """
     digests_of_corpus: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    languages: defaultdict[str, set[str]] = defaultdict(set)
+    languages_of_corpus: defaultdict[str, set[str]] = defaultdict(set)
     training_corpora: set[str] = set()  # corpora with a table that is not held out
-    for path, file_entry in files.items():
-        match = _TABLE.fullmatch(path)
-        if match:
-            corpus = match["corpus"]
-            digests_of_corpus[corpus][path] = file_entry["sha256"]
-            languages[corpus].update(match["language"].split("-"))
-            if not match["kind"].startswith("held_out"):
-                training_corpora.add(corpus)
-    lines = _sum_lines(report)
+    for path, file_entry in table_files.items():
+        table = _TABLE.fullmatch(path)
+        if table is None:
+            continue
+        corpus = table["corpus"]
+        digests_of_corpus[corpus][path] = file_entry["sha256"]
+        languages_of_corpus[corpus].update(table["language"].split("-"))
+        if not table["kind"].startswith("held_out"):
+            training_corpora.add(corpus)
+    lines_of_corpus = _sum_lines(counts_of_files)
     datasets = []
     for corpus, digests in sorted(digests_of_corpus.items()):
-        digest = manifests.digest(digests).removeprefix("sha256:")
-        is_held_out = corpus not in training_corpora
-        datasets.append(Dataset(corpus, digest, is_held_out, tuple(sorted(languages[corpus])), lines.get(corpus, {})))
+        dataset = Dataset(
+            name=corpus,
+            digest=manifests.digest(digests).removeprefix("sha256:"),
+            held_out=corpus not in training_corpora,
+            languages=tuple(sorted(languages_of_corpus[corpus])),
+            lines=lines_of_corpus.get(corpus, {}),
+        )
+        datasets.append(dataset)
     return datasets
 
 
-def _sum_lines(report: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def _sum_lines(counts_of_files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Return `Dataset.lines` of each corpus."""
     lines: defaultdict[str, dict[str, int]] = defaultdict(Counter)
-    for file_counts in report:
+    for file_counts in counts_of_files:
         for outcome in ("read", "kept"):
             lines[file_counts["corpus"]][f"{file_counts['kind']} {outcome}"] += file_counts[outcome]
     return dict(lines)

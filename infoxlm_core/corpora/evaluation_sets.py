@@ -112,7 +112,7 @@ def _read_csv(file: Path) -> Iterator[str]:
 
 def _read_columns(file: Path) -> Iterator[str]:
     """Yield the texts in all columns of a table. Raise InputError if no column has text."""
-    with tables.reading(file, _REMEDY):
+    with tables.translate_arrow_errors(file, _REMEDY):
         text_columns = []
         nested_columns = []  # lists and records may contain texts
         for field in pq.read_schema(file):
@@ -122,7 +122,7 @@ def _read_columns(file: Path) -> Iterator[str]:
                 nested_columns.append(field.name)
         if not (text_columns or nested_columns):
             raise InputError(f"{file} has no column of text: give the test set's texts as strings")
-        for row in tables.read_text(file, text_columns):
+        for row in tables.read_text_columns(file, text_columns):
             yield from (cell for cell in row if cell)
         if nested_columns:
             with pq.ParquetFile(file) as table:

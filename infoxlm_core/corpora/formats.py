@@ -191,12 +191,12 @@ def _read_parquet_texts(path: Path, field: str) -> Iterator[Line]:
 
     CulturaX has the columns text, timestamp, url and source.
     """
-    with tables.reading(path, "write it again"):
+    with tables.translate_arrow_errors(path, "write it again"):
         column_names = pq.read_schema(user_files.check_readable(path)).names
         if field not in column_names:
             remedy = f"set text_field to one of its columns ({', '.join(column_names):.200})"
             raise InputError(f"{path} has no column {field}: {remedy}")
-        for number, (text,) in enumerate(tables.read_text(path, [field]), start=1):
+        for number, (text,) in enumerate(tables.read_text_columns(path, [field]), start=1):
             yield Line(number, text or "")
 
 
@@ -454,7 +454,7 @@ def _parse_translation(corpus: LocalCorpus, line: str, position: str) -> dict[st
 def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
     """Yield the pairs of a table with a column for each language, or its sentences if no column is the pivot."""
     path = corpus.paths[0]
-    with tables.reading(path, "write it again"):
+    with tables.translate_arrow_errors(path, "write it again"):
         column_names = pq.read_schema(user_files.check_readable(path)).names
         languages = [language for language in corpus.languages if language in column_names]
         if not languages:
@@ -462,7 +462,7 @@ def _read_parquet(corpus: LocalCorpus) -> Iterator[Row]:
             raise InputError(
                 f"{path} has no column for {expected_columns}: name its columns by language, or set text_field"
             )
-        for number, cells in enumerate(tables.read_text(path, languages), start=1):
+        for number, cells in enumerate(tables.read_text_columns(path, languages), start=1):
             text_by_language = {language: text or "" for language, text in zip(languages, cells, strict=True)}
             rows = list(_make_pairs(corpus, text_by_language, number))
             if not rows:

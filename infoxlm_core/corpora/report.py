@@ -22,16 +22,16 @@ _FILTERS = (
 
 
 def check_files(counts_of_files: RowCounts, first_invalid: Mapping[str, str], max_invalid: float) -> None:
-    """Refuse files that are not UTF-8, or in another language than the config says.
+    """Raise an error for files that are not UTF-8, or not in the language that the config names.
 
     Args:
-        counts_of_files: the counts after cleaning.
-        first_invalid: name of a file -> file:line:byte of its first invalid UTF-8.
+        counts_of_files: row counts after cleaning.
+        first_invalid: name of a file -> position (file:line:byte) of its first invalid UTF-8.
         max_invalid: share of a file's lines that may be invalid UTF-8.
 
     Raises:
         EncodingError: a file has too many lines that are not UTF-8.
-        InputError: a file is in another language than the config says.
+        InputError: too many rows of a file are in another language.
     """
     for file_key, counts in counts_of_files.items():
         rows = counts["read"]
@@ -48,8 +48,8 @@ def check_files(counts_of_files: RowCounts, first_invalid: Mapping[str, str], ma
             )
 
 
-def check_source(source: CorpusSource, counts: Counter[str]) -> None:
-    """Log how many rows of a corpus remain after cleaning. Raise CorpusTooSmall if there are none."""
+def check_remaining_rows(source: CorpusSource, counts: Counter[str]) -> None:
+    """Check that rows of a corpus remain after cleaning, and log their number. Raise CorpusTooSmall if none remain."""
     rows = counts["read"]
     dropped = counts.total() - rows
     if not rows and not source.languages:  # a corpus of many languages may lack those of this run
@@ -64,12 +64,14 @@ def check_source(source: CorpusSource, counts: Counter[str]) -> None:
         logger.info("read %s: %d rows, %d dropped in cleaning", source.name, rows, dropped)
 
 
-def make_report(counts: RowCounts, rows_of_splits: Mapping[str, int], config: PreparationConfig) -> dict[str, Any]:
+def make_report(
+    counts: RowCounts, labelled_rows_by_split: Mapping[str, int], config: PreparationConfig
+) -> dict[str, Any]:
     """Return the content of report.json: how many rows were read, kept, and dropped for each reason.
 
     Args:
         counts: the counts of all files.
-        rows_of_splits: split of the labelled text -> its rows.
+        labelled_rows_by_split: split of the labelled text -> number of its rows.
         config: settings of the preparation.
 
     Raises:
@@ -83,7 +85,7 @@ def make_report(counts: RowCounts, rows_of_splits: Mapping[str, int], config: Pr
             is_monolingual = file_key.kind in ("mono", "held_out_mono")
             language = file_key.language if is_monolingual else f"{config.pivot}-{file_key.language}"
             kept_rows[file_key.kind][language] += file_counts["kept"]
-    if not kept_rows["pairs"].total() + kept_rows["mono"].total():
+    if not (kept_rows["pairs"] or kept_rows["mono"]):
         reasons = _describe_reasons(totals["pairs"] + totals["mono"]) or "nothing was read"
         raise CorpusTooSmall(f"no training text remains (have=0 need=1; {reasons}): check corpora and cleaning")
     if config.held_out_share and not kept_rows["held_out"].total():
@@ -91,11 +93,11 @@ def make_report(counts: RowCounts, rows_of_splits: Mapping[str, int], config: Pr
             f"held_out_share ({config.held_out_share:g}) holds out none of {totals['pairs']['read']} pairs (have=0 "
             "need=1): raise it, or prepare more pairs"
         )
-    rows_of_languages = {**kept_rows, "labelled": rows_of_splits}
+    rows_by_kind = {**kept_rows, "labelled": labelled_rows_by_split}
     return {
         "files": [_describe_file(file_key, file_counts) for file_key, file_counts in sorted(counts.items())],
         "totals": {kind: dict(sorted(kind_counts.items())) for kind, kind_counts in totals.items()},
-        "languages": {kind: dict(sorted(kind_rows.items())) for kind, kind_rows in rows_of_languages.items()},
+        "languages": {kind: dict(sorted(kind_rows.items())) for kind, kind_rows in rows_by_kind.items()},
         "warnings": _warn_of_strict_filters(counts),
     }
 
@@ -115,7 +117,7 @@ def _describe_file(file_key: FileKey, counts: Counter[str]) -> dict[str, Any]:
 
 
 def _warn_of_strict_filters(counts_of_files: RowCounts) -> list[str]:
-    """Log and return a line for each filter that drops too large a share of a language's training rows."""
+    """Log and return a warning for each filter that drops more than `MAX_LOSS` of a language's training rows."""
     counts_of_languages: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for file_key, file_counts in counts_of_files.items():
         if file_key.kind in TRAINING:

@@ -19,20 +19,20 @@ from infoxlm_core.errors import DataCorrupt, InfoXLMError, InputError, one_line
 ROW_GROUP = 1 << 15  # rows
 MAX_FRAME = 1 << 30  # bytes of a table that is held as a whole, unless its file is large itself
 MAX_BATCH = 64 << 20  # bytes of text that are held at a time
-TRAINING = ("mono", "pairs")  # folders for rows of one language and of two
+_POINTER_SIZE = 8  # bytes of the reference to a string, of which pandas stores one for each cell
+TRAINING = ("mono", "pairs")  # directories for rows of one language and of two
 HELD_OUT = ("held_out_mono", "held_out")  # the same for reserved text
 LABELLED = ("text", "label", "language", "split")  # columns of labelled text
 
 
 @contextmanager
-def reading(path: Path, remedy: str, error: type[InfoXLMError] = InputError) -> Iterator[None]:
-    """Turn Arrow's errors about a damaged Parquet file into an `error` with the path and the remedy."""
+def translate_arrow_errors(path: Path, remedy: str, error_class: type[InfoXLMError] = InputError) -> Iterator[None]:
+    """Translate Arrow's errors about a damaged Parquet file to an `error_class` with the path and the remedy."""
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError) as failure:  # ValueError: invalid UTF-8, a missing column
-        raise user_files.translate_error(failure, path) or error(
-            f"{path} cannot be read ({one_line(failure)}): {remedy}"
-        ) from None
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: invalid UTF-8, a missing column
+        message = f"{path} cannot be read ({one_line(error)}): {remedy}"
+        raise user_files.translate_error(error, path) or error_class(message) from None
 
 
 def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.DataFrame:
@@ -43,16 +43,15 @@ def read_frame(path: Path, columns: Sequence[str] | None, remedy: str) -> pd.Dat
             `MAX_RATIO` times its size.
     """
     user_files.check_readable(path)
+    column_names = None if columns is None else list(columns)
     try:
-        names = None if columns is None else list(columns)
-        _check_unpacked_size(path, names)
-        return pd.read_parquet(path, columns=names)
+        _check_unpacked_size(path, column_names)
+        return pd.read_parquet(path, columns=column_names)
     except InputError:
         raise
-    except Exception as failure:  # metadata of pandas is read without any check: almost any exception is possible
-        raise user_files.translate_error(failure, path) or InputError(
-            f"{path} cannot be read ({one_line(failure)}): {remedy}"
-        ) from None
+    except Exception as error:  # pandas does not check the metadata that it reads, so any exception is possible
+        message = f"{path} cannot be read ({one_line(error)}): {remedy}"
+        raise user_files.translate_error(error, path) or InputError(message) from None
 
 
 def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
@@ -68,8 +67,7 @@ def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
             batch.validate(full=True)
             for column in batch.columns:
                 if is_text(_find_value_type(column.type)):
-                    reference_bytes = 8 * len(column)  # of pandas, to its strings
-                    unpacked_bytes += int(_measure_cells(column).sum()) + reference_bytes
+                    unpacked_bytes += int(_measure_cells(column).sum()) + _POINTER_SIZE * len(column)
                 else:
                     unpacked_bytes += column.nbytes
             if unpacked_bytes > max_bytes:
@@ -78,25 +76,21 @@ def _check_unpacked_size(path: Path, columns: list[str] | None) -> None:
 
 def count_rows(path: Path) -> int:
     """Return the number of rows of a table that the pipeline wrote. Raise DataCorrupt if it cannot be read."""
-    with reading(path, "prepare the text again", DataCorrupt):
+    with translate_arrow_errors(path, "prepare the text again", DataCorrupt):
         return pq.read_metadata(path).num_rows
 
 
-def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, ...]]:
-    """Yield rows of the text columns of a user's Parquet file.
+def read_text_columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, ...]]:
+    """Yield the rows of the text columns of a user's Parquet file. A missing text is None.
 
-    Repeated values are held in memory once. A column of type null has empty cells.
+    Repeated values are held in memory only once.
 
     Raises:
         InputError: a column is not text, or its distinct values have over `MAX_RATIO` times the size of the file.
     """
     max_bytes = MAX_RATIO * user_files.check_readable(path).stat().st_size + MAX_LINE
     unpacked_bytes = 0
-    schema = pq.read_schema(path)
-    for column in columns:
-        kind = _find_value_type(schema.field(column).type)
-        if not (is_text(kind) or pa.types.is_null(kind)):
-            raise InputError(f"{path}: column {column} is {kind!s:.80}, not text: write a string in each row")
+    _check_text_columns(path, columns)
     with pq.ParquetFile(path, read_dictionary=list(columns)) as file:
         for batch in file.iter_batches(ROW_GROUP, columns=list(columns)):
             sizes_of_columns = [_measure_cells(batch[column]) for column in columns]
@@ -105,25 +99,35 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[tuple[str | None, 
             if unpacked_bytes > max_bytes:
                 raise InputError(f"{path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
             # In Python, each repetition of a value needs memory, so convert rows in slices of about MAX_BATCH bytes.
-            slice_of_row = np.cumsum(np.sum(sizes_of_columns, axis=0)) // MAX_BATCH  # (rows,)
-            _, first_rows = np.unique(slice_of_row, return_index=True)
-            for first, end in itertools.pairwise([*first_rows, len(batch)]):
-                yield from iterate_rows(batch.select(list(columns)).slice(first, end - first))
+            row_sizes = np.sum(sizes_of_columns, axis=0)
+            slice_numbers = np.cumsum(row_sizes) // MAX_BATCH  # (rows,)
+            _, first_rows = np.unique(slice_numbers, return_index=True)
+            for start, end in itertools.pairwise([*first_rows, len(batch)]):
+                yield from iterate_rows(batch.select(list(columns)).slice(start, end - start))
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Return whether the values of a type are text."""
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+def _check_text_columns(path: Path, columns: Sequence[str]) -> None:
+    """Raise InputError if a column of a Parquet file is not text. A column of type null is text, all of it missing."""
+    schema = pq.read_schema(path)
+    for column in columns:
+        value_type = _find_value_type(schema.field(column).type)
+        if not (is_text(value_type) or pa.types.is_null(value_type)):
+            raise InputError(f"{path}: column {column} is {value_type!s:.80}, not text: write a string in each row")
 
 
-def _find_value_type(kind: pa.DataType) -> pa.DataType:
+def is_text(data_type: pa.DataType) -> bool:
+    """Return whether values of a type are text."""
+    return pa.types.is_string(data_type) or pa.types.is_large_string(data_type) or pa.types.is_string_view(data_type)
+
+
+def _find_value_type(data_type: pa.DataType) -> pa.DataType:
     """Return the type of the values of a column, which may be stored in a dictionary."""
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+    return data_type.value_type if pa.types.is_dictionary(data_type) else data_type
 
 
-def _count_distinct_bytes(column: pa.Array, sizes: np.ndarray) -> int:
-    """Return the bytes of a column, counting repeated values once. `sizes` are the bytes of its cells."""
-    total_bytes = int(sizes.sum())
+def _count_distinct_bytes(column: pa.Array, cell_sizes: np.ndarray) -> int:
+    """Return the size of a column in bytes, with repeated values counted once. `cell_sizes` are the bytes of cells."""
+    total_bytes = int(cell_sizes.sum())
     if not pa.types.is_dictionary(column.type):
         return total_bytes
     dictionary_bytes = int(_measure_cells(column.dictionary).sum())

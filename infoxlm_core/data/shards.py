@@ -219,7 +219,7 @@ def open_shards(directory: Path, source: PartSource | None = None) -> Shards:
         DataCorrupt: the manifest or the tokenizer differs from what was written, or an id is outside the vocabulary.
         CorpusTooSmall: there is neither monolingual text nor a pair.
     """
-    manifest = manifests.read(directory, "shards", "tokenize_corpus", should_read=_is_outside_tables)
+    manifest = manifests.load_verified(directory, "shards", "tokenize_corpus", should_read=_is_outside_tables)
     facts = manifest["facts"]
     files = manifest["files"]
     reader = RemotePartReader(directory, files, source) if source else PartReader(directory, files)

@@ -30,7 +30,7 @@ from infoxlm_core.corpora import fingerprints, length_ratio
 from infoxlm_core.corpora.parallel import ParallelMap, map_in_process
 from infoxlm_core.corpora.phases import clean, deduplicate, reserve, write
 from infoxlm_core.corpora.phases.job import Files, Job, Part, Record, RowCounts, add_counts, run_phase
-from infoxlm_core.corpora.report import check_files, check_source, make_report
+from infoxlm_core.corpora.report import check_files, check_remaining_rows, make_report
 from infoxlm_core.corpora.tables import HELD_OUT, ROW_GROUP, TRAINING
 from infoxlm_core.errors import CorpusTooSmall
 
@@ -176,7 +176,7 @@ def _list_parts(job: Job, records: Iterator[Record]) -> list[Part]:
         source = job.config.corpora[number]
         kinds = HELD_OUT if source.name in job.config.held_out else TRAINING
         if not record["parts"]:
-            check_source(source, Counter())
+            check_remaining_rows(source, Counter())
         for name, language_pair in record["parts"]:
             languages = tuple(language_pair.split("-"))
             kind = kinds[len(languages) - 1]  # the first is for text of one language, the second for pairs
@@ -214,7 +214,7 @@ def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record])
                 length_ratios["-".join(part.languages)].update(histogram)
         check_files(counts_of_files, first_invalid, job.config.cleaning.max_invalid_utf8)
         for number, source_counts in sorted(counts_of_sources.items()):
-            check_source(job.config.corpora[number], source_counts)
+            check_remaining_rows(job.config.corpora[number], source_counts)
     medians = {pair: length_ratio.find_median(ratios) for pair, ratios in length_ratios.items() if ratios}
     return replace(job, parts=clean_parts, medians=medians)
 

@@ -22,7 +22,7 @@ import sentencepiece
 from infoxlm_core import manifests, user_files
 from infoxlm_core.config import TokenizationConfig
 from infoxlm_core.corpora.parallel import CHUNK, ParallelMap, ProcessPoolMap
-from infoxlm_core.corpora.tables import count_rows, reading
+from infoxlm_core.corpora.tables import count_rows, translate_arrow_errors
 from infoxlm_core.data.encoding import SerializedTokenizer, encode_chunk, load_encoder, serialize
 from infoxlm_core.data.sampling import make_rng, probabilities
 from infoxlm_core.data.shards import PAIR_COLUMNS, TEXT
@@ -58,7 +58,7 @@ def tokenize(
         CorpusTooSmall: too little text for a vocabulary of this size.
         TokenizerMismatch: `config.model` has another vocabulary size, or the exported tokenizer gives other ids.
     """
-    manifest = manifests.read(corpus, "corpus", producer="prepare_corpus")
+    manifest = manifests.load_verified(corpus, "corpus", producer="prepare_corpus")
     folder = output / "tokenizer"
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer, tokenizer_file = _make_tokenizer(config, corpus, folder)
@@ -277,7 +277,7 @@ def _read_texts(folder: Path) -> Iterator[str]:
 
 def _iterate_chunks(path: Path) -> Iterator[pa.Table]:
     """Yield the text columns of a table of a prepared corpus in chunks."""
-    with reading(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
+    with translate_arrow_errors(path, "prepare the text again", DataCorrupt), pq.ParquetFile(path) as file:
         columns = [name for name in (TEXT, *PAIR_COLUMNS) if name in file.schema_arrow.names]
         for batch in file.iter_batches(CHUNK, columns=columns):
             batch.validate(full=True)  # detects invalid UTF-8

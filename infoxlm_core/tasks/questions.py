@@ -115,7 +115,7 @@ def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dic
         texts: set[str] = set()
         for path, column in columns:
             # The first rows of each file suffice, so that the time does not grow with the corpus.
-            first_rows = itertools.islice(tables.read_text(path, (column,)), CENTRE_SENTENCES)
+            first_rows = itertools.islice(tables.read_text_columns(path, (column,)), CENTRE_SENTENCES)
             texts.update(text for (text,) in first_rows if text)
         if not texts:
             return {}

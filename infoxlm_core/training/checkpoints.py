@@ -186,7 +186,7 @@ class Checkpoints:
         self._pending_save.set_result(None)
         self._failed_uploads = 0
         self._bad: set[str] = set()
-        manifests.make_folder(directory)
+        manifests.make_directory(directory)
 
     @contextlib.contextmanager
     def locked(self, patience: float = 60.0) -> Iterator[None]:
@@ -391,12 +391,12 @@ class Checkpoints:
     def _verify(self, path: Path) -> None:
         """Hash a checkpoint. Download it first if there is remote storage and the local copy is missing or damaged."""
         try:
-            manifests.read(path, "checkpoint", producer="pretrain")
+            manifests.load_verified(path, "checkpoint", producer="pretrain")
         except InfoXLMError:
             if self.remote is None:
                 raise
             self.remote.fetch(path.name, path)  # verifies every byte, so only the manifest is read again
-            manifests.read(path, "checkpoint", producer="pretrain", should_hash=lambda _: False)
+            manifests.load_verified(path, "checkpoint", producer="pretrain", should_hash=lambda _: False)
 
 
 def _replace_with_copy(source: Path, target: Path) -> None:

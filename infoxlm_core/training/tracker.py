@@ -41,7 +41,7 @@ class FileTracker:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        manifests.make_folder(self.path.parent)
+        manifests.make_directory(self.path.parent)
         self.path.touch()
         self._open_until(sys.maxsize)  # deletes a partly written last line
 

@@ -78,7 +78,7 @@ def submit(
     yourself, submit the same settings again: finished artifacts are reused, and training resumes from its last
     checkpoint.
     """
-    cluster_file = run_file.load_as(ClusterFile, cluster)
+    cluster_file = run_file.load_config(ClusterFile, cluster)
     choice = TrialChoice(variants, split_list(only), seeds)
     arguments = prepare(pipeline, config, cluster_file, set_ or [], choice)
     # The other pipelines also read the file of a run, so the name of the pipeline distinguishes their runs.
@@ -141,7 +141,7 @@ def upload(
     In the form *Create run*, the parameter `overrides` changes single settings, such as
     {"pretraining.optimization.steps": 2000}. An unchanged pipeline is not uploaded again.
     """
-    cluster_file = run_file.load_as(ClusterFile, cluster)
+    cluster_file = run_file.load_config(ClusterFile, cluster)
     defaults = {}
     for pipeline in kubeflow.PIPELINES:
         if pipeline == "suite" and suite:
@@ -207,7 +207,7 @@ def _prepare_suite(
     """Return the settings of a suite. Raise ConfigError if it has more trials than Argo can run."""
     from infoxlm_core.results.trials import plan
 
-    suite = run_file.load_as(SuiteConfig, config, overrides).choose(choice.only)
+    suite = run_file.load_config(SuiteConfig, config, overrides).choose(choice.only)
     parameters.split_trials(plan(suite))  # raises ConfigError if the suite is too large
     gpus = cluster_file.pool.gpus
     num_workers = gpus if gpus > 1 else 0  # with a single GPU, the step itself trains

@@ -137,7 +137,7 @@ def suite_(
     """
     overrides = list(set_ or ())
     overrides += [f"models.{name_and_source}" for name_and_source in model or ()]
-    checked = run_file.load_as(SuiteConfig, config, overrides).choose(split_list(only))
+    checked = run_file.load_config(SuiteConfig, config, overrides).choose(split_list(only))
     from infoxlm_core.results.trials import plan
     from pipelines.suite import suite
 

@@ -18,7 +18,7 @@ from tests.toys.suite import write_suite
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory) -> SuiteConfig:
-    return run_file.load_as(SuiteConfig, write_suite(tmp_path_factory.mktemp("suite")))
+    return run_file.load_config(SuiteConfig, write_suite(tmp_path_factory.mktemp("suite")))
 
 
 def make_settings(suite: SuiteConfig, task: str, steps: int, **changes) -> dict:

@@ -26,7 +26,7 @@ WORDS = "toy words learning_rate=0.003 seed 1"
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory) -> SuiteConfig:
-    return run_file.load_as(SuiteConfig, write_suite(tmp_path_factory.mktemp("suite")))
+    return run_file.load_config(SuiteConfig, write_suite(tmp_path_factory.mktemp("suite")))
 
 
 def plan(config: SuiteConfig, store: Path, **arguments) -> list[list[dict]]:

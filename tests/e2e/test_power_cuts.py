@@ -77,7 +77,7 @@ def test_a_copied_artifact_survives(disk, tmp_path):
 
     for acknowledged, folder in disk.remains(tmp_path):
         if acknowledged or (folder / "copy").exists():
-            manifests.read(folder / "copy", "corpus", producer="a copy")
+            manifests.load_verified(folder / "copy", "corpus", producer="a copy")
 
 
 def test_a_small_file_has_its_old_or_its_new_content(disk, tmp_path):

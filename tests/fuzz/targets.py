@@ -265,11 +265,11 @@ def _config(name: str) -> bytes:
 
 
 def _plan_suite(path: Path) -> Any:
-    return trials.plan(run_file.load_as(SuiteConfig, path))
+    return trials.plan(run_file.load_config(SuiteConfig, path))
 
 
 def _read_cluster(path: Path) -> Any:
-    cluster = run_file.load_as(ClusterFile, path)
+    cluster = run_file.load_config(ClusterFile, path)
     has_placeholder = "0" * 64 in cluster.image
     return cluster if has_placeholder else cluster.parameters()
 

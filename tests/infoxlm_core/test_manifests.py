@@ -19,7 +19,7 @@ from infoxlm_core.errors import DataCorrupt, InputError
     "name", ["/etc/passwd", "../a", "a/../../b", "..", "a//b", "a/", "", ".", "./a", "a\0b", "//a"]
 )
 def test_name_that_leads_out_of_its_folder_is_refused_in_one_line(tmp_path, name):
-    with pytest.raises(InputError, match="the file name leads out of its folder") as refusal:
+    with pytest.raises(InputError, match="the file name leads out of its directory") as refusal:
         manifests.join_inside(tmp_path, name)
 
     assert str(refusal.value).isprintable()
@@ -33,8 +33,8 @@ def test_manifest_that_names_a_file_outside_its_directory_is_refused(tmp_path):
     artifact.mkdir()
     (artifact / "manifest.json").write_text(json.dumps(content | {"digest": manifests.digest(content)}))
 
-    with pytest.raises(DataCorrupt, match=r"\.\./outside: the file name leads out of its folder"):
-        manifests.read(artifact, "corpus", producer="prepare")
+    with pytest.raises(DataCorrupt, match=r"\.\./outside: the file name leads out of its directory"):
+        manifests.load_verified(artifact, "corpus", producer="prepare")
 
 
 @pytest.mark.item("P5")
@@ -50,7 +50,7 @@ def test_artifact_with_a_file_that_its_manifest_does_not_list_is_refused(tmp_pat
 
     message = rf"/{name} is not listed in .*/manifest\.json: move it out of this directory"
     with pytest.raises(DataCorrupt, match=message):
-        manifests.read(tmp_path, "corpus", producer="prepare")
+        manifests.load_verified(tmp_path, "corpus", producer="prepare")
 
 
 def test_files_that_readers_ignore_may_be_added(tmp_path):
@@ -62,7 +62,9 @@ def test_files_that_readers_ignore_may_be_added(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
 
-    assert list(manifests.read(tmp_path, "pretrained", producer="pretrain")["files"]) == ["encoder/model.safetensors"]
+    assert list(manifests.load_verified(tmp_path, "pretrained", producer="pretrain")["files"]) == [
+        "encoder/model.safetensors"
+    ]
 
 
 def share_barrier(new_barrier) -> None:
@@ -108,7 +110,7 @@ def test_files_can_be_written_in_folders_that_must_not_be_listed(tmp_path, monke
 
     monkeypatch.setattr(os, "open", open_or_refuse)
 
-    manifests.make_folder(tmp_path / "folder")
+    manifests.make_directory(tmp_path / "folder")
     manifests.write_atomically(tmp_path / "folder/file", "content")
 
     assert (tmp_path / "folder/file").read_text() == "content"
@@ -135,7 +137,7 @@ def test_directory_cannot_be_moved_onto_a_file_or_link(tmp_path, link_target):
     else:
         final.write_text("x")
 
-    with pytest.raises(InputError, match=r"final is not a folder: remove it"):
+    with pytest.raises(InputError, match=r"final is not a directory: remove it"):
         manifests.move_into_place(tmp_path / "new", final, manifests.NAME)
 
 
@@ -154,7 +156,7 @@ def test_file_without_read_permission_is_not_reported_as_damaged(tmp_path, monke
     monkeypatch.setattr(io, "open", open_or_refuse)
 
     with pytest.raises(InputError, match=f"{unreadable_file}: Permission denied: change its permissions"):
-        manifests.read(tmp_path, "corpus", "x")
+        manifests.load_verified(tmp_path, "corpus", "x")
 
 
 def test_error_of_a_full_disk_names_the_file(tmp_path, monkeypatch):

@@ -207,8 +207,8 @@ def test_variants_that_start_from_different_models_need_one_tokenizer():
     sections = SECTIONS | {"tokenization": {}}
 
     with pytest.raises(ConfigError, match=r"tokenization\.model: the variants start from models with their own"):
-        run_file.override_trials(sections, trials, {})
-    assert len(run_file.override_trials(sections, trials, {"tokenization.model": "c"})) == 2
+        run_file.override_all_trials(sections, trials, {})
+    assert len(run_file.override_all_trials(sections, trials, {"tokenization.model": "c"})) == 2
 
 
 def test_override_reaches_every_trial_and_keeps_its_seed_and_variant():
@@ -217,7 +217,7 @@ def test_override_reaches_every_trial_and_keeps_its_seed_and_variant():
         for name, weight in (("full", 1.0), ("-XLCO", 0.0))
     ]
 
-    changed_trials = run_file.override_trials(SECTIONS, trials, {"pretraining.optimization.steps": 77_000})
+    changed_trials = run_file.override_all_trials(SECTIONS, trials, {"pretraining.optimization.steps": 77_000})
 
     assert [trial["trial"] for trial in changed_trials] == [trial["trial"] for trial in trials]
     assert [trial["pretraining"]["seed"] for trial in changed_trials] == [3, 3]
@@ -244,4 +244,4 @@ def test_override_of_a_field_in_which_trials_differ_is_refused(name, message):
         trials.append({"trial": {}, "pretraining": pretraining, "translation": translation})
 
     with pytest.raises(ConfigError, match=f"'{name}': {message}"):
-        run_file.override_trials(SECTIONS, trials, {name: 1})
+        run_file.override_all_trials(SECTIONS, trials, {name: 1})

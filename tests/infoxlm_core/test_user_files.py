@@ -33,7 +33,7 @@ def test_path_that_is_no_regular_file_is_refused_before_it_is_opened(tmp_path, m
         for name, message in (
             ("pipe", "is a named pipe"),
             ("zero", "is a device"),
-            ("folder", "is a folder"),
+            ("folder", "is a directory"),
             ("socket", "is a socket"),
             ("loop", "symbolic links form no loop"),
             ("nothing", "no such file"),

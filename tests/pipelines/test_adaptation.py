@@ -32,7 +32,7 @@ def test_format_and_languages_are_inferred_from_the_name_of_a_file(path, expecte
 @pytest.mark.parametrize(
     ("path", "languages", "message"),
     [
-        ("memory.docx", ["en", "de"], "memory.docx: its name does not tell the format"),
+        ("memory.docx", ["en", "de"], "memory.docx: the format of its translations is unknown"),
         ("memory.tsv", ["en", "de", "fr"], "The languages of the columns of memory.tsv are unknown"),
     ],
 )

@@ -79,7 +79,7 @@ def test_request_has_the_pipeline_its_parameters_and_where_it_runs(kubeflow, con
     assert f"{kubeflow.host}/#/runs/details/r-1" in result.stdout
     assert kubeflow.experiments[0]["display_name"] == "infoxlm"
     [body] = kubeflow.list_bodies("/runs")
-    spec, platform = submit.read_for_cluster(run_file.load_as(ClusterFile, cluster), "infoxlm")
+    spec, platform = submit.read_for_cluster(run_file.load_config(ClusterFile, cluster), "infoxlm")
     assert body["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
     assert (body["display_name"], body["service_account"], body["experiment_id"]) == ("run", "infoxlm-runner", "e-1")
     assert body["plugins_input"] == {"mlflow": {"experiment_name": "infoxlm"}}
@@ -93,7 +93,7 @@ def test_request_has_the_pipeline_its_parameters_and_where_it_runs(kubeflow, con
 
 
 def test_pods_request_the_resources_of_the_cluster_file(cluster):
-    cluster_file = run_file.load_as(
+    cluster_file = run_file.load_config(
         ClusterFile, cluster, ["steps={cpu: 500m, memory: 2Gi}", "pool.node_selector={a: b}"]
     )
 

@@ -20,7 +20,7 @@ SUITE_OF_PAPER = CONFIGS / "suite.yaml"
 
 
 def test_suite_of_the_paper_has_its_grids_seeds_and_recipes():
-    suite = run_file.load_as(SuiteConfig, SUITE_OF_PAPER)
+    suite = run_file.load_config(SuiteConfig, SUITE_OF_PAPER)
     tasks = [item.trial.task for item in trials.plan(suite) if item.trial.model == "infoxlm"]
     xnli, translate_train, mlqa = [suite.tasks[name].settings for name in ("xnli", "translate-train-all", "mlqa")]
 
@@ -42,7 +42,7 @@ def test_suite_commands_of_the_documentation_name_tasks_of_the_suite():
 
     documented_tasks = set()
     for task_names, override in commands:
-        suite = run_file.load_as(SuiteConfig, SUITE_OF_PAPER, [override] if override else [])
+        suite = run_file.load_config(SuiteConfig, SUITE_OF_PAPER, [override] if override else [])
         documented_tasks |= set(suite.choose(task_names.split(",")).tasks)
 
     assert documented_tasks >= {"tatoeba", "xnli", "translate-test", "mlqa"}

@@ -94,7 +94,7 @@ def test_ablation_and_promotion_have_the_defaults_of_the_demo_and_a_suite_is_req
     demo = default_values(specs["infoxlm"])
 
     assert [item["trial"]["variant"] for item in trials] == ["full", "-XLCO", "-TLM-XLCO"] * 3
-    assert run_file.override_trials({name: demo[name] for name in SECTIONS}, trials, {})
+    assert run_file.override_all_trials({name: demo[name] for name in SECTIONS}, trials, {})
     assert default_values(specs["infoxlm-promotion"])["model"] == "models:/infoxlm@candidate"
     assert required_parameters(specs["infoxlm-suite"]) == {"suite"}
 
@@ -103,7 +103,7 @@ def test_unchanged_pipeline_is_not_uploaded_again_but_another_image_is_a_new_ver
     client = submit.connect(kubeflow.host)
 
     def upload_promotion(image: str) -> upload.Uploaded:
-        cluster = run_file.load_as(ClusterFile, write_cluster(tmp_path, image=image))
+        cluster = run_file.load_config(ClusterFile, write_cluster(tmp_path, image=image))
         return upload.upload(client, kubeflow.host, cluster, "promotion", {"image": image})
 
     first, repeated = upload_promotion(IMAGE), upload_promotion(IMAGE)

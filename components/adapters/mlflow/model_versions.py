@@ -233,7 +233,7 @@ def check(files: Path, version: "ModelVersion") -> None:
     has_manifest = (model / manifests.NAME).is_file() or MADE_AS in version.tags
     if has_manifest:  # versions that other tools registered have none
         kind = "translator" if directories.is_translator(model) else "encoder"
-        digest = manifests.read(model, kind, producer="the registration of another version")["digest"]
+        digest = manifests.load_verified(model, kind, producer="the registration of another version")["digest"]
         registered_digest = version.tags.get("digest", "nothing")
         if digest != registered_digest:
             raise DataCorrupt(
@@ -242,4 +242,4 @@ def check(files: Path, version: "ModelVersion") -> None:
     directories.check_encoder(model)
     if (files / EXPORT).is_dir():
         signing.verify(files / EXPORT, files / EXPORT_SIGNATURE, f"{EXPORT} of {name}")
-        manifests.read(files / EXPORT, "export", producer="the registration of another version")
+        manifests.load_verified(files / EXPORT, "export", producer="the registration of another version")

@@ -52,8 +52,8 @@ class HeldOutPairs:
         texts: dict[str, list[str]] = {first: [], second: []}
         for source, target in ((first, second), (second, first)):  # the corpus has the pairs in one of both directions
             for path in sorted((corpus / "held_out" / f"{source}-{target}").glob("*.parquet")):
-                with tables.reading(path, "prepare the text again"):
-                    for source_text, target_text in tables.read_text(path, ("source", "target")):
+                with tables.translate_arrow_errors(path, "prepare the text again"):
+                    for source_text, target_text in tables.read_text_columns(path, ("source", "target")):
                         texts[source].append(source_text or "")
                         texts[target].append(target_text or "")
         if not all(texts.values()):

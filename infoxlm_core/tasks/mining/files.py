@@ -124,7 +124,7 @@ def write_pairs(path: Path, codes: LanguagePair, pairs: Iterable[MinedPair]) -> 
     A .tsv file has columns for the margin, the line numbers and the texts, and no header. A .tmx file has a unit for
     each pair, whose margin is a property. The text columns of a .parquet file are named by language.
     """
-    with manifests.replacing(path) as file:
+    with manifests.open_atomically(path) as file:
         if path.suffix == ".tsv":
             _write_tsv(file, pairs)
         elif path.suffix == ".tmx":

@@ -264,6 +264,6 @@ def _read_source_and_target(path: Path) -> list[tuple[str | None, ...]]:
             raise InputError(
                 f"{path} does not have columns source and target of a pair such as en-de. {_HELD_OUT_REMEDY}"
             )
-        return list(tables.read_text(path, ("source", "target")))
+        return list(tables.read_text_columns(path, ("source", "target")))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({one_line(error)}). {_HELD_OUT_REMEDY}") from error

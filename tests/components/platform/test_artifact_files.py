@@ -117,7 +117,7 @@ def test_manifest_with_a_path_outside_is_refused_before_a_download(objects, tmp_
     objects |= {"store/a/manifest.json": json.dumps(manifest).encode(), f"store/a/{name}": b"x"}
 
     for download in (artifact_files.pull, lambda _, copy: RemoteRun("s3://models/store", "job").fetch("a", copy)):
-        with pytest.raises(InputError, match=r"store/a/.*outside: the file name leads out of its folder"):
+        with pytest.raises(InputError, match=r"store/a/.*outside: the file name leads out of its directory"):
             download(URL, tmp_path / "copy")
 
     assert {path.name for path in tmp_path.iterdir()} == {"artifact"}

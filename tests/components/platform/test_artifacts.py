@@ -36,7 +36,7 @@ def test_published_artifact_is_found_by_the_next_stage(tmp_path):
 
     artifacts.publish(output, directory)
 
-    digest = manifests.read(directory, "corpus", "x")["digest"]
+    digest = manifests.load_verified(directory, "corpus", "x")["digest"]
     assert artifacts.resolve(output) == (directory, digest)
     assert output.metadata["digest"] == digest
     assert get_or_build(tmp_path, lambda output: pytest.fail("built twice")) == directory
@@ -175,7 +175,7 @@ def test_each_store_has_a_local_copy_that_names_the_store(own_cache):
 def test_location_outside_of_its_artifact_is_refused(own_cache, bucket, inner_path):
     artifacts.get_or_build(URL, "corpus", KEY, build)
 
-    with pytest.raises(InputError, match="the file name leads out of its folder"):
+    with pytest.raises(InputError, match="the file name leads out of its directory"):
         artifacts.locate(f"{URL}/corpus/{KEY}/{inner_path}")
 
 

@@ -119,7 +119,7 @@ def test_training_that_stopped_on_one_machine_continues_exactly_on_another(
     assert len(undisturbed_losses) == STEPS
     assert artifact_files.read_manifest(f"{URL}/pretrained/{KEY}")["kind"] == "pretrained"
     assert artifacts.read(URL, f"{RUN}/stop") is None
-    manifests.read(artifacts.locate(f"{URL}/pretrained/{KEY}/encoder"), "encoder", "pretrain")
+    manifests.load_verified(artifacts.locate(f"{URL}/pretrained/{KEY}/encoder"), "encoder", "pretrain")
 
 
 def test_training_streams_shards_from_s3(bucket, spec, undisturbed_losses, tiny_shards):

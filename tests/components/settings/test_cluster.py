@@ -7,14 +7,14 @@ import pytest
 
 from components.settings.cluster import ClusterConfig, ClusterFile, Pool
 from infoxlm_core.errors import ConfigError
-from infoxlm_core.run_file import load_as
+from infoxlm_core.run_file import load_config
 
 FILE = Path(__file__).parents[3] / "configs" / "cluster.yaml"
 IMAGE = f"image=localhost:5001/infoxlm@sha256:{'1' * 64}"
 
 
 def test_example_file_becomes_parameters_of_the_pipeline():
-    file = load_as(ClusterFile, FILE, [IMAGE])
+    file = load_config(ClusterFile, FILE, [IMAGE])
 
     parameters = file.parameters()
 
@@ -26,7 +26,7 @@ def test_example_file_becomes_parameters_of_the_pipeline():
 
 def test_floats_from_kubeflow_are_accepted_as_whole_numbers():
     seconds = "pool.tolerations=[{key: a, effect: NoExecute, tolerationSeconds: 30}]"
-    values = load_as(ClusterFile, FILE, [IMAGE, seconds]).parameters()["cluster"]
+    values = load_config(ClusterFile, FILE, [IMAGE, seconds]).parameters()["cluster"]
     floats = json.loads(json.dumps(values), parse_int=float)
 
     assert ClusterConfig.parse(floats, "cluster") == ClusterConfig.parse(values, "cluster")
@@ -40,7 +40,7 @@ def test_workers_must_fill_their_pods(num_workers):
 
 def test_placeholder_image_is_refused():
     with pytest.raises(ConfigError, match="is a placeholder: replace it by the digest"):
-        load_as(ClusterFile, FILE).parameters()
+        load_config(ClusterFile, FILE).parameters()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_placeholder_image_is_refused():
 )
 def test_invalid_field_is_refused_by_name_in_one_line(change, message):
     with pytest.raises(ConfigError) as error:
-        load_as(ClusterFile, FILE, [IMAGE, change])
+        load_config(ClusterFile, FILE, [IMAGE, change])
 
     assert message in str(error.value)
     assert str(FILE) in str(error.value)

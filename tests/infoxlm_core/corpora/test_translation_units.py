@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from infoxlm_core.corpora.translation_units import Unit, read
+from infoxlm_core.corpora.translation_units import Unit, read_units
 
 XLIFF = """<?xml version="1.0"?><xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
 <file original="a.html" source-language="en-US" target-language="de-DE" datatype="html"><header/><body><group id="g">
@@ -31,7 +31,7 @@ XLIFF_2 = """<?xml version="1.0"?><xliff version="2.1" srcLang="en" trgLang="fr"
 def test_xliff_1_2_unit_is_a_pair_without_codes_unless_it_is_unfinished(tmp_path):
     (tmp_path / "x.xlf").write_text(XLIFF)
 
-    assert list(read(tmp_path / "x.xlf", "xliff")) == [
+    assert list(read_units(tmp_path / "x.xlf", "xliff")) == [
         Unit({"en": "Press the red key", "de": "Rote Taste"}),
         Unit({}, "unfinished"),
         Unit({}),
@@ -54,13 +54,13 @@ def test_xliff_1_2_unit_without_approval_needs_the_state_of_a_translation(tmp_pa
     unit = f'<trans-unit id="1" {attributes}><source>Open</source><target {state}>Offen</target></trans-unit>'
     (tmp_path / "x.xlf").write_text(f"{head}{unit}</body></file></xliff>")
 
-    assert list(read(tmp_path / "x.xlf", "xliff")) == [expected]
+    assert list(read_units(tmp_path / "x.xlf", "xliff")) == [expected]
 
 
 def test_xliff_2_segment_is_a_pair_without_codes_unless_it_is_unfinished(tmp_path):
     (tmp_path / "x.xlf.gz").write_bytes(gzip.compress(XLIFF_2.encode()))
 
-    assert list(read(tmp_path / "x.xlf.gz", "xliff")) == [
+    assert list(read_units(tmp_path / "x.xlf.gz", "xliff")) == [
         Unit({"en": "Press the red key. ", "fr": "Touche rouge. "}),
         Unit({"en": "Yes", "fr": "Oui"}),
         Unit({}, "unfinished"),
@@ -74,7 +74,7 @@ def test_file_of_many_units_is_read_in_little_memory(tmp_path):
     path.write_text(f"{head}{unit * 10_000}</body></file></xliff>")
 
     tracemalloc.start()
-    assert sum(set(unit.texts) == {"en", "de"} for unit in read(path, "xliff")) == 10_000  # the languages of <file>
+    assert sum(set(unit.texts) == {"en", "de"} for unit in read_units(path, "xliff")) == 10_000
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 << 20  # bytes; the elements of all units have twice as many

@@ -76,8 +76,8 @@ def measured_suite(tmp_path_factory):
     changes = [f"models={{toy: {write_model(folder / 'toy')}}}", "tasks.translate-train-all.settings.optimization={}"]
     changes += [f"tasks.xnli.{name}={json.dumps(value)}" for name, value in XNLI.items()]
     changes += [f"tasks.mlqa.{name}={json.dumps(value)}" for name, value in MLQA.items()]
-    names = [name for name in run_file.load_as(SuiteConfig, PAPER).tasks if name != "tatoeba"]
-    suite = run_file.load_as(SuiteConfig, folder / "suite.yaml", changes).choose(names)
+    names = [name for name in run_file.load_config(SuiteConfig, PAPER).tasks if name != "tatoeba"]
+    suite = run_file.load_config(SuiteConfig, folder / "suite.yaml", changes).choose(names)
     scores = {}
     models_by_training = {}
     for trial, source, settings in trials.plan(suite):

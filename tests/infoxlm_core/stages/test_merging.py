@@ -66,7 +66,7 @@ def test_merged_encoder_is_a_complete_export_with_its_weight_and_curve(corpus, m
     facts = merging.merge_best(config, corpus, encoder, start, tmp_path / "out")
 
     merged = tmp_path / "out/encoder"
-    manifest = manifests.read(merged, "encoder", "merge")  # verifies every file
+    manifest = manifests.load_verified(merged, "encoder", "merge")  # verifies every file
     points = {point["weight"]: point for point in manifest["facts"]["merge"]["curve"]}
     assert list(points) == [0.0, 0.1, 1.0]
     assert points[0.0]["guard"] == points[0.0]["held_out"] > 0.5 > points[1.0]["guard"]

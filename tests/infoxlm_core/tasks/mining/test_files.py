@@ -112,7 +112,7 @@ def test_unusable_files_are_refused(tmp_path):
         files.check_output(tmp_path / "mined.xlsx")
     with pytest.raises(InputError, match="no such folder"):
         files.check_output(tmp_path / "no/mined.tsv")
-    with pytest.raises(InputError, match=r"pairs\.csv: its name does not tell the format"):
+    with pytest.raises(InputError, match=r"pairs\.csv: the format of its translations is unknown"):
         files.read_pairs(tmp_path / "pairs.csv", ("en", "de"))
     with pytest.raises(InputError, match="pairs are not read from message cat"):
         files.read_pairs(tmp_path / "po.zip", ("en", "de"))
