@@ -101,7 +101,7 @@ def describe_corpus(path: str, languages: Sequence[str]) -> dict[str, Any]:
     """Return the section of the config for a file of translations; the name of the file tells its format.
 
     Args:
-        path: a file, or a folder of gettext catalogs.
+        path: a file, or a directory of gettext catalogs.
         languages: languages of the run. The columns of en-de.tsv have the languages in its name. Those of a .tsv file
             with another name have the two languages of the run.
 
