@@ -130,7 +130,7 @@ def measure(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> M
         key = artifacts.compute_key("points", task.without_data(local_settings), *model_digests, data_digest)
 
         def build(output: Path) -> None:
-            trials.measure(local_settings, encoder, model, training_facts, output)
+            trials.measure_model(local_settings, encoder, model, training_facts, output)
 
         scores = artifacts.get_or_build(store, "points", key, build)
         metrics = task.name_metrics(trials.read_scores(scores / trials.SCORES), settings, trial["task"])

@@ -106,7 +106,7 @@ def publish(
         kind: kind of the artifact, which is also the name of its files.
         summary: summary of the trials.
         outputs: the KFP outputs of the step.
-        write_page: writes the page; default: `page.write`.
+        write_page: writes the page; default: `page.write_sweep_report`.
     """
     metrics = summary.name_metrics()
     artifact = _build_page(step, kind, summary, metrics, write_page)
@@ -129,7 +129,7 @@ def _build_page(
     def build(output: Path) -> dict[str, float]:
         from infoxlm_core.results import page  # only here, because it imports matplotlib
 
-        write = write_page or page.write
+        write = write_page or page.write_sweep_report
         write(output, kind, summary)
         return metrics
 

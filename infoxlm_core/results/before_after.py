@@ -1,4 +1,4 @@
-"""Compare an encoder with the model that its training started from: gains, and pairs that were fixed and broken."""
+"""Compare the answers of an encoder before and after its training: gains, and answers that were fixed or broken."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -13,27 +13,27 @@ from infoxlm_core.results.bootstrap import paired_bootstrap
 from infoxlm_core.results.evidence import Outcomes
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.statistics import INTERVAL, Statistic
-from infoxlm_core.results.tables import SENTENCE, Column, Line, PageTable, count, percent
+from infoxlm_core.results.tables import SENTENCE, Column, Line, PageTable, format_count, format_percent
 from infoxlm_core.tasks.task import Fact
 
 if TYPE_CHECKING:
     from infoxlm_core.tasks.questions import Questions  # imports torch
 
 MAX_EXAMPLES = 18
-"""Fixed pairs, and broken pairs, that a page lists."""
-NEIGHBOURS = 10
-"""Questions whose nearest sentences a page shows before and after."""
-_in_percent = partial(percent, decimals=2)
+"""Largest number of fixed answers, and of broken answers, that a page lists."""
+MAX_NEIGHBOURS = 10
+"""Number of questions whose nearest sentences before and after the training a page lists."""
+_format_percent = partial(format_percent, decimals=2)
 
 
 class Example(NamedTuple):
-    """A question with what was retrieved before and after the training."""
+    """A question with the sentences that were retrieved for it before and after the training."""
 
     direction: str
     sentence: str
-    right: str
-    before: str
-    after: str
+    translation: str
+    retrieved_before: str
+    retrieved_after: str
 
 
 class Examples(NamedTuple):
@@ -47,8 +47,10 @@ class Examples(NamedTuple):
 # ---------------------------------------------------------------- computation
 
 
-def compare(start: Outcomes, encoder: Outcomes, trained_languages: Collection[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return what changed on the held-out pairs and, if there is one, on the guard.
+def compare_outcomes(
+    start: Outcomes, encoder: Outcomes, trained_languages: Collection[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return what the training changed on the held-out pairs and, if there is one, on the guard.
 
     Args:
         start: the answers of the model before its training.
@@ -62,50 +64,50 @@ def compare(start: Outcomes, encoder: Outcomes, trained_languages: Collection[st
     before = start.select_rows("retrieval/served")
     after = encoder.select_rows("retrieval/served")
     codes = list(dict.fromkeys(after["language"]))
-    rows = _compare_groups(before, after, {"mean": codes} | {code: [code] for code in codes})
+    mean, *rows_of_languages = _compare_groups(before, after, {"mean": codes} | {code: [code] for code in codes})
+    rows = [mean]
     if after["unshared"].any():
-        unshared_change = _compare_answers(before[before["unshared"]], after[after["unshared"]])
-        rows.insert(1, {"name": "no shared token", **unshared_change})
-    comparison = {"held_out": rows}
+        change = _compare_answers(before[before["unshared"]], after[after["unshared"]])
+        rows.append({"name": "no shared token", **change})
+    comparison = {"held_out": rows + rows_of_languages}
     if "guard" in set(encoder.table["task"]):
         comparison["guard"] = _compare_guard(start, encoder, trained_languages)
     return comparison
 
 
 def _compare_guard(start: Outcomes, encoder: Outcomes, trained_languages: Collection[str]) -> list[dict[str, Any]]:
-    """Return what changed on the guard, and mark the languages that the training text does not have."""
+    """Return what the training changed on the guard. Languages without training text are marked."""
     before = start.select_rows("guard/mean")
     after = encoder.select_rows("guard/mean")
-    groups = _group_by_training(after["language"], trained_languages)
-    rows = _compare_groups(before, after, groups)
+    codes = list(dict.fromkeys(after["language"]))
+    rows = _compare_groups(before, after, _group_languages(codes, trained_languages))
     for row in rows:
-        is_language = groups[row["name"]] == [row["name"]]
+        is_language = row["name"] in codes
         if is_language and languages.two_letters(row["name"]) not in trained_languages:
             row["name"] += " (not in the training text)"
     return rows
 
 
-def _group_by_training(codes: Iterable[str], trained_languages: Collection[str]) -> dict[str, list[str]]:
-    """Return name of a row of the comparison -> the languages that the row averages over.
+def _group_languages(codes: Sequence[str], trained_languages: Collection[str]) -> dict[str, list[str]]:
+    """Return the groups of languages that a table compares: name of the row -> languages that it averages over.
 
-    The mean comes first, then the two groups if both have languages, then each language, those of the training first.
+    The groups are all languages, the languages of the training text, the other languages, and each language alone.
     """
-    groups: dict[str, list[str]] = {"mean": [], "languages of the training": [], "other languages": []}
-    for code in dict.fromkeys(codes):
-        is_trained = languages.two_letters(code) in trained_languages
-        group = "languages of the training" if is_trained else "other languages"
-        groups[group].append(code)
-        groups["mean"].append(code)
-    ordered_codes = groups["languages of the training"] + groups["other languages"]
-    if not (groups["languages of the training"] and groups["other languages"]):  # the only group is the mean itself
-        groups = {"mean": groups["mean"]}
-    return groups | {code: [code] for code in ordered_codes}
+    trained = [code for code in codes if languages.two_letters(code) in trained_languages]
+    others = [code for code in codes if languages.two_letters(code) not in trained_languages]
+    groups = {"mean": trained + others}
+    if trained and others:  # otherwise one of the two groups would repeat the mean
+        groups["languages of the training"] = trained
+        groups["other languages"] = others
+    for code in trained + others:
+        groups[code] = [code]
+    return groups
 
 
 def _compare_groups(
     before: pd.DataFrame, after: pd.DataFrame, groups: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
-    """Return a row for each group of languages."""
+    """Return a row for each group of languages. `groups` maps the name of a row to its languages."""
     rows = []
     for name, codes in groups.items():
         change = _compare_answers(before[before["language"].isin(codes)], after[after["language"].isin(codes)])
@@ -133,33 +135,33 @@ def _compare_answers(before: pd.DataFrame, after: pd.DataFrame) -> dict[str, Any
     }
 
 
-def find_examples(questions: "Questions", start: pd.DataFrame, encoder: pd.DataFrame) -> Examples:
-    """Return questions that a page shows, spread over all languages.
+def find_examples(questions: "Questions", start_answers: pd.DataFrame, encoder_answers: pd.DataFrame) -> Examples:
+    """Select questions whose answers before and after the training a page shows. They are from all languages.
 
     Args:
         questions: the held-out questions.
-        start: the answers of the model before its training, as `held_out.tabulate` returns them.
-        encoder: the answers of the trained model.
+        start_answers: the answers of the model before its training, as `held_out.tabulate` returns them.
+        encoder_answers: the answers of the trained model, in the same order.
     """
-    before = start[start["place"] == "served"].reset_index()
-    after = encoder[encoder["place"] == "served"].reset_index()
+    before = start_answers[start_answers["place"] == "served"].reset_index()
+    after = encoder_answers[encoder_answers["place"] == "served"].reset_index()
     answers = after[["language", "direction"]].assign(
         row=after.groupby(["language", "direction"]).cumcount(),
         right_before=before["right"],
         right_after=after["right"],
-        before=before["nearest"].astype(int),  # a table of several tasks has missing values, and so floats
-        after=after["nearest"].astype(int),
+        nearest_before=before["nearest"].astype(int),  # a table of several tasks has missing values, and so floats
+        nearest_after=after["nearest"].astype(int),
     )
     is_broken = answers["right_before"] & ~answers["right_after"]
     is_fixed = answers["right_after"] & ~answers["right_before"]
-    # Most questions are the same in all languages, so each of L languages shows every L-th row, from its own number on.
-    language_number = answers["language"].map({code: number for number, code in enumerate(questions.pairs)})
-    is_shown_row = answers["row"] % len(questions.pairs) == language_number
+    # Most questions exist in all L languages. To show different ones, language i shows rows i, i + L, i + 2 L, …
+    language_numbers = {code: number for number, code in enumerate(questions.pairs)}
+    is_shown_row = answers["row"] % len(questions.pairs) == answers["language"].map(language_numbers)
     is_neighbour = is_shown_row & (answers["direction"] == "from_pivot")
     return Examples(
         broken=_select_examples(questions, answers[is_broken], MAX_EXAMPLES),
         fixed=_select_examples(questions, answers[is_fixed], MAX_EXAMPLES),
-        neighbours=_select_examples(questions, answers[is_neighbour], NEIGHBOURS),
+        neighbours=_select_examples(questions, answers[is_neighbour], MAX_NEIGHBOURS),
     )
 
 
@@ -181,9 +183,9 @@ def _select_examples(questions: "Questions", answers: pd.DataFrame, limit: int) 
         example = Example(
             direction,
             sentence,
-            right=candidates[answer.row],
-            before=candidates[answer.before],
-            after=candidates[answer.after],
+            translation=candidates[answer.row],
+            retrieved_before=candidates[answer.nearest_before],
+            retrieved_after=candidates[answer.nearest_after],
         )
         examples.append(example)
     return examples
@@ -192,15 +194,27 @@ def _select_examples(questions: "Questions", answers: pd.DataFrame, limit: int) 
 # ---------------------------------------------------------------- sections of the report
 
 
-def lay_out(model: str, comparison: Mapping[str, Any], examples: Examples, hours: Mapping[str, float]) -> list[Section]:
-    """Return the sections about the training: gains by language, examples, and the hours of the run.
+def build_sections(
+    model: str, comparison: Mapping[str, Any], examples: Examples, hours: Mapping[str, float]
+) -> list[Section]:
+    """Return the sections of the report that show what the training changed.
 
     Args:
         model: name of the trained model.
-        comparison: the result of `compare`.
+        comparison: the result of `compare_outcomes`.
         examples: questions to show.
         hours: costs of the run up to its evaluation, such as {"cost/cpu_hours/all": 0.5}.
     """
+    sections = [_build_gains_section(model, comparison, hours)]
+    changed_tables = _tabulate_changed_answers(examples, comparison["held_out"][0])
+    if changed_tables:
+        sections.append(Section("Broken and fixed pairs", tables=changed_tables))
+    sections.append(_build_neighbours_section(examples.neighbours))
+    return sections
+
+
+def _build_gains_section(model: str, comparison: Mapping[str, Any], hours: Mapping[str, float]) -> Section:
+    """Return the section with the gains by language and the hours of the run. The arguments are as above."""
     total = comparison["held_out"][0]
     text = (
         f"“start” is the encoder before this training. There are {total['answers']:,} answers, one for each held-out "
@@ -215,66 +229,94 @@ def lay_out(model: str, comparison: Mapping[str, Any], examples: Examples, hours
         if guard["upper"] < 0:
             problems.append(f"The encoder is worse on general text: the guard lost {-100 * guard['gain']:.2f} points.")
     facts = []
-    for name, value in hours.items():  # such as cost/cpu_hours/all
-        device = name.split("/")[1].removesuffix("_hours").upper()  # CPU or GPU
+    for name, value in hours.items():
+        device = name.split("/")[1].removesuffix("_hours").upper()  # "cost/cpu_hours/all" -> "CPU"
         description = f"{value:.2f}, up to this evaluation, without steps that an earlier run made"
         facts.append(Fact(f"{device} hours", description))
-    sections = [Section("Before and after", text, problems=problems, tables=tables, facts=facts)]
-    example_tables = []
+    return Section("Before and after", text, problems=problems, tables=tables, facts=facts)
+
+
+def _tabulate_changed_answers(examples: Examples, total: Mapping[str, Any]) -> list[PageTable]:
+    """Tabulate examples of broken and of fixed answers. `total` has the numbers of both."""
+    tables = []
     if examples.broken:
         title = f"Broken: found before the training, but not after it ({len(examples.broken)} of {total['broken']:,})"
-        example_tables.append(_tabulate_examples("broken", title, {"found instead": "after"}, examples.broken))
+        lines = [_make_line(example, [example.retrieved_after]) for example in examples.broken]
+        tables.append(_make_examples_table("broken", title, ["found instead"], lines))
     if examples.fixed:
         title = f"Fixed: found only after the training ({len(examples.fixed)} of {total['fixed']:,})"
-        example_tables.append(_tabulate_examples("fixed", title, {"found before": "before"}, examples.fixed))
-    if example_tables:
-        sections.append(Section("Broken and fixed pairs", tables=example_tables))
+        lines = [_make_line(example, [example.retrieved_before]) for example in examples.fixed]
+        tables.append(_make_examples_table("fixed", title, ["found before"], lines))
+    return tables
+
+
+def _build_neighbours_section(examples: Sequence[Example]) -> Section:
+    """Return the section with the nearest sentences before and after the training."""
     text = (
-        f"The nearest sentence of the other language, for {len(examples.neighbours)} random questions. "
-        "✓ is the right translation."
+        f"The nearest sentence of the other language, for {len(examples)} random questions. ✓ is the right translation."
     )
-    columns = {"nearest before": "before", "nearest after": "after"}
-    neighbours = _tabulate_examples("neighbours", "", columns, examples.neighbours)
-    return [*sections, Section("Nearest sentences", text, tables=[neighbours])]
+    lines = [_make_line(example, [example.retrieved_before, example.retrieved_after]) for example in examples]
+    table = _make_examples_table("neighbours", "", ["nearest before", "nearest after"], lines)
+    return Section("Nearest sentences", text, tables=[table])
 
 
-def lay_out_merge(merge: Mapping[str, Any]) -> Section:
-    """Return the section about the merge with the start, from the facts of a merged encoder."""
+def _make_line(example: Example, retrieved: Sequence[str]) -> Line:
+    """Return the row of an example. A check mark stands before a retrieved sentence that is the right translation."""
+    cells = [example.sentence, example.translation]
+    for sentence in retrieved:
+        cells.append(f"✓ {sentence}" if sentence == example.translation else sentence)
+    return Line(example.direction, tuple(cells))
+
+
+def _make_examples_table(name: str, title: str, retrieved_headings: Sequence[str], lines: Sequence[Line]) -> PageTable:
+    """Return a table of questions, their translations and retrieved sentences."""
+    headings = ["sentence", "right translation", *retrieved_headings]
+    columns = tuple(Column(heading, role=SENTENCE) for heading in headings)
+    return PageTable(name, title, columns, tuple(lines), head="direction")
+
+
+def build_merge_section(merge: Mapping[str, Any]) -> Section:
+    """Return the section about an encoder that is a weighted mean of the start and the trained encoder.
+
+    Args:
+        merge: the chosen `weight`, whether it `passed` the check on the guard, the `largest_loss` that the guard
+            allows, and the scores of all weights as `curve`.
+    """
+    chosen_weight = f"{merge['weight']:g}"
     columns = (
-        Column("held-out pairs, %", _in_percent),
-        Column("guard, %", _in_percent),
-        Column("lower end of the guard's gain, points", _in_points),
+        Column("held-out pairs, %", _format_percent),
+        Column("guard, %", _format_percent),
+        Column("lower end of the guard's gain, points", _format_points),
     )
     lines = []
     for scores in merge["curve"]:
-        cells = (scores["held_out"], scores["guard"], scores["guard_lower"])
-        name = f"{scores['weight']:g}" if scores["weight"] else "0 (start)"
-        lines.append(Line(name, cells))
-    text = f"This encoder is start + {merge['weight']:g} × (trained encoder - start)."
+        weight = f"{scores['weight']:g}" if scores["weight"] else "0 (start)"
+        lines.append(Line(weight, (scores["held_out"], scores["guard"], scores["guard_lower"])))
+    text = f"This encoder is start + {chosen_weight} × (trained encoder - start)."
     problems = []
     if merge["passed"]:
         text += (
             f" It has the largest weight at which the paired {INTERVAL} of the guard's gain lies above "
-            f"{_in_points(-merge['largest_loss'])} points. The weight was chosen on the guard, so the guard's score "
-            "is slightly too high."
+            f"{_format_points(-merge['largest_loss'])} points. The weight was chosen on the guard, so the guard's "
+            "score is slightly too high."
         )
     else:
         problems.append("With every weight, the guard loses too much. The smallest weight was taken.")
-    title = f"Accuracies by weight; the weight of this encoder is {merge['weight']:g}"
-    table = PageTable("merge", title, columns, tuple(lines), head="weight", highlighted=f"{merge['weight']:g}")
+    title = f"Accuracies by weight; the weight of this encoder is {chosen_weight}"
+    table = PageTable("merge", title, columns, tuple(lines), head="weight", highlighted=chosen_weight)
     drawings = {"merge": partial(figures.draw_merge, merge["curve"], merge["weight"])}
     return Section("Merge with the start", text, problems=problems, tables=[table], drawings=drawings)
 
 
 def _tabulate_changes(name: str, title: str, model: str, rows: Iterable[Mapping[str, Any]]) -> PageTable:
-    """Tabulate accuracies, gains and counts of answers, a row for each group of languages."""
+    """Tabulate accuracies, gains and counts of answers, with a row for each group of languages."""
     columns = (
-        Column("start, %", _in_percent),
-        Column(f"{model}, %", _in_percent),
-        Column("gain, points", _in_points, role="sum", intervals=True),
-        Column("fixed", count),
-        Column("broken", count),
-        Column("answers", count),
+        Column("start, %", _format_percent),
+        Column(f"{model}, %", _format_percent),
+        Column("gain, points", _format_points, role="sum", has_intervals=True),
+        Column("fixed", format_count),
+        Column("broken", format_count),
+        Column("answers", format_count),
     )
     lines = []
     for row in rows:
@@ -284,20 +326,6 @@ def _tabulate_changes(name: str, title: str, model: str, rows: Iterable[Mapping[
     return PageTable(name, title, columns, tuple(lines), head="language", highlighted="mean")
 
 
-def _in_points(difference: float) -> str:
+def _format_points(difference: float) -> str:
+    """Format the difference of two shares as percentage points with a sign."""
     return f"{100 * difference:+.2f}"
-
-
-def _tabulate_examples(
-    name: str, title: str, answer_columns: Mapping[str, str], examples: Iterable[Example]
-) -> PageTable:
-    """Tabulate examples. `answer_columns` maps the title of a column to its field of `Example`, `before` or `after`."""
-    lines = []
-    for example in examples:
-        cells = [example.sentence, example.right]
-        for field in answer_columns.values():
-            sentence = getattr(example, field)
-            cells.append(f"✓ {sentence}" if sentence == example.right else sentence)
-        lines.append(Line(example.direction, tuple(cells)))
-    columns = tuple(Column(column, role=SENTENCE) for column in ("sentence", "right translation", *answer_columns))
-    return PageTable(name, title, columns, tuple(lines), head="direction")

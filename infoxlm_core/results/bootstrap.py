@@ -29,7 +29,9 @@ class Interval:
 def paired_bootstrap(
     candidate: pd.Series, reference: pd.Series, resamples: int = 10_000, level: float = CONFIDENCE, seed: int = 1
 ) -> Interval:
-    """Return the percentile interval of the difference between two models' means over languages.
+    """Return how much better a candidate is than a reference, with a percentile bootstrap interval.
+
+    The gain is the mean over languages of the mean difference of the scores of their questions.
 
     Args:
         candidate: (language, question) -> score from 0 to 1, see `Outcomes.score_questions`.
@@ -43,8 +45,8 @@ def paired_bootstrap(
     """
     if not candidate.index.equals(reference.index):
         raise ValueError("the models answered different questions")
-    table = (candidate - reference).unstack("language").fillna(MISSING)
-    gains = table.to_numpy(dtype=float)  # (questions, languages)
+    gain_table = (candidate - reference).unstack("language").fillna(MISSING)
+    gains = gain_table.to_numpy(dtype=float)  # (questions, languages)
     # Questions with equal gains are interchangeable, so a sample only counts how often each distinct row occurs,
     # which is much faster than drawing questions.
     distinct_gains, counts = np.unique(gains, axis=0, return_counts=True)  # (D, languages), (D,)
@@ -57,7 +59,7 @@ def paired_bootstrap(
         sampled_counts = rng.multinomial(len(gains), counts / len(gains), size=chunk_size)  # (chunk_size, D)
         sampled_gains.append(_average_over_languages(sampled_counts, gains_or_zero, is_present))
     lower, upper = np.quantile(np.concatenate(sampled_gains), [(1 - level) / 2, (1 + level) / 2])
-    gain = _average_over_languages(counts[None], gains_or_zero, is_present)[0]
+    gain = _average_over_languages(counts[None], gains_or_zero, is_present)[0]  # of the questions themselves
     return Interval(float(gain), float(lower), float(upper), len(gains))
 
 

@@ -47,7 +47,7 @@ class Outcomes:
         return score_questions(self.select_rows(metric))
 
     def select_rows(self, metric: str) -> pd.DataFrame:
-        """Return the rows of the table whose answers count for a metric.
+        """Return the answers from which a metric is computed, as rows of the table.
 
         All retrieval metrics except `best` and `centred` are computed with the served vector.
 
@@ -56,7 +56,7 @@ class Outcomes:
         """
         task, _, name = metric.partition("/")
         rows = self.table[self.table["task"] == task]
-        vector = rows["place"].replace("contrast", "served")
+        vector = rows["place"].replace("contrast", "served")  # its name in older releases
         is_served = vector == "served"
         masks_by_metric = {
             "mean": vector == "",
@@ -67,9 +67,10 @@ class Outcomes:
             f"xx_{self.pivot}": is_served & (rows["direction"] == "to_pivot"),
             f"{self.pivot}_xx": is_served & (rows["direction"] == "from_pivot"),
         }
-        # Any other metric is named after a language.
-        mask_of_language = vector.isin(["", "served"]) & (rows["language"] == name)
-        rows = rows[masks_by_metric.get(name, mask_of_language)]
+        if name in masks_by_metric:
+            rows = rows[masks_by_metric[name]]
+        else:  # any other metric is named after a language
+            rows = rows[vector.isin(["", "served"]) & (rows["language"] == name)]
         if rows.empty:
             raise InputError(
                 f"no outcomes of {metric} by question. Evaluate the model again, or compare by a share of correct "
@@ -84,7 +85,7 @@ def score_questions(rows: pd.DataFrame) -> pd.Series:
 
 
 def average(outcomes: Sequence[Outcomes], metric: str) -> pd.Series:
-    """Return `Outcomes.score_questions` of a metric, averaged over models that answered the same questions."""
+    """Return the score of each question, averaged over models that answered the same questions."""
     scores = pd.concat([model_outcomes.score_questions(metric) for model_outcomes in outcomes])
     return scores.groupby(level=["language", "question"], sort=True).mean()
 

@@ -1,12 +1,11 @@
-"""Draw the figures of a page: PNG files, and SVG inside the page."""
+"""Draw the figures of a page with matplotlib, as PNG files and as SVG inside the page."""
 
 import io
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -50,7 +49,10 @@ Bars = Mapping[str, Sequence[Cell]]
 
 
 def render(drawings: Mapping[str, Draw]) -> dict[str, dict[str, bytes]]:
-    """Draw every figure that has data. Return name -> `png` and `svg` -> bytes, which are equal for equal figures."""
+    """Draw figures and return their files: name -> `png` or `svg` -> content. Figures without data are left out.
+
+    Equal figures have equal files, so that a repeated run does not change a report.
+    """
     images = {}
     with matplotlib.rc_context(_STYLE):
         for name, draw in drawings.items():
@@ -61,10 +63,10 @@ def render(drawings: Mapping[str, Draw]) -> dict[str, dict[str, bytes]]:
 
 
 def _save(figure: Figure, kind: str) -> bytes:
-    """Return the content of a file of this kind, `png` or `svg`."""
-    buffer = io.BytesIO()
-    # Without these fields, which matplotlib would fill, equal figures are equal files.
+    """Return a figure as the content of a `png` or `svg` file."""
+    # matplotlib would write the date and its version, so that equal figures would have different files.
     metadata = {"Date": None} if kind == "svg" else {"Software": None}
+    buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, dpi=160, metadata=metadata)
     return buffer.getvalue()
 
@@ -75,7 +77,10 @@ def assign_colours(models: Iterable[str]) -> dict[str, str]:
 
 
 def draw_headlines(summary: Summary) -> Figure | None:
-    """Draw a panel for each headline: a point for every seed, and the mean with its interval."""
+    """Draw a panel for each headline: a point for every seed, and the mean with its interval.
+
+    Return None if no variant has several seeds, because the table already shows single values.
+    """
     metrics = summary.metrics
     variants = summary.variants
     if all(statistic.n < 2 for variant in variants.values() for statistic in variant.metrics.values()):
@@ -91,7 +96,7 @@ def draw_headlines(summary: Summary) -> Figure | None:
         panel.set_title(statistics.name_column(metric, is_share))
         for row, variant in enumerate(variants.values()):
             _draw_seeds(panel, row, variant.metrics[metric], scale=100 if is_share else 1)
-        panel.set(yticks=range(len(variants)), ylim=(len(variants) - 0.5, -0.5))
+        panel.set(yticks=range(len(variants)), ylim=(len(variants) - 0.5, -0.5))  # the first variant is at the top
         panel.set_yticklabels(list(variants), parse_math=False)
         panel.xaxis.set_major_locator(MaxNLocator(4))
     return figure
@@ -107,34 +112,57 @@ def _draw_seeds(panel: Axes, row: int, statistic: Statistic, scale: float) -> No
         panel.plot([scale * statistic.mean], [row], "|", color=MODEL, markersize=13, mew=2.2)
 
 
+class _LayerCurve(NamedTuple):
+    """Retrieval accuracy of a model by layer, with one pooling."""
+
+    model: str
+    pooling: str
+    shares: Sequence[float]
+
+
 def draw_layers(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
-    """Draw retrieval by layer, in both directions where they are known (Figure 1 of the paper)."""
-    pivot = task.settings.get("pivot", "en")
-    directions = {"to_pivot": f"xx → {pivot}", "from_pivot": f"{pivot} → xx"}
-    curves: dict[str, dict[tuple[str, str], Sequence[float]]] = defaultdict(dict)  # title -> (model, pooling) -> shares
-    for model, result in task.models.items():
-        for pooling, shares in result.details.get("by_layer", {}).items():
-            if not isinstance(shares, Mapping):  # an evaluation stores only the mean of both directions
-                curves[f"{name} by layer"][model, pooling] = shares
-                continue
-            for direction, label in directions.items():
-                curves[f"{name}: {label}, {len(task.languages)} languages"][model, pooling] = shares[direction]
-    if not curves:
+    """Draw retrieval accuracy by layer, with a panel for each direction (Figure 1 of the paper)."""
+    curves_by_title = _collect_layer_curves(name, task)
+    if not curves_by_title:
         return None
-    figure, axes = _make_figure(5.6 if len(curves) == 1 else 9.0, 3.7, list(curves))
-    for panel, curves_of_panel in zip(axes, curves.values(), strict=True):
-        for (model, pooling), shares in curves_of_panel.items():
+    width = 5.6 if len(curves_by_title) == 1 else 9.0
+    figure, panels = _make_figure(width, 3.7, list(curves_by_title))
+    for panel, curves in zip(panels, curves_by_title.values(), strict=True):
+        for model, pooling, shares in curves:
             label = f"{model}, {_POOLINGS.get(pooling, pooling)}"
             panel.plot(shares, _LINE_FORMATS.get(pooling, ":"), color=colours[model], markersize=4, label=label)
         panel.set_xlabel("layer (0: embeddings)")
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _add_percent_axes_and_legend(figure, axes)
+    return _add_percent_axes_and_legend(figure, panels)
+
+
+def _collect_layer_curves(name: str, task: TaskSummary) -> dict[str, list[_LayerCurve]]:
+    """Return title of a panel -> its curves. Results without directions share one panel."""
+    pivot = task.settings.get("pivot", "en")
+    title_of_mean = f"{name} by layer"
+    titles_by_direction = {
+        "to_pivot": f"{name}: xx → {pivot}, {len(task.languages)} languages",
+        "from_pivot": f"{name}: {pivot} → xx, {len(task.languages)} languages",
+    }
+    curves_by_title: dict[str, list[_LayerCurve]] = {}
+    for model, result in task.models.items():
+        for pooling, shares in result.details.get("by_layer", {}).items():
+            if not isinstance(shares, Mapping):  # an evaluation stores only the mean of both directions
+                curves_by_title.setdefault(title_of_mean, []).append(_LayerCurve(model, pooling, shares))
+                continue
+            for direction, title in titles_by_direction.items():
+                curve = _LayerCurve(model, pooling, shares[direction])
+                curves_by_title.setdefault(title, []).append(curve)
+    return curves_by_title
 
 
 def draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure | None:
-    """Draw the main metric by language, and for held-out retrieval the pairs that share no token."""
+    """Draw the main metric of a task by language. Held-out retrieval has a second panel for pairs without shared token.
+
+    Return None for results of several vectors in many languages, which only tables can show.
+    """
     first_result = next(iter(task.models.values()))
-    if "vectors" in first_result.details:  # many languages, each with several vectors: only tables are readable
+    if "vectors" in first_result.details:
         return None
     if not statistics.is_share(f"{task.kind}/{task.main}"):
         return _draw_points(f"{name} (lower is better)", task, colours)
@@ -148,59 +176,67 @@ def draw_languages(name: str, task: TaskSummary, colours: Mapping[str, str]) -> 
                 bars[model] = [result.mean[metric], *scores]
             panels[title] = bars
     references = {}
-    for key, label in _REFERENCES.items():
-        if key in first_result.details:
-            references[label] = first_result.details[key]
-    return _draw_bars(panels, ["mean", *task.languages], colours, separate_mean=True, references=references)
+    for field, label in _REFERENCES.items():
+        if field in first_result.details:
+            references[label] = first_result.details[field]
+    return _draw_bars(panels, ["mean", *task.languages], colours, has_mean=True, references=references)
 
 
 def draw_gaps(table: PageTable, colours: Mapping[str, str]) -> Figure:
-    """Draw the table of the transfer gaps: a group of bars for each task."""
+    """Draw the table of the transfer gaps, with a group of bars for each task."""
     bars = {line.name: line.cells for line in table.ours}
-    return _draw_bars({"Transfer gap (lower is better)": bars}, [column.name for column in table.columns], colours)
+    tasks = [column.name for column in table.columns]
+    return _draw_bars({"Transfer gap (lower is better)": bars}, tasks, colours)
 
 
 def _draw_bars(
     panels: Mapping[str, Bars],
-    names: Sequence[str],
+    groups: Sequence[str],
     colours: Mapping[str, str],
-    separate_mean: bool = False,
+    has_mean: bool = False,
     references: Mapping[str, float] = MappingProxyType({}),
 ) -> Figure:
-    """Draw groups of bars: one bar for each model, with its sample deviation over seeds.
+    """Draw groups of bars, each with one bar for every model and its standard deviation over seeds.
 
     Args:
-        panels: title -> bars.
-        names: of the groups.
-        colours: by model.
-        separate_mean: draw a line between the first group, the mean, and the others.
+        panels: title of a panel -> its bars.
+        groups: labels of the groups on the x axis.
+        colours: model -> colour.
+        has_mean: whether the first group is the mean of the others, so that a line separates them.
         references: label -> height of a dotted line.
     """
-    figure, axes = _make_figure(max(6.0, 1.4 + 0.5 * len(names) * len(panels)), 3.5, list(panels))
+    width = max(6.0, 1.4 + 0.5 * len(groups) * len(panels))  # inches
+    figure, axes = _make_figure(width, 3.5, list(panels))
     for panel, bars in zip(axes, panels.values(), strict=True):
-        width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
+        bar_width = 0.8 / len(bars)  # groups are 1 apart, so that a gap of 0.2 separates them
         for rank, (model, cells) in enumerate(bars.items()):
-            positions = [group - 0.4 + (rank + 0.5) * width for group in range(len(cells))]
-            bar_statistics = [to_statistic(cell) for cell in cells]
-            heights = [statistic.mean or 0.0 for statistic in bar_statistics]
-            deviations = [statistic.deviation or 0.0 for statistic in bar_statistics]
-            panel.bar(positions, heights, width * 0.92, color=colours[model], label=model)
-            if any(deviations):
-                panel.errorbar(
-                    positions, heights, deviations, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5
-                )
-        if separate_mean:
+            offset = (rank + 0.5) * bar_width - 0.4  # from the middle of the group
+            positions = [group + offset for group in range(len(cells))]
+            _draw_bars_of_model(panel, positions, cells, bar_width, model, colours[model])
+        if has_mean:
             panel.axvline(0.5, color="#8a8f98", linewidth=0.8)
         for label, height in references.items():
             panel.axhline(height, color=REFERENCE, linestyle=":", linewidth=1.2, label=label)
-        panel.set_xticks(range(len(names)), names)
-        panel.set_xlim(-0.5, len(names) - 0.5)
+        panel.set_xticks(range(len(groups)), groups)
+        panel.set_xlim(-0.5, len(groups) - 0.5)
         panel.grid(axis="x", visible=False)
     return _add_percent_axes_and_legend(figure, axes)
 
 
+def _draw_bars_of_model(
+    panel: Axes, positions: Sequence[float], cells: Sequence[Cell], width: float, model: str, colour: str
+) -> None:
+    """Draw the bars of one model with their standard deviations. A missing figure has a bar of height 0."""
+    bar_statistics = [to_statistic(cell) for cell in cells]
+    heights = [statistic.mean or 0.0 for statistic in bar_statistics]
+    deviations = [statistic.deviation or 0.0 for statistic in bar_statistics]
+    panel.bar(positions, heights, width * 0.92, color=colour, label=model)  # 8 % remain as a gap between bars
+    if any(deviations):
+        panel.errorbar(positions, heights, deviations, fmt="none", ecolor="#1f2328", elinewidth=0.9, capsize=1.5)
+
+
 def _draw_points(title: str, task: TaskSummary, colours: Mapping[str, str]) -> Figure:
-    """Draw a metric by language on a logarithmic axis."""
+    """Draw the main metric of a task by language as points on a logarithmic axis, for perplexities."""
     figure, (axes,) = _make_figure(5.6, 3.6, [title])
     for model, result in task.models.items():
         values = [metrics[task.main].mean or math.nan for metrics in result.languages.values()]
@@ -227,29 +263,36 @@ def draw_training(curves: Mapping[str, Sequence[Sequence[float]]]) -> Figure | N
         return None
     titles = {"xlco/accuracy": "XLCO accuracy", "probe/retrieval": "held-out retrieval"}
     accuracies = {title: curves[name] for name, title in titles.items() if curves.get(name)}
-    panels = {"Training losses": losses}
+    curves_by_panel = {"Training losses": losses}
     if accuracies:
-        panels[f"During training: {' and '.join(accuracies)}"] = accuracies
-    figure, axes = _make_figure(9.0 if accuracies else 5.6, 3.4, list(panels), share_y=False)
-    for panel, lines in zip(axes, panels.values(), strict=True):
-        for (name, curve), colour in zip(lines.items(), itertools.cycle(_COLOURS), strict=False):
+        curves_by_panel[f"During training: {' and '.join(accuracies)}"] = accuracies
+    width = 9.0 if accuracies else 5.6
+    figure, panels = _make_figure(width, 3.4, list(curves_by_panel), share_y=False)
+    for panel, panel_curves in zip(panels, curves_by_panel.values(), strict=True):
+        for (label, curve), colour in zip(panel_curves.items(), itertools.cycle(_COLOURS), strict=False):
             steps, values = zip(*curve, strict=True)
-            panel.plot(steps, values, color=colour, linewidth=1.4, label=name)
+            panel.plot(steps, values, color=colour, linewidth=1.4, label=label)
         panel.legend()
         panel.set_xlabel("optimizer step")
     if accuracies:
-        axes[-1].set_ylim(0, 1)
-        axes[-1].yaxis.set_major_formatter(PercentFormatter(1))
+        panels[-1].set_ylim(0, 1)
+        panels[-1].yaxis.set_major_formatter(PercentFormatter(1))
     return figure
 
 
-def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
-    """Draw the accuracies of held-out pairs and guard by weight of a merge. A line marks the chosen weight."""
+def draw_merge(scores_by_weight: Sequence[Mapping[str, float]], chosen_weight: float) -> Figure:
+    """Draw how the accuracies of a merged encoder depend on the weight of the trained encoder.
+
+    Args:
+        scores_by_weight: the `weight` of each candidate, and its accuracies on `held_out` pairs and on the `guard`.
+        chosen_weight: the weight that a vertical line marks.
+    """
     figure, (axes,) = _make_figure(5.6, 3.4, ["Accuracy by weight of the merge"])
-    weights = [scores["weight"] for scores in curve]
+    weights = [scores["weight"] for scores in scores_by_weight]
     for name, label, colour in (("held_out", "held-out pairs", MODEL), ("guard", "guard", REFERENCE)):
-        axes.plot(weights, [scores[name] for scores in curve], "-o", color=colour, markersize=4, label=label)
-    axes.axvline(weight, color=_COLOURS[2], linestyle=":", label="chosen")
+        accuracies = [scores[name] for scores in scores_by_weight]
+        axes.plot(weights, accuracies, "-o", color=colour, markersize=4, label=label)
+    axes.axvline(chosen_weight, color=_COLOURS[2], linestyle=":", label="chosen")
     axes.set_xlabel("weight (0: start, 1: trained encoder)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
     figure.legend(loc="outside lower center", ncols=3)
@@ -257,19 +300,22 @@ def draw_merge(curve: Sequence[Mapping[str, float]], weight: float) -> Figure:
 
 
 def draw_map(maps: Mapping[str, SentenceMap]) -> Figure:
-    """Draw the sentences of each model as dots in the colours of their languages; lines join translations."""
-    figure, axes = _make_figure(4.5 * len(maps), 4.6, list(maps), share_y=False)
+    """Draw sentence vectors in two dimensions, with a panel for each model and a colour for each language.
+
+    Lines join the sentences of the first language with their translations into the second one.
+    """
+    figure, panels = _make_figure(4.5 * len(maps), 4.6, list(maps), share_y=False)
     tab20 = matplotlib.colormaps["tab20"]
     shades = [tab20(number) for number in range(20)]  # each colour is followed by a lighter shade of it
     colours = [*shades[::2], *shades[1::2]]
-    for panel, coordinates in zip(axes, maps.values(), strict=True):
+    for panel, coordinates in zip(panels, maps.values(), strict=True):
         for (language, (x, y)), colour in zip(coordinates.items(), colours, strict=False):
             panel.plot(x, y, "o", color=colour, markersize=3, markeredgewidth=0, alpha=0.7, label=language)
         (source_x, source_y), (target_x, target_y) = itertools.islice(coordinates.values(), 2)
         panel.plot([source_x, target_x], [source_y, target_y], color="#444444", linewidth=0.5, alpha=0.5, zorder=1)
         panel.set_aspect("equal", adjustable="datalim")
         panel.set(xlabel="first component", ylabel="second component")
-    handles, labels = axes[0].get_legend_handles_labels()
+    handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 10), markerscale=2)
     return figure
 

@@ -44,36 +44,33 @@ def decide(
     Args:
         candidate: the version to judge.
         champion: the version that users get, if there is one.
-        gate: metric -> the limit above which the interval of the gain must lie.
-        start: the model that the candidate's training started from, if the candidate must be better than it too.
+        gate: metric -> limit. The whole interval of the candidate's gain in the metric must lie above the limit.
+        start: the model that the candidate's training started from, if the candidate must also be better than this one.
     """
     if start is None:
         if champion is None:
             return Verdict(True, f"champion with {_list_scores(candidate, gate)}: there was none before")
-        return _compare(candidate, champion, gate)
-    verdict_over_start = _compare(candidate, start, gate)
+        return _compare_outcomes(candidate, champion, gate)
+    verdict_over_start = _compare_outcomes(candidate, start, gate)
     if champion is None or not verdict_over_start.passed:
         return verdict_over_start
-    verdict_over_champion = _compare(candidate, champion, gate)
+    verdict_over_champion = _compare_outcomes(candidate, champion, gate)
     reason = f"{verdict_over_champion.reason}; better than {start.name}: {describe_gains(verdict_over_start.figures)}"
     figures_over_start = {f"start/{metric}": figure for metric, figure in verdict_over_start.figures.items()}
     return Verdict(verdict_over_champion.passed, reason, verdict_over_champion.figures | figures_over_start)
 
 
-def _compare(candidate: Contender, reference: Contender, gate: Mapping[str, float]) -> Verdict:
-    """Decide whether a candidate is better than a reference on the same questions."""
+def _compare_outcomes(candidate: Contender, reference: Contender, gate: Mapping[str, float]) -> Verdict:
+    """Decide whether a candidate is better than a reference, if both have answered the same questions."""
     comparison = f"{_list_scores(candidate, gate)}: {reference.name} has {_list_scores(reference, gate)}"
     if reference.tags.get("test_set") != candidate.tags.get("test_set"):
         return Verdict(False, f"candidate with {comparison} on another test set, promote by hand")
     candidate_outcomes = candidate.read_outcomes()
     reference_outcomes = reference.read_outcomes()
     if candidate_outcomes is None or reference_outcomes is None:
-        without_outcomes = candidate if candidate_outcomes is None else reference
-        return Verdict(
-            False,
-            f"candidate with {comparison}, {without_outcomes.name} has no outcomes by question: evaluate and "
-            "register again, or promote by hand",
-        )
+        name = candidate.name if candidate_outcomes is None else reference.name
+        advice = "evaluate and register again, or promote by hand"
+        return Verdict(False, f"candidate with {comparison}, {name} has no outcomes by question: {advice}")
     figures: dict[str, dict[str, float]] = {}
     unproven_metrics = []
     for metric, limit in gate.items():

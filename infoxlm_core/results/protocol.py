@@ -17,68 +17,86 @@ _RULES = {"last": "1, last step", "source": "1, dev of the source", "joint": "1,
 
 
 def describe_rule(selection: Mapping[str, Any] | None, dev_languages: Collection[str] = ()) -> str:
-    """Describe how checkpoints were chosen: their number (#M), and the development sets that decided.
+    """Describe how many checkpoints were chosen and by which development sets, such as `1, dev of the source`.
 
     Args:
         selection: content of selection.json; None for a task that trains nothing.
-        dev_languages: languages whose development sets chose among the points of a grid, if there was a grid.
+        dev_languages: languages whose development sets chose the values of the grid; empty if there was no grid.
     """
     if not selection:
         return "–"
     rule = selection["rule"]
-    if not dev_languages or rule in ("source", "joint"):  # the same sets chose the grid point
+    uses_same_sets = rule in ("source", "joint")  # the sets of the rule also chose the values of the grid
+    if not dev_languages or uses_same_sets:
         return _RULES[rule]
     chosen_by = "joint dev" if len(dev_languages) > 1 else f"dev of {next(iter(dev_languages))}"
     return f"{_RULES[rule]}; grid by {chosen_by}"
 
 
 def name_setting(suite_task: SuiteTaskConfig, finished_scores: Iterable[Scores]) -> str:
-    """Return the paper's name of how a task crosses languages, or `other`.
+    """Return the paper's name for how a task transfers between languages.
 
-    zero-shot: trained on English · translate-train-all: trained on all languages of the table · translate-test: trained
-    on English and tested on translations into English.
+    Returns:
+        `zero-shot` if the model is trained on English, `translate-test` if it is then tested on translations into
+        English, `translate-train-all` if it is trained on all languages of the task, or else `other`.
     """
     training_languages = set(_list_training_languages(suite_task, finished_scores))
+    task_languages = set(task_of(suite_task.settings).order)
     if training_languages <= {"en"}:
-        return "translate-test" if getattr(suite_task.settings, "translated_test", ()) else "zero-shot"
-    return "translate-train-all" if training_languages == set(task_of(suite_task.settings).order) else "other"
+        is_test_translated = bool(getattr(suite_task.settings, "translated_test", ()))
+        return "translate-test" if is_test_translated else "zero-shot"
+    return "translate-train-all" if training_languages == task_languages else "other"
 
 
 def _list_training_languages(suite_task: SuiteTaskConfig, finished_scores: Iterable[Scores]) -> list[str]:
     """Return the training languages that the settings declare, or else those of finished trials."""
-    declared = task_of(suite_task.settings).list_declared_languages(suite_task.settings)
-    return declared or list(dict.fromkeys(language for scores in finished_scores for language in scores.trained_on))
+    declared_languages = task_of(suite_task.settings).list_declared_languages(suite_task.settings)
+    if declared_languages:
+        return declared_languages
+    trained_languages: dict[str, None] = {}  # an ordered set
+    for scores in finished_scores:
+        trained_languages |= dict.fromkeys(scores.trained_on)
+    return list(trained_languages)
 
 
 def compare_protocol(
     suite_task: SuiteTaskConfig, counts: Mapping[str, int], finished_scores: Sequence[Scores]
 ) -> list[Fact]:
-    """Describe everything that decides whether our numbers compare with the paper's, beside the paper's choice.
+    """List the choices on which the scores of a task depend, ours beside those of the paper.
+
+    Scores are comparable only as far as these choices agree.
 
     Args:
         suite_task: the task with its settings.
         counts: language -> number of questions.
         finished_scores: the scores of finished trials.
     """
-    settings: Any = suite_task.settings  # the fields of a training run are read only for trained tasks
+    settings = suite_task.settings
     task = task_of(settings)
     ours = {"test set": _describe_counts(counts, task.unit), **task.describe(settings, suite_task.table)}
     if task.trained:
-        rates = suite_task.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,))
-        dev_languages: set[str] = set()  # languages whose development sets chose the grid point
-        if any(len(values) > 1 for values in suite_task.grid.values()):
-            for scores in finished_scores:
-                dev_languages.update(scores.dev["languages"] if scores.dev else ())
-        ours |= {
-            "setting": name_setting(suite_task, finished_scores),
-            "training languages": ", ".join(_list_training_languages(suite_task, finished_scores)) or "unknown",
-            "training": _describe_training(suite_task, finished_scores),
-            "learning rates tried": _format_sorted(rates),
-            "checkpoint (#M)": describe_rule({"rule": settings.selection.rule}, dev_languages),
-            "seeds": str(len(suite_task.seeds)),
-        }
+        ours |= _describe_fine_tuning(suite_task, finished_scores)
     paper = published.protocols().get(suite_task.table, {})
     return [Fact(aspect, description, paper.get(aspect, "")) for aspect, description in ours.items()]
+
+
+def _describe_fine_tuning(suite_task: SuiteTaskConfig, finished_scores: Sequence[Scores]) -> dict[str, str]:
+    """Return the choices of a task's fine-tuning as text: aspect -> choice."""
+    settings: Any = suite_task.settings  # only settings of trained tasks have these fields
+    learning_rates = suite_task.grid.get("optimization.learning_rate", (settings.optimization.learning_rate,))
+    has_grid = any(len(values) > 1 for values in suite_task.grid.values())
+    grid_dev_languages: set[str] = set()  # languages whose development sets chose the values of the grid
+    for scores in finished_scores:
+        if has_grid and scores.dev:
+            grid_dev_languages.update(scores.dev["languages"])
+    return {
+        "setting": name_setting(suite_task, finished_scores),
+        "training languages": ", ".join(_list_training_languages(suite_task, finished_scores)) or "unknown",
+        "training": _describe_training(suite_task, finished_scores),
+        "learning rates tried": _format_sorted(learning_rates),
+        "checkpoint (#M)": describe_rule({"rule": settings.selection.rule}, grid_dev_languages),
+        "seeds": str(len(suite_task.seeds)),
+    }
 
 
 def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
@@ -97,16 +115,17 @@ def _describe_counts(counts: Mapping[str, int], unit: str) -> str:
 def _describe_training(suite_task: SuiteTaskConfig, finished_scores: Sequence[Scores]) -> str:
     """Describe the length of the training, the number of examples and the batch sizes."""
     settings: Any = suite_task.settings
-    description = f"{settings.optimization.steps:,} steps"
     if "epochs" in suite_task.grid:
-        description = f"{_format_sorted(suite_task.grid['epochs'])} epochs"
+        length = f"{_format_sorted(suite_task.grid['epochs'])} epochs"
     elif settings.epochs:
-        description = f"{_format_sorted((settings.epochs,))} epochs"
-    examples = max((int(scores.training["examples"]) for scores in finished_scores if scores.training), default=0)
-    if examples:
-        description += f" of {examples:,} examples"
+        length = f"{_format_sorted((settings.epochs,))} epochs"
+    else:
+        length = f"{settings.optimization.steps:,} steps"
+    example_counts = [int(scores.training["examples"]) for scores in finished_scores if scores.training]
+    if any(example_counts):
+        length += f" of {max(example_counts):,} examples"
     batch_sizes = suite_task.grid.get("batch_size", (settings.batch_size,))
-    return f"{description}, batches of {_format_sorted(batch_sizes)}"
+    return f"{length}, batches of {_format_sorted(batch_sizes)}"
 
 
 def _format_sorted(values: Iterable[Any]) -> str:

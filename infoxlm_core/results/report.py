@@ -14,72 +14,76 @@ from infoxlm_core.results import before_after, figures, page
 from infoxlm_core.results.figures import SentenceMap
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.summary import Summary
-from infoxlm_core.results.tables import PageTable, percent, tabulate_counts
+from infoxlm_core.results.tables import PageTable, format_percent, tabulate_counts
 from infoxlm_core.results.task_tables import describe_vector
 from infoxlm_core.results.trials import HEADLINES, LINK
 from infoxlm_core.tasks.retrieval.task import FEWEST_UNSHARED
 from infoxlm_core.tasks.task import Fact
 
 
-def write(output: Path, scores: Mapping[str, Any], summary: Summary, first_sections: Sequence[Section] = ()) -> None:
-    """Write scores.json, report.html, report.md, model_card.md, figures/ and tables/ of an evaluation.
+def write_evaluation_report(
+    output: Path, scores: Mapping[str, Any], summary: Summary, first_sections: Sequence[Section] = ()
+) -> None:
+    """Write the report of an evaluation as HTML and Markdown, the model card, scores.json, figures and tables.
 
     Args:
-        output: the directory.
+        output: the directory of the files.
         scores: the content of scores.json.
         summary: the statistics of these scores.
-        first_sections: sections after the headlines.
+        first_sections: sections that come directly after the headlines.
     """
     model = scores["models"][scores["model"]]
-    corpus = count_lines(scores["corpus"])
     if "merge" in model:
-        first_sections = [*first_sections, before_after.lay_out_merge(model["merge"])]
-    headlines, *task_sections = page.lay_out(summary)
-    sections = [headlines, *first_sections, *task_sections, _show_map(scores["models"])]
+        first_sections = [*first_sections, before_after.build_merge_section(model["merge"])]
+    line_counts = count_lines(scores["corpus"])
+    headlines, *task_sections = page.build_sections(summary)
+    sections = [headlines, *first_sections, *task_sections, _build_map_section(scores["models"])]
     sections.append(Section("Questions", tables=[_tabulate_pairs(scores["pairs"])]))
     if any(name.startswith("loss/") for name in model["curves"]):
         drawings = {"training": partial(figures.draw_training, model["curves"])}
         sections.append(Section("Training", "Mean losses and accuracies by optimizer step.", drawings=drawings))
-    if corpus:
-        sections.append(_show_corpus(corpus, scores["corpus"].get("warnings", ())))
-    sections.append(Section("Settings", facts=[Fact(name, str(value)) for name, value in scores["settings"].items()]))
-    page.write_page(output, "report", summary, sections, _write_lead(scores))
-    tables_of_changes = [table for section in first_sections for table in section.tables]
+    if line_counts:
+        sections.append(_build_cleaning_section(line_counts, scores["corpus"].get("warnings", ())))
+    settings = [Fact(name, str(value)) for name, value in scores["settings"].items()]
+    sections.append(Section("Settings", facts=settings))
+    page.write_page(output, "report", summary, sections, _describe_retrieval(scores))
     # The card is published with the model, so it has no sentences of the test.
-    changes = [table for table in tables_of_changes if not table.has_sentences]
-    card = page.render("model_card.md", scores=scores, corpus=corpus, changes=changes)
+    card_tables = []
+    for section in first_sections:
+        card_tables += [table for table in section.tables if not table.has_sentences]
+    card = page.render("model_card.md", scores=scores, corpus=line_counts, changes=card_tables)
     page.write_files(output, {"model_card.md": card, "scores.json": page.to_json(scores)})
 
 
 def describe_encoder(encoder: Mapping[str, Any]) -> str:
-    """Return the type and sizes of an encoder as text, or "" if they are unknown."""
+    """Return the type and the sizes of an encoder as text, or "" if they are unknown."""
     if not encoder:
         return ""
     size = f"{encoder['layers']} layers × {encoder['hidden']}, {encoder['vocabulary']:,} tokens"
     return f"{encoder['type']}, {size}, {encoder['parameters']:,} parameters"
 
 
-def _write_lead(scores: Mapping[str, Any]) -> str:
-    """Return the first paragraph of the report: how often the model finds a translation.
+def _describe_retrieval(scores: Mapping[str, Any]) -> str:
+    """Return the first paragraph of the report, which tells how often the model finds a translation.
 
     The paragraph also names the models that may have been trained on the test.
     """
     model = scores["model"]
     retrieval = scores["models"][model]["tasks"]["retrieval"]
-    served = retrieval["served"]
+    served = retrieval["served"]  # the vector that users of the model get
     best = retrieval["best"]
     mean = retrieval["mean"]
     text = (
-        f"For {percent(mean['mean'])} % of the held-out sentences, the nearest vector of {model} is that of the"
+        f"For {format_percent(mean['mean'])} % of the held-out sentences, the nearest vector of {model} is that of the"
         f" translation (chance: {100 * retrieval['chance']:.2f} %). This is the mean of both directions and"
         f" {len(retrieval['languages'])} languages, with the vectors that users get ({describe_vector(served)})."
-        f" The best layer and pooling on these pairs ({describe_vector(best)}) give {percent(best['mean'])} %."
+        f" The best layer and pooling on these pairs ({describe_vector(best)}) give {format_percent(best['mean'])} %."
     )
     if mean["no_overlap"] is not None:
-        share = percent(mean["no_overlap"])
+        share = format_percent(mean["no_overlap"])
         text += f" Among the pairs that share no token, {share} % are found."
     if "centred" in retrieval:
-        share = percent(retrieval["centred"]["mean"])
+        share = format_percent(retrieval["centred"]["mean"])
         text += f" After the mean vector of each language is subtracted, {share} % of all pairs are found."
     suspect_models = [name for name, result in scores["models"].items() if result.get("not_reserved")]
     if suspect_models:
@@ -88,13 +92,14 @@ def _write_lead(scores: Mapping[str, Any]) -> str:
     return text
 
 
-def _show_map(models: Mapping[str, Any]) -> Section:
-    """Return the section with the map of each model whose encoder was measured, the model under test last."""
+def _build_map_section(models: Mapping[str, Any]) -> Section:
+    """Return the section with a map of sentence vectors for each measured encoder, the model under test last."""
     maps: dict[str, SentenceMap] = {}
     for name, result in reversed(list(models.items())):
         if "retrieval" in result["tasks"]:
             maps[name] = result["tasks"]["retrieval"]["map"]
-    pivot, language, *_ = next(iter(maps.values()))
+    first_map = next(iter(maps.values()))
+    pivot, language, *_ = first_map  # lines join the first two languages of a map
     text = (
         "Each dot is the vector of a held-out sentence, shown in the plane in which the vectors of the model differ "
         f"most. Lines join the sentences in {pivot} with their translations into {language}. If the vectors are good, "
@@ -105,22 +110,30 @@ def _show_map(models: Mapping[str, Any]) -> Section:
 
 def _tabulate_pairs(pairs: Mapping[str, Mapping[str, int]]) -> PageTable:
     """Tabulate the number of held-out pairs by language, and note which languages have too few for a score."""
+    fields = {"held out": "held_out", "drawn": "drawn", "that share no token": "no_overlap"}
     rows = {}
-    for label, field in (("held out", "held_out"), ("drawn", "drawn"), ("that share no token", "no_overlap")):
+    for label, field in fields.items():
         rows[label] = {language: counts[field] for language, counts in pairs.items()}
     note = "“share no token”: no token with a letter or digit is on both sides"
-    too_few = [language for language, counts in pairs.items() if counts["no_overlap"] < FEWEST_UNSHARED]
-    if too_few:
-        note += f". There is no score of such pairs for {', '.join(too_few)}: fewer than {FEWEST_UNSHARED} pairs"
+    unscored_languages = [language for language, counts in pairs.items() if counts["no_overlap"] < FEWEST_UNSHARED]
+    if unscored_languages:
+        names = ", ".join(unscored_languages)
+        note += f". There is no score of such pairs for {names}: fewer than {FEWEST_UNSHARED} pairs"
     return replace(tabulate_counts("pairs", list(pairs), rows), notes=(note,))
 
 
-def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Sum the lines of a cleaning report by corpus, kind and language, and the dropped lines by reason."""
-    if not report or not report.get("files"):
+def count_lines(cleaning_report: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Sum the read, kept and dropped lines of a cleaning report over its files.
+
+    Returns:
+        `reasons` why lines were dropped, the most frequent first; the sums `by_kind` and `by_corpus`; and the `kept`
+        lines of each language and kind. None if there is no report.
+    """
+    if not cleaning_report or not cleaning_report.get("files"):
         return None
-    files = pd.DataFrame(report["files"])
-    dropped = pd.DataFrame([file["dropped"] for file in report["files"]]).fillna(0).astype(int)
+    files = pd.DataFrame(cleaning_report["files"])
+    dropped = pd.DataFrame([file["dropped"] for file in cleaning_report["files"]])  # a column for each reason
+    dropped = dropped.fillna(0).astype(int)
     reasons = list(dropped.sum().sort_values(ascending=False).index)
     counts = pd.concat([files, dropped[reasons]], axis=1)
     columns = ["read", "kept", *reasons]
@@ -132,33 +145,37 @@ def count_lines(report: Mapping[str, Any] | None) -> dict[str, Any] | None:
     }
 
 
-def _show_corpus(corpus: Mapping[str, Any], warnings: Sequence[str]) -> Section:
-    """Return the section about cleaning, from the result of `count_lines` and the warnings of the preparation."""
-    kinds = list(corpus["by_kind"])
-    columns = ["read", "kept", *corpus["reasons"]]
-    by_column = {}
+def _build_cleaning_section(line_counts: Mapping[str, Any], warnings: Sequence[str]) -> Section:
+    """Return the section about the cleaning of the training text.
+
+    Args:
+        line_counts: the result of `count_lines`.
+        warnings: warnings of the preparation.
+    """
+    kinds = list(line_counts["by_kind"])
+    columns = ["read", "kept", *line_counts["reasons"]]
+    rows = {}
     for column in columns:
-        by_column[column.replace("_", " ")] = {kind: corpus["by_kind"][kind][column] for kind in kinds}
-    by_corpus = {f"{name} ({kind})": counts for (name, kind), counts in corpus["by_corpus"].items()}
+        rows[column.replace("_", " ")] = {kind: line_counts["by_kind"][kind][column] for kind in kinds}
+    rows_by_corpus = {f"{name} ({kind})": counts for (name, kind), counts in line_counts["by_corpus"].items()}
     return Section(
         "Text",
         "Cleaning either kept a line or dropped it for one reason.",
         problems=warnings,
-        tables=[tabulate_counts("lines", kinds, by_column), tabulate_counts("kept", kinds, corpus["kept"])],
-        folded={"By corpus": tabulate_counts("corpus", columns, by_corpus)},
+        tables=[tabulate_counts("lines", kinds, rows), tabulate_counts("kept", kinds, line_counts["kept"])],
+        folded={"By corpus": tabulate_counts("corpus", columns, rows_by_corpus)},
     )
 
 
 def describe_run(
     scores: Mapping[str, Any], metrics: Mapping[str, float], datasets: Iterable[Dataset], folder: str
 ) -> str:
-    """Describe an evaluated run: model, text, links and headlines.
+    """Return the description of an evaluated run in MLflow: its model, its text, links to the report, and headlines.
 
     Args:
         scores: scores.json of the evaluation.
-        metrics: its metrics, perhaps with the hours that the run took. Names of other models' metrics begin with the
-            model's name.
-        datasets: the corpora of its text.
+        metrics: metrics of the run, perhaps with its hours. Names of other models' metrics begin with the model's name.
+        datasets: the corpora on which the model was trained and evaluated.
         folder: the folder of the report among the run's files.
     """
     model = scores["model"]
@@ -168,17 +185,22 @@ def describe_run(
         size = f"{encoder['layers']} layers of {encoder['hidden']}, {encoder['parameters']:,} parameters"
         sentences = [f"**{model}**, {size}, {encoder['vocabulary']:,} pieces of vocabulary."]
     corpora = list(datasets)
-    for is_held_out, verb in ((False, "Trained on"), (True, "Evaluated on")):
-        used = [corpus for corpus in corpora if corpus.held_out is is_held_out]
-        if used:
-            names = ", ".join(corpus.name for corpus in used)
-            languages = sorted({language for corpus in used for language in corpus.languages})
-            sentences.append(f"{verb} {names}, in {', '.join(languages)}.")
+    sentences += _describe_corpora("Trained on", [corpus for corpus in corpora if not corpus.held_out])
+    sentences += _describe_corpora("Evaluated on", [corpus for corpus in corpora if corpus.held_out])
     links = f"[Report]({LINK}{folder}/report.html) · [model card]({LINK}{folder}/model_card.md)"
     other_models = [name for name in scores["models"] if name != model]
     table = _tabulate_headlines(model, other_models, metrics)
     # MLflow shows only the first lines of a description, so the links go before the table.
     return f"{' '.join(sentences)}\n\n{links}\n\n{table}"
+
+
+def _describe_corpora(verb: str, corpora: Sequence[Dataset]) -> list[str]:
+    """Return a sentence with the names and languages of corpora, such as `Trained on mail, in de, en.`, or nothing."""
+    if not corpora:
+        return []
+    names = ", ".join(corpus.name for corpus in corpora)
+    languages = sorted({language for corpus in corpora for language in corpus.languages})
+    return [f"{verb} {names}, in {', '.join(languages)}."]
 
 
 def _tabulate_headlines(model: str, other_models: Sequence[str], metrics: Mapping[str, float]) -> str:

@@ -28,7 +28,7 @@ class Statistic:
 
 
 def summarise_seeds(values: Mapping[int, float | None], comparisons: int = 1) -> Statistic:
-    """Return the mean, deviation and interval (Student's t) of values by seed. Only finite values count.
+    """Return the mean, sample deviation and confidence interval (Student's t) of a metric over the finite values.
 
     Args:
         values: seed -> value of the metric.
@@ -74,16 +74,18 @@ def is_share(metric: str) -> bool:
     """Return whether a metric is a share from 0 to 1, which is shown in percent."""
     if metric == "probe/retrieval" or metric.endswith("/accuracy"):  # curves of training
         return True
-    task, _, name = metric.partition("/")
-    preset_names = {preset for registered_task in TASKS.values() for preset in registered_task.presets}
-    is_of_task = task in TASKS or task == "guard" or task in preset_names
-    is_number = name.rpartition("/")[2] in ("best_layer", "layer", "seeds")  # of a layer, or of seeds
-    return is_of_task and not is_number
+    task_name, _, metric_name = metric.partition("/")
+    task_names = {"guard", *TASKS}
+    for task in TASKS.values():
+        task_names.update(task.presets)
+    last_part = metric_name.rpartition("/")[2]
+    is_whole_number = last_part in ("best_layer", "layer", "seeds")
+    return task_name in task_names and not is_whole_number
 
 
-def name_column(metric: str, share: bool) -> str:
+def name_column(metric: str, is_percentage: bool) -> str:
     """Return a metric's name with its unit and an arrow towards better values."""
-    words = [metric, "%"] if share else [metric]
+    words = [metric, "%"] if is_percentage else [metric]
     is_lower_better = any(part in metric for part in ("perplexity/", "loss/", "transfer_gap"))
     words.append("↓" if is_lower_better else "↑")
     return "\N{NO-BREAK SPACE}".join(words)

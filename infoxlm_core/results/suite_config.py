@@ -51,17 +51,17 @@ class SuiteConfig(StageConfig):
     @model_validator(mode="before")
     @classmethod
     def _read_lists(cls, values: Any) -> Any:
-        """Also accept lists of models and tasks, as `listed` returns them."""
+        """Turn lists of models and tasks, which `listed` returns, into mappings, and resolve `like` of the tasks."""
         if not isinstance(values, dict):
             return values
-        values = dict(values)
+        values = dict(values)  # the caller keeps its mapping
         if isinstance(values.get("models"), list):
             models = _index_by_name("models", values["models"])
             values["models"] = {name: model.get("source") for name, model in models.items()}
         if isinstance(values.get("tasks"), list):
             values["tasks"] = _index_by_name("tasks", values["tasks"])
         if isinstance(values.get("tasks"), dict):
-            values["tasks"] = _resolve_likes(values["tasks"])
+            values["tasks"] = _inherit_settings(values["tasks"])
         return values
 
     def choose(self, tasks: Sequence[str]) -> Self:
@@ -81,21 +81,22 @@ class SuiteConfig(StageConfig):
         }
 
 
-def _resolve_likes(tasks: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tasks with the settings that they take from an earlier task, which their field `like` names.
+def _inherit_settings(tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """Add to each task the values that it inherits from the earlier task named in its field `like`.
 
     Raises:
         ValueError: there is no earlier task of this name.
     """
     resolved: dict[str, Any] = {}
     for name, task in tasks.items():
-        resolved[name] = task
-        if isinstance(task, Mapping) and task.get("like"):
-            base_name = task["like"]
-            base = resolved.get(base_name) if isinstance(base_name, str) else None
-            if not isinstance(base, Mapping) or base_name == name:
-                raise ValueError(f"tasks.{name}.like: no task {base_name!r} before this one")
-            resolved[name] = merge(base, {**task, "like": None})
+        if not isinstance(task, Mapping) or not task.get("like"):
+            resolved[name] = task
+            continue
+        base_name = task["like"]
+        base = resolved.get(base_name) if isinstance(base_name, str) else None
+        if not isinstance(base, Mapping):
+            raise ValueError(f"tasks.{name}.like: no task {base_name!r} before this one")
+        resolved[name] = merge(base, {**task, "like": None})
     return resolved
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from infoxlm_core import languages
 from infoxlm_core.errors import InputError
@@ -46,7 +46,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class GridPoint:
-    """One combination of grid values, with its development scores."""
+    """One combination of the values of a grid, with its development scores."""
 
     grid: Mapping[str, Any]
     dev: float | None  # mean over finished seeds of the development score over all languages
@@ -131,20 +131,20 @@ class Summary:
         return {name: value for name, value in values if value is not None}
 
     def _list_headlines(self) -> Iterator[tuple[str, float | None]]:
-        """Yield name and value of the metrics of an ablation."""
-        for model, variant in self.variants.items():
+        """Yield the name and the value of every metric of an ablation."""
+        for name, variant in self.variants.items():
             for metric, statistic in variant.metrics.items():
-                yield f"{model}/{metric}", statistic.mean
-                yield f"{model}/{metric}/deviation", statistic.deviation
-                yield f"{model}/{metric}/n", statistic.n
+                yield f"{name}/{metric}", statistic.mean
+                yield f"{name}/{metric}/deviation", statistic.deviation
+                yield f"{name}/{metric}/n", statistic.n
             for metric, difference in variant.differences.items():
                 low, high = difference.interval or (None, None)
-                yield f"{model}/{metric}/difference", difference.mean
-                yield f"{model}/{metric}/difference/low", low
-                yield f"{model}/{metric}/difference/high", high
+                yield f"{name}/{metric}/difference", difference.mean
+                yield f"{name}/{metric}/difference/low", low
+                yield f"{name}/{metric}/difference/high", high
 
     def _list_scores(self) -> Iterator[tuple[str, float | None]]:
-        """Yield name and value of the metrics of a suite or an evaluation."""
+        """Yield the name and the value of every metric of a suite or an evaluation."""
         for name, task in self.tasks.items():
             for model, result in task.models.items():
                 prefix = "" if model == self.model else f"{trials.slug(model)}/"
@@ -186,22 +186,10 @@ def summarise_metrics(
     for name, variant_results in results_by_variant.items():
         variants[name] = _summarise_variant(variant_results, headlines, costs)
         unfinished_trials += [trial.name for trial, values in variant_results if not values]
-    baseline = next(iter(variants), "")  # the variant with which all others are compared
-    comparisons = len(variants) - 1
-    for name, variant in variants.items():
-        if name == baseline:
-            continue
-        differences = {}
-        for metric in headlines:
-            reference = variants[baseline].metrics[metric]
-            differences[metric] = compare_seeds(variant.metrics[metric], reference, comparisons)
-        question_differences = _compare_answers(
-            outcomes.get(name, {}), outcomes.get(baseline, {}), headlines, comparisons
-        )
-        variants[name] = replace(variant, differences=differences, question_differences=question_differences)
+    variants = _compare_with_first(variants, headlines, outcomes)
     return Summary(
         title=title,
-        model=baseline,
+        model=next(iter(variants), ""),
         models={name: variant.what for name, variant in variants.items()},
         metrics=headlines,
         variants=variants,
@@ -210,25 +198,59 @@ def summarise_metrics(
     )
 
 
+def _compare_with_first(
+    variants: Mapping[str, Variant], headlines: Sequence[str], outcomes: OutcomesBySeed
+) -> dict[str, Variant]:
+    """Return the variants with their differences to the first one, the baseline."""
+    baseline = next(iter(variants), "")
+    comparisons = len(variants) - 1
+    compared = {}
+    for name, variant in variants.items():
+        if name == baseline:
+            compared[name] = variant
+            continue
+        differences = {}
+        for metric in headlines:
+            reference = variants[baseline].metrics[metric]
+            differences[metric] = compare_seeds(variant.metrics[metric], reference, comparisons)
+        question_differences = _compare_answers(
+            outcomes.get(name, {}), outcomes.get(baseline, {}), headlines, comparisons
+        )
+        compared[name] = replace(variant, differences=differences, question_differences=question_differences)
+    return compared
+
+
 def _select_headlines(requested: Sequence[str], logged_metrics: set[str]) -> tuple[str, ...]:
-    """Return the requested metrics, by default the logged headlines. Raise InputError if one was not logged."""
+    """Return the requested metrics, or by default the main metrics that any trial logged.
+
+    Raises:
+        InputError: no trial logged a requested metric.
+    """
     for name in requested:
         if name not in logged_metrics:
             available = ", ".join(sorted(logged_metrics)) or "none"
             raise InputError(f"No trial has the metric {name!r}. Known metrics: {available}.")
     if requested:
         return tuple(requested)
-    directions = sorted(name for name in logged_metrics if name.startswith("translation/bleu/"))
-    return tuple(name for name in (*trials.HEADLINES, *directions, *published.METRICS) if name in logged_metrics)
+    bleu_by_direction = sorted(name for name in logged_metrics if name.startswith("translation/bleu/"))
+    candidates = (*trials.HEADLINES, *bleu_by_direction, *published.METRICS)
+    return tuple(name for name in candidates if name in logged_metrics)
 
 
 def _summarise_variant(
     results: Sequence[tuple[Trial, Mapping[str, float]]], headlines: Sequence[str], costs: Sequence[str]
 ) -> Variant:
-    """Summarise the trials of one variant."""
+    """Summarise the trials of one variant of an ablation.
+
+    Args:
+        results: its trials with their metrics, which are empty for an unfinished trial.
+        headlines: names of the main metrics.
+        costs: names of the metrics of its cost.
+    """
     values_by_seed = {trial.seed: values for trial, values in results}
+    first_trial, _ = results[0]
     return Variant(
-        what=results[0][0].what,
+        what=first_trial.what,
         seeds=tuple(sorted(trial.seed for trial, _ in results)),
         unfinished=tuple(sorted(trial.seed for trial, values in results if not values)),
         metrics=_compute_statistics(values_by_seed, headlines),
@@ -239,9 +261,15 @@ def _summarise_variant(
 def _compare_answers(
     candidate: Mapping[int, Outcomes], reference: Mapping[int, Outcomes], headlines: Sequence[str], comparisons: int
 ) -> Metrics:
-    """Return the differences between two variants with intervals over the questions, for shares of correct answers.
+    """Return the differences between two variants in shares of correct answers, with intervals over the questions.
 
     The answers of a variant to a question are averaged over the seeds that both variants have.
+
+    Args:
+        candidate: seed -> answers of a variant.
+        reference: seed -> answers of the variant with which it is compared.
+        headlines: names of the metrics. Those that are not shares of correct answers are left out.
+        comparisons: number of variants that are compared with the reference, for Bonferroni's correction.
     """
     seeds = sorted(candidate.keys() & reference.keys())
     if not seeds:
@@ -253,7 +281,7 @@ def _compare_answers(
             candidate_scores = evidence.average([candidate[seed] for seed in seeds], name)
             reference_scores = evidence.average([reference[seed] for seed in seeds], name)
             gain = paired_bootstrap(candidate_scores, reference_scores, level=level)
-        except (InputError, ValueError):  # not a share of correct answers, such as a perplexity, or of other questions
+        except (InputError, ValueError):  # no share of correct answers, such as a perplexity, or different questions
             continue
         differences[name] = Statistic(gain.questions, gain.gain, interval=(gain.lower, gain.upper))
     return differences
@@ -263,7 +291,7 @@ def _compare_answers(
 
 
 def summarise(config: SuiteConfig, results: Mapping[str, Scores]) -> Summary:
-    """Summarise a suite.
+    """Summarise the scores of a suite: statistics over seeds for every model and task.
 
     Args:
         config: the suite.
@@ -286,7 +314,7 @@ def summarise_evaluation(
     tasks: Iterable[tuple[Task[Any], Any]],
     scores: Mapping[str, Mapping[str, Scores]],
 ) -> Summary:
-    """Summarise an evaluation: a suite in which every model has one trial on each task that it can be measured on.
+    """Summarise an evaluation, which measures each model once on every task that suits it.
 
     Args:
         title: title of the page.
@@ -296,34 +324,44 @@ def summarise_evaluation(
     """
     summaries = {}
     for task, settings in tasks:
-        task_scores = {model: by_task[task.name] for model, by_task in scores.items() if task.name in by_task}
-        if not task_scores:
-            continue
+        scores_of_task = []
         results = {}
-        for model, model_scores in task_scores.items():
-            scores_by_seed = {1: model_scores}
+        for model, scores_by_task in scores.items():
+            model_scores = scores_by_task.get(task.name)
+            if model_scores is None:
+                continue
+            scores_of_task.append(model_scores)
+            scores_by_seed = {1: model_scores}  # an evaluation has no seeds and no grid
             grid_point = _summarise_grid_point({}, scores_by_seed)
             results[model] = _summarise_model(task, task.name, settings, scores_by_seed, grid_point, [grid_point])
-        summaries[task.name] = _summarise_task(task, results, list(task_scores.values()))
+        if results:
+            summaries[task.name] = _summarise_task(task, results, scores_of_task)
     return _join_tasks(title, models, summaries, unfinished=())
 
 
 def _join_tasks(
     title: str, models: Mapping[str, str], tasks: Mapping[str, TaskSummary], unfinished: tuple[str, ...]
 ) -> Summary:
-    """Return the summary of several tasks. Its headlines are the main metrics of each task."""
+    """Join the summaries of several tasks. The headlines are the main metrics of every task.
+
+    Args:
+        title: title of the page.
+        models: name -> location; the first is the model under test.
+        tasks: name -> summary of the task.
+        unfinished: names of unfinished trials.
+    """
     headlines: dict[str, None] = {}  # an ordered set
-    metrics: dict[str, dict[str, Statistic]] = {model: {} for model in models}
+    metrics_by_model: dict[str, dict[str, Statistic]] = {model: {} for model in models}
     for name, task in tasks.items():
-        task_headlines = [f"{name}/{metric}" for metric in (*_TASK_HEADLINES, task.main, "transfer_gap")]
+        candidates = [f"{name}/{metric}" for metric in (*_TASK_HEADLINES, task.main, "transfer_gap")]
         for model, result in task.models.items():
-            metrics[model] |= result.metrics
-            headlines |= {headline: None for headline in task_headlines if headline in result.metrics}
+            metrics_by_model[model] |= result.metrics
+            headlines |= dict.fromkeys(metric for metric in candidates if metric in result.metrics)
     missing = Statistic(0, None)
     variants = {}
     for model, location in models.items():
-        model_headlines = {headline: metrics[model].get(headline, missing) for headline in headlines}
-        variants[model] = Variant(what=location, seeds=(), unfinished=(), metrics=model_headlines)
+        statistics = {metric: metrics_by_model[model].get(metric, missing) for metric in headlines}
+        variants[model] = Variant(what=location, seeds=(), unfinished=(), metrics=statistics)
     model_under_test = next(iter(models))
     return Summary(title, model_under_test, dict(models), tuple(headlines), variants, unfinished, tasks)
 
@@ -331,28 +369,27 @@ def _join_tasks(
 def _summarise_suite_task(
     name: str, suite_task: SuiteTaskConfig, planned_trials: Sequence[Trial], scores: Mapping[str, Scores]
 ) -> TaskSummary:
-    """Summarise one task of a suite from its planned trials and the scores of the finished ones."""
+    """Summarise one task of a suite.
+
+    Args:
+        name: name of the task.
+        suite_task: its settings, grid and seeds.
+        planned_trials: the trials of the task.
+        scores: trial name -> scores, for all finished trials.
+    """
     task = task_of(suite_task.settings)
     notes = []
     results = {}
     for model in dict.fromkeys(trial.model for trial in planned_trials):
-        grid_by_description: dict[str, Mapping[str, Any]] = {}
-        scores_by_description: dict[str, dict[int, Scores]] = {}  # description of a grid point -> seed -> scores
-        for trial in planned_trials:
-            if trial.model == model:
-                description = trials.describe_grid_point(trial.grid)
-                grid_by_description[description] = trial.grid
-                scores_by_seed = scores_by_description.setdefault(description, {})
-                if trial.name in scores:
-                    scores_by_seed[trial.seed] = scores[trial.name]
-        grid_points = []
-        for description, grid in grid_by_description.items():
-            grid_points.append(_summarise_grid_point(grid, scores_by_description[description]))
-        chosen, problem = _choose_grid_point(grid_points)
+        trials_of_model = [trial for trial in planned_trials if trial.model == model]
+        scores_of_points = _group_by_grid_point(trials_of_model, scores)
+        grid_points = [_summarise_grid_point(point.grid, point.scores_by_seed) for point in scores_of_points]
+        problem = _describe_excluded_points(grid_points)
         if problem:
             notes.append(f"{model}: {problem}")
+        chosen = _choose_grid_point(grid_points)
         if chosen:
-            chosen_scores = scores_by_description[trials.describe_grid_point(chosen.grid)]
+            chosen_scores = scores_of_points[grid_points.index(chosen)].scores_by_seed
             results[model] = _summarise_model(task, name, suite_task.settings, chosen_scores, chosen, grid_points)
     finished_scores = [scores[trial.name] for trial in planned_trials if trial.name in scores]
     summary = _summarise_task(task, results, finished_scores)
@@ -366,10 +403,34 @@ def _summarise_suite_task(
     )
 
 
+class _GridPointScores(NamedTuple):
+    """The scores of the finished trials of one model at one grid point."""
+
+    grid: Mapping[str, Any]
+    scores_by_seed: dict[int, Scores]
+
+
+def _group_by_grid_point(trials_of_model: Sequence[Trial], scores: Mapping[str, Scores]) -> list[_GridPointScores]:
+    """Group the scores of a model's trials by grid point. A grid point without finished trial has no scores."""
+    points: dict[str, _GridPointScores] = {}
+    for trial in trials_of_model:
+        description = trials.describe_grid_point(trial.grid)  # mappings cannot be keys
+        point = points.setdefault(description, _GridPointScores(trial.grid, {}))
+        if trial.name in scores:
+            point.scores_by_seed[trial.seed] = scores[trial.name]
+    return list(points.values())
+
+
 def _summarise_task(
     task: Task[Any], results: Mapping[str, ModelResult], finished_scores: Sequence[Scores]
 ) -> TaskSummary:
-    """Summarise the results of all models on one task, without the protocol, which only a suite has."""
+    """Summarise the results of all models on one task.
+
+    Args:
+        task: the task.
+        results: model -> its result.
+        finished_scores: the scores of all finished trials.
+    """
     notes = []
     for model, result in results.items():
         files = result.details.get("not_reserved")
@@ -380,25 +441,28 @@ def _summarise_task(
             )
     if len({scores.test_set for scores in finished_scores}) > 1:
         notes.append("The trials have different test sets. Do not compare their scores.")
-    counts = {code: scores.counts[code] for scores in finished_scores for code in scores.languages}
-    codes = languages.sort(counts, task.order)
+    question_counts = {}
+    for scores in finished_scores:
+        for code in scores.languages:
+            question_counts[code] = scores.counts[code]
+    codes = languages.sort(question_counts, task.order)
     metrics = task.metrics[:1]
     if finished_scores:
-        metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))
+        metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))  # without repetitions
     return TaskSummary(
         kind=task.name,
         description=(task.__doc__ or "").splitlines()[0],
         main=task.metrics[0],
         metrics=metrics,
         languages=tuple(codes),
-        counts={code: counts[code] for code in codes},
+        counts={code: question_counts[code] for code in codes},
         notes=tuple(notes),
         models=results,
     )
 
 
 def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, Scores]) -> GridPoint:
-    """Average the development scores of a grid point over seeds. They are None if no seed has development sets."""
+    """Average the development scores of a grid point over its seeds. Without development sets, they are None."""
     scores_with_dev = [scores for scores in scores_by_seed.values() if scores.dev]
     means = [scores.dev["mean"] for scores in scores_with_dev if scores.dev]
     selection_scores = [_find_selection_score(scores) for scores in scores_with_dev]
@@ -413,8 +477,8 @@ def _summarise_grid_point(grid: Mapping[str, Any], scores_by_seed: Mapping[int, 
 def _find_selection_score(scores: Scores) -> float:
     """Return the development score by which grid points are compared.
 
-    Under the rule `source` it is the score of the source language alone. With any other score, the test would not be
-    zero-shot.
+    If checkpoints are chosen by the source language, only its score counts: scores of other languages would tune the
+    model on them, and the test would no longer be zero-shot.
     """
     dev = scores.dev or {}
     score: float = dev["mean"]
@@ -424,35 +488,43 @@ def _find_selection_score(scores: Scores) -> float:
     return score
 
 
-def _choose_grid_point(grid_points: Sequence[GridPoint]) -> tuple[GridPoint | None, str]:
-    """Choose the grid point with the best development score, the first one of equals. Test scores are never used.
+def _choose_grid_point(grid_points: Sequence[GridPoint]) -> GridPoint | None:
+    """Return the grid point with the best development score, the first one of equals. Test scores are never used.
 
-    Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five.
-
-    Returns:
-        The chosen point, or None if no seed is finished, or if finished points of a grid have no development scores.
-        A sentence about the points that could not be chosen, or "".
+    Only points with the most finished seeds compete, so that one lucky seed does not beat a mean of five. Return None
+    if no seed is finished, or if a finished point of a grid has no development score.
     """
     measured = [grid_point for grid_point in grid_points if grid_point.seeds]
     if not measured:
-        return None, ""
+        return None
     if len(grid_points) == 1:
-        return measured[0], ""
+        return measured[0]
+    if any(grid_point.by is None for grid_point in measured):
+        return None
+    most_seeds = max(len(grid_point.seeds) for grid_point in measured)
+    complete = [grid_point for grid_point in measured if len(grid_point.seeds) == most_seeds]
+    return max(complete, key=lambda grid_point: grid_point.by or 0.0)
+
+
+def _describe_excluded_points(grid_points: Sequence[GridPoint]) -> str:
+    """Return a sentence about the grid points that could not be chosen, or "" if there are none."""
+    measured = [grid_point for grid_point in grid_points if grid_point.seeds]
+    if not measured or len(grid_points) == 1:
+        return ""
     without_dev = [grid_point for grid_point in measured if grid_point.by is None]
     if without_dev:
-        points = _describe_grid_points(without_dev)
-        return None, f"no grid point is chosen, because {points} have no development scores. Add development sets."
-    seed_count = max(len(grid_point.seeds) for grid_point in measured)
-    complete = [grid_point for grid_point in measured if len(grid_point.seeds) == seed_count]
-    incomplete = [grid_point for grid_point in measured if len(grid_point.seeds) < seed_count]
-    problem = ""
+        names = _describe_grid_points(without_dev)
+        return f"no grid point is chosen, because {names} have no development scores. Add development sets."
+    most_seeds = max(len(grid_point.seeds) for grid_point in measured)
+    incomplete = [grid_point for grid_point in measured if len(grid_point.seeds) < most_seeds]
     if incomplete:
-        points = _describe_grid_points(incomplete)
-        problem = f"{points} cannot be chosen, because fewer than {seed_count} seeds are finished."
-    return max(complete, key=lambda grid_point: grid_point.by or 0.0), problem
+        names = _describe_grid_points(incomplete)
+        return f"{names} cannot be chosen, because fewer than {most_seeds} seeds are finished."
+    return ""
 
 
 def _describe_grid_points(grid_points: Iterable[GridPoint]) -> str:
+    """Return the values of grid points as text."""
     return ", ".join(trials.describe_grid_point(grid_point.grid) for grid_point in grid_points)
 
 
@@ -464,12 +536,23 @@ def _summarise_model(
     chosen: GridPoint,
     grid_points: Sequence[GridPoint],
 ) -> ModelResult:
-    """Summarise one model on one task over the seeds of its chosen grid point."""
+    """Summarise one model on one task over the seeds of its chosen grid point.
+
+    Args:
+        task: the task.
+        task_name: its name in the suite, with which the names of its metrics begin.
+        settings: its settings.
+        scores_by_seed: seed -> scores at the chosen grid point.
+        chosen: the chosen grid point.
+        grid_points: all grid points.
+    """
     first_scores = next(iter(scores_by_seed.values()))
-    grid_dev_languages = first_scores.dev["languages"] if first_scores.dev and len(grid_points) > 1 else ()
-    scores_of_language = {}
+    has_grid = len(grid_points) > 1
+    grid_dev_languages = first_scores.dev["languages"] if first_scores.dev and has_grid else ()
+    statistics_by_language = {}
     for code in languages.sort(first_scores.languages, task.order):
-        scores_of_language[code] = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
+        language_scores = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
+        statistics_by_language[code] = _compute_statistics(language_scores)
     # Scores of mixed pairs also have a table of all language pairs, which has no statistic.
     mixed_scores = {seed: scores.mixed for seed, scores in scores_by_seed.items() if scores.mixed}
     mixed = _compute_statistics(mixed_scores, ("within", "across")) if mixed_scores else {}
@@ -482,7 +565,7 @@ def _summarise_model(
         rule=describe_rule(first_scores.selection, grid_dev_languages),
         tuned={seed: scores.training.get("tuned") for seed, scores in scores_by_seed.items()},
         steps={seed: selection.get("chosen", {}) for seed, selection in selections.items()},
-        languages={code: _compute_statistics(by_seed) for code, by_seed in scores_of_language.items()},
+        languages=statistics_by_language,
         mean=_compute_statistics({seed: scores.mean for seed, scores in scores_by_seed.items()}),
         transfer_gap=_compute_statistics(gaps) or None,
         within=mixed.get("within"),
@@ -493,12 +576,20 @@ def _summarise_model(
 
 
 def _compute_statistics(
-    values_by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()
+    metrics_by_seed: Mapping[int, Mapping[str, Any]], names: Iterable[str] = ()
 ) -> dict[str, Statistic]:
-    """Return the statistic over seeds of each named metric, by default of all metrics. Seeds may lack a metric."""
-    metrics = tuple(names) or dict.fromkeys(name for values in values_by_seed.values() for name in values)
+    """Return the statistic of each metric over the seeds that have it.
+
+    Args:
+        metrics_by_seed: seed -> metric -> value.
+        names: names of the metrics; by default all.
+    """
+    selected_names = list(names)
+    if not selected_names:
+        for metrics in metrics_by_seed.values():
+            selected_names += metrics
     statistics = {}
-    for metric in metrics:
-        metric_by_seed = {seed: values[metric] for seed, values in values_by_seed.items() if metric in values}
-        statistics[metric] = summarise_seeds(metric_by_seed)
+    for name in dict.fromkeys(selected_names):
+        values = {seed: metrics[name] for seed, metrics in metrics_by_seed.items() if name in metrics}
+        statistics[name] = summarise_seeds(values)
     return statistics

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -15,63 +15,63 @@ SENTENCE = "sentence"
 """Role of a column with sentences of a corpus, which may contain any character."""
 
 
-def percent(share: float | None, decimals: int = 1) -> str:
+def format_percent(share: float | None, decimals: int = 1) -> str:
     """Format a share as percent, without the percent sign."""
     return "–" if share is None else f"{100 * share:.{decimals}f}"
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """Format a whole number."""
     return f"{number:,.0f}"
 
 
-def hours(number: float) -> str:
+def format_hours(number: float) -> str:
     """Format a number of hours."""
     return f"{number:,.2f}"
 
 
-def short(number: float) -> str:
-    """Format a figure such as a perplexity."""
+def format_figure(number: float) -> str:
+    """Format a figure that is not a share, such as a perplexity: with one decimal below 1000, with none above."""
     return f"{number:,.1f}" if number < 1000 else f"{number:,.0f}"
 
 
-def four_digits(number: float, mean: float) -> str:
-    """Format a number with the decimals that give `mean` four digits, so that a mean and its deviation match."""
+def format_like_mean(number: float, mean: float) -> str:
+    """Format a mean or its deviation with as many decimals as give the mean four digits."""
     integer_digits = len(str(int(abs(mean))))
     return f"{number:,.{max(0, 4 - integer_digits)}f}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and the format of its figures."""
+    """The heading of a column and the format of its figures."""
 
     name: str
-    show: Callable[[float], str] | None = percent  # None: `four_digits` of the mean
+    format_number: Callable[[float], str] | None = format_percent  # None: `format_like_mean`
     role: str = ""  # CSS class: `sum` for the mean before all languages, `text` for words, or SENTENCE
-    intervals: bool = False  # show the confidence interval of a figure
+    has_intervals: bool = False  # whether figures are shown with their confidence intervals
 
     def format(self, number: float, mean: float) -> str:
-        """Format a figure, or its deviation with the decimals of the figure, which is `mean`."""
-        return self.show(number) if self.show else four_digits(number, mean)
+        """Format a figure, or the deviation of a figure whose mean is `mean`."""
+        return self.format_number(number) if self.format_number else format_like_mean(number, mean)
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row: a model of ours, or a published one, which names its `source`."""
+    """One row: a model of ours, or a published model, which has a `source`."""
 
     name: str
     cells: tuple[Cell, ...]
     detail: str = ""
     rule: str = ""  # #M: the number of checkpoints, and how they were chosen
     source: str = ""
-    what: str = ""  # shown below the name
+    what: str = ""  # description of the model, shown below its name
     seeds: int = 0  # finished seeds; a figure of fewer seeds shows its number
     marked: int | None = None  # index of the highlighted cell
 
 
 @dataclass(frozen=True)
 class PageTable:
-    """Rows of ours, and published rows below them."""
+    """A table with rows of our models, and published rows below them."""
 
     name: str  # of the CSV file
     title: str
@@ -92,80 +92,87 @@ class PageTable:
         """Whether a column shows sentences of a corpus."""
         return any(column.role == SENTENCE for column in self.columns)
 
+    def without_published(self) -> "PageTable":
+        """Return the table with only our rows."""
+        return replace(self, published=())
+
 
 def to_statistic(cell: Cell) -> Statistic:
-    """Return the figure of a cell as a statistic. Text and a missing figure give a statistic without a mean."""
+    """Return the figure of a cell as a statistic. It has no mean if the cell is empty or has text."""
     if isinstance(cell, Statistic):
         return cell
-    return Statistic(0, None) if cell is None or isinstance(cell, str) else Statistic(1, cell)
+    if cell is None or isinstance(cell, str):
+        return Statistic(0, None)
+    return Statistic(1, cell)
 
 
-def show(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
-    """Return the mean and the deviation over seeds of a cell as text: (`76.2`, ` ± 0.3`).
+def format_cell(column: Column, cell: Cell, seeds: int = 0) -> tuple[str, str]:
+    """Return the mean of a cell and its deviation over seeds as two texts, such as `76.2` and ` ± 0.3`.
 
-    If the cell has fewer seeds than the `seeds` of its row, the deviation ends with their number.
+    If the figure has fewer seeds than the `seeds` of its row, the number of its seeds follows the deviation.
     """
     if isinstance(cell, str):
         return cell, ""
     statistic = to_statistic(cell)
     if statistic.mean is None:
         return "–", ""
-    spread = ""
+    deviation = ""
     if statistic.deviation is not None:
-        spread = f" ± {column.format(statistic.deviation, statistic.mean)}"
+        deviation = f" ± {column.format(statistic.deviation, statistic.mean)}"
     if statistic.n < seeds:
-        spread += f" (n={statistic.n})"
-    return column.format(statistic.mean, statistic.mean), spread
+        deviation += f" (n={statistic.n})"
+    return column.format(statistic.mean, statistic.mean), deviation
 
 
-def show_interval(column: Column, cell: Cell) -> str:
+def format_interval(column: Column, cell: Cell) -> str:
     """Return the interval of a cell, `39.5 … 40.8`, or "" if it has none or the column does not show it."""
     interval = to_statistic(cell).interval
-    if not column.intervals or interval is None:
+    if not column.has_intervals or interval is None:
         return ""
     low, high = interval
     return f"{column.format(low, low)} … {column.format(high, high)}"
 
 
-def _show_as_text(column: Column, cell: Cell, seeds: int) -> str:
+def _to_text(column: Column, cell: Cell, seeds: int) -> str:
     """Return a cell with its deviation and its interval: `40.1 ± 0.3 (39.5 … 40.8)`."""
-    text = "".join(show(column, cell, seeds))
-    interval = show_interval(column, cell)
+    text = "".join(format_cell(column, cell, seeds))
+    interval = format_interval(column, cell)
     return f"{text} ({interval})" if interval else text
 
 
 def list_sources(tables: Iterable[PageTable]) -> list[str]:
-    """Return the distinct sources of the published rows. Rows refer to a source by its number in this list."""
+    """Return the distinct sources of published rows. Rows cite a source by its position in this list."""
     sources: dict[str, None] = {}  # an ordered set
     for table in tables:
         sources |= dict.fromkeys(line.source for line in table.published)
     return list(sources)
 
 
-def lay_out(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> list[list[str]]:
-    """Return a table as rows of text, the heading first."""
-    lines = table.lines if published else table.ours
+def to_text_rows(table: PageTable, sources: Sequence[str] = ()) -> list[list[str]]:
+    """Return a table as rows of text, the heading first. Columns that no row needs are left out."""
+    lines = table.lines
     columns = [[table.head, *(line.name for line in lines)]]
     if any(line.detail for line in lines):
         columns.append(["details", *(line.detail for line in lines)])
     if any(line.rule for line in lines):
         columns.append(["#M", *(line.rule for line in lines)])
     for index, column in enumerate(table.columns):
-        columns.append([column.name, *(_show_as_text(column, line.cells[index], line.seeds) for line in lines)])
+        texts = [_to_text(column, line.cells[index], line.seeds) for line in lines]
+        columns.append([column.name, *texts])
     if any(line.source for line in lines):
         citations = [f"[{sources.index(line.source) + 1}]" if line.source else "ours" for line in lines]
         columns.append(["from", *citations])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def to_markdown(table: PageTable, sources: Sequence[str] = (), published: bool = True) -> str:
+def to_markdown(table: PageTable, sources: Sequence[str] = ()) -> str:
     """Return a table as Markdown, aligned so that it is readable on a console."""
-    heading, *rows = [_escape_row(row, table.has_sentences) for row in lay_out(table, sources, published)]
+    heading, *rows = [_escape_row(row, table.has_sentences) for row in to_text_rows(table, sources)]
     return tabulate(rows, heading, tablefmt="github", disable_numparse=True)
 
 
 def _escape_row(row: Sequence[str], has_sentences: bool) -> list[str]:
-    """Return a row in which vertical bars do not end a cell. In a table with sentences, escape all Markdown."""
+    """Escape vertical bars, which would end a cell. In a table with sentences, escape all Markdown."""
     if has_sentences:
         return [escape_markdown(cell) for cell in row]
     return [cell.replace("|", r"\|") for cell in row]
@@ -177,11 +184,14 @@ def escape_markdown(text: str) -> str:
 
 
 def to_csv(table: PageTable) -> str:
-    """Return a table as CSV: shares from 0 to 1, and after each metric columns for its deviation and its interval."""
+    """Return a table as CSV, with shares from 0 to 1.
+
+    The column of a metric is followed by columns for its deviation and for the bounds of its interval.
+    """
     rows = []
     for line in table.lines:
-        whose = "published" if line.source else "ours"
-        row: dict[str, Any] = {"whose": whose, "model": line.name, "detail": line.detail, "#M": line.rule}
+        origin = "published" if line.source else "ours"
+        row: dict[str, Any] = {"whose": origin, "model": line.name, "detail": line.detail, "#M": line.rule}
         for column, cell in zip(table.columns, line.cells, strict=True):
             if column.role == SENTENCE:
                 row[column.name] = cell
@@ -189,7 +199,7 @@ def to_csv(table: PageTable) -> str:
             statistic = to_statistic(cell)
             row[column.name] = statistic.mean
             row[f"{column.name} deviation"] = statistic.deviation
-            if column.intervals:
+            if column.has_intervals:
                 low, high = statistic.interval or (None, None)
                 row[f"{column.name} low"] = low
                 row[f"{column.name} high"] = high
@@ -199,9 +209,15 @@ def to_csv(table: PageTable) -> str:
 
 
 def tabulate_counts(head: str, columns: Sequence[str], rows: Mapping[str, Mapping[str, float]]) -> PageTable:
-    """Tabulate whole numbers: name of a row -> column -> number."""
+    """Return a table of whole numbers.
+
+    Args:
+        head: heading of the first column, and name of the CSV file.
+        columns: names of the columns.
+        rows: name of a row -> column -> number.
+    """
     lines = []
     for name, counts in rows.items():
         lines.append(Line(name, tuple(counts[column] for column in columns)))
-    count_columns = tuple(Column(column.replace("_", " "), count) for column in columns)
+    count_columns = tuple(Column(column.replace("_", " "), format_count) for column in columns)
     return PageTable(head, "", count_columns, tuple(lines), head=head)

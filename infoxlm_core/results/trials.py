@@ -29,17 +29,17 @@ HEADLINES = (
 """Metrics that describe a registered version and compare the variants of an ablation."""
 
 
-def describe_headlines(figures: Mapping[str, float]) -> list[str]:
-    """Return one line per main metric of a run, with the value of the model before the training."""
+def describe_headlines(metrics: Mapping[str, float]) -> list[str]:
+    """Return one line for each main metric of a run, with the value of the model before its training."""
     lines = []
     for name in HEADLINES:
-        if name not in figures:
+        if name not in metrics:
             continue
-        line = f"{name:28}{figures[name]:10.4f}"
+        line = f"{name:28}{metrics[name]:10.4f}"
         for start in STARTS:
-            value = figures.get(f"{start}/{name}")
-            if value is not None:
-                line += f"    {start} {value:10.4f}"
+            start_value = metrics.get(f"{start}/{name}")
+            if start_value is not None:
+                line += f"    {start} {start_value:10.4f}"
         lines.append(line)
     return lines
 
@@ -82,7 +82,7 @@ class PlannedTrial(NamedTuple):
 
 
 def plan(config: SuiteConfig) -> list[PlannedTrial]:
-    """Return the trials of a suite, task by task in the order of the config.
+    """Plan the trials of a suite: every model with every grid point and seed, task by task.
 
     Raises:
         ConfigError: names of models are ambiguous, or a grid or its seeds cannot be used.
@@ -104,7 +104,7 @@ def plan(config: SuiteConfig) -> list[PlannedTrial]:
 
 
 def _list_grid_points(suite_task: SuiteTaskConfig) -> list[dict[str, Any]]:
-    """Return every combination of the grid's values as field -> value. Without a grid, there is an empty one."""
+    """Return every combination of the grid's values as field -> value. Without a grid, return one empty combination."""
     names = sorted(suite_task.grid)
     value_lists = [map(_to_int, suite_task.grid[name]) for name in names]
     return [dict(zip(names, values, strict=True)) for values in itertools.product(*value_lists)]
@@ -160,7 +160,7 @@ def _check_model_names(config: SuiteConfig) -> None:
 
 
 def _check_grid_and_seeds(task: str, suite_task: SuiteTaskConfig) -> None:
-    """Raise ConfigError for seeds and grid values that are repeated or have no effect."""
+    """Raise ConfigError if seeds or grid values of a task are repeated or have no effect."""
     settings = suite_task.settings
     location = f"tasks.{task}"
     if not task_of(settings).trained:
@@ -183,22 +183,25 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def check(task: str, suite_task: SuiteTaskConfig, settings: Settings) -> None:
-    """Read all sets of a task once, so that a wrong path or an empty set is found before training.
+    """Read the data of a task once, so that a wrong path or an empty file is found before training.
 
     Args:
-        task: name in the suite, for errors.
-        suite_task: the task.
-        settings: its settings with local paths.
+        task: name of the task in the suite, for error messages.
+        suite_task: the task of the suite, whose grid needs development sets.
+        settings: the settings of the task with local paths.
+
+    Raises:
+        InputError: a file is missing, empty or malformed.
     """
     has_grid = any(len(values) > 1 for values in suite_task.grid.values())
     try:
         task_of(settings).check(settings, has_grid)
     except InputError as error:
-        raise type(error)(f"tasks.{task}: {error}") from None
+        raise type(error)(f"tasks.{task}: {error}") from None  # a subclass, such as ConfigError, stays one
 
 
-def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[str, Any], output: Path) -> Scores:
-    """Measure an encoder or the model that was fine-tuned from it, and write scores.json and the predictions.
+def measure_model(settings: Settings, encoder: Path, model: Path, training: Mapping[str, Any], output: Path) -> Scores:
+    """Measure a model on a task, write its predictions and scores.json, and return the scores.
 
     Args:
         settings: settings of the task.
@@ -208,13 +211,16 @@ def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[st
         output: directory for scores and predictions.
     """
     task = task_of(settings)
-    data_paths = [Path(path) for paths in task.list_data(settings).values() for path in paths]
-    corpus = next((path for path in data_paths if (path / "held_out").is_dir()), None)
-    not_reserved = unreserved.find(encoder, task.list_test_files(settings), corpus)
+    corpus = None  # the prepared corpus, if the task is measured on held-out text
+    for paths in task.list_data(settings).values():
+        for path in map(Path, paths):
+            if corpus is None and (path / "held_out").is_dir():
+                corpus = path
+    leaked_files = unreserved.find(encoder, task.list_test_files(settings), corpus)
     scores = task.measure(settings, model, output)
     details = dict(scores.details)
-    if not_reserved:
-        details["not_reserved"] = not_reserved
+    if leaked_files:
+        details["not_reserved"] = leaked_files
     trained_on = task.list_training_languages(settings)
     scores = replace(scores, trained_on=trained_on, training=training, details=details)
     manifests.write_atomically(output / SCORES, json.dumps(scores.to_dict(), indent=1, ensure_ascii=False) + "\n")
@@ -222,5 +228,5 @@ def measure(settings: Settings, encoder: Path, model: Path, training: Mapping[st
 
 
 def read_scores(path: Path) -> Scores:
-    """Read the scores.json that `measure` wrote. Raise InputError if it is malformed."""
+    """Read the scores.json that `measure_model` wrote. Raise InputError if it is malformed."""
     return Scores.from_dict(user_files.read_json(path, dict[str, Any], "measure again"), str(path))

@@ -71,8 +71,8 @@ def evaluate(
         tested_outcomes = outcomes[tested_model]
         record["before_after"] = _compare_with_start(start_outcomes, tested_outcomes, questions, record["corpus"])
         examples = before_after.find_examples(questions, start_outcomes, tested_outcomes)
-        sections = before_after.lay_out(tested_model, record["before_after"], examples, hours or {})
-    report.write(output, record, _summarise(record, questions, scores), sections)
+        sections = before_after.build_sections(tested_model, record["before_after"], examples, hours or {})
+    report.write_evaluation_report(output, record, _summarise(record, questions, scores), sections)
     evidence.write(output / evidence.FILE, outcomes)
     return _name_metrics(scores, questions)
 
@@ -157,7 +157,7 @@ def _compare_with_start(
     trained_languages = {languages.two_letters(code) for code in codes}
     before = evidence.Outcomes(start, questions.pivot)
     after = evidence.Outcomes(tested, questions.pivot)
-    return before_after.compare(before, after, trained_languages)
+    return before_after.compare_outcomes(before, after, trained_languages)
 
 
 def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path, corpus: Path) -> dict[str, Any]:

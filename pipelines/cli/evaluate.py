@@ -175,13 +175,13 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     scores = {}
     for trial, _, _ in trials.plan(config):
         directory = model_directories[trial.model]
-        scores[trial.name] = trials.measure(settings, directory, directory, {}, output / trial.model)
+        scores[trial.name] = trials.measure_model(settings, directory, directory, {}, output / trial.model)
     summary = summarise(config, scores)
     if task_definition.trained:  # others fine-tuned the models, so only the facts about the test set are known
         task_summary = summary.tasks[task]
         test_facts = tuple(fact for fact in task_summary.protocol if fact.what in ("test set", "normaliser"))
         summary = replace(summary, tasks={task: replace(task_summary, protocol=test_facts)})
-    page.write(output, "suite", summary)
+    page.write_sweep_report(output, "suite", summary)
     typer.echo((output / "suite.md").read_text(encoding="utf-8"))
     typer.echo(f"page        {output / 'suite.html'}")
 

@@ -106,7 +106,7 @@ def compare(
     summary = summarise_metrics(ablation.name, results, split_list(metrics), sweeps.read_outcomes(ablation))
     typer.echo(page.to_markdown(summary))
     if output:
-        page.write(output, "comparison", summary)
+        page.write_sweep_report(output, "comparison", summary)
         typer.echo(f"comparison  {output}/comparison.html")
 
 

@@ -38,6 +38,7 @@ class PublishedTable:
 
 @cache
 def _load() -> dict[str, Any]:
+    """Return the content of published.yaml."""
     content: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
     return content
 
@@ -78,10 +79,16 @@ def tables() -> dict[str, PublishedTable]:
 
 
 def _read_row(row: dict[str, Any], columns: list[str], sources: dict[str, str]) -> PublishedRow:
-    """Parse a row of published.yaml, whose scores are percentages, or "?" where our copy is not legible."""
+    """Parse a row of published.yaml. Its scores are percentages, or `?` if they are unknown.
+
+    Args:
+        row: the fields of the row.
+        columns: names of the columns of its table.
+        sources: name of a source -> its description.
+    """
     shares: dict[str, float | None] = {}
-    for column, cell in zip(columns, row["cells"].split(), strict=True):
-        shares[column] = None if cell == "?" else float(cell) / 100
+    for column, percentage in zip(columns, row["cells"].split(), strict=True):
+        shares[column] = None if percentage == "?" else float(percentage) / 100
     fields = row | {
         "source": sources[row["source"]],
         "cells": shares,

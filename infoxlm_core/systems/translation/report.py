@@ -14,7 +14,7 @@ from infoxlm_core import manifests
 from infoxlm_core.results import evidence, figures, page, published
 from infoxlm_core.results.page import Section
 from infoxlm_core.results.summary import Summary, summarise_metrics
-from infoxlm_core.results.tables import SENTENCE, Cell, Column, Line, PageTable, short
+from infoxlm_core.results.tables import SENTENCE, Cell, Column, Line, PageTable, format_figure
 from infoxlm_core.results.trials import Trial
 from infoxlm_core.systems.translation import evaluation
 from infoxlm_core.systems.translation.decoding import TextTranslator, create_bleu
@@ -69,7 +69,7 @@ def write_page(output: Path, name: str, summary: Summary, scores_by_variant: Map
         scores_by_variant: scores of the first seed of each finished variant. The first variant is the baseline of the
             p-values.
     """
-    sections = [*page.lay_out(summary), _compare_with_paper(summary)]
+    sections = [*page.build_sections(summary), _compare_with_paper(summary)]
     directions: dict[str, None] = {}  # a set in the order of insertion
     for scores in scores_by_variant.values():
         directions |= dict.fromkeys(scores["directions"])
@@ -104,7 +104,7 @@ def _compare_with_paper(summary: Summary) -> Section:
     for row in paper.rows:
         scores: list[Cell] = [row.cells.get(direction, "") for direction in directions]
         paper_lines.append(Line(row.model, tuple(scores), source=row.source))
-    columns = tuple(Column(direction, short) for direction in directions)
+    columns = tuple(Column(direction, format_figure) for direction in directions)
     table = PageTable("initialisations", "", columns, tuple(our_lines), tuple(paper_lines), head="initialisation")
     text = (
         "BLEU by the initial weights of the encoder and the decoder. XLM's rows are unsupervised, trained on millions "
@@ -125,7 +125,7 @@ def _tabulate_intervals(direction: str, results: Mapping[str, Mapping[str, Any]]
             interval = f"{score.mean - score.ci:.1f} … {score.mean + score.ci:.1f}"
             p_value = "" if score.p_value is None else f"{score.p_value:.3f}"
             lines.append(Line(variant, (score.score, interval, p_value)))
-    columns = (Column("BLEU", short), Column("95 % interval"), Column("p"))
+    columns = (Column("BLEU", format_figure), Column("95 % interval"), Column("p"))
     notes = (f"{len(baseline['references'])} sentences, {baseline['signature']}",)
     return PageTable(f"bleu-{direction}", "", columns, tuple(lines), notes=notes, head="initialisation")
 

@@ -19,5 +19,5 @@ def suite(tmp_path_factory):
     scores |= {"ours mlqa seed 1": answered(0.5), "ours tatoeba": retrieved(0.8), "peer tatoeba": retrieved(0.4)}
     summary = summed(planned, scores)
     output = tmp_path_factory.mktemp("suite")
-    page.write(output, "suite", replace(summary, models={"ours": "/models/ours", "peer": "/models/peer"}))
+    page.write_sweep_report(output, "suite", replace(summary, models={"ours": "/models/ours", "peer": "/models/peer"}))
     return output, summary

@@ -49,7 +49,7 @@ ENCODER = answer_questions(from_pivot=[3, 7], to_pivot=[59])
 
 
 def test_gains_and_fixed_and_broken_answers_are_counted_by_language():
-    comparison = before_after.compare(Outcomes(START, "en"), Outcomes(ENCODER, "en"), {"en", "de"})
+    comparison = before_after.compare_outcomes(Outcomes(START, "en"), Outcomes(ENCODER, "en"), {"en", "de"})
 
     assert list(comparison) == ["held_out"]
     rows = {row["name"]: row for row in comparison["held_out"]}
@@ -69,7 +69,7 @@ def test_guard_marks_languages_outside_of_the_training_text_and_shows_them_last(
     start = Outcomes(pd.concat([START, answer_guard({"fin": 90, "deu": 80})]), "en")
     encoder = Outcomes(pd.concat([ENCODER, answer_guard({"fin": 85, "deu": 84})]), "en")
 
-    rows = before_after.compare(start, encoder, {"en", "de"})["guard"]
+    rows = before_after.compare_outcomes(start, encoder, {"en", "de"})["guard"]
 
     assert [(row["name"], pytest.approx(row["gain"])) for row in rows] == [
         ("mean", -0.005), ("languages of the training", 0.04), ("other languages", -0.05), ("deu", 0.04),
@@ -85,7 +85,7 @@ def test_examples_show_the_retrieved_sentences_before_and_after():
     assert examples.fixed[0] == ("en → de", "save 0", "de 0", "de 1", "de 0")
     assert ("de → en", "de 0", "save 0", "save 1", "save 0") in examples.fixed
     assert [example.direction for example in examples.neighbours[:2]] == ["en → de", "en → fr"]
-    assert len(examples.neighbours) == before_after.NEIGHBOURS
+    assert len(examples.neighbours) == before_after.MAX_NEIGHBOURS
 
 
 def test_at_most_max_examples_are_shown():
@@ -97,10 +97,10 @@ def test_at_most_max_examples_are_shown():
 def test_sentences_are_shown_as_text_and_kept_out_of_the_model_card(tmp_path):
     start = answer_questions(from_pivot=[59])  # the hostile sentence is fixed
     encoder = answer_questions()
-    comparison = before_after.compare(Outcomes(start, "en"), Outcomes(encoder, "en"), {"en"})
+    comparison = before_after.compare_outcomes(Outcomes(start, "en"), Outcomes(encoder, "en"), {"en"})
     examples = before_after.find_examples(QUESTIONS, start, encoder)
 
-    sections = before_after.lay_out("ours", comparison, examples, {"cost/cpu_hours/all": 0.5})
+    sections = before_after.build_sections("ours", comparison, examples, {"cost/cpu_hours/all": 0.5})
     page.write_page(tmp_path, "report", summarise_metrics("toy", []), sections)
 
     html = (tmp_path / "report.html").read_text()
@@ -123,8 +123,9 @@ def test_sentences_are_shown_as_text_and_kept_out_of_the_model_card(tmp_path):
 def test_merge_marks_the_chosen_weight_and_tells_if_no_weight_passed(passed):
     accuracies = {"held_out": 0.9, "guard": 0.8, "guard_lower": -0.001}
     curve = [{"weight": weight, **accuracies} for weight in (0.0, 0.25, 0.5)]
+    merge = {"weight": 0.25, "passed": passed, "largest_loss": 0.005, "curve": curve}
 
-    section = before_after.lay_out_merge({"weight": 0.25, "passed": passed, "largest_loss": 0.005, "curve": curve})
+    section = before_after.build_merge_section(merge)
 
     [table] = section.tables
     assert [line.name for line in table.lines] == ["0 (start)", "0.25", "0.5"]

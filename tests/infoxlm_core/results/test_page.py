@@ -70,7 +70,7 @@ def test_model_card_of_a_suite_has_only_our_numbers(suite):
 def test_suite_without_a_finished_trial_has_a_page(tmp_path):
     planned = config(xnli=CLASSIFICATION | {"table": "xnli", "seeds": list(range(1, 21))}, pairs=RETRIEVAL)
 
-    page.write(tmp_path, "suite", summed(planned, {}))
+    page.write_sweep_report(tmp_path, "suite", summed(planned, {}))
 
     markdown = (tmp_path / "suite.md").read_text()
     assert markdown.count("No trial has finished.") == 3  # headlines and two tasks
@@ -78,7 +78,7 @@ def test_suite_without_a_finished_trial_has_a_page(tmp_path):
 
 
 def test_ablation_has_a_page_that_names_variants_and_unfinished_trials(tmp_path):
-    page.write(tmp_path, "comparison", summarise_ablation({"full": [0.4, None], "other": [None]}))
+    page.write_sweep_report(tmp_path, "comparison", summarise_ablation({"full": [0.4, None], "other": [None]}))
 
     assert not (tmp_path / "figures").exists()  # a single seed has no interval to draw
     for suffix in ("md", "html"):
@@ -91,7 +91,7 @@ def test_ablation_has_a_page_that_names_variants_and_unfinished_trials(tmp_path)
 def test_ablation_shows_differences_to_the_first_variant_with_intervals(tmp_path):
     shares = {"full": [0.50, 0.56, 0.62], "-XLCO": [0.45, 0.52, 0.57], "unfinished": [None]}
     summary = summarise_ablation(shares)
-    page.write(tmp_path, "comparison", summary)
+    page.write_sweep_report(tmp_path, "comparison", summary)
 
     section = (tmp_path / "comparison.md").read_text().split("\n## ")[2]
     assert section.startswith("Differences between variants")
@@ -110,7 +110,7 @@ def test_ablation_shows_differences_to_the_first_variant_with_intervals(tmp_path
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_values_that_are_not_finite_are_left_out_and_are_null_in_json(tmp_path, value):
-    page.write(tmp_path, "comparison", summarise_ablation({"full": [0.4, 0.4, value]}))
+    page.write_sweep_report(tmp_path, "comparison", summarise_ablation({"full": [0.4, 0.4, value]}))
 
     content = json.loads((tmp_path / "comparison.json").read_text(), parse_constant=pytest.fail)
     assert content["variants"]["full"]["metrics"][METRIC]["values"] == {"1": 0.4, "2": 0.4, "3": None}
@@ -118,7 +118,7 @@ def test_values_that_are_not_finite_are_left_out_and_are_null_in_json(tmp_path, 
 
 
 def test_names_are_escaped_in_html_and_markdown(tmp_path):
-    page.write(tmp_path, "comparison", summarise_ablation({"<b>full|$x$</b>": [0.4, 0.4]}))
+    page.write_sweep_report(tmp_path, "comparison", summarise_ablation({"<b>full|$x$</b>": [0.4, 0.4]}))
 
     html = (tmp_path / "comparison.html").read_text()
     assert "<b>full" not in html
@@ -127,7 +127,7 @@ def test_names_are_escaped_in_html_and_markdown(tmp_path):
 
 
 def test_ablations_of_the_paper_have_their_own_table(tmp_path):
-    page.write(tmp_path, "comparison", summarise_ablation({"-XLCO": [0.4], "own": [None]}))
+    page.write_sweep_report(tmp_path, "comparison", summarise_ablation({"-XLCO": [0.4], "own": [None]}))
 
     ours, paper = (tmp_path / "comparison.md").read_text().split("## What the paper reports")
     assert "76.24" not in ours

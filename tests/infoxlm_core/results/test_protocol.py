@@ -89,7 +89,7 @@ def measured_suite(tmp_path_factory):
             models_by_training[training] = tuned, figures
         tuned, figures = models_by_training[training]
         output = folder / "scores" / trial.task
-        scores[trial.name] = trials.measure(settings, Path(source), tuned, figures, output)
+        scores[trial.name] = trials.measure_model(settings, Path(source), tuned, figures, output)
     return summarise(suite, scores), folder / "scores", len(models_by_training)
 
 

@@ -410,7 +410,7 @@ def test_every_row_of_the_comparison_trains_on_as_many_tokens_and_is_on_the_page
         metrics |= {name: figures[name] for name in ("steps", "tokens_seen")}
         results.append((Trial.parse({"variant": row, "seed": 1, "what": settings["what"]}), metrics))
     summary = summarise_metrics("systems", results)
-    page.write(tmp_path, "comparison", summary)
+    page.write_sweep_report(tmp_path, "comparison", summary)
 
     tokens_seen = {row: variant.costs["tokens_seen"].mean for row, variant in summary.variants.items()}
     del tokens_seen["untrained"]

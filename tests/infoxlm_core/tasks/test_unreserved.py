@@ -60,10 +60,10 @@ def test_held_out_text_is_reserved_for_models_of_its_own_corpus_only(test_files,
 def test_scores_name_the_test_files_that_were_not_reserved(test_files, tmp_path):
     model = save_model(tmp_path / "model")
     settings = TASKS["retrieval"].settings.parse({"data": str(tmp_path / "set")})
-    scores_of_other_model = trials.measure(settings, model, model, {}, tmp_path / "other").to_dict()
+    scores_of_other_model = trials.measure_model(settings, model, model, {}, tmp_path / "other").to_dict()
     write_manifest(model, steps=9)
 
-    scores = trials.measure(settings, model, model, {}, tmp_path / "ours").to_dict()
+    scores = trials.measure_model(settings, model, model, {}, tmp_path / "ours").to_dict()
 
     assert scores == scores_of_other_model | {"not_reserved": ["a.en-de.de", "a.en-de.en"]}
     assert trials.read_scores(tmp_path / "ours" / trials.SCORES).details["not_reserved"] == scores["not_reserved"]
