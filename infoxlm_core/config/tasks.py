@@ -123,7 +123,7 @@ class CrossLingualConfig(RecipeConfig):
     paragraph and a question."""
 
     translated_test: tuple[str, ...] = ()
-    """Files or folders of test sets that were machine-translated into the first training language (translate-test).
+    """Files or directories of test sets that were machine-translated into the first training language (translate-test).
     Their names contain the language of the original. They replace the test sets of all languages except the first
     training language. Only a suite and `evaluate` read them."""
 
@@ -138,9 +138,10 @@ class AlignedSetConfig(StageConfig):
     """Names a set of aligned sentences: the translations of the sentences of one language."""
 
     data: Source
-    """Folder of aligned sentences, or a prepared corpus, of which the held-out pairs are used. The files of a folder
-    are named like LASER's `tatoeba.deu-eng.deu` and `tatoeba.deu-eng.eng`, like NAME.en-de.en and NAME.en-de.de, or
-    like en-de.tsv. A folder may also contain one file per language, in which equal lines translate each other."""
+    """Directory of aligned sentences, or a prepared corpus, of which the held-out pairs are used. The files of a
+    directory are named like LASER's `tatoeba.deu-eng.deu` and `tatoeba.deu-eng.eng`, like NAME.en-de.en and
+    NAME.en-de.de, or like en-de.tsv. A directory may also contain one file per language, in which equal lines translate
+    each other."""
 
     pivot: Language = "en"
     """The language that all others are aligned with."""

@@ -80,6 +80,6 @@ class CheckpointsConfig(StageConfig):
     """Number of newest checkpoints that stay on disk."""
 
     resume: RunName = ""
-    """Name of a pre-training run in the folder `runs` of the store, such as `pretrained-3f2a…`. The run resumes from
+    """Name of a pre-training run in the directory `runs` of the store, such as `pretrained-3f2a…`. The run resumes from
     the newest checkpoint of this run, even if data, tokenizer or settings have changed. Each difference is logged. If
     empty, a run whose inputs have changed does not resume."""

@@ -445,7 +445,7 @@ def _summarise_task(
     for scores in finished_scores:
         for code in scores.languages:
             question_counts[code] = scores.counts[code]
-    codes = languages.sort(question_counts, task.order)
+    codes = languages.sort_codes(question_counts, task.order)
     metrics = task.metrics[:1]
     if finished_scores:
         metrics = tuple(dict.fromkeys((*task.metrics, *finished_scores[0].mean)))  # without repetitions
@@ -550,7 +550,7 @@ def _summarise_model(
     has_grid = len(grid_points) > 1
     grid_dev_languages = first_scores.dev["languages"] if first_scores.dev and has_grid else ()
     statistics_by_language = {}
-    for code in languages.sort(first_scores.languages, task.order):
+    for code in languages.sort_codes(first_scores.languages, task.order):
         language_scores = {seed: scores.languages[code] for seed, scores in scores_by_seed.items()}
         statistics_by_language[code] = _compute_statistics(language_scores)
     # Scores of mixed pairs also have a table of all language pairs, which has no statistic.

@@ -18,21 +18,21 @@ def test_word_that_looks_like_a_code_is_not_a_language(word):
 
 
 def test_only_one_of_two_scripts_gets_the_short_name():
-    names = languages.shorten(["zho_Hant", "zho_Hans", "deu"])
+    names = languages.shorten_codes(["zho_Hant", "zho_Hans", "deu"])
 
     assert names == {"zho_Hans": "zh", "zho_Hant": "zho_Hant", "deu": "de"}
 
 
 def test_codes_are_sorted_in_the_order_of_the_papers_tables():
-    assert languages.sort(["xx", "af", "deu", "ar", "vi"]) == ["ar", "deu", "vi", "af", "xx"]
+    assert languages.sort_codes(["xx", "af", "deu", "ar", "vi"]) == ["ar", "deu", "vi", "af", "xx"]
 
 
 def test_requested_languages_are_chosen_in_any_spelling():
     available = ["deu_Latn", "zho_Hant", "zho_Hans", "swh_Latn", "fra-CA", "fra"]
 
-    assert languages.choose(available, ["zh", "fr", "sw"], "the set") == ["zho_Hans", "fra", "swh_Latn"]
+    assert languages.choose_codes(available, ["zh", "fr", "sw"], "the set") == ["zho_Hans", "fra", "swh_Latn"]
     with pytest.raises(InputError, match=r"the set has no ur .* it has zho_Hans, zho_Hant, deu_Latn, fra, fra-CA"):
-        languages.choose(available, ["ur", "de"], "the set")
+        languages.choose_codes(available, ["ur", "de"], "the set")
 
 
 def test_groups_are_those_of_the_paper():
@@ -44,5 +44,5 @@ def test_groups_are_those_of_the_paper():
     )
 
     for group, codes in codes_of_groups.items():
-        assert " ".join(languages.choose(codes_of_groups["36"].split(), group, "set")) == codes
+        assert " ".join(languages.choose_codes(codes_of_groups["36"].split(), group, "set")) == codes
     assert set(languages.GROUPS["36"]) == set(xtreme.split())

@@ -165,11 +165,7 @@ def clean_part(job: Job, part_number: int) -> Record:
         if staged_rows:
             staged_tables.append(tables.make_table(_STAGED_SCHEMA, staged_rows))
     rows = pa.concat_tables(staged_tables).combine_chunks()
-    job.put_table(f"staged/{part.name}", rows)
-    is_held_out = (rows["drawn"].to_numpy() == DRAWN_HELD_OUT) | (part.corpus in config.held_out)
-    _put_held_out_digests(job, part, rows.filter(pa.array(is_held_out)))
-    if config.labelled_share:
-        _put_label_keys(job, part, rows, is_held_out)
+    _put_clean_rows(job, part, rows)
     return {
         "counts": counts_to_json(counts),
         "staged_rows": len(rows),
@@ -197,6 +193,15 @@ def _draw_message(keys: Keys, is_long: bool, part: Part, config: PreparationConf
 def _draw_number(*seeds: str) -> float:
     """Return a pseudo-random number from 0 to 1 that depends only on the seeds."""
     return cleaning.digest(*seeds) / 2**64
+
+
+def _put_clean_rows(job: Job, part: Part, rows: pa.Table) -> None:
+    """Store the clean rows of a part, and the digests that later phases collect from all parts."""
+    job.put_table(f"staged/{part.name}", rows)
+    is_held_out = (rows["drawn"].to_numpy() == DRAWN_HELD_OUT) | (part.corpus in job.config.held_out)
+    _put_held_out_digests(job, part, rows.filter(pa.array(is_held_out)))
+    if job.config.labelled_share:
+        _put_label_keys(job, part, rows, is_held_out)
 
 
 def _put_held_out_digests(job: Job, part: Part, held_out_rows: pa.Table) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from infoxlm_core.data.sampling import make_rng
 from infoxlm_core.errors import InputError
-from infoxlm_core.languages import shorten, two_letters
+from infoxlm_core.languages import shorten_codes, two_letters
 from infoxlm_core.tasks.classification.files import HEADERS, LabelledFile, find_labelled_files, read_columns
 from infoxlm_core.tasks.classification.task import ClassificationConfig
 from infoxlm_core.tasks.task import SPLITS
@@ -199,7 +199,7 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
             )
     return rows.assign(
         label=rows["label"].map(spelling_of_label).astype("string"),
-        language=rows["language"].map(shorten(languages)).astype("string"),
+        language=rows["language"].map(shorten_codes(languages)).astype("string"),
     )
 
 

@@ -42,7 +42,7 @@ def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all
     Args:
         folder: has one of the layouts that this module supports.
         pivot: the language that all others are aligned with.
-        requested: which languages to read; see `languages.choose`.
+        requested: which languages to read; see `languages.choose_codes`.
 
     Raises:
         InputError: the folder has no aligned files, a language is missing, or a line is empty.
@@ -58,7 +58,7 @@ def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all
     if not sources_by_code:
         raise InputError(f"{folder} has no aligned files of {pivot} and another language. Give {_LAYOUTS}.")
     # Files may be large, so only those of the requested languages are read.
-    selected_codes = languages.choose(sources_by_code, requested, str(folder))
+    selected_codes = languages.choose_codes(sources_by_code, requested, str(folder))
     return {code: sources_by_code[code].read() for code in selected_codes}
 
 
@@ -68,7 +68,7 @@ def _read_prepared_corpus(corpus: Path, pivot: str, requested: str | Iterable[st
     if not _is_same_language(corpus_pivot, pivot):
         raise InputError(f"{corpus}/held_out has pairs of {corpus_pivot}, not of {pivot}. Set pivot: {corpus_pivot}.")
     sentences_by_language = {}
-    for language in languages.choose(pairs_by_language, requested, f"{corpus}/held_out"):
+    for language in languages.choose_codes(pairs_by_language, requested, f"{corpus}/held_out"):
         pairs = pairs_by_language[language]
         sentences_by_language[language] = ([source for source, _ in pairs], [target for _, target in pairs])
     return sentences_by_language
@@ -183,7 +183,7 @@ def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> _Sour
         paths_by_code[code] = path
     if not paths_by_code:
         return {}
-    pivot_code = languages.choose(paths_by_code, [pivot], str(folder))[0]
+    pivot_code = languages.choose_codes(paths_by_code, [pivot], str(folder))[0]
     sources_by_code: _SourcesByCode = {}
     for code, path in paths_by_code.items():
         if not _is_same_language(code, pivot):
