@@ -291,16 +291,7 @@ def load_verified(
     remedy = f"remove the directory and run {producer} again"
     manifest: dict[str, Any] = user_files.read_json(manifest_path, Manifest, remedy, DataCorrupt)
     _verify_seal(manifest, manifest_path, remedy)
-    try:
-        for name, size_and_digest in manifest["files"].items():
-            path = join_inside(directory, name)
-            if should_read(Path(name)):
-                verify_file(path, size_and_digest, remedy, should_hash(Path(name)))
-    except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
-        translated_error = user_files.translate_error(error, manifest_path)
-        if isinstance(translated_error, TryAgain) or isinstance(error, PermissionError):  # the files are not damaged
-            raise translated_error or error from error
-        raise DataCorrupt(f"{manifest_path} cannot be read ({error}): {remedy}") from error
+    _verify_files(manifest, manifest_path, remedy, should_hash, should_read)
     unlisted_file = _find_unlisted_file(directory, manifest["files"])
     if unlisted_file:
         raise DataCorrupt(f"{unlisted_file} is not listed in {manifest_path}: move it out of this directory")
@@ -309,6 +300,27 @@ def load_verified(
             f"{directory} is an artifact of kind {manifest['kind']}, not {kind}: give the output of {producer}"
         )
     return manifest
+
+
+def _verify_files(
+    manifest: dict[str, Any],
+    manifest_path: Path,
+    remedy: str,
+    should_hash: Callable[[Path], bool],
+    should_read: Callable[[Path], bool],
+) -> None:
+    """Verify the files that a manifest lists. Arguments: see `load_verified`."""
+    try:
+        for name, size_and_digest in manifest["files"].items():
+            path = join_inside(manifest_path.parent, name)
+            if should_read(Path(name)):
+                verify_file(path, size_and_digest, remedy, should_hash(Path(name)))
+    except (InputError, OSError) as error:  # the name leads out of the directory, or is too long for a file
+        known_error = user_files.translate_error(error, manifest_path)
+        may_be_valid = isinstance(known_error, TryAgain) or isinstance(error, PermissionError)
+        if may_be_valid:
+            raise known_error or error from error
+        raise DataCorrupt(f"{manifest_path} cannot be read ({error}): {remedy}") from error
 
 
 def _verify_seal(manifest: dict[str, Any], path: Path, remedy: str) -> None:

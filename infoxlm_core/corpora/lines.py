@@ -6,7 +6,7 @@ import itertools
 import lzma
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -54,20 +54,23 @@ class _UnpackedFile(io.RawIOBase):
     def __init__(self, path: AnyPath):
         self.path = path
         self.unpacked_bytes = 0
+        self.packed_file: pa.OSFile | None = None
         self.stream: Any
         if isinstance(path, zipfile.Path):
+            self.packed_size = path.root.getinfo(path.at).compress_size
             self.stream = path.open("rb")
-            packed_size = path.root.getinfo(path.at).compress_size
-            self.count_packed_bytes: Callable[[], int] = lambda: packed_size
+            return
+        self.packed_file = pa.OSFile(str(user_files.check_readable(path)))
+        if path.suffix == ".xz":
+            self.stream = lzma.open(self.packed_file)  # noqa: SIM115
+        elif path.suffix in _CODECS:
+            self.stream = pa.CompressedInputStream(self.packed_file, _CODECS[path.suffix])
         else:
-            packed = pa.OSFile(str(user_files.check_readable(path)))
-            self.count_packed_bytes = packed.tell
-            if path.suffix == ".xz":
-                self.stream = lzma.open(packed)  # noqa: SIM115
-            elif path.suffix in _CODECS:
-                self.stream = pa.CompressedInputStream(packed, _CODECS[path.suffix])
-            else:
-                self.stream = packed
+            self.stream = self.packed_file
+
+    def count_packed_bytes(self) -> int:
+        """Return how many bytes of the file were read so far. Of a file in a zip file, return the packed size."""
+        return self.packed_size if self.packed_file is None else self.packed_file.tell()
 
     def readable(self) -> bool:
         return True
@@ -80,7 +83,7 @@ class _UnpackedFile(io.RawIOBase):
             raise InputError(f"{self.path} is damaged ({error}): fetch it again") from None
         buffer[: len(chunk)] = chunk
         self.unpacked_bytes += len(chunk)
-        max_bytes = MAX_RATIO * self.count_packed_bytes() + MAX_LINE  # of the packed bytes that were read so far
+        max_bytes = MAX_RATIO * self.count_packed_bytes() + MAX_LINE
         if self.unpacked_bytes > max_bytes:
             raise InputError(f"{self.path}: DecompressionLimit: unpacks to over {MAX_RATIO} times its size: refused")
         return len(chunk)

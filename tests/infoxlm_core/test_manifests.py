@@ -18,7 +18,7 @@ from infoxlm_core.errors import DataCorrupt, InputError
 @pytest.mark.parametrize(
     "name", ["/etc/passwd", "../a", "a/../../b", "..", "a//b", "a/", "", ".", "./a", "a\0b", "//a"]
 )
-def test_name_that_leads_out_of_its_folder_is_refused_in_one_line(tmp_path, name):
+def test_name_that_leads_out_of_its_directory_is_refused_in_one_line(tmp_path, name):
     with pytest.raises(InputError, match="the file name leads out of its directory") as refusal:
         manifests.join_inside(tmp_path, name)
 
@@ -99,9 +99,9 @@ def test_failed_write_leaves_no_temporary_file(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_files_can_be_written_in_folders_that_must_not_be_listed(tmp_path, monkeypatch):
+def test_files_can_be_written_in_directories_that_must_not_be_listed(tmp_path, monkeypatch):
     real_open = os.open
-    unreadable_paths = (tmp_path, tmp_path / "folder", tmp_path / "unreadable")  # folders: as with mode 0o711
+    unreadable_paths = (tmp_path, tmp_path / "directory", tmp_path / "unreadable")  # directories: as with mode 0o711
 
     def open_or_refuse(path, flags, *arguments, **options) -> int:
         if path in unreadable_paths:
@@ -110,11 +110,11 @@ def test_files_can_be_written_in_folders_that_must_not_be_listed(tmp_path, monke
 
     monkeypatch.setattr(os, "open", open_or_refuse)
 
-    manifests.make_directory(tmp_path / "folder")
-    manifests.write_atomically(tmp_path / "folder/file", "content")
+    manifests.make_directory(tmp_path / "directory")
+    manifests.write_atomically(tmp_path / "directory/file", "content")
 
-    assert (tmp_path / "folder/file").read_text() == "content"
-    with pytest.raises(PermissionError):  # only folders are skipped
+    assert (tmp_path / "directory/file").read_text() == "content"
+    with pytest.raises(PermissionError):  # only directories are skipped
         manifests.sync_file(tmp_path / "unreadable")
 
 

@@ -25,7 +25,7 @@ def test_path_that_is_no_regular_file_is_refused_before_it_is_opened(tmp_path, m
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     os.mkfifo("pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    (tmp_path / "folder").mkdir()
+    (tmp_path / "directory").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
@@ -33,7 +33,7 @@ def test_path_that_is_no_regular_file_is_refused_before_it_is_opened(tmp_path, m
         for name, message in (
             ("pipe", "is a named pipe"),
             ("zero", "is a device"),
-            ("folder", "is a directory"),
+            ("directory", "is a directory"),
             ("socket", "is a socket"),
             ("loop", "symbolic links form no loop"),
             ("nothing", "no such file"),

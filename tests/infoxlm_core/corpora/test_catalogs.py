@@ -77,7 +77,7 @@ def test_best_locale_of_each_language_is_read_from_a_wheel(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["po", "mo"])
-@pytest.mark.parametrize("packed", [True, False], ids=["wheel", "folder"])
+@pytest.mark.parametrize("packed", [True, False], ids=["wheel", "directory"])
 def test_catalog_that_contains_a_path_does_not_open_that_file(tmp_path, kind, packed):
     private = write_catalog(tmp_path / f"private.{kind}", [{"msgid": "The password", "msgstr": "hunter2 ist es"}])
     corpus = tmp_path / "theirs"
@@ -108,17 +108,17 @@ def write_large_catalog(path: Path) -> None:
         (write_large_catalog, "give a smaller file"),
     ],
 )
-def test_pipes_devices_and_huge_files_in_a_folder_are_refused(tmp_path, create, message):
-    folder = tmp_path / "x/de/LC_MESSAGES"
-    write_catalog(folder / "good.po", [{"msgid": "One", "msgstr": "Eins"}])
-    create(folder / "bad.po")
+def test_pipes_devices_and_huge_files_in_a_directory_are_refused(tmp_path, create, message):
+    directory = tmp_path / "x/de/LC_MESSAGES"
+    write_catalog(directory / "good.po", [{"msgid": "One", "msgstr": "Eins"}])
+    create(directory / "bad.po")
 
     with pytest.raises(InputError, match=f"bad.po .*{message}"):
         list(catalogs.read_rows(("en", "de"), "en", tmp_path / "x"))
 
 
 @pytest.mark.item("B12")
-def test_pipe_instead_of_a_folder_is_refused(tmp_path):
+def test_pipe_instead_of_a_directory_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
 
     with pytest.raises(InputError, match="pipe is a named pipe"):

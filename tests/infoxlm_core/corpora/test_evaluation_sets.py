@@ -93,7 +93,7 @@ def test_parquet_file_without_text_is_refused(tmp_path):
         list(evaluation_sets.read_texts(tmp_path / "audio.parquet"))
 
 
-def test_empty_and_missing_folders_are_refused(tmp_path):
+def test_empty_and_missing_directories_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
 
     for name in ("empty", "missing"):
