@@ -73,7 +73,7 @@ def plan(
     corpora = [describe_corpus(path, languages) for path in pairs]
     preparation = PreparationConfig.parse({"languages": list(languages), "pivot": pivot, "corpora": corpora})
     directory = sources.fetch_model(start, store)
-    layer_count = pretrained.size_of(directory).layers  # raises InputError for other types of models
+    layer_count = pretrained.read_encoder_size(directory).layers  # raises InputError for other types of models
     encoder = sentence_encoder.read_settings(directory)
     batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
     pair_count = count_pairs(preparation, store, limit=MAX_STEPS * batch_size // EPOCHS)

@@ -118,7 +118,7 @@ def make_models(size: dict, words: int, tokenizer: Path):
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
     shape = EncoderSize.from_config(inputs.config(size).model, words)
     model = task_models.SequenceModel(
-        Encoder(shape), pretrained.hugging_face_config(shape, **labels), TASKS["classification"].head
+        Encoder(shape), pretrained.make_hugging_face_config(shape, **labels), TASKS["classification"].head
     )
     initialise(model, inputs.SEED)
     inputs.perturb(model, inputs.SEED)
@@ -141,7 +141,7 @@ def compare_gradients(learner: TaskLearner, peer: nn.Module) -> dict[str, float]
     peer_loss = peer(input_ids=ids, attention_mask=mask, labels=batch.targets).loss
     peer_loss.backward()
     names = learner.module.name_rules
-    gradient = {pretrained.hugging_face_name(name, names): p.grad for name, p in learner.module.named_parameters()}
+    gradient = {pretrained.to_hugging_face_name(name, names): p.grad for name, p in learner.module.named_parameters()}
     peer_gradient = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
     relative = differences(
         float(loss.detach()), gradient, float(peer_loss.detach()), peer_gradient, ignored=peers.ZERO_GRADIENTS

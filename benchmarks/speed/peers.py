@@ -21,7 +21,7 @@ from infoxlm_core.data.vocabulary import BOS, EOS, PAD, UNK
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import fairseq
-from infoxlm_core.model.huggingface.pretrained import TYPE_ROW, hugging_face_config, hugging_face_name
+from infoxlm_core.model.huggingface.pretrained import TYPE_ROW, make_hugging_face_config, to_hugging_face_name
 
 ZERO_GRADIENTS = ("attention.self.key.bias",)
 """The bias of keys adds the same number to all scores of a query, so its gradient is rounding noise."""
@@ -42,7 +42,7 @@ def gradients_of(model: InfoXLM) -> dict[str, Tensor]:
     gradients = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            peer_name = name if name == "projection" else hugging_face_name(name)
+            peer_name = name if name == "projection" else to_hugging_face_name(name)
             gradients[peer_name] = parameter.grad.clone()
     return gradients
 
@@ -53,11 +53,11 @@ class HuggingFace:
     about = "transformers XLMRobertaForMaskedLM, eager, sdpa, dropout 0, padded to the longest, labels -100"
 
     def __init__(self, model: InfoXLM) -> None:
-        config = hugging_face_config(model.encoder.size, attn_implementation="sdpa")
+        config = make_hugging_face_config(model.encoder.size, attn_implementation="sdpa")
         config.hidden_dropout_prob = 0.0
         config.attention_probs_dropout_prob = 0.0
         self.model = XLMRobertaForMaskedLM(config)
-        weights = {hugging_face_name(name): value for name, value in weights_of(model).items()}
+        weights = {to_hugging_face_name(name): value for name, value in weights_of(model).items()}
         missing, unexpected = self.model.load_state_dict(weights, strict=False)
         allowed = {TYPE_ROW, "lm_head.decoder.weight", "lm_head.decoder.bias"}
         assert set(missing) <= allowed and not unexpected, (missing, unexpected)
@@ -172,5 +172,5 @@ def load_fairseq(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 def gradients_of_fairseq(model: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
     """Return fairseq's gradients under Hugging Face's names; `names` are ours of all its parameters."""
-    new_names = {fairseq_name(name): hugging_face_name(name) for name in names}
+    new_names = {fairseq_name(name): to_hugging_face_name(name) for name in names}
     return {new_names[name]: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -43,7 +43,7 @@ class Padded(nn.Module):
         self.type_count = 0
         if "token_type_ids" in inspect.signature(model.forward).parameters:
             self.type_count = getattr(model.config, "type_vocab_size", 0) or 0
-        self.has_languages = bool(languages_of(model.config))
+        self.has_languages = bool(read_language_ids(model.config))
 
     @property
     def config(self) -> PretrainedConfig:
@@ -51,7 +51,7 @@ class Padded(nn.Module):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return labels_of(self.config)
+        return read_labels(self.config)
 
     def forward(
         self,
@@ -64,68 +64,71 @@ class Padded(nn.Module):
 
         Args:
             ids: (T,) token ids.
-            types: (T,) token types, or numbers of languages if the model has language embeddings (`set_languages`).
+            types: (T,) token types, or language ids if the model has language embeddings (`set_language_ids`).
             lengths: number of tokens of each sequence.
             dropout_masks: ignored, because Hugging Face's classes draw their own dropout.
         """
-
-        def pad(values: Tensor, padding_value: int = 0) -> Tensor:
-            """Return values (T,) as a batch of padded sequences (N, longest)."""
-            return pad_sequence(list(values.split(list(lengths))), batch_first=True, padding_value=padding_value)
-
-        attention_mask = pad(torch.ones_like(ids))
         padding_id = getattr(self.config, "pad_token_id", None) or 0
-        inputs = {"input_ids": pad(ids, padding_id), "attention_mask": attention_mask}
+        attention_mask = _pad(torch.ones_like(ids), lengths)  # (N, longest)
+        inputs = {"input_ids": _pad(ids, lengths, padding_id), "attention_mask": attention_mask}
         if self.has_languages:
-            inputs["langs"] = pad(types)
+            inputs["langs"] = _pad(types, lengths)
         elif self.type_count > 1:  # XLM has no type table: it would look types up in the word embeddings
-            inputs["token_type_ids"] = pad(types)
+            inputs["token_type_ids"] = _pad(types, lengths)
         outputs = self.model(**inputs)
-        columns = [outputs[field] for field in self.head.output_fields]
-        logits = columns[0] if len(columns) == 1 else torch.stack(columns, dim=-1)
+        if len(self.head.output_fields) == 1:
+            logits = outputs[self.head.output_fields[0]]  # (N, outputs) or (N, longest, outputs)
+        else:  # for example start_logits and end_logits, (N, longest) each
+            logits = torch.stack([outputs[field] for field in self.head.output_fields], dim=-1)
         if self.head.is_per_token:
             return logits[attention_mask.bool()]  # (N, longest, outputs) -> (T, outputs)
-        return logits  # (N, outputs)
+        return logits
 
 
-def languages_of(config: PretrainedConfig) -> dict[str, int]:
-    """Return the numbers of the language embeddings by language. Only models of type XLM have such embeddings."""
+def _pad(values: Tensor, lengths: Sequence[int], padding_value: int = 0) -> Tensor:
+    """Return the values of packed sequences, (T,), as a batch of padded sequences, (N, longest)."""
+    sequences = values.split(list(lengths))
+    return pad_sequence(list(sequences), batch_first=True, padding_value=padding_value)
+
+
+def read_language_ids(config: PretrainedConfig) -> dict[str, int]:
+    """Return the rows of the language embeddings by language. Only models of type XLM have such embeddings."""
     if getattr(config, "n_langs", 1) < 2 or not getattr(config, "use_lang_emb", False):
         return {}
     return dict(getattr(config, "lang2id", None) or {})
 
 
-def number_language(config: PretrainedConfig, language: str) -> int | None:
-    """Return the number of a language's embedding, or None if the model has no language embeddings.
+def find_language_id(config: PretrainedConfig, language: str) -> int | None:
+    """Return the row of a language in the language embeddings, or None if the model has no language embeddings.
 
     Raises:
-        InputError: the model has language embeddings, but none of this language.
+        InputError: the model has language embeddings, but none for this language.
     """
-    number_by_language = languages_of(config)
-    if not number_by_language:
+    language_ids = read_language_ids(config)
+    if not language_ids:
         return None
-    code = language if language in number_by_language else two_letters(language)
-    if code not in number_by_language:
-        available_languages = ", ".join(number_by_language)
+    code = language if language in language_ids else two_letters(language)  # XLM uses codes such as de
+    if code not in language_ids:
+        available_languages = ", ".join(language_ids)
         raise InputError(f"the model has no embedding of language {language}: give text in {available_languages}")
-    return number_by_language[code]
+    return language_ids[code]
 
 
-def set_languages(examples: Examples, config: PretrainedConfig, languages: Sequence[str]) -> Examples:
-    """Return N examples whose types are the numbers of their N languages, if the model has language embeddings.
+def set_language_ids(examples: Examples, config: PretrainedConfig, languages: Sequence[str]) -> Examples:
+    """Return N examples with the ids of their N languages as token types, if the model has language embeddings.
 
-    Both sides of a pair have the same number, as in XLM. Examples for other models are returned unchanged.
+    Both sides of a pair have the same language id, as in XLM. Examples for other models are returned unchanged.
     """
-    if not languages_of(config):
+    if not read_language_ids(config):
         return examples
-    numbers = [number_language(config, language) for language in languages]
-    return replace(examples, types=np.repeat(np.array(numbers, np.int16), examples.lengths))  # types are (T,)
+    language_ids = np.array([find_language_id(config, language) for language in languages], np.int16)  # (N,)
+    return replace(examples, types=np.repeat(language_ids, examples.lengths))  # types are (T,)
 
 
-def labels_of(config: PretrainedConfig) -> tuple[str, ...]:
-    """Return the labels of a classifier in the order of their numbers."""
-    label_by_number: Any = config.id2label
-    return tuple(label_by_number[number] for number in sorted(label_by_number))
+def read_labels(config: PretrainedConfig) -> tuple[str, ...]:
+    """Return the labels of a classifier in the order of their ids."""
+    label_by_id: Any = config.id2label
+    return tuple(label_by_id[label_id] for label_id in sorted(label_by_id))
 
 
 def read_config(directory: Path) -> PretrainedConfig:
@@ -142,12 +145,15 @@ def read_config(directory: Path) -> PretrainedConfig:
 def load(directory: Path, head: Head, config: PretrainedConfig, new_head: bool) -> Padded:
     """Load a task model, or with `new_head` an encoder to which a random head is added. See `load_model` for errors."""
     auto_class = getattr(transformers, f"AutoModelFor{head.architecture}")
-    return Padded(stored_weights.load_model(auto_class, directory, config, new_head), head)
+    model = stored_weights.load_model(auto_class, directory, config, new_head)
+    return Padded(model, head)
 
 
 def set_dropout(config: PretrainedConfig, dropout: float, head_dropout: float) -> None:
     """Set the dropout of encoder and head in a config, whose field names depend on the type of the model."""
-    for field_names, probability in ((_ENCODER_DROPOUT_FIELDS, dropout), (_HEAD_DROPOUT_FIELDS, head_dropout)):
-        for field_name in field_names:
-            if hasattr(config, field_name):
-                setattr(config, field_name, probability)
+    for field in _ENCODER_DROPOUT_FIELDS:
+        if hasattr(config, field):
+            setattr(config, field, dropout)
+    for field in _HEAD_DROPOUT_FIELDS:
+        if hasattr(config, field):
+            setattr(config, field, head_dropout)

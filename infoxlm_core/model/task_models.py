@@ -39,7 +39,7 @@ class Packed(nn.Module):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return padded.labels_of(self.config)
+        return padded.read_labels(self.config)
 
     @property
     def is_bert(self) -> bool:
@@ -50,29 +50,32 @@ class Packed(nn.Module):
         """The rules that map the names of the head's parameters to Hugging Face's names."""
         return self.head.bert_name_rules if self.is_bert else self.head.name_rules
 
-    def run_encoder(self, ids: Tensor, types: Tensor, lengths: Sequence[int], only_first_tokens: bool) -> Tensor:
-        """Return the output of the top layer for N packed sequences.
+    def embed(self, ids: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the embeddings of packed sequences, (T, d).
 
         Args:
             ids: (T,) token ids.
-            types: (T,) token types; types that the encoder lacks are replaced by its last one.
+            types: (T,) token types. Types that the encoder does not have are replaced by its last one.
             lengths: number of tokens of each sequence.
-            only_first_tokens: whether the top layer computes only the first token of each sequence.
-
-        Returns:
-            (T, d), or (N, d) with `only_first_tokens`.
         """
-        size = self.encoder.size
         cu_seqlens = cumulative_lengths(tuple(lengths), ids.device).long()  # (N + 1,)
-        first_rows = cu_seqlens[:-1]
-        first_row_of_token = torch.repeat_interleave(first_rows, cu_seqlens.diff(), output_size=len(ids))  # (T,)
-        positions = torch.arange(len(ids), device=ids.device) - first_row_of_token
-        types = types.clamp(max=max(0, size.types - 1))
-        hidden = self.encoder.embed(ids, positions, types)  # (T, d)
-        if only_first_tokens:
-            row_counts = (1,) * len(lengths)
-            return full_precision(self.encoder.run_layers(hidden, lengths, 0, size.layers, first_rows, row_counts))
-        return full_precision(self.encoder.run_layers(hidden, lengths, 0, size.layers))
+        sequence_starts = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=len(ids))  # (T,)
+        positions = torch.arange(len(ids), device=ids.device) - sequence_starts  # (T,)
+        largest_type = max(0, self.encoder.size.types - 1)
+        return self.encoder.embed(ids, positions, types.clamp(max=largest_type))
+
+    def encode_tokens(self, ids: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the top layer's output for all tokens of packed sequences, (T, d). See `embed` for the arguments."""
+        hidden = self.embed(ids, types, lengths)  # (T, d)
+        return full_precision(self.encoder.run_layers(hidden, lengths, 0, self.encoder.size.layers))
+
+    def encode_first_tokens(self, ids: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the top layer's output for the first token of each packed sequence, (N, d), as `encode_tokens`."""
+        hidden = self.embed(ids, types, lengths)  # (T, d)
+        first_rows = cumulative_lengths(tuple(lengths), ids.device).long()[:-1]  # (N,)
+        row_counts = (1,) * len(lengths)
+        top_layer = self.encoder.size.layers
+        return full_precision(self.encoder.run_layers(hidden, lengths, 0, top_layer, first_rows, row_counts))
 
 
 class SequenceModel(Packed):
@@ -97,15 +100,15 @@ class SequenceModel(Packed):
             ids: (T,) token ids.
             types: (T,) token types.
             lengths: number of tokens of each sequence.
-            dropout_masks: (N, 2, d) false where one of the two dropout layers drops a value; None: no dropout. The
-                caller draws them for each example, so that they do not depend on the other examples of a batch.
+            dropout_masks: (N, 2, d) false where one of the two dropout layers drops a value; None: no dropout.
         """
-        hidden = self.run_encoder(ids, types, lengths, only_first_tokens=True)  # (N, d)
+        hidden = self.encode_first_tokens(ids, types, lengths)  # (N, d)
         if dropout_masks is None:
             return self.output(torch.tanh(self.dense(hidden)))
+        # The caller draws the masks of each example, so that they do not depend on the other examples of the batch.
         scaled_masks = dropout_masks.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
         dense_mask, output_mask = scaled_masks.unbind(dim=1)  # (N, d) each
-        if not self.is_bert:
+        if not self.is_bert:  # BERT's pooler has no dropout before its dense layer
             hidden = hidden * dense_mask
         return self.output(torch.tanh(self.dense(hidden)) * output_mask)
 
@@ -124,8 +127,15 @@ class TokenModel(Packed):
         lengths: Sequence[int],
         dropout_masks: Tensor | None = None,  # noqa: ARG002 - all task models have the same signature
     ) -> Tensor:
-        """Return the logits of all tokens, (T, outputs), given ids and types (T,)."""
-        hidden = self.run_encoder(ids, types, lengths, only_first_tokens=False)  # (T, d)
+        """Return the logits of all tokens of packed sequences, (T, outputs).
+
+        Args:
+            ids: (T,) token ids.
+            types: (T,) token types.
+            lengths: number of tokens of each sequence.
+            dropout_masks: ignored, because dropout masks of (T, d) values are drawn here.
+        """
+        hidden = self.encode_tokens(ids, types, lengths)  # (T, d)
         if self.training and self.dropout:
             hidden = F.dropout(hidden, self.dropout)
         return self.output(hidden)
@@ -147,7 +157,7 @@ def create(
     Args:
         directory: Hugging Face directory of the encoder.
         head: the head of the task.
-        labels: the labels in the order of their numbers, if the task has labels.
+        labels: the labels in the order of their ids, if the task has labels.
         dropout: probability of dropout in the encoder.
         head_dropout: probability of dropout in the head.
         seed: seed of the weights of the head.
@@ -158,102 +168,124 @@ def create(
     config = padded.read_config(directory)
     if labels:
         config.id2label = dict(enumerate(labels))
-        config.label2id = {label: number for number, label in enumerate(labels)}
+        config.label2id = {label: label_id for label_id, label in enumerate(labels)}
     if getattr(config, "causal", False):
         config.causal = False  # in a causal XLM, the first token could not attend to any other token
-    if not pretrained.runs_packed(pretrained.read_config(directory)):
-        padded.set_dropout(config, dropout, head_dropout)
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return padded.load(directory, head, config, new_head=True)
+    if pretrained.can_run_packed(pretrained.read_config(directory)):
+        module = _build_packed(directory, head, config, dropout, head_dropout)
+        for name, child in module.named_children():
+            if name != "encoder":
+                initialise(child, seed)
+        _load_encoder_weights(module, directory)
+        return module
+    padded.set_dropout(config, dropout, head_dropout)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # Transformers draws the weights of the head from the global generator
+        return padded.load(directory, head, config, new_head=True)
 
-    module = _build(directory, head, config, dropout, head_dropout)
-    for name, child in module.named_children():
-        if name != "encoder":
-            initialise(child, seed)
-    pretrained_part = nn.Module()  # the encoder and BERT's pooler, but not a stored head of another task
+
+def _load_encoder_weights(module: SequenceModel | TokenModel, directory: Path) -> None:
+    """Load the weights of the encoder and of BERT's pooler, but not of a head for another task."""
+    pretrained_part = nn.Module()
     pretrained_part.encoder = module.encoder
     if isinstance(module, SequenceModel) and module.is_bert:
         pretrained_part.dense = module.dense
-    pretrained.load_into(pretrained_part, directory, optional=("dense.",), name_rules=module.name_rules)
-    return module
+    # Not all BERT models have a pooler.
+    pretrained.load_weights(pretrained_part, directory, optional=("dense.",), name_rules=module.name_rules)
 
 
 def load(directory: Path, head: Head) -> TaskModel:
     """Load a fine-tuned model for evaluation, on a GPU if possible. Raise InputError if it does not have this head."""
     config = padded.read_config(directory)
     module: TaskModel
-    if pretrained.runs_packed(pretrained.read_config(directory)):
-        module = _build(directory, head, config, 0.0, 0.0)
-        pretrained.load_into(module, directory, name_rules=module.name_rules)
+    if pretrained.can_run_packed(pretrained.read_config(directory)):
+        module = _build_packed(directory, head, config)
+        pretrained.load_weights(module, directory, name_rules=module.name_rules)
     else:
         module = padded.load(directory, head, config, new_head=False)
     return module.eval().to(devices.choose())
 
 
-def _build(
-    directory: Path, head: Head, config: PretrainedConfig, dropout: float, head_dropout: float
+def _build_packed(
+    directory: Path, head: Head, config: PretrainedConfig, dropout: float = 0.0, head_dropout: float = 0.0
 ) -> SequenceModel | TokenModel:
-    """Return a model of the size that the directory describes, with uninitialised weights."""
-    encoder = Encoder(pretrained.size_of(directory), dropout)
+    """Return a packed model of the size that a directory describes, with uninitialised weights."""
+    encoder = Encoder(pretrained.read_encoder_size(directory), dropout)
     model_class = TokenModel if head.is_per_token else SequenceModel
     return model_class(encoder, config, head, head_dropout)
 
 
 def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
-    """Write a model and its tokenizer in the format of the `AutoModelFor…` class of its head."""
+    """Write a model and its tokenizer as a Hugging Face directory, which the class `AutoModelFor…` of its head loads.
+
+    Args:
+        module: the model.
+        tokenizer: directory of its tokenizer.
+        directory: where to write.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(module, padded.Padded):
         module.model.save_pretrained(directory)
-        tokenizers.copy(tokenizer, directory, pretrained.max_tokens_of(module.config.to_dict()))
+        tokenizers.copy(tokenizer, directory, pretrained.find_max_tokens(module.config.to_dict()))
         return
     config: Any = copy.deepcopy(module.config)
     config.architectures = [f"{pretrained.CLASS_PREFIXES[config.model_type]}For{module.head.architecture}"]
     config.dtype = torch.float32
-    if not module.head.output_count:
+    has_labels = module.head.output_count == 0
+    if has_labels:  # Hugging Face's heads for question answering have no dropout
         config.classifier_dropout = module.dropout
     pretrained.write(module, config, tokenizer, directory, module.name_rules)
 
 
 @torch.inference_mode()
-def compute_logits(module: TaskModel, examples: Examples, tokens_per_batch: int = 8192) -> list[Tensor] | Tensor:
+def compute_logits(module: TaskModel, examples: Examples, max_batch_tokens: int = 8192) -> list[Tensor] | Tensor:
     """Compute the logits of all examples, in fp32 on the CPU.
 
     Args:
         module: the model.
         examples: N encoded texts or pairs of texts.
-        tokens_per_batch: maximum number of tokens that are computed together, padding included.
+        max_batch_tokens: largest number of tokens in a batch, padding included.
 
     Returns:
         (N, outputs), or for a head on every token a list with (length, outputs) for each example.
     """
-    device = next(module.parameters()).device
-    logits_of_examples: list[Tensor] = [torch.empty(0)] * len(examples)
+    logits_by_example: list[Tensor] = [torch.empty(0)] * len(examples)
     with evaluating(module):
-        for rows in split_by_length(examples.lengths, tokens_per_batch):
-            batch = examples.take(rows)
-            lengths = tuple(batch.lengths.tolist())
-            ids = devices.send(torch.from_numpy(batch.ids), device)
-            types = devices.send(torch.from_numpy(batch.types), device)
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                logits = module(ids, types, lengths)  # (N, outputs) or (T, outputs)
-            rows_per_example = lengths if module.head.is_per_token else 1
-            for row, logits_of_example in zip(rows, logits.float().cpu().split(rows_per_example), strict=True):
-                logits_of_examples[row] = logits_of_example
-    return logits_of_examples if module.head.is_per_token else torch.cat(logits_of_examples)
+        for indices in split_by_length(examples.lengths, max_batch_tokens):
+            batch_logits = _compute_batch_logits(module, examples.take(indices))
+            for index, logits in zip(indices, batch_logits, strict=True):
+                logits_by_example[index] = logits
+    if module.head.is_per_token:
+        return logits_by_example
+    return torch.cat(logits_by_example)
 
 
-def split_by_length(lengths: np.ndarray, tokens: int) -> list[np.ndarray]:
-    """Split rows into batches of similar length, the longest first.
+def _compute_batch_logits(module: TaskModel, batch: Examples) -> Sequence[Tensor]:
+    """Return the logits of each example of a batch: (1, outputs), or (length, outputs) for a head on every token."""
+    device = next(module.parameters()).device
+    lengths = tuple(batch.lengths.tolist())
+    ids = devices.send(torch.from_numpy(batch.ids), device)
+    types = devices.send(torch.from_numpy(batch.types), device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        logits = module(ids, types, lengths).float().cpu()  # (N, outputs) or (T, outputs)
+    if module.head.is_per_token:
+        return logits.split(lengths)
+    return logits.split(1)
 
-    A padded batch has at most `tokens` tokens. A longer row has a batch of its own.
+
+def split_by_length(lengths: np.ndarray, max_batch_tokens: int) -> list[np.ndarray]:
+    """Split examples into batches of similar length, the longest first, and return the indices of each batch.
+
+    Args:
+        lengths: (N,) number of tokens of each example.
+        max_batch_tokens: largest number of tokens in a batch, padding included. A longer example is a batch alone.
     """
     longest_first = np.argsort(-lengths, kind="stable")
-    row_batches = []
+    batches = []
     start = 0
     while start < len(longest_first):
-        batch_length = int(lengths[longest_first[start]])
-        end = start + max(1, tokens // batch_length)
-        row_batches.append(longest_first[start:end])
-        start = end
-    return row_batches
+        longest_length = int(lengths[longest_first[start]])
+        batch_size = max(1, max_batch_tokens // longest_length)
+        batches.append(longest_first[start : start + batch_size])
+        start += batch_size
+    return batches

@@ -109,7 +109,7 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
         origin=origin.read(source),
     )
     page.write_files(output, {"README.md": card})
-    manifests.write(output, "export", inputs={"encoder": pretrained.digest_of(source)})
+    manifests.write(output, "export", inputs={"encoder": pretrained.digest_weights(source)})
     return measurements
 
 

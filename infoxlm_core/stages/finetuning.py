@@ -98,7 +98,7 @@ def _make_fingerprint(config: RecipeConfig, encoder: Path, training: Training) -
     settings, data = task_of(config).select_training_inputs(config)
     # Development sets are included, because they decide which step is exported.
     data_digests = {role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()}
-    inputs = {"encoder": pretrained.digest_of(encoder), "examples": digest_training(training), **data_digests}
+    inputs = {"encoder": pretrained.digest_weights(encoder), "examples": digest_training(training), **data_digests}
     return Fingerprint.of(settings, manifests.FINETUNING, inputs)
 
 

@@ -59,7 +59,7 @@ def pretrain(
     observe = system.create_observer(config, learner, shards)
     inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
     if config.model.start:
-        inputs["model.start"] = pretrained.digest_of(Path(config.model.start))
+        inputs["model.start"] = pretrained.digest_weights(Path(config.model.start))
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
     saves_in_background = distributed.device().type == "cuda"  # on a CPU, writing would slow down the steps
     may_rewind = config.guard.rewinds > 0

@@ -268,4 +268,4 @@ class BERTSystem(TextSystem):
         config: PretrainingConfig,  # noqa: ARG002
         languages: Sequence[str],  # noqa: ARG002
     ) -> PretrainedConfig:
-        return pretrained.hugging_face_config(size, BertConfig, architectures=["BertForPreTraining"])
+        return pretrained.make_hugging_face_config(size, BertConfig, architectures=["BertForPreTraining"])

@@ -132,7 +132,7 @@ class TextSystem(System):
 
     def hugging_face_name(self, name: str) -> str:
         """Return Hugging Face's name of a parameter: `encoder.layers.0.up.bias` -> `transformer.ffns.0.lin1.bias`."""
-        return pretrained.hugging_face_name(name, self.parameter_names).replace("roberta.", "bert.", 1)
+        return pretrained.to_hugging_face_name(name, self.parameter_names).replace("roberta.", "bert.", 1)
 
     def _write_tokenizer(self, tokenizer: Path, directory: Path, max_tokens: int) -> None:
         """Copy the tokenizer of the shards, and set the special tokens that the system adds to a text or a pair.

@@ -54,7 +54,7 @@ class VectorSpec(NamedTuple):
 
 def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Features:
     """Tokenize texts into the model's inputs, truncated to what the model can read."""
-    limit = min(max_tokens, pretrained.max_tokens_of(model.config.to_dict()))
+    limit = min(max_tokens, pretrained.find_max_tokens(model.config.to_dict()))
     columns = tokenizer(list(texts), truncation=True, max_length=limit)
     accepted_names = inspect.signature(model.base_model.forward).parameters
     input_names = [name for name in columns if name in accepted_names]  # DistilBERT, for example, has no token types
@@ -69,7 +69,7 @@ def batches(
     Yield the indices of the texts of a batch, and the batch. If the model has language embeddings, `language` selects
     one.
     """
-    language_number = None if language is None else padded.number_language(model.config, language)
+    language_number = None if language is None else padded.find_language_id(model.config, language)
     for rows in _group_by_length(features, batch_size):
         batch = transformers.DataCollatorWithPadding(tokenizer)([features[row] for row in rows])
         batch = {name: values.to(model.device) for name, values in batch.items()}

@@ -151,7 +151,9 @@ class Task(Generic[Settings]):
 
         if self.head is None:
             return False
-        head_draws_by_example = not self.head.is_per_token and pretrained.runs_packed(pretrained.read_config(encoder))
+        head_draws_by_example = not self.head.is_per_token and pretrained.can_run_packed(
+            pretrained.read_config(encoder)
+        )
         encoder_dropout = getattr(settings, "dropout", 0.0)
         head_dropout = getattr(settings, "head_dropout", 0.0)
         return encoder_dropout > 0 or (head_dropout > 0 and not head_draws_by_example)

@@ -331,8 +331,8 @@ def _embed(folder: Path) -> Any:
 def _start_training(folder: Path) -> Any:
     """Load a model as a training does that starts from it."""
     directories.check_model(folder)
-    size = pretrained.size_of(folder)
-    return pretrained.load_into(InfoXLM(size, 1, "mean", True), folder)
+    size = pretrained.read_encoder_size(folder)
+    return pretrained.load_weights(InfoXLM(size, 1, "mean", True), folder)
 
 
 def model(name: str, read: Callable[[Path], Any]) -> Target:

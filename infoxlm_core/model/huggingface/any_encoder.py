@@ -212,7 +212,7 @@ def served_max_tokens(directory: Path) -> int:
 
     This is `max_seq_length` of a sentence-transformers model, limited to what the encoder can read.
     """
-    max_tokens = pretrained.max_tokens_of(pretrained.read_config(directory))
+    max_tokens = pretrained.find_max_tokens(pretrained.read_config(directory))
     path = directory / LENGTH
     if path.is_file():
         limit = user_files.read_json(path, dict[str, Any], "copy the model again").get("max_seq_length")

@@ -96,7 +96,7 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     if projection is not None and contrast_layer:
         contrast["infoxlm"] = {"layer": contrast_layer, "pooling": "cls", "normalise": False}
     architectures = ["XLMRobertaModel" if missing else "XLMRobertaForMaskedLM"]
-    config = pretrained.hugging_face_config(size, architectures=architectures, **contrast)
+    config = pretrained.make_hugging_face_config(size, architectures=architectures, **contrast)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as folder:
         unfinished = Path(folder) / "model"  # renamed when it is complete
@@ -182,7 +182,7 @@ def _select_query_encoder(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor
         of all other tensors.
     """
     if any(name.startswith("roberta.") for name in state):
-        return dict(state), pretrained.hugging_face_name, []
+        return dict(state), pretrained.to_hugging_face_name, []
     used_prefixes = [prefix for prefix in _PREFIXES if f"{prefix}sentence_encoder.embed_tokens.weight" in state]
     prefix = used_prefixes[0] if used_prefixes else ""
     tensors: dict[str, Tensor] = {}

@@ -72,7 +72,7 @@ def _interpolate_weights(start: Path, encoder: Path, weight: float) -> dict[str,
     weights: dict[str, Tensor] = {}
     for path in pretrained.find_weight_files(encoder):
         encoder_weights = pretrained.read_tensors(path)
-        for name, canonical_name in pretrained.canonical_names(encoder_weights).items():
+        for name, canonical_name in pretrained.find_canonical_names(encoder_weights).items():
             start_weight = start_weights.get(canonical_name)
             if start_weight is None:
                 raise InputError(f"{start} has no {canonical_name}, which {encoder} has: {_REMEDY}")

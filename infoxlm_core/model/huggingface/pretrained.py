@@ -77,7 +77,7 @@ class ModelSizes(TypedDict):
     pad_token_id: NotRequired[Annotated[int, Field(ge=0, lt=2**20)] | None]
 
 
-_NAME_RULES = [  # our name -> canonical name
+NAME_RULES = [  # our name -> canonical name
     (r"^encoder\.token_embedding\.", "roberta.embeddings.word_embeddings."),
     (r"^encoder\.position_embedding\.", "roberta.embeddings.position_embeddings."),
     (r"^encoder\.type_embedding\.", "roberta.embeddings.token_type_embeddings."),
@@ -126,12 +126,12 @@ _DISTILBERT_KEYS = {  # key in DistilBERT's config.json -> the same key in BERT'
 TYPE_ROW = "roberta.embeddings.token_type_embeddings.weight"  # a single row in XLM-R, which has one token type
 
 
-def hugging_face_name(name: str, first: NameRules = ()) -> str:
-    """Return the canonical name of one of our parameters. The rules in `first` take precedence.
+def to_hugging_face_name(name: str, extra_rules: NameRules = ()) -> str:
+    """Return the canonical name of one of our parameters. `extra_rules` are tried before the rules of the encoder.
 
     Example: `encoder.layers.0.up.bias` -> `roberta.encoder.layer.0.intermediate.dense.bias`.
     """
-    return rename(name, (*first, *_NAME_RULES))
+    return rename(name, (*extra_rules, *NAME_RULES))
 
 
 def rename(name: str, rules: NameRules) -> str:
@@ -143,10 +143,16 @@ def rename(name: str, rules: NameRules) -> str:
     raise KeyError(name)
 
 
-def hugging_face_config(
+def make_hugging_face_config(
     size: EncoderSize, config_class: Callable[..., PretrainedConfig] = XLMRobertaConfig, **fields: Any
 ) -> PretrainedConfig:
-    """Return a config of XLM-R, or of another class whose sizes have the same names, with additional fields."""
+    """Return the Hugging Face config of an encoder, as for XLM-R unless another class is given.
+
+    Args:
+        size: sizes of the encoder.
+        config_class: a class of configs whose sizes have the same names as XLM-R's.
+        fields: additional fields of the config.
+    """
     return config_class(
         vocab_size=size.vocabulary,
         hidden_size=size.hidden,
@@ -154,7 +160,7 @@ def hugging_face_config(
         num_attention_heads=size.heads,
         intermediate_size=size.ffn,
         max_position_embeddings=size.positions,
-        type_vocab_size=max(1, size.types),
+        type_vocab_size=max(1, size.types),  # Transformers always adds a token type
         layer_norm_eps=size.epsilon,
         hidden_dropout_prob=FINETUNING_DROPOUT,
         attention_probs_dropout_prob=FINETUNING_DROPOUT,
@@ -166,7 +172,7 @@ def hugging_face_config(
 
 
 def write_model(weights: Mapping[str, Tensor], config: PretrainedConfig, directory: Path) -> None:
-    """Write a config, and weights under the given names in fp32."""
+    """Write config.json, and model.safetensors with the given weights in fp32."""
     directory.mkdir(parents=True, exist_ok=True)
     fp32_weights = {name: value.detach().float().cpu().contiguous() for name, value in weights.items()}
     save_file(fp32_weights, directory / WEIGHTS, metadata={"format": "pt"})
@@ -181,7 +187,7 @@ def write(
     name_rules: NameRules = (),
     untrained: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the config and the parameters of a module, except its projection, and copy its tokenizer.
+    """Write a module and its tokenizer as a Hugging Face directory, without the contrast projection.
 
     Args:
         module: the module.
@@ -191,30 +197,29 @@ def write(
         name_rules: rules for the names of the head's parameters.
         untrained: additional weights that the module does not have, by their canonical names.
     """
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = dict(untrained or {})
     for name, parameter in module.named_parameters():
         if name != "projection":
-            weights[hugging_face_name(name, name_rules)] = parameter
-    if untrained:
-        weights = dict(untrained) | weights
-    if TYPE_ROW not in weights and config.model_type != "distilbert":
+            weights[to_hugging_face_name(name, name_rules)] = parameter
+    if TYPE_ROW not in weights and config.model_type != "distilbert":  # which has no token types
         weights[TYPE_ROW] = torch.zeros(1, config.hidden_size)
-    write_model({name_in_class(name, config): value for name, value in weights.items()}, config, directory)
-    tokenizers.copy(tokenizer, directory, max_tokens_of(config.to_dict()))
+    weights_in_class = {_to_name_in_class(name, config): weight for name, weight in weights.items()}
+    write_model(weights_in_class, config, directory)
+    tokenizers.copy(tokenizer, directory, find_max_tokens(config.to_dict()))
 
 
-def name_in_class(name: str, config: PretrainedConfig) -> str:
+def _to_name_in_class(name: str, config: PretrainedConfig) -> str:
     """Convert a canonical name to the name in the class that a config names in `architectures`."""
-    for canonical_part, part in _REPLACEMENTS.get(config.model_type, {}).items():
-        name = name.replace(canonical_part, part)
-    prefix = config.model_type.removeprefix("xlm-") + "."
-    if (config.architectures or ["Model"])[0].endswith("Model"):  # a class without a head
-        prefix = ""
+    for canonical_part, replacement in _REPLACEMENTS.get(config.model_type, {}).items():
+        name = name.replace(canonical_part, replacement)
+    class_name = config.architectures[0] if config.architectures else "Model"
+    has_head = not class_name.endswith("Model")
+    prefix = config.model_type.removeprefix("xlm-") + "." if has_head else ""
     return re.sub(r"^roberta\.", prefix, name)
 
 
 def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None = None, prefix: str = "") -> None:
-    """Write a directory that `AutoModel` and `AutoTokenizer` load.
+    """Write a trained model as a Hugging Face directory, which `AutoModel` and `AutoTokenizer` load.
 
     The contrast projection (d, d) is in `projection.safetensors`: z = h @ projection. The key `infoxlm` of
     `config.json` records how the vector of a sentence is computed.
@@ -223,34 +228,43 @@ def export(model: InfoXLM, tokenizer: Path, directory: Path, start: Path | None 
         model: the trained model.
         tokenizer: directory of its tokenizer.
         directory: where to write.
-        start: the model that the training started from. The export has its class, and its weights that were not
-            trained, such as the pooler.
+        start: directory of the model that the training started from. The export has its class, and its weights that
+            were not trained, such as the pooler.
         prefix: text that was added before every sentence in training.
     """
-    contrast = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
-    if prefix:
-        contrast["prefix"] = prefix
-    untrained: dict[str, Tensor] = {}
     if start is None:
-        config = hugging_face_config(model.encoder.size)
+        config = make_hugging_face_config(model.encoder.size)
+        start_weights: dict[str, Tensor] = {}
     else:
         config = CONFIG_MAPPING[read_config(start)["model_type"]].from_dict(read_config(start))
         config.dtype = torch.float32
-        for name, weight in read_weights(start).items():
-            is_computed = "decoder." in name or name.endswith("_ids")  # tied to other weights, or constant
-            if not is_computed:
-                untrained[name] = weight
-    config.infoxlm = contrast
-    config.architectures = [_choose_class(config, has_head=model.head is not None or "lm_head.bias" in untrained)]
-    write(model, config, tokenizer, directory, untrained=untrained)
+        start_weights = _read_independent_weights(start)
+    config.infoxlm = {"layer": model.contrast_layer, "pooling": model.pooling, "normalise": model.normalise}
+    if prefix:
+        config.infoxlm["prefix"] = prefix
+    has_head = model.head is not None or "lm_head.bias" in start_weights
+    config.architectures = [_choose_class(config, has_head)]
+    write(model, config, tokenizer, directory, untrained=start_weights)
     if model.projection is not None:
-        save_file({"projection": model.projection.detach().float().cpu().contiguous()}, directory / PROJECTION)
+        projection = model.projection.detach().float().cpu().contiguous()
+        save_file({"projection": projection}, directory / PROJECTION)
+
+
+def _read_independent_weights(directory: Path) -> dict[str, Tensor]:
+    """Return the weights of a model by their canonical names, without tied weights and constants."""
+    weights: dict[str, Tensor] = {}
+    for name, weight in read_weights(directory).items():
+        is_tied = "decoder." in name  # the output layer of the masked-LM head
+        is_constant = name.endswith("_ids")
+        if not is_tied and not is_constant:
+            weights[name] = weight
+    return weights
 
 
 def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
-    """Return the class of an export: that of the start, unless only one of the two has a masked-LM head."""
+    """Return the class of an export: that in `config`, unless only one of the two has a masked-LM head."""
     prefix = CLASS_PREFIXES[config.model_type]
-    start_class: str = (config.architectures or [f"{prefix}Model"])[0]
+    start_class: str = config.architectures[0] if config.architectures else f"{prefix}Model"
     start_has_head = start_class.endswith(("ForMaskedLM", "ForPreTraining"))
     if has_head == start_has_head:
         return start_class
@@ -258,20 +272,20 @@ def _choose_class(config: PretrainedConfig, has_head: bool) -> str:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json. Raise InputError if it is missing or a size in it is impossible."""
+    """Return the content of config.json. Raise InputError if it is missing, or if a size in it is impossible."""
     path = directory / "config.json"
     config = user_files.read_json(path, ModelDescription, "give a Hugging Face model directory")
     stored_weights.check_counts(config, path)
-    return {"model_type": None} | config
+    return {"model_type": None} | config  # so that callers can read the key even if the file does not have it
 
 
-def runs_packed(config: Mapping[str, Any]) -> bool:
-    """Return whether `task_models` can compute a model with packed sequences, given the content of its config.json."""
-    return config["model_type"] in TASK_MODEL_TYPES and not find_obstacle(config)
+def can_run_packed(config: Mapping[str, Any]) -> bool:
+    """Return whether our task models can compute a model with packed sequences, given the content of config.json."""
+    return config["model_type"] in TASK_MODEL_TYPES and not find_unsupported_setting(config)
 
 
-def find_obstacle(config: Mapping[str, Any]) -> str:
-    """Return a description of the setting in a config.json that `Encoder` cannot compute, or "" if there is none."""
+def find_unsupported_setting(config: Mapping[str, Any]) -> str:
+    """Describe the first setting of a config.json that `Encoder` does not support. Return "" if it supports all."""
     if config["model_type"] not in CLASS_PREFIXES:
         return f"model_type is {config['model_type']!r}, not one of {', '.join(CLASS_PREFIXES)}"
     supported_values = {
@@ -287,35 +301,37 @@ def find_obstacle(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def first_position(config: Mapping[str, Any]) -> int:
-    """Return the row of the position table for the first token. RoBERTa and XLM-R start after their padding id."""
+def find_first_position(config: Mapping[str, Any]) -> int:
+    """Return the row of a sequence's first token in the position embeddings, given the content of config.json."""
     if config["model_type"] in ("bert", "distilbert"):
         return 0
     padding_id = config.get("pad_token_id")
-    return (PAD if padding_id is None else padding_id) + 1
+    if padding_id is None:
+        padding_id = PAD
+    return padding_id + 1  # RoBERTa and XLM-R use the row of the padding id for padding
 
 
-def max_tokens_of(config: Mapping[str, Any]) -> int:
-    """Return the largest number of tokens that a model can read, given the content of its config.json."""
-    positions = config.get("max_position_embeddings") or 0
+def find_max_tokens(config: Mapping[str, Any]) -> int:
+    """Return the largest number of tokens of a sequence, special tokens included, given the content of config.json."""
+    position_count = config.get("max_position_embeddings") or 0
     if config["model_type"] in CLASS_PREFIXES:
-        return positions - first_position(config)
-    # Some other types number positions like RoBERTa. For the rest, two unused positions do no harm.
-    return positions - 2 if positions > 2 else 512
+        return position_count - find_first_position(config)
+    # Some other types number positions like RoBERTa, from 2. For the rest, two unused positions do no harm.
+    return position_count - 2 if position_count > 2 else 512
 
 
-def size_of(directory: Path) -> EncoderSize:
-    """Return the sizes in a config.json, after comparing them with the stored weights if there are any.
+def read_encoder_size(directory: Path) -> EncoderSize:
+    """Return the sizes of an encoder from its config.json, and check that the stored weights have these sizes.
 
     Raises:
         InputError: there is no config.json, it describes a model that `Encoder` cannot compute, or the weights have
             other shapes.
     """
-    config = _read_sizes(directory)
-    stored = stored_weights.read_headers(directory)
-    types = config.get("type_vocab_size", 2)  # the default of Transformers, like 1e-12 for epsilon
-    if types == 1 and not _has_nonzero_type_row(stored):
-        types = 0  # the row adds nothing, and stays untrained
+    config = _read_supported_config(directory)
+    headers = stored_weights.read_headers(directory)
+    type_count = config.get("type_vocab_size", 2)  # 2 and 1e-12 are the defaults of Transformers
+    if type_count == 1 and not _has_nonzero_type_row(headers):
+        type_count = 0  # a row of zeros adds nothing, and is not trained
     size = EncoderSize(
         vocabulary=config["vocab_size"],
         layers=config["num_hidden_layers"],
@@ -324,54 +340,61 @@ def size_of(directory: Path) -> EncoderSize:
         heads=config["num_attention_heads"],
         positions=config["max_position_embeddings"],
         epsilon=config.get("layer_norm_eps", 1e-12),
-        types=types,
-        first_position=first_position(config),
+        types=type_count,
+        first_position=find_first_position(config),
     )
-    if stored:  # a run can be planned without the weights
-        _check_size(size, stored, directory)
+    if headers:  # without weights, a training run can still be planned
+        _check_size(size, headers, directory)
     return size
 
 
-def _read_sizes(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json, in which the keys of `ModelSizes` are valid. See `size_of` for errors."""
+def _read_supported_config(directory: Path) -> dict[str, Any]:
+    """Return the content of config.json with the keys of XLM-R.
+
+    Raises:
+        InputError: `Encoder` cannot compute the model, or a size is invalid.
+    """
     path = directory / "config.json"
     config = read_config(directory)
-    obstacle = find_obstacle(config)
-    if obstacle:
+    unsupported_setting = find_unsupported_setting(config)
+    if unsupported_setting:
         raise InputError(
-            f"{path}: {obstacle}: start from another model; infoxlm evaluate and infoxlm embed can use this one"
+            f"{path}: {unsupported_setting}: start from another model; "
+            "infoxlm evaluate and infoxlm embed can use this one"
         )
     if config["model_type"] == "distilbert":
         config = {_DISTILBERT_KEYS.get(key, key): value for key, value in config.items()}
-        config["type_vocab_size"] = 0
+        config["type_vocab_size"] = 0  # DistilBERT has no token types
     user_files.validate(config, ModelSizes, path, "give a complete model")
     if config["hidden_size"] % config["num_attention_heads"]:
         raise InputError(f"{path}: num_attention_heads must divide hidden_size: give a complete model")
     return config
 
 
-def _has_nonzero_type_row(stored: Mapping[str, stored_weights.StoredWeight]) -> bool:
+def _has_nonzero_type_row(headers: Mapping[str, stored_weights.StoredWeight]) -> bool:
     """Return whether the embedding of the only token type is not zero. It is zero in FacebookAI's XLM-R."""
-    for name, canonical_name in canonical_names(stored).items():
+    for name, canonical_name in find_canonical_names(headers).items():
         if canonical_name == TYPE_ROW:
-            with safe_open(stored[name].path, "pt") as file:
+            with safe_open(headers[name].path, "pt") as file:
                 return bool(file.get_tensor(name).any())
     return False
 
 
-def _check_size(size: EncoderSize, stored: Mapping[str, stored_weights.StoredWeight], directory: Path) -> None:
+def _check_size(size: EncoderSize, headers: Mapping[str, stored_weights.StoredWeight], directory: Path) -> None:
     """Raise InputError if the weight files do not contain an encoder of this size."""
-    stored_shapes = {canonical: stored[name].shape for name, canonical in canonical_names(stored).items()}
+    stored_shapes = {}
+    for name, canonical_name in find_canonical_names(headers).items():
+        stored_shapes[canonical_name] = headers[name].shape
     with torch.device("meta"):
         encoder = Encoder(size)
     expected_shapes = {}
     for name, parameter in encoder.named_parameters(prefix="encoder"):
-        expected_shapes[hugging_face_name(name)] = tuple(parameter.shape)
+        expected_shapes[to_hugging_face_name(name)] = tuple(parameter.shape)
     stored_weights.compare_shapes(expected_shapes, stored_shapes, directory)
 
 
 def find_weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of a model, one or several. Raise InputError if there are none."""
+    """Return the safetensors files of a model, one or several. Raise InputError if it has none."""
     path = directory / WEIGHTS
     if path.is_file():
         return [path]
@@ -399,10 +422,12 @@ def read_projection(path: Path) -> Tensor:
     return projection
 
 
-def digest_of(directory: Path) -> str:
+def digest_weights(directory: Path) -> str:
     """Return the digest of the weight files of a model, which identifies the model."""
     digests = [manifests.file_sha256(path) for path in find_weight_files(directory)]
-    return f"sha256:{digests[0]}" if len(digests) == 1 else manifests.digest(digests)
+    if len(digests) == 1:
+        return f"sha256:{digests[0]}"
+    return manifests.digest(digests)
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
@@ -414,44 +439,50 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for path in find_weight_files(directory):
         weights |= read_tensors(path)
-    return {canonical: weights[name] for name, canonical in canonical_names(weights).items()}
+    return {canonical_name: weights[name] for name, canonical_name in find_canonical_names(weights).items()}
 
 
-def canonical_names(names: Iterable[str]) -> dict[str, str]:
-    """Map the names of stored weights to their canonical names."""
-    names = list(names)
-    has_prefix = any(_ENCODER_PREFIX.match(name) for name in names)
-    canonical_by_stored = {}
-    for stored_name in names:
+def find_canonical_names(stored_names: Iterable[str]) -> dict[str, str]:
+    """Return the canonical names of the weights of a model by their stored names."""
+    stored_names = list(stored_names)
+    # In a model without a head, the names of the encoder's weights have no prefix.
+    is_encoder = not any(_ENCODER_PREFIX.match(name) for name in stored_names)
+    canonical_names = {}
+    for stored_name in stored_names:
         name = _ENCODER_PREFIX.sub("roberta.", stored_name)
         # In Google's BERT, the parameters of LayerNorm have the names of TensorFlow.
         name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", name)
         name = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name)
-        if not has_prefix and not name.startswith(_HEAD_PREFIXES):  # an encoder without a head
+        if is_encoder and not name.startswith(_HEAD_PREFIXES):
             name = f"roberta.{name}"
-        for replacements in _REPLACEMENTS.values():
-            for canonical_part, part in reversed(replacements.items()):
-                name = name.replace(part, canonical_part)
-        canonical_by_stored[stored_name] = name
-    return canonical_by_stored
+        canonical_names[stored_name] = _undo_replacements(name)
+    return canonical_names
+
+
+def _undo_replacements(name: str) -> str:
+    """Return a name in which the parts that are specific to BERT or DistilBERT are replaced by canonical parts."""
+    for replacements in _REPLACEMENTS.values():
+        for canonical_part, replacement in reversed(replacements.items()):
+            name = name.replace(replacement, canonical_part)
+    return name
 
 
 def has_masked_lm_head(directory: Path) -> bool:
     """Return whether the weights of a model include a masked-LM head."""
-    stored = stored_weights.read_headers(directory)
-    return any(name.startswith("lm_head.") for name in canonical_names(stored).values())
+    canonical_names = find_canonical_names(stored_weights.read_headers(directory)).values()
+    return any(name.startswith("lm_head.") for name in canonical_names)
 
 
-def load_into(
+def load_weights(
     module: nn.Module, directory: Path, optional: tuple[str, ...] = ("projection",), name_rules: NameRules = ()
 ) -> None:
-    """Copy the weights of a Hugging Face directory into one of our models.
+    """Copy the weights of a Hugging Face directory into the parameters of a module.
 
     Args:
-        module: the model.
+        module: the module, whose parameters have our names.
         directory: directory of the weights.
         optional: prefixes of parameters that keep their values if they are not stored.
-        name_rules: rules that take precedence, see `hugging_face_name`.
+        name_rules: rules for the names of a head, see `to_hugging_face_name`.
 
     Raises:
         InputError: a weight is missing, has another shape, or is not finite.
@@ -460,18 +491,24 @@ def load_into(
     weights = read_weights(directory)
     if (directory / PROJECTION).is_file():
         weights["projection"] = read_projection(directory / PROJECTION)
+    for name, parameter in module.named_parameters():
+        path = directory / WEIGHTS
+        stored_name = name
+        if name == "projection":
+            path = directory / PROJECTION
+        else:
+            stored_name = to_hugging_face_name(name, name_rules)
+        if stored_name in weights:
+            _copy_weight(weights[stored_name], parameter, f"{path}: {stored_name}")
+        elif not name.startswith(optional):
+            raise InputError(f"{path} has no {stored_name}: give a complete model")
+
+
+def _copy_weight(weight: Tensor, parameter: nn.Parameter, subject: str) -> None:
+    """Copy a stored weight into a parameter. Raise InputError if its shape differs or a value is not finite."""
+    if weight.shape != parameter.shape:
+        raise InputError(f"{subject} is {tuple(weight.shape)}, not {tuple(parameter.shape)}")
+    if not weight.isfinite().all():  # `check_finite` would also check optional parameters, which may be uninitialised
+        raise InputError(f"{subject} {stored_weights.NOT_FINITE}")
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            is_projection = name == "projection"
-            stored_name = name if is_projection else hugging_face_name(name, name_rules)
-            path = directory / (PROJECTION if is_projection else WEIGHTS)
-            weight = weights.get(stored_name)
-            if weight is None:
-                if name.startswith(optional):
-                    continue
-                raise InputError(f"{path} has no {stored_name}: give a complete model")
-            if weight.shape != parameter.shape:
-                raise InputError(f"{path}: {stored_name} is {tuple(weight.shape)}, not {tuple(parameter.shape)}")
-            if not weight.isfinite().all():  # `check_finite` would also check skipped, uninitialised parameters
-                raise InputError(f"{path}: {stored_name} {stored_weights.NOT_FINITE}")
-            parameter.copy_(weight)
+        parameter.copy_(weight)

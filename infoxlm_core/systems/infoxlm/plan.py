@@ -58,7 +58,7 @@ def size_of(config: PretrainingConfig, vocabulary_size: int) -> EncoderSize:
     if model.start and (Path(model.start) / "config.json").is_file():
         from infoxlm_core.model.huggingface import pretrained  # here, since it imports transformers
 
-        return pretrained.size_of(Path(model.start))
+        return pretrained.read_encoder_size(Path(model.start))
     return EncoderSize.from_config(model, vocabulary_size)
 
 

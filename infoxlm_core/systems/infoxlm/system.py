@@ -59,7 +59,7 @@ class InfoXLMSystem(System):
         return ProbeObserver(probe, learner.module, config).observe
 
     def check_start_files(self, config: PretrainingConfig, directory: Path) -> None:
-        _check_size(directory, pretrained.size_of(directory), config)
+        _check_size(directory, pretrained.read_encoder_size(directory), config)
 
 
 def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
@@ -73,7 +73,7 @@ def build(config: PretrainingConfig, shards: Shards) -> InfoXLM:
     """
     start = Path(config.model.start) if config.model.start else None
     if start:
-        size = pretrained.size_of(start)
+        size = pretrained.read_encoder_size(start)
         _check_tokenizer(start, size, shards)
         _check_size(start, size, config)
     else:
@@ -92,7 +92,7 @@ def _load_start_weights(model: InfoXLM, start: Path) -> None:
     if model.head is not None and not pretrained.has_masked_lm_head(start):
         optional_weights = ("projection", "head.")
         logger.warning("%s has no masked-LM head: MLM and TLM train a new one with random weights", start)
-    pretrained.load_into(model, start, optional_weights)
+    pretrained.load_weights(model, start, optional_weights)
 
 
 def _check_tokenizer(start: Path, size: EncoderSize, shards: Shards) -> None:

@@ -80,7 +80,7 @@ def train(
     translator = TextTranslator.with_shards_tokenizer(model, config, shards)
     sampler = TranslationSampler(shards, config)
     learner = TranslationLearner(config, translator, sampler, validation, best_checkpoints)
-    inputs = {"shards": shards.manifest["digest"], "encoder": pretrained.digest_of(encoder)}
+    inputs = {"shards": shards.manifest["digest"], "encoder": pretrained.digest_weights(encoder)}
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["translator"], inputs)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
         metrics = loop.train(learner, config.optimization, checkpoints, tracker, config.log_every, learner.observe)

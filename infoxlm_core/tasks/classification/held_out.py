@@ -39,7 +39,7 @@ def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
         details={
             "majority": int(rows["label"].value_counts().max()) / len(rows),
             "rows": len(rows),
-            "labels": list(padded.labels_of(padded.read_config(directory))),
+            "labels": list(padded.read_labels(padded.read_config(directory))),
         },
         outcomes=tabulate(rows),
     )
@@ -56,7 +56,7 @@ def read_test_set(directory: Path) -> pd.DataFrame:
         raise InputError(f"{path} has no column {', '.join(sorted(missing_columns))}. {REMEDY}")
     if table.empty:
         raise InputError(f"{path} has no rows. Add rows of the split test to the data of the fine-tuning.")
-    labels = padded.labels_of(padded.read_config(directory))
+    labels = padded.read_labels(padded.read_config(directory))
     unknown_labels = sorted(set(table["label"]) - set(labels))
     if unknown_labels:
         raise InputError(f"{path}: label {unknown_labels[0]!r} is not one of the classifier's ({', '.join(labels)}).")

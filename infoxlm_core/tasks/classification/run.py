@@ -47,10 +47,10 @@ def list_test_files(config: ClassificationConfig) -> list[Path]:
 
 def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Examples:
     """Tokenise the columns `text` and, if it exists, `text_pair`, truncated to what the model can read."""
-    limit = min(max_tokens, pretrained.max_tokens_of(pretrained.read_config(directory)))
+    limit = min(max_tokens, pretrained.find_max_tokens(pretrained.read_config(directory)))
     pairs = table["text_pair"].tolist() if "text_pair" in table else None
     examples = encode(tokenizers.load(directory), table["text"].tolist(), pairs, limit)
-    return padded.set_languages(examples, padded.read_config(directory), table["language"].tolist())
+    return padded.set_language_ids(examples, padded.read_config(directory), table["language"].tolist())
 
 
 def predict(classifier: TaskModel, examples: Examples, batch_tokens: int = BATCH_TOKENS) -> list[str]:
@@ -150,7 +150,7 @@ def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
         InputError: there is no model, no test row with a label of the classifier, a translation is missing, or, for
             `mixed`, the rows of two languages do not translate each other.
     """
-    classifier_labels = padded.labels_of(padded.read_config(models))
+    classifier_labels = padded.read_labels(padded.read_config(models))
     spelling_of_label = normalise_labels(classifier_labels, str(models))
     source = two_letters(config.train_languages[0])
     test = read_test(config).drop(columns="split")

@@ -149,7 +149,7 @@ def encode(
     tokenizer = tokenizers.load(directory)
     if not tokenizer.is_fast:
         raise InputError(f"{directory}: its tokenizer cannot map tokens to words. Give one with a tokenizer.json.")
-    limit = min(max_tokens, pretrained.max_tokens_of(pretrained.read_config(directory)))
+    limit = min(max_tokens, pretrained.find_max_tokens(pretrained.read_config(directory)))
     words = [list(sentence.words) for sentence in sentences]
     try:
         columns = tokenizer(
@@ -173,7 +173,7 @@ def encode(
         num_without_token = num_words - num_with_token
         logger.warning("%d of %d words are truncated or have no token, and are tagged O", num_without_token, num_words)
     examples = from_lists(columns["input_ids"], columns["token_type_ids"])
-    return padded.set_languages(examples, padded.read_config(directory), languages), first_tokens
+    return padded.set_language_ids(examples, padded.read_config(directory), languages), first_tokens
 
 
 def tag(

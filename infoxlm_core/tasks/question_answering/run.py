@@ -106,7 +106,7 @@ class WindowMaker:
             raise InputError(
                 f"{directory}: its tokenizer cannot map tokens to characters. Give one with a tokenizer.json."
             )
-        self.max_tokens = min(config.max_tokens, pretrained.max_tokens_of(pretrained.read_config(directory)))
+        self.max_tokens = min(config.max_tokens, pretrained.find_max_tokens(pretrained.read_config(directory)))
         self.model_config = padded.read_config(directory)
 
     def make_windows(self, question_set: QuestionSet) -> Windows:
@@ -125,7 +125,7 @@ class WindowMaker:
         )
         paragraph_language, _ = question_set.languages
         languages = [paragraph_language] * len(windows.examples)
-        examples = padded.set_languages(windows.examples, self.model_config, languages)
+        examples = padded.set_language_ids(windows.examples, self.model_config, languages)
         return replace(windows, examples=examples)
 
 

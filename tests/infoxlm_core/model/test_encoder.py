@@ -47,7 +47,7 @@ def model(hugging_face, tmp_path) -> InfoXLM:
     hugging_face.save_pretrained(tmp_path)
     model = InfoXLM(SIZE, contrast_layer=2, pooling="cls", normalise=False).eval()
     initialise(model, seed=1)
-    pretrained.load_into(model.double(), tmp_path)
+    pretrained.load_weights(model.double(), tmp_path)
     return model
 
 
@@ -165,7 +165,7 @@ def test_export_has_our_logits_in_hugging_face_and_is_read_back_bit_for_bit(mode
     logits = model.head(model.encoder(ids, positions(), LENGTHS), model.encoder.token_embedding.weight)
     torch.testing.assert_close(exported(batch, attention_mask=mask).logits[mask.bool()], logits, atol=1e-9, rtol=0)
     loaded = InfoXLM(SIZE, contrast_layer=2, pooling="cls", normalise=False)
-    pretrained.load_into(loaded, tmp_path / "out")
+    pretrained.load_weights(loaded, tmp_path / "out")
     for loaded_parameter, parameter in zip(loaded.parameters(), model.parameters(), strict=True):
         assert torch.equal(loaded_parameter.double(), parameter)
 
@@ -177,7 +177,7 @@ def test_incomplete_start_is_refused_by_the_name_of_a_missing_weight(hugging_fac
     hugging_face.save_pretrained(tmp_path, state_dict=weights)
 
     with pytest.raises(InputError, match=r"no roberta\.encoder\.layer\.1\.output\.dense\.bias: give a complete model"):
-        pretrained.load_into(InfoXLM(SIZE, 2, "cls", False), tmp_path)
+        pretrained.load_weights(InfoXLM(SIZE, 2, "cls", False), tmp_path)
 
 
 @pytest.mark.usefixtures("in_fp64")

@@ -126,7 +126,7 @@ def test_language_without_embedding_is_refused(xlm):
 
     with pytest.raises(InputError, match="no embedding of language swh: give text in de, en, fr"):
         embedding.VectorEncoder(model, tokenizer, 2, 32).embed(TEXTS, [TOP], "swh")
-    assert padded.number_language(model.config, "deu_Latn") == NUMBERS["de"]
+    assert padded.find_language_id(model.config, "deu_Latn") == NUMBERS["de"]
 
 
 def test_models_without_language_embeddings_ignore_the_language(tiny_encoders):

@@ -104,11 +104,11 @@ def test_exported_task_model_has_our_logits_in_transformers_and_is_read_back(enc
     module = enlarge_weights(task_models.create(encoder, head, LABELS if task == "classification" else ()))
     assert isinstance(module, Padded) == (request.node.callspec.params["encoder"] in PADDED)
 
-    logits = task_models.compute_logits(module, encode_texts(encoder), tokens_per_batch=40)
+    logits = task_models.compute_logits(module, encode_texts(encoder), max_batch_tokens=40)
     task_models.export(module, encoder, tmp_path / "out")
 
     loaded = task_models.load(tmp_path / "out", head)
-    loaded_logits = task_models.compute_logits(loaded, encode_texts(tmp_path / "out"), tokens_per_batch=40)
+    loaded_logits = task_models.compute_logits(loaded, encode_texts(tmp_path / "out"), max_batch_tokens=40)
     if task == "question_answering":
         assert [len(example_logits) for example_logits in logits] == encode_texts(encoder).lengths.tolist()
         logits, loaded_logits = torch.cat(logits), torch.cat(loaded_logits)
@@ -258,7 +258,7 @@ def test_missing_and_unknown_models_are_refused_in_one_line(tmp_path):
 def test_batches_have_every_row_once_and_no_more_tokens_than_allowed():
     lengths = np.array([3, 50, 7, 7, 1, 120, 9])
 
-    batches = task_models.split_by_length(lengths, tokens=60)
+    batches = task_models.split_by_length(lengths, max_batch_tokens=60)
 
     assert sorted(np.concatenate(batches).tolist()) == list(range(7))
     assert all(len(rows) == 1 or len(rows) * lengths[rows].max() <= 60 for rows in batches)

@@ -44,7 +44,7 @@ def test_run_continues_from_a_model_and_records_the_text_of_both(tiny_shards, tm
     facts_of_second = {"steps": 6, "reserved": ["cd"], "other_corpora": [facts["corpus"]]}
     assert manifests.load(tmp_path / "second/encoder")["facts"] == facts_of_second
     for model in ("start", "encoder"):
-        assert manifests.load(tmp_path / "second" / model)["inputs"]["model.start"] == pretrained.digest_of(start)
+        assert manifests.load(tmp_path / "second" / model)["inputs"]["model.start"] == pretrained.digest_weights(start)
         assert "model.start" not in manifests.load(tmp_path / "first" / model)["inputs"]
     manifests.write(start, "encoder", {"steps": 0})  # as a model that was not trained here
     train("third", {"reserved": ["cd", "ef"]}, model={"start": str(start)})

@@ -94,7 +94,7 @@ def test_files_describe_pooling_length_prompts_and_modules(exported, kind):
         "pooling_mode_mean_sqrt_len_tokens": False,
     }
     has_modules = kind in ("e5", "bge")
-    max_tokens = MAX_TOKENS if has_modules else pretrained.max_tokens_of(config)
+    max_tokens = MAX_TOKENS if has_modules else pretrained.find_max_tokens(config)
     assert read("sentence_bert_config.json") == {"max_seq_length": max_tokens, "do_lower_case": False}
     assert read("tokenizer_config.json")["model_max_length"] == max_tokens
     prompts = read("config_sentence_transformers.json")

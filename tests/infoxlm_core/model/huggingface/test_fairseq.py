@@ -54,8 +54,8 @@ def xlmr(tmp_path) -> tuple[Path, dict[str, torch.Tensor]]:
 
 
 def load(directory: Path) -> InfoXLM:
-    model = InfoXLM(pretrained.size_of(directory), contrast_layer=2, pooling="cls", normalise=False).eval()
-    pretrained.load_into(model, directory)
+    model = InfoXLM(pretrained.read_encoder_size(directory), contrast_layer=2, pooling="cls", normalise=False).eval()
+    pretrained.load_weights(model, directory)
     return model
 
 
@@ -67,7 +67,7 @@ def compute_logits(model: InfoXLM, ids: torch.Tensor) -> torch.Tensor:
 def test_imported_xlmr_has_the_logits_of_hugging_face(xlmr, tmp_path):
     path, state = xlmr
     imported = fairseq.convert(path, tmp_path / "out")
-    hugging_face = XLMRobertaForMaskedLM(pretrained.hugging_face_config(imported.size)).eval()
+    hugging_face = XLMRobertaForMaskedLM(pretrained.make_hugging_face_config(imported.size)).eval()
     weights = {"roberta.embeddings.token_type_embeddings.weight": torch.zeros(1, D)}
     for name, value in state.items():
         for part, replacement in HUGGING_FACE_PARTS.items():

@@ -86,7 +86,7 @@ def test_packed_logits_equal_those_of_transformers(tuned, data):
     model = task_models.load(tuned, HEAD)
     examples = run.encode_rows(table, tuned, 30)
 
-    logits = task_models.compute_logits(model, examples, tokens_per_batch=100)
+    logits = task_models.compute_logits(model, examples, max_batch_tokens=100)
 
     expected_logits, expected_labels = predict_with_transformers(tuned, premises, hypotheses)
     torch.testing.assert_close(logits, expected_logits, atol=1e-5, rtol=0)
