@@ -161,7 +161,7 @@ def run_as_rayjob(spec: BuildSpec, cluster: dict[str, Any], step_environment: En
     config = _adapt_cluster(ClusterConfig.parse(cluster, "cluster"), spec.stage)
     if not storage.is_remote(spec.store):
         raise ConfigError(f"store: workers of a cluster cannot share {spec.store}: give s3://bucket/prefix")
-    name = manifest.job_name(spec.stage, spec.store, spec.run or f"{spec.kind}/{spec.name}")
+    name = manifest.make_job_name(spec.stage, spec.store, spec.run or f"{spec.kind}/{spec.name}")
     job_spec = replace(spec, pipeline_run=runtime.read_run_id(), job=name, min_workers=config.min_workers)
     artifacts.write(spec.store, f"work/{name}.json", json.dumps(asdict(job_spec), indent=1, sort_keys=True))
     outcome_path = runtime.outcome_path(name, "jobs")

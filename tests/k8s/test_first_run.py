@@ -4,7 +4,7 @@ import re
 
 import yaml
 
-from components.adapters.kuberay.manifest import _SUBMITTER
+from components.adapters.kuberay.manifest import _SUBMITTER_RESOURCES
 from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
 from pipelines.cli.cluster import prepare
@@ -62,7 +62,9 @@ def test_the_demo_requests_the_documented_resources_and_fits_the_quota_of_small(
 
     for resource, unit in (("cpu", 1), ("memory", 2**30)):
         heads = 2 * parse_quantity(head_requests[resource])
-        steps = 2 * (parse_quantity(step_requests[resource]) + parse_quantity(_SUBMITTER["requests"][resource]))
+        steps = 2 * (
+            parse_quantity(step_requests[resource]) + parse_quantity(_SUBMITTER_RESOURCES["requests"][resource])
+        )
         services = 0.0
         for name, template in pod_templates("small").items():
             if not name.startswith("Job/"):

@@ -10,12 +10,16 @@ from typing import Any
 from infoxlm_core.errors import InputError, one_line, shorten
 
 Job = dict[str, Any]
+"""A RayJob as the API describes it."""
+OwnerReference = dict[str, Any]
+"""An entry of `ownerReferences`: the object with which Kubernetes deletes another object."""
 
 ROLE = "infoxlm-runner"
 SUBMITTER = "ray-job-submitter"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT = (5, 30)  # seconds to connect, seconds to answer
-_LOG_TIMEOUT = (5, 60)
+_LOG_TIMEOUT = (5, 60)  # a training may print nothing for a minute
+_DELETION_TIMEOUT = (5, 10)  # a process that is being stopped has little time
 _TRANSIENT_STATUSES = (408, 409, 410, 429)  # timeout, conflict, version too old, too many requests
 _RAYJOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 
@@ -61,47 +65,48 @@ class RayJobs:
     def create(self, body: Job) -> None:
         """Create a job. Raise AlreadyExists if a job has its name."""
         body = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
-        with self._translated_errors("create"):
+        with self._translate_errors("create"):
             self._custom.create_namespaced_custom_object(**self._rayjobs, body=body, _request_timeout=_TIMEOUT)
 
     def get(self, name: str) -> Job | None:
         """Return the current state of a job, or None if there is none."""
-        with self._translated_errors("get", ignore_missing=True):
+        with self._translate_errors("get", ignore_missing=True):
             return self._custom.get_namespaced_custom_object(**self._rayjobs, name=name, _request_timeout=_TIMEOUT)
         return None
 
-    def find_workflow(self) -> Job | None:
-        """Return an owner reference to the Argo Workflow of this process, or None outside of a workflow.
+    def find_workflow(self) -> OwnerReference | None:
+        """Return a reference to the Argo Workflow of this process, or None if it does not run in a workflow.
 
-        A job that the Workflow owns is deleted with it, and outlives this pod when its node is drained.
+        A job that the workflow owns is deleted with it, and outlives this pod when the pod's node is drained.
         """
         pod_name = os.environ.get("KFP_POD_NAME")
         if not pod_name:
             return None
-        with self._translated_errors("get", "pods", ignore_missing=True):
+        with self._translate_errors("get", "pods", ignore_missing=True):
             pod = self._core.read_namespaced_pod(pod_name, self.namespace, _request_timeout=_TIMEOUT)
-            for owner in pod.metadata.owner_references or []:
-                if owner.controller:
-                    return {
-                        "apiVersion": owner.api_version,
-                        "kind": owner.kind,
-                        "name": owner.name,
-                        "uid": owner.uid,
-                        "controller": False,
-                        "blockOwnerDeletion": False,
-                    }
+            controllers = [owner for owner in pod.metadata.owner_references or [] if owner.controller]
+            if controllers:
+                workflow = controllers[0]
+                return {
+                    "apiVersion": workflow.api_version,
+                    "kind": workflow.kind,
+                    "name": workflow.name,
+                    "uid": workflow.uid,
+                    "controller": False,  # the workflow does not manage the job
+                    "blockOwnerDeletion": False,
+                }
         return None
 
-    def is_workflow_running(self, owner: Job) -> bool:
-        """Return whether the workflow of an owner reference exists and has neither ended nor been terminated."""
-        group, _, version = owner["apiVersion"].partition("/")
+    def is_workflow_running(self, reference: OwnerReference) -> bool:
+        """Return whether a workflow exists and has neither ended nor been terminated."""
+        group, _, version = reference["apiVersion"].partition("/")
         workflows = {"group": group, "version": version, "plural": "workflows", "namespace": self.namespace}
-        with self._translated_errors("get", "workflows", ignore_missing=True):
+        with self._translate_errors("get", "workflows", ignore_missing=True):
             workflow = self._custom.get_namespaced_custom_object(
-                **workflows, name=owner["name"], _request_timeout=_TIMEOUT
+                **workflows, name=reference["name"], _request_timeout=_TIMEOUT
             )
             metadata = workflow["metadata"]
-            if metadata.get("uid") != owner["uid"]:  # another workflow of the same name
+            if metadata.get("uid") != reference["uid"]:  # another workflow of the same name
                 return False
             spec = workflow.get("spec") or {}
             status = workflow.get("status") or {}
@@ -112,34 +117,38 @@ class RayJobs:
             return not (has_ended or is_terminated_by_kubeflow or is_terminated_by_argo or is_deleted)
         return False
 
-    def delete(self, name: str, wait_for_pods: bool = True) -> None:
-        """Delete a job if it exists. With `wait_for_pods`, delete its pods first."""
+    def delete(self, name: str, propagation_policy: str = "Foreground") -> None:
+        """Delete a job if it exists.
+
+        Args:
+            name: name of the job.
+            propagation_policy: with "Foreground", the job exists until its pods have ended, so its absence means that
+                its GPUs are free. With "Background", it is removed at once.
+        """
         from kubernetes import client
 
-        # Foreground: the job object exists until its pods have ended, so its absence means that the GPUs are free.
-        policy = "Foreground" if wait_for_pods else "Background"
-        with self._translated_errors("delete", ignore_missing=True):
+        with self._translate_errors("delete", ignore_missing=True):
             self._custom.delete_namespaced_custom_object(
                 **self._rayjobs,
                 name=name,
-                body=client.V1DeleteOptions(propagation_policy=policy),
-                _request_timeout=(5, 10),  # a process that is being stopped has little time
+                body=client.V1DeleteOptions(propagation_policy=propagation_policy),
+                _request_timeout=_DELETION_TIMEOUT,
             )
 
     def list_submitters(self, name: str) -> list[Any]:
         """Return the submitter pods of a job, oldest first."""
-        with self._translated_errors("list", "pods"):
+        with self._translate_errors("list", "pods"):
             pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector=f"job-name={name}", _request_timeout=_TIMEOUT
             )
             return sorted(pods.items, key=lambda pod: pod.metadata.creation_timestamp)
 
     def read_log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
-        """Yield the lines of a submitter's log as they arrive, from the start or from `since_seconds` ago."""
-        start = {} if since_seconds is None else {"since_seconds": since_seconds}
-        with self._translated_errors("get", "pods/log", ignore_missing=True):
+        """Yield the lines of a submitter's log as they arrive. Start `since_seconds` ago, or for None with line 1."""
+        time_limit = {} if since_seconds is None else {"since_seconds": since_seconds}
+        with self._translate_errors("get", "pods/log", ignore_missing=True):
             response = self._core.read_namespaced_pod_log(
-                pod, self.namespace, container=SUBMITTER, follow=True, **start,
+                pod, self.namespace, container=SUBMITTER, follow=True, **time_limit,
                 _preload_content=False, _request_timeout=_LOG_TIMEOUT,
             )  # fmt: skip
             try:
@@ -151,7 +160,7 @@ class RayJobs:
     def list_pods(self, name: str) -> list[Any]:
         """Return the pods of a job: its submitters, and the head and workers of its RayCluster."""
         digest = name.rpartition("-")[2]  # operators shorten the names of pods from the left
-        with self._translated_errors("list", "pods"):
+        with self._translate_errors("list", "pods"):
             ray_pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
             )
@@ -161,15 +170,26 @@ class RayJobs:
     def list_warnings(self, name: str) -> list[Any]:
         """Return the events of type Warning about a job and its pods, among the newest of the namespace."""
         digest = name.rpartition("-")[2]  # part of the names of the job, its RayCluster and its pods
-        with self._translated_errors("list", "events"):
+        with self._translate_errors("list", "events"):
             events = self._core.list_namespaced_event(
                 self.namespace, field_selector="type=Warning", limit=500, _request_timeout=_TIMEOUT
             )
             return [event for event in events.items if digest in (event.involved_object.name or "") and event.message]
 
     @contextlib.contextmanager
-    def _translated_errors(self, verb: str, resource: str = "rayjobs", ignore_missing: bool = False) -> Iterator[None]:
-        """Translate errors of the API. With `ignore_missing`, suppress the error if the object does not exist."""
+    def _translate_errors(self, verb: str, resource: str = "rayjobs", ignore_missing: bool = False) -> Iterator[None]:
+        """Raise errors of the Kubernetes client as one-line errors of this module or of the project.
+
+        Args:
+            verb: what the call does, such as "get".
+            resource: what it is done to.
+            ignore_missing: whether to suppress the error if the object does not exist.
+
+        Raises:
+            AlreadyExists: the object to create exists.
+            InputError: Kubernetes refuses the call, so a repetition would not help.
+            Unavailable: Kubernetes does not answer or fails temporarily.
+        """
         import urllib3
         from kubernetes.client import ApiException
 
@@ -186,8 +206,9 @@ class RayJobs:
             if status in (401, 403):
                 remedy = f"check Role {ROLE} and its binding"
                 raise InputError(f"Kubernetes refuses to {call} ({reason}): {remedy}") from None
-            is_starting = status == 400 and resource == "pods/log"  # the container has no log yet
-            if 400 <= status < 500 and status not in _TRANSIENT_STATUSES and not is_starting:
+            has_no_log_yet = status == 400 and resource == "pods/log"  # the container is starting
+            is_transient = status in _TRANSIENT_STATUSES or has_no_log_yet
+            if 400 <= status < 500 and not is_transient:
                 remedy = "check KubeRay's version and the settings"
                 raise InputError(f"Kubernetes cannot {call} ({reason}): {remedy}") from None
             raise Unavailable(f"Kubernetes failed to {call} ({reason})") from None

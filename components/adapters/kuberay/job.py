@@ -18,7 +18,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn, TypeVar
 
 from components.adapters.kuberay import api, manifest
-from components.adapters.kuberay.api import AlreadyExists, Job, RayJobs, Unavailable
+from components.adapters.kuberay.api import AlreadyExists, Job, OwnerReference, RayJobs, Unavailable
 from components.adapters.kuberay.log import JobLog
 from components.adapters.kuberay.obstacles import ObstacleWatch, find_obstacle, find_out_of_memory
 from components.settings.cluster import ClusterConfig
@@ -44,13 +44,13 @@ _MAX_ATTEMPTS = 20  # of a call that Kubernetes does not answer: about ten minut
 _REPORT_SECONDS = 60.0  # the state of the job is logged after this time without a log line
 _LAST_LINES_SECONDS = 10.0  # to wait for the last log lines of a job that has ended
 _OPERATOR_SECONDS = 300.0  # to let the operator enforce its own time limit first
-_DELETION_SECONDS = 600.0  # after this time a deletion counts as stuck
+_MAX_DELETION_SECONDS = 600.0  # after this time a deletion counts as stuck
 _DEAD_NODE_SECONDS = 120.0  # a pod that remains for this time after the grace period must be on a dead node
-_RETRY_SECONDS = 30.0  # between two attempts
-_PAUSE_AFTER_RELEASE = (30.0, 120.0)  # seconds; the pause is random, so that two jobs do not block each other again
-_REQUEST_SECONDS = 10.0  # to wait until the request to save is sent
-_LAST_ATTEMPTS = 3  # of the calls of a process that is being stopped, because it has only about a second
-_DELETION_PAUSE = 1.0  # seconds between two attempts to delete a job
+_RESTART_SECONDS = 30.0  # between a failed job and the next one
+_RECREATION_SECONDS = (30.0, 120.0)  # the pause is random, so that two jobs do not block each other again
+_SAVE_REQUEST_SECONDS = 10.0  # to wait until the request to save is sent
+_SHUTDOWN_ATTEMPTS = 3  # of the calls of a process that is being stopped, because it has only about a second
+_DELETION_RETRY_SECONDS = 1.0  # between two attempts to delete a job
 
 
 class _StopRequested(BaseException):
@@ -73,7 +73,7 @@ def run(
     """Run work on the cluster. Return when the job has succeeded.
 
     Args:
-        name: name of the job, from `manifest.job_name`.
+        name: name of the job, from `manifest.make_job_name`.
         work: URL of the work, the only argument of `python -m components.platform.job`.
         cluster: where and how jobs run.
         num_workers: training workers, one per GPU.
@@ -90,38 +90,30 @@ def run(
     """
     outcome = read_outcome()
     if outcome and 2 <= int(outcome["code"]) <= 5:  # an earlier attempt failed with an error that would happen again
-        raise _read_error(outcome)
+        raise _parse_error(outcome)
     body = manifest.render(name, work, cluster, num_workers, step_environment, version("ray"))
     jobs = api.connect()
     owner = _find_owner(jobs)
     if owner:
         body["metadata"]["ownerReferences"] = [owner]
     launched_job = _LaunchedJob(jobs, body, owner, cluster, ask_to_stop, read_outcome)
-    with _raising_on_signals():
+    with workers.handling_signals(_raise_stop_requested):
         try:
-            for attempt in range(cluster.retries + 1):
-                error = launched_job.run_once()
-                if error is None:
-                    return
-                can_retry = isinstance(error, TryAgain) and not isinstance(error, ResourcesUnavailable)
-                if attempt == cluster.retries or not can_retry:
-                    raise error
-                logger.warning("%s; starting it again (%d of %d)", error, attempt + 1, cluster.retries)
-                time.sleep(_RETRY_SECONDS)
+            launched_job.run_with_restarts()
         except _StopRequested:
             raise Preempted(launched_job.stop()) from None
 
 
-def _find_owner(jobs: RayJobs) -> Job | None:
-    """Return the workflow of this step, or None. A job without an owner ends by itself when no step follows it."""
+def _find_owner(jobs: RayJobs) -> OwnerReference | None:
+    """Return the workflow of this step, which will own the job, or None if there is no workflow or it is unknown."""
     try:
-        owner = jobs.find_workflow()
-        if owner:
-            return owner
-        logger.info("this process does not run in a workflow, so the job has no owner that is deleted with it")
+        workflow = jobs.find_workflow()
     except (Unavailable, InputError) as error:
         logger.warning("the workflow of this step was not found (%s): the job will not be deleted with it", error)
-    return None
+        return None
+    if workflow is None:
+        logger.info("this process does not run in a workflow, so the job has no owner that is deleted with it")
+    return workflow
 
 
 @dataclass(frozen=True)
@@ -131,7 +123,7 @@ class _LaunchedJob:
     jobs: RayJobs
     body: Job
     """The manifest of the job."""
-    owner: Job | None
+    owner: OwnerReference | None
     """Owner reference to the workflow of this step."""
     cluster: ClusterConfig
     ask_to_stop: Callable[[], None]
@@ -141,64 +133,95 @@ class _LaunchedJob:
     def name(self) -> str:
         return str(self.body["metadata"]["name"])
 
-    def run_once(self) -> InfoXLMError | None:
-        """Create or find the job, follow it to its end, and delete it. Return the reason if it has failed.
+    def run_with_restarts(self) -> None:
+        """Run the job until it succeeds. After a temporary error, start it again up to `cluster.retries` times.
 
-        If only some pods of the job have a node for too long, the job is deleted and created again later, because two
-        such jobs could block each other.
+        Raises:
+            InfoXLMError: a permanent error, or the last temporary one.
         """
+        for restart in range(self.cluster.retries + 1):
+            error = self._run_once()
+            if error is None:
+                return
+            # A job without GPUs is not started again: it has already waited for `start_seconds`.
+            is_temporary = isinstance(error, TryAgain) and not isinstance(error, ResourcesUnavailable)
+            if restart == self.cluster.retries or not is_temporary:
+                raise error
+            logger.warning("%s; starting it again (%d of %d)", error, restart + 1, self.cluster.retries)
+            time.sleep(_RESTART_SECONDS)
+
+    def _run_once(self) -> InfoXLMError | None:
+        """Create or find the job, wait for its end, and delete it. Return its error, or None if it has succeeded."""
         start_deadline = time.monotonic() + self.cluster.start_seconds
-        while True:
+        status = None
+        while status is None:
             self._create_or_find()
-            log = JobLog(self.jobs, self.name)
             try:
-                status = self._follow(log, start_deadline)
-                log.finish(_LAST_LINES_SECONDS)
-                break
+                status = self._print_log_until_end(start_deadline)
             except _PartlyScheduled as obstacle:
-                self._delete()
-                pause = random.uniform(*_PAUSE_AFTER_RELEASE)  # noqa: S311 - not for a secret
-                reason = f"was deleted to free its nodes ({obstacle})"
-                logger.warning("rayjob/%s %s; creating it again in %.0f s", self.name, reason, pause)
-                time.sleep(pause)
-            finally:
-                log.finish(0)  # ends the thread, also after an error
+                self._delete_and_wait(obstacle)
         error = None
         if status.get("jobStatus") != "SUCCEEDED":
-            # Before the deletion, because the state of the pods may be the cause.
-            error = self._find_error(status)
+            error = self._find_error(status)  # before the deletion, because the state of the pods may be the cause
         self._delete()
         return error
 
+    def _print_log_until_end(self, start_deadline: float) -> dict[str, Any]:
+        """Print the job's log until the job has ended. Return its status. See `_follow` for the errors."""
+        log = JobLog(self.jobs, self.name)
+        try:
+            status = self._follow(log, start_deadline)
+            log.finish(_LAST_LINES_SECONDS)
+        finally:
+            log.finish(0)  # ends the thread, also after an error
+        return status
+
+    def _delete_and_wait(self, obstacle: _PartlyScheduled) -> None:
+        """Delete a job of which only some pods have a node, and pause before the job is created again.
+
+        Two such jobs would block each other, because each holds nodes that the other one needs.
+        """
+        self._delete()
+        pause_seconds = random.uniform(*_RECREATION_SECONDS)  # noqa: S311 - not for a secret
+        reason = f"was deleted to free its nodes ({obstacle})"
+        logger.warning("rayjob/%s %s; creating it again in %.0f s", self.name, reason, pause_seconds)
+        time.sleep(pause_seconds)
+
     def _create_or_find(self) -> None:
-        """Create the job, or find the one of an earlier attempt if it runs or has succeeded. Replace a failed one."""
+        """Create the job, or find a job of this name that runs or has succeeded. Replace a job that has failed."""
         grace_end = time.monotonic() + self.cluster.grace_seconds
         waits_for_pods = True
-        while time.monotonic() < grace_end + _DELETION_SECONDS:
+        while time.monotonic() < grace_end + _MAX_DELETION_SECONDS:
             job = self._retry(self.jobs.get, self.name)
             if job is None:
-                with contextlib.suppress(AlreadyExists):  # the response to an earlier call may have been lost
-                    self._retry(self.jobs.create, self.body)
-                    logger.info("created rayjob/%s", self.name)
+                if self._create():
                     return
-            elif job["metadata"].get("deletionTimestamp"):
-                if waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
-                    logger.warning("Pods of rayjob/%s do not end, perhaps on a lost node: not waiting.", self.name)
-                    self._retry(self.jobs.delete, self.name, False)
-                    waits_for_pods = False
-            else:
+            elif not job["metadata"].get("deletionTimestamp"):
                 status = job.get("status") or {}
                 if not has_ended(status) or status.get("jobStatus") == "SUCCEEDED":
-                    logger.info("following the existing rayjob/%s (%s)", self.name, describe(status))
+                    logger.info("following the existing rayjob/%s (%s)", self.name, describe_status(status))
                     return
-                logger.info("rayjob/%s of an earlier attempt is %s: deleting it", self.name, describe(status))
+                logger.info("rayjob/%s of an earlier attempt is %s: deleting it", self.name, describe_status(status))
                 self._retry(self.jobs.delete, self.name)
+            elif waits_for_pods and time.monotonic() > grace_end + _DEAD_NODE_SECONDS:
+                logger.warning("Pods of rayjob/%s do not end, perhaps on a lost node: not waiting.", self.name)
+                self._retry(self.jobs.delete, self.name, "Background")
+                waits_for_pods = False
             time.sleep(_POLL_SECONDS)
-        longest_wait = self.cluster.grace_seconds + _DELETION_SECONDS
+        max_wait_seconds = self.cluster.grace_seconds + _MAX_DELETION_SECONDS
         raise WorkerLost(
-            f"rayjob/{self.name} is still being deleted after {longest_wait:.0f} s: check its finalizers, "
+            f"rayjob/{self.name} is still being deleted after {max_wait_seconds:.0f} s: check its finalizers, "
             "then run again"
         )
+
+    def _create(self) -> bool:
+        """Create the job. Return False if it already exists, because the response to an earlier call was lost."""
+        try:
+            self._retry(self.jobs.create, self.body)
+        except AlreadyExists:
+            return False
+        logger.info("created rayjob/%s", self.name)
+        return True
 
     def _retry(self, call: Callable[..., T], *arguments: Any) -> T:
         """Return the result of a call. Repeat it while Kubernetes does not answer, up to `_MAX_ATTEMPTS` times.
@@ -220,15 +243,18 @@ class _LaunchedJob:
             attempt += 1
 
     def _follow(self, log: JobLog, start_deadline: float) -> dict[str, Any]:
-        """Wait for the end of the job and return its status. Enforce the time limits, and log the state regularly.
+        """Wait until the job has ended and return its status. Enforce the time limits and report the state.
+
+        Args:
+            log: the log that is being printed; without new lines for a while, the state is reported instead.
+            start_deadline: time of the monotonic clock at which the job must run.
 
         Raises:
             WorkerLost: the job was deleted, or Kubernetes has stopped answering.
+            ResourcesUnavailable: the job has run for too long and was deleted.
             and the errors of `_check_start`.
         """
-        follow_start = time.monotonic()
-        state_start = follow_start  # when the job began to run, or lost its pods
-        last_report = follow_start
+        follow_start = last_report = run_start = time.monotonic()
         was_running = False
         obstacles = ObstacleWatch(self.jobs)
         while True:
@@ -239,28 +265,33 @@ class _LaunchedJob:
             status = job.get("status") or {}
             if has_ended(status):
                 return status
-            # The operator's own state is Running once it has created the submitter, which may still find no node.
-            is_running = status.get("jobDeploymentStatus") == "Running" and status.get("jobStatus") == "RUNNING"
-            is_queued = self.cluster.queue and status.get("jobDeploymentStatus") == "Suspended"
-            has_changed = is_running != was_running
-            if has_changed:
+            is_running = _is_running(status)
+            if is_running != was_running:
                 was_running = is_running
-                state_start = current_time
-                logger.info("rayjob/%s is %s", self.name, describe(status))
-            # A job that loses its pods gets the full time again, and time in Kueue's queue does not count.
-            if has_changed or is_queued:
+                run_start = current_time
+                # A job that has lost its pods gets the full time to start again.
                 start_deadline = current_time + self.cluster.start_seconds
-            if not is_running:
+                logger.info("rayjob/%s is %s", self.name, describe_status(status))
+            is_queued = self.cluster.queue and status.get("jobDeploymentStatus") == "Suspended"
+            if is_queued:  # the time in Kueue's queue does not count
+                start_deadline = current_time + self.cluster.start_seconds
+            if is_running:
+                self._check_run_time(job, current_time - run_start)
+            else:
                 self._check_start(job, obstacles, start_deadline - current_time)
-            elif current_time - state_start > self.cluster.run_seconds + _OPERATOR_SECONDS:
-                self._delete_and_raise_unavailable(
-                    job, f"not finished after ray.run_seconds ({self.cluster.run_seconds} s)"
-                )
-            if current_time - max(log.last_line, last_report) > _REPORT_SECONDS:
+            if current_time - max(log.last_line_time, last_report) > _REPORT_SECONDS:
                 last_report = current_time
-                elapsed = current_time - follow_start
-                logger.info("rayjob/%s is %s, %.0f s after the start", self.name, describe(status), elapsed)
+                elapsed_seconds = current_time - follow_start
+                logger.info(
+                    "rayjob/%s is %s, %.0f s after the start", self.name, describe_status(status), elapsed_seconds
+                )
             time.sleep(_POLL_SECONDS)
+
+    def _check_run_time(self, job: Job, run_seconds: float) -> None:
+        """Delete a job that has run for too long and raise ResourcesUnavailable."""
+        if run_seconds > self.cluster.run_seconds + _OPERATOR_SECONDS:
+            limit = f"ray.run_seconds ({self.cluster.run_seconds} s)"
+            self._delete_and_raise_unavailable(job, f"not finished after {limit}")
 
     def _check_start(self, job: Job, obstacles: ObstacleWatch, remaining_seconds: float) -> None:
         """Raise the reason if a job cannot start, or has waited for too long.
@@ -270,7 +301,7 @@ class _LaunchedJob:
             ResourcesUnavailable: the time to start is over; the job was deleted.
             _PartlyScheduled: only some pods have a node. Jobs of Kueue are exempt, because it admits all pods or none.
         """
-        obstacles.update(job)
+        obstacles.check(job)
         permanent = obstacles.get_permanent()
         if permanent:
             self._delete()
@@ -278,20 +309,36 @@ class _LaunchedJob:
                 f"rayjob/{self.name} cannot start: {permanent.message}: the job was deleted; fix this, then run again"
             )
         if remaining_seconds < 0:
-            state = describe(job.get("status") or {})
+            state = describe_status(job.get("status") or {})
             self._delete_and_raise_unavailable(job, f"no GPUs after {self.cluster.start_seconds} s ({state})")
         partly_scheduled = obstacles.get_partly_scheduled(self.cluster.partial_seconds)
         if partly_scheduled and not self.cluster.queue:
             raise _PartlyScheduled(partly_scheduled.message)
 
     def _find_error(self, status: dict[str, Any]) -> InfoXLMError:
-        """Return the error of a failed job: the operator's if it ended the job, else the error that the job stored.
+        """Return the reason why a job has failed, as the operator, the job itself or the state of its pods tells it."""
+        details = f"{describe_status(status)} {status.get('reason') or ''}: {status.get('message') or ''}"
+        details = shorten(details)
+        operator_error = self._find_operator_error(status, details)
+        if operator_error:
+            return operator_error
+        outcome = self.read_outcome()
+        if outcome:
+            error = _parse_error(outcome)
+        else:
+            error = WorkerLost(f"rayjob/{self.name} ended as {details}: run again to continue")
+        if not isinstance(error, WorkerLost):
+            return error
+        # A process that is killed for its memory cannot store an error, but Kubernetes reports it for its pod.
+        with contextlib.suppress(Unavailable, InputError):
+            description = find_out_of_memory(self.jobs, self.name)
+            if description:
+                return OutOfMemory(f"rayjob/{self.name}: {description}, then run again")
+        return error
 
-        A job whose worker or head exceeded its memory limit stores no such error, so the state of its pods is checked.
-        """
-        reason = status.get("reason") or ""
-        message = status.get("message") or ""
-        details = shorten(f"{describe(status)} {reason}: {message}")
+    def _find_operator_error(self, status: dict[str, Any], details: str) -> InfoXLMError | None:
+        """Return the error if KubeRay itself has ended or refused the job, else None."""
+        reason = status.get("reason")
         if reason == "PreRunningDeadlineExceeded":
             return ResourcesUnavailable(
                 f"rayjob/{self.name}: GPUs were not available in time ({details}): free or add GPUs, then run again"
@@ -302,24 +349,16 @@ class _LaunchedJob:
             return InputError(
                 f"rayjob/{self.name} was refused by KubeRay ({details}): check that KubeRay is 1.7 or later"
             )
-        error: InfoXLMError = WorkerLost(f"rayjob/{self.name} ended as {details}: run again to continue")
-        outcome = self.read_outcome()
-        if outcome:
-            error = _read_error(outcome)
-        if isinstance(error, WorkerLost):
-            with contextlib.suppress(Unavailable, InputError):
-                description = find_out_of_memory(self.jobs, self.name)
-                if description:
-                    return OutOfMemory(f"rayjob/{self.name}: {description}, then run again")
-        return error
+        return None
 
     def _delete_and_raise_unavailable(self, job: Job, reason: str) -> NoReturn:
-        """Delete the job and raise ResourcesUnavailable, with what Kubernetes reports about its pods."""
+        """Delete the job and raise ResourcesUnavailable, with the obstacle that Kubernetes reports for its pods."""
+        obstacle = None
         with contextlib.suppress(Unavailable, InputError):
             obstacle = find_obstacle(self.jobs, job)
-            if obstacle:
-                reason += f": {obstacle.message}"
         self._delete()
+        if obstacle:
+            reason = f"{reason}: {obstacle.message}"
         raise ResourcesUnavailable(
             f"rayjob/{self.name}: {reason}: the job was deleted; free or add GPUs, then run again"
         )
@@ -327,73 +366,69 @@ class _LaunchedJob:
     def _delete(self) -> None:
         """Delete the job to release its GPUs. If that fails, log the command that deletes it."""
         try:
-            _retry_briefly(lambda: self.jobs.delete(self.name), _DELETION_PAUSE)
+            _retry_briefly(lambda: self.jobs.delete(self.name), _DELETION_RETRY_SECONDS)
         except (Unavailable, InputError) as error:
             logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", self.name, error, self.name)
 
     def stop(self) -> str:
-        """Ask the training to save, and delete the job, unless a workflow needs it. Return what was done, as a message.
+        """Stop the job unless a running workflow needs it. Return a message that says what was done.
 
-        Both requests are sent at the same time, because Kubeflow kills a step about a second after its signal. The
-        hooks of the pods wait up to `grace_seconds` for the training to save, so this process does not wait for it.
-
-        If Kubernetes does not answer, the job is not deleted. A job that no step follows ends by itself.
+        The request to save and the deletion are sent at the same time, because Kubeflow kills a step about a second
+        after its signal. The `preStop` hooks of the pods wait up to `grace_seconds` for the training to save.
         """
         try:
-            if _retry_briefly(self._is_needed):
-                return f"rayjob/{self.name} continues without this step, because a run needs it: run again to follow it"
+            is_needed = _retry_briefly(self._is_needed_by_workflow)
         except Unavailable as error:
+            # The job ends by itself if no step follows it.
             logger.warning("cannot find out whether a run needs rayjob/%s (%s), so it is not deleted", self.name, error)
             return f"rayjob/{self.name} was not deleted, because Kubernetes does not answer: run again to follow it"
         except InputError as error:
             logger.warning("cannot find out whether a run needs rayjob/%s: %s", self.name, error)
-        request_thread = threading.Thread(target=self._send_request, daemon=True)
+            is_needed = False
+        if is_needed:
+            return f"rayjob/{self.name} continues without this step, because a run needs it: run again to follow it"
+        request_thread = threading.Thread(target=self._request_save, daemon=True)
         request_thread.start()
         self._delete()
-        request_thread.join(_REQUEST_SECONDS)
+        request_thread.join(_SAVE_REQUEST_SECONDS)
         return f"rayjob/{self.name} was stopped and deleted: run again to continue"
 
-    def _send_request(self) -> None:
+    def _request_save(self) -> None:
         """Ask the training to save. A failure is not fatal, because the hooks of the pods send the same request."""
         try:
             self.ask_to_stop()
         except Exception as error:
             logger.warning("rayjob/%s: the request to save cannot be sent: %s", self.name, error)
 
-    def _is_needed(self) -> bool:
-        """Return whether a running workflow needs the job.
+    def _is_needed_by_workflow(self) -> bool:
+        """Return whether the workflow of this step, or another workflow that owns the job, still needs the job.
 
-        The workflow of this step needs the job if only this pod is stopped, for instance because its node is drained:
-        the next attempt of the step will follow the job. Another workflow needs the job if it owns it.
+        If only this pod is stopped, for instance because its node is drained, the workflow retries the step, and the
+        next attempt follows the job.
 
         Raises:
             Unavailable: Kubernetes does not answer.
             InputError: this process may not read workflows.
         """
         # The workflow is unknown if Kubernetes did not answer at the start.
-        owner = self.owner or self.jobs.find_workflow()
-        if owner is None:
+        workflow = self.owner or self.jobs.find_workflow()
+        if workflow is None:
             return False
-        if self.jobs.is_workflow_running(owner):
+        if self.jobs.is_workflow_running(workflow):
             return True
         job = self.jobs.get(self.name)
         if job is None:
             return False
         owner_uids = [reference["uid"] for reference in job["metadata"].get("ownerReferences") or []]
-        return bool(owner_uids) and owner["uid"] not in owner_uids
+        return bool(owner_uids) and workflow["uid"] not in owner_uids
 
 
-def _retry_briefly(call: Callable[[], T], pause: float = 0.0) -> T:
-    """Return the result of a call. Make up to `_LAST_ATTEMPTS` attempts if Kubernetes does not answer.
-
-    Args:
-        call: the call.
-        pause: seconds between two attempts.
-    """
-    for _ in range(_LAST_ATTEMPTS - 1):
+def _retry_briefly(call: Callable[[], T], pause_seconds: float = 0.0) -> T:
+    """Return the result of a call. Repeat the call up to `_SHUTDOWN_ATTEMPTS` times if Kubernetes does not answer."""
+    for _ in range(_SHUTDOWN_ATTEMPTS - 1):
         with contextlib.suppress(Unavailable):
             return call()
-        time.sleep(pause)  # a server that restarts refuses connections at once
+        time.sleep(pause_seconds)
     return call()
 
 
@@ -404,31 +439,35 @@ def has_ended(status: dict[str, Any]) -> bool:
     return status.get("jobDeploymentStatus") in ("Complete", "Failed", "ValidationFailed")
 
 
-def describe(status: dict[str, Any]) -> str:
-    """Return a short description of a job's state."""
-    descriptions = [status.get("jobDeploymentStatus") or "new"]
+def _is_running(status: dict[str, Any]) -> bool:
+    """Return whether the job's driver runs.
+
+    The operator's own state is Running once it has created the submitter's pod, which may still find no node.
+    """
+    return status.get("jobDeploymentStatus") == "Running" and status.get("jobStatus") == "RUNNING"
+
+
+def describe_status(status: dict[str, Any]) -> str:
+    """Return a short description of a job's status, such as "Running, RUNNING, 2 of 2 worker pods ready"."""
+    states = [status.get("jobDeploymentStatus") or "new"]
     if status.get("jobStatus"):
-        descriptions.append(status["jobStatus"])
+        states.append(status["jobStatus"])
     cluster_status = status.get("rayClusterStatus") or {}
     worker_count = cluster_status.get("desiredWorkerReplicas")
     if worker_count:
         ready_count = cluster_status.get("readyWorkerReplicas", 0)
-        descriptions.append(f"{ready_count} of {worker_count} worker pods ready")
-    return ", ".join(descriptions)
+        states.append(f"{ready_count} of {worker_count} worker pods ready")
+    return ", ".join(states)
 
 
-def _read_error(outcome: dict[str, Any]) -> InfoXLMError:
+def _parse_error(outcome: dict[str, Any]) -> InfoXLMError:
     """Return the error that a job has stored, with its message as one line."""
     message = " ".join(str(outcome.get("message")).split())
     return errors.from_name(str(outcome.get("class")), message)
 
 
-def _raising_on_signals() -> contextlib.AbstractContextManager[None]:
-    """Raise _StopRequested in the main thread on SIGTERM or Ctrl-C. Ignore further signals."""
-
-    def stop(*_: object) -> None:
-        for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(signal_number, signal.SIG_IGN)  # Kubernetes and Argo may each send a signal
-        raise _StopRequested
-
-    return workers.handling_signals(stop)
+def _raise_stop_requested(*_: object) -> NoReturn:
+    """Handle a signal in the main thread: ignore further signals, and raise _StopRequested."""
+    for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signal_number, signal.SIG_IGN)  # Kubernetes and Argo may each send a signal
+    raise _StopRequested

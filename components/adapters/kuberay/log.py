@@ -13,63 +13,68 @@ from infoxlm_core.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-_PAUSE = 2.0  # seconds between two connections
-_OVERLAP = 10  # seconds before the last line that are read again
+_RECONNECT_SECONDS = 2.0  # between two connections
+_LAST_RECONNECT_SECONDS = 0.5  # shorter, because `finish` waits only seconds for the last lines
+_OVERLAP_SECONDS = 10  # before the last line that are read again
 
 
 class JobLog:
     """Prints a job's log in a thread, from its construction until `finish`."""
 
     def __init__(self, jobs: RayJobs, name: str) -> None:
-        self.last_line = time.monotonic()
+        self.last_line_time = time.monotonic()
         self._jobs = jobs
         self._name = name
         self._last_pod = ""  # the submitter whose lines were printed last
         self._complete_pod = ""  # the submitter whose whole log was printed
-        self._ending = threading.Event()
-        self._closed = threading.Event()
+        self._job_ended = threading.Event()
+        self._closed = threading.Event()  # nothing may be printed any more
         self._thread = threading.Thread(target=self._follow, name=f"log of {name}", daemon=True)
         self._thread.start()
 
     def finish(self, seconds: float) -> None:
-        """Print the remaining lines for at most `seconds`, and nothing afterwards."""
-        self._ending.set()
+        """Stop after the log of the ended job is complete, but after at most this time."""
+        self._job_ended.set()
         self._thread.join(seconds)
         self._closed.set()
 
     def _follow(self) -> None:
-        """Print the log until it is complete and the job has ended, or until `finish` closes it."""
+        """Print the log until it is complete and the job has ended, or until `finish` stops waiting for it."""
         while not self._closed.is_set():
             try:
-                if self._print_newest() and self._ending.is_set():
+                is_complete = self._print_newest_log()
+                if is_complete and self._job_ended.is_set():
                     return
             except Unavailable as error:
                 logger.debug("the log of rayjob/%s cannot be read: %s", self._name, error)
             except InputError as error:  # a missing permission to read logs must not stop the training
                 logger.warning("the log of rayjob/%s cannot be shown: %s", self._name, error)
                 return
-            self._ending.wait(_PAUSE)
-            if self._ending.is_set():
-                self._closed.wait(_PAUSE / 4)  # shorter, because `finish` waits only seconds for the last lines
+            self._job_ended.wait(_RECONNECT_SECONDS)
+            if self._job_ended.is_set():
+                self._closed.wait(_LAST_RECONNECT_SECONDS)
 
-    def _print_newest(self) -> bool:
-        """Print the newest submitter's log until the connection ends. Return whether the log is complete."""
+    def _print_newest_log(self) -> bool:
+        """Print the log of the newest submitter's pod until the connection ends. Return whether it is complete."""
         pods = self._jobs.list_submitters(self._name)
-        if not pods or pods[-1].status.phase == "Pending":
+        if not pods:
             return False
-        pod_name = pods[-1].metadata.name
-        has_ended = pods[-1].status.phase in ("Succeeded", "Failed")
+        newest_pod = pods[-1]
+        if newest_pod.status.phase == "Pending":
+            return False
+        pod_name = newest_pod.metadata.name
+        has_ended = newest_pod.status.phase in ("Succeeded", "Failed")
         if has_ended and pod_name == self._complete_pod:
             return True
-        since_seconds = None  # from the start of the log
-        if pod_name == self._last_pod:
-            since_seconds = int(time.monotonic() - self.last_line) + _OVERLAP
+        since_seconds = None  # print the whole log
+        if pod_name == self._last_pod:  # continue after a broken connection
+            since_seconds = int(time.monotonic() - self.last_line_time) + _OVERLAP_SECONDS
         self._complete_pod = ""
         for line in self._jobs.read_log(pod_name, since_seconds):
             if self._closed.is_set():
                 return False
             self._last_pod = pod_name
-            self.last_line = time.monotonic()
+            self.last_line_time = time.monotonic()
             print(line, flush=True)
         self._complete_pod = pod_name  # the stream ended without an error
         return has_ended

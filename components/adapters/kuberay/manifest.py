@@ -27,28 +27,28 @@ _CONSTANTS = {
     "RAY_AUTH_MODE": "token",  # jobs require the token, which the operator gives only to these pods
     **MLFLOW_SAFETY,
 }
-_JOB = "components.platform.job"
-_INHERITED = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
-_STEP_ONLY = ("KFP_", "KUBERNETES_", "ARGO_")
+_JOB_MODULE = "components.platform.job"
+_INHERITED_PREFIXES = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
+_STEP_ONLY_PREFIXES = ("KFP_", "KUBERNETES_", "ARGO_")  # they identify the pod of the step
 _RAY_END_SECONDS = 15  # part of the grace period that Ray needs to end
 _SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
-_SUBMITTER = {
+_SUBMITTER_RESOURCES = {
     "requests": {"cpu": "50m", "memory": "256Mi"},  # small, so that a job whose workers fit does not wait for this pod
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
-_SCRATCH: dict[str, tuple[str, Manifest]] = {"tmp": ("/tmp", {}), "home": (HOME, {})}  # noqa: S108 - a volume of the pod
-"""Volume -> path and kind of the folders in which every pod may write."""
+_SCRATCH_FOLDERS = {"tmp": "/tmp", "home": HOME}  # noqa: S108 - a volume of the pod
+"""Name -> path of the folders in which every pod may write; each is an empty volume."""
 
 
-def job_name(stem: str, store: str, key: str) -> str:
-    """Return the name of a job, which is always the same for the same work.
+def make_job_name(stem: str, store: str, key: str) -> str:
+    """Return the name of the job that builds an artifact, which is the same in every pipeline run.
 
     It is a DNS-1035 label of at most 47 characters, KubeRay's limit.
 
     Args:
         stem: readable part of the name.
-        store: store of the artifact.
-        key: name of the artifact or of its run, the same in every pipeline run that needs it.
+        store: URI of the store of the artifact.
+        key: name of the artifact, or of the training run that builds it.
     """
     digest = hashlib.sha256(f"{store}/{key}".encode()).hexdigest()[:10]
     readable_name = re.sub(r"[^a-z0-9]+", "-", f"j-{stem}".lower())[:36].strip("-")
@@ -67,7 +67,7 @@ def render(
     """Return the RayJob that runs `python -m components.platform.job WORK`.
 
     Args:
-        name: name of the job, from `job_name`.
+        name: name of the job, from `make_job_name`.
         work: URL or path of the work, the only argument of the entrypoint.
         cluster: where and how jobs run.
         num_workers: training workers, one per GPU.
@@ -105,7 +105,7 @@ def render(
         "workerGroupSpecs": [workers],
     }
     spec = {
-        "entrypoint": f"python -m {_JOB} {work}",
+        "entrypoint": f"python -m {_JOB_MODULE} {work}",
         "submissionMode": "K8sJobMode",
         # A retried submitter finds the running job. A head that replaces a lost head does not know the job, so the job
         # is submitted again. That is harmless: a training run holds a lease and continues from its checkpoint.
@@ -129,38 +129,50 @@ def _make_environment(
 ) -> list[Manifest]:
     """Return the environment variables of the Ray pods.
 
-    They come from this process, the step, the config and constants; each of these overrides the variables before it.
-    References to secrets stay references, and plain values that may be secrets are left out. A reference to a field of
-    the step's pod is replaced by its value, because it would have another value in another pod.
+    They come from this process, the manifest of the step's pod, the config and constants. Each of these overrides the
+    variables before it.
     """
     variables: dict[str, Manifest] = {}
     for name, value in sorted(environment.items()):
-        if name.startswith(_INHERITED) and not is_secret(name):
+        if name.startswith(_INHERITED_PREFIXES) and not is_secret(name):  # a manifest would show the secret
             variables[name] = {"value": value}
     for variable in step_environment:
         name = unprefixed_name(variable["name"])
-        if name.startswith(_STEP_ONLY):
+        if name.startswith(_STEP_ONLY_PREFIXES):
             continue
         has_prefix = name != variable["name"]
         if has_prefix and (name in variables or is_login_for_other_server(name, environment)):
             continue  # a value that Kubeflow has set under the original name takes precedence
-        source = variable.get("valueFrom") or {}
-        if not source:
-            variables[name] = {"value": variable.get("value", "")}
-        elif "fieldRef" not in source and "resourceFieldRef" not in source:
-            variables[name] = {"valueFrom": source}
-        elif name in environment:
-            variables[name] = {"value": environment[name]}
+        value_of_ray_pod = _copy_value(variable, environment.get(name))
+        if value_of_ray_pod:
+            variables[name] = value_of_ray_pod
     for name, value in {**RAY, **cluster.environment, **_CONSTANTS}.items():
         variables[name] = {"value": value}
     return [{"name": name, **value} for name, value in variables.items()]
 
 
+def _copy_value(variable: Mapping[str, Any], current_value: str | None) -> Manifest | None:
+    """Return the value of a variable of the step's pod for another pod, or None if it has no value there.
+
+    A reference to a secret stays a reference. A reference to a field of the step's pod is replaced by the current
+    value, because the field has another value in another pod.
+
+    Args:
+        variable: an environment variable as in the manifest of a pod.
+        current_value: its value in this process.
+    """
+    reference = variable.get("valueFrom")
+    if not reference:
+        return {"value": variable.get("value", "")}
+    if "fieldRef" not in reference and "resourceFieldRef" not in reference:
+        return {"valueFrom": reference}
+    return None if current_value is None else {"value": current_value}
+
+
 def _make_head_template(cluster: ClusterConfig, work: str, variables: list[Manifest]) -> Manifest:
-    """Return the pod template of the head, which runs the driver."""
-    head = _make_ray_template(
-        cluster, "ray-head", work, _make_resources(cluster.head_cpu, cluster.head_memory), variables
-    )
+    """Return the pod template of the head, which runs the driver of the job."""
+    resources = _make_resources(cluster.head_cpu, cluster.head_memory)
+    head = _make_ray_template(cluster, "ray-head", work, resources, variables)
     head["spec"]["nodeSelector"] = cluster.head_node_selector
     return head
 
@@ -168,7 +180,7 @@ def _make_head_template(cluster: ClusterConfig, work: str, variables: list[Manif
 def _make_worker_template(
     cluster: ClusterConfig, work: str, variables: list[Manifest], num_workers: int, gpus: int
 ) -> Manifest:
-    """Return the pod template of the training workers."""
+    """Return the pod template of the training workers. `gpus` is the number of GPUs of each pod."""
     pool = cluster.pool
     devices = {}
     if gpus:
@@ -191,19 +203,31 @@ def _make_ray_template(
     variables: list[Manifest],
     shared_memory: str = "",
 ) -> Manifest:
-    """Return the part of the pod template that the head and the workers share."""
-    shared = {"medium": "Memory", "sizeLimit": shared_memory or resources["limits"]["memory"]}
-    scratch = {**_SCRATCH, "dev-shm": ("/dev/shm", shared)}  # noqa: S108 - a volume of the pod
+    """Return the pod template of a head or a worker, without the nodes on which it may run.
+
+    Args:
+        cluster: settings of all Ray pods.
+        container: name of the container.
+        work: URL of the work, with which the container asks the training to save before it is stopped.
+        resources: requests and limits of the container.
+        variables: environment variables of the container.
+        shared_memory: size of /dev/shm; by default all memory of the container.
+    """
     if cluster.disk:
         resources = {kind: {**amounts, "ephemeral-storage": cluster.disk} for kind, amounts in resources.items()}
-    spec = _make_restricted_pod(cluster, container, resources, variables, scratch)
+    spec = _make_restricted_pod(cluster, container, resources, variables)
     spec["terminationGracePeriodSeconds"] = cluster.grace_seconds
-    save_command = ["python", "-m", _JOB, "--leave", work, _compute_saving_seconds(cluster)]
-    spec["containers"][0]["lifecycle"] = {"preStop": {"exec": {"command": save_command}}}
     if cluster.priority_class:
         spec["priorityClassName"] = cluster.priority_class
+
+    shared_memory = shared_memory or resources["limits"]["memory"]
+    spec["volumes"].append({"name": "dev-shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared_memory}})
+    (ray_container,) = spec["containers"]
+    ray_container["volumeMounts"].append({"name": "dev-shm", "mountPath": "/dev/shm"})  # noqa: S108 - a volume of the pod
+    save_command = ["python", "-m", _JOB_MODULE, "--leave", work, _compute_saving_seconds(cluster)]
+    ray_container["lifecycle"] = {"preStop": {"exec": {"command": save_command}}}
     if cluster.environment_from:
-        spec["containers"][0]["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
+        ray_container["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
     # KubeRay itself sets the label app.kubernetes.io/name, to select the head.
     return {"metadata": {"labels": {"app.kubernetes.io/component": "training"}}, "spec": spec}
 
@@ -211,7 +235,7 @@ def _make_ray_template(
 def _make_submitter_template(cluster: ClusterConfig) -> Manifest:
     """Return the template of the pod that submits the entrypoint and prints its log. The operator adds the command."""
     variables = [{"name": name, "value": (RAY | _CONSTANTS)[name]} for name in _SUBMITTER_VARIABLES]
-    spec = _make_restricted_pod(cluster, "ray-job-submitter", _SUBMITTER, variables, _SCRATCH)
+    spec = _make_restricted_pod(cluster, "ray-job-submitter", _SUBMITTER_RESOURCES, variables)
     return {"metadata": {"labels": _make_labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}
 
 
@@ -236,13 +260,12 @@ def _compute_saving_seconds(cluster: ClusterConfig) -> str:
 
 
 def _make_restricted_pod(
-    cluster: ClusterConfig,
-    container: str,
-    resources: Manifest,
-    variables: list[Manifest],
-    scratch: dict[str, tuple[str, Manifest]],
+    cluster: ClusterConfig, container: str, resources: Manifest, variables: list[Manifest]
 ) -> Manifest:
-    """Return a pod of one container that meets the standard "restricted" and cannot use the Kubernetes API."""
+    """Return a pod with one container that meets the Pod Security standard "restricted".
+
+    It has no token for the Kubernetes API, and only its scratch folders are writable.
+    """
     return {
         "serviceAccountName": cluster.service_account,
         "automountServiceAccountToken": False,
@@ -253,7 +276,7 @@ def _make_restricted_pod(
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": [{"name": name, "emptyDir": kind} for name, (_, kind) in scratch.items()],
+        "volumes": [{"name": name, "emptyDir": {}} for name in _SCRATCH_FOLDERS],
         "containers": [
             {
                 "name": container,
@@ -265,7 +288,7 @@ def _make_restricted_pod(
                     "readOnlyRootFilesystem": True,
                     "capabilities": {"drop": ["ALL"]},
                 },
-                "volumeMounts": [{"name": name, "mountPath": path} for name, (path, _) in scratch.items()],
+                "volumeMounts": [{"name": name, "mountPath": path} for name, path in _SCRATCH_FOLDERS.items()],
             }
         ],
     }

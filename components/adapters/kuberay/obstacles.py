@@ -13,8 +13,9 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 30.0  # between two checks
 _INVALID_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 _IMAGE_ERRORS = (*_INVALID_IMAGE, "ErrImagePull", "ImagePullBackOff")
-_REGISTRY_REFUSES = re.compile(r"not found|manifest unknown|unauthorized|denied|no match for platform", re.IGNORECASE)
+_REGISTRY_REFUSAL = re.compile(r"not found|manifest unknown|unauthorized|denied|no match for platform", re.IGNORECASE)
 """Messages of a registry that denies us an image for good; any other failure may be temporary."""
+_TIMESTAMP_LENGTH = len("2026-01-31T12:00:00")  # without the time zone, because its formats differ
 _NODE_TYPE = "ray.io/node-type"
 """Label of the pods of a RayCluster: head or worker."""
 
@@ -36,76 +37,85 @@ class ObstacleWatch:
         self._jobs = jobs
         self._last_check = time.monotonic()
         self._obstacle: Obstacle | None = None
-        self._consecutive_permanent = 0  # checks in a row that found a permanent obstacle
+        self._num_permanent_checks = 0  # checks in a row that found a permanent obstacle
         self._partly_scheduled_since: float | None = None
 
-    def update(self, job: Job) -> None:
-        """Check the job, unless it was checked within the last `_POLL_SECONDS`."""
+    def check(self, job: Job) -> None:
+        """Look for the obstacle of a job, and log it if it has changed. Do nothing if the last check is recent."""
         current_time = time.monotonic()
         if current_time - self._last_check <= _POLL_SECONDS:
             return
         self._last_check = current_time
-        name = job["metadata"]["name"]
-        previous = self._obstacle
-        self._obstacle = None
-        try:
-            self._obstacle = find_obstacle(self._jobs, job)
-        except (Unavailable, InputError) as error:  # the job may still start
-            logger.debug("cannot find out what keeps rayjob/%s waiting: %s", name, error)
-        if self._obstacle and self._obstacle != previous:
-            logger.info("rayjob/%s waits: %s", name, self._obstacle.message)
-        if self._obstacle and self._obstacle.is_permanent:
-            self._consecutive_permanent += 1
-        else:
-            self._consecutive_permanent = 0
-        if not self._obstacle or not self._obstacle.is_partly_scheduled:
+        obstacle = self._find_obstacle(job)
+        if obstacle and obstacle != self._obstacle:
+            logger.info("rayjob/%s waits: %s", job["metadata"]["name"], obstacle.message)
+        self._obstacle = obstacle
+        is_permanent = obstacle is not None and obstacle.is_permanent
+        self._num_permanent_checks = self._num_permanent_checks + 1 if is_permanent else 0
+        is_partly_scheduled = obstacle is not None and obstacle.is_partly_scheduled
+        if not is_partly_scheduled:
             self._partly_scheduled_since = None
         elif self._partly_scheduled_since is None:
             self._partly_scheduled_since = current_time
 
+    def _find_obstacle(self, job: Job) -> Obstacle | None:
+        """Return the obstacle of a job, or None if there is none or Kubernetes does not tell it."""
+        try:
+            return find_obstacle(self._jobs, job)
+        except (Unavailable, InputError) as error:  # the job may still start
+            logger.debug("cannot find out what keeps rayjob/%s waiting: %s", job["metadata"]["name"], error)
+            return None
+
     def get_permanent(self) -> Obstacle | None:
         """Return the obstacle if two consecutive checks found a permanent one. A single event may be outdated."""
-        return self._obstacle if self._consecutive_permanent > 1 else None
+        return self._obstacle if self._num_permanent_checks > 1 else None
 
     def get_partly_scheduled(self, seconds: float) -> Obstacle | None:
         """Return the obstacle if, for this many seconds, only some pods of the job have had a node."""
-        if self._partly_scheduled_since is None or time.monotonic() - self._partly_scheduled_since < seconds:
+        if self._partly_scheduled_since is None:
             return None
-        return self._obstacle
+        partly_scheduled_seconds = time.monotonic() - self._partly_scheduled_since
+        return self._obstacle if partly_scheduled_seconds >= seconds else None
 
 
 def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
-    """Return what keeps a job's pods from running, or None if Kubernetes reports nothing."""
+    """Return what keeps a job's pods from running, or None if Kubernetes reports nothing.
+
+    The first of these reasons counts: an image that cannot be pulled, a violation of Pod Security, a pod that the
+    scheduler cannot place, and the newest warning.
+    """
     name = job["metadata"]["name"]
-    created = job["metadata"].get("creationTimestamp") or ""
-    messages = _list_messages_since(jobs.list_warnings(name), created)
-    last_message = messages[-1] if messages else ""
+    creation_time = job["metadata"].get("creationTimestamp") or ""
+    warnings = _list_messages_since(jobs.list_warnings(name), creation_time)
+    newest_warning = warnings[-1] if warnings else ""
     pods = jobs.list_pods(name)
     for pod in pods:
-        image_error = _find_image_error(pod, messages)
-        if image_error:
-            return image_error
-    if "violates PodSecurity" in last_message:
-        return Obstacle(shorten(last_message), is_permanent=True)
+        image_obstacle = _find_image_obstacle(pod, warnings)
+        if image_obstacle:
+            return image_obstacle
+    if "violates PodSecurity" in newest_warning:
+        return Obstacle(shorten(newest_warning), is_permanent=True)
+
     status = job.get("status") or {}
     cluster_status = status.get("rayClusterStatus") or {}
     worker_count = cluster_status.get("desiredWorkerReplicas") or 0
     some_have_node = any(pod.spec.node_name for pod in pods)
     unschedulable_pods = [pod for pod in pods if _explain_unschedulable(pod)]
     if unschedulable_pods:
-        return Obstacle(_describe_waiting(unschedulable_pods, worker_count), is_partly_scheduled=some_have_node)
-    if last_message:
+        description = _describe_unschedulable(unschedulable_pods, worker_count)
+        return Obstacle(description, is_partly_scheduled=some_have_node)
+    if newest_warning:
         existing_workers = [pod for pod in pods if _read_node_type(pod) == "worker"]
         some_are_missing = len(existing_workers) < worker_count  # a quota, for instance, prevents their creation
-        return Obstacle(shorten(last_message), is_partly_scheduled=some_have_node and some_are_missing)
+        return Obstacle(shorten(newest_warning), is_partly_scheduled=some_have_node and some_are_missing)
     return None
 
 
 def find_out_of_memory(jobs: RayJobs, name: str) -> str:
-    """Return which container of a job exceeded its memory limit, with the limit and the setting, or "" if none did."""
+    """Return a description of the container of a job that exceeded its memory limit, or "" if none did."""
     for pod in jobs.list_pods(name):
         for status in pod.status.container_statuses or []:
-            for state in (status.state, status.last_state):
+            for state in (status.state, status.last_state):  # the container may have been restarted
                 terminated = state and state.terminated
                 if terminated and terminated.reason == "OOMKilled":
                     return _describe_out_of_memory(pod, status.name, terminated.exit_code)
@@ -124,6 +134,7 @@ def _describe_out_of_memory(pod: Any, container_name: str, exit_code: int) -> st
 
 
 def _read_node_type(pod: Any) -> str:
+    """Return the role of a pod: head, worker or submitter."""
     return str((pod.metadata.labels or {}).get(_NODE_TYPE, "submitter"))
 
 
@@ -136,8 +147,8 @@ def _explain_unschedulable(pod: Any) -> str:
     return ""
 
 
-def _describe_waiting(pods: list[Any], worker_count: int) -> str:
-    """Return which pods wait for a node, and the reason for the first of them."""
+def _describe_unschedulable(pods: list[Any], worker_count: int) -> str:
+    """Return which pods the scheduler cannot place, and the reason for the first of them."""
     first_pod = pods[0]
     waiting = f"the {_read_node_type(first_pod)}"
     if _read_node_type(first_pod) == "worker":
@@ -146,31 +157,41 @@ def _describe_waiting(pods: list[Any], worker_count: int) -> str:
     return shorten(f"{waiting} cannot be scheduled: pod {first_pod.metadata.name}: {_explain_unschedulable(first_pod)}")
 
 
-def _find_image_error(pod: Any, messages: list[str]) -> Obstacle | None:
-    """Return why a pod cannot pull its image.
+def _find_image_obstacle(pod: Any, warnings: list[str]) -> Obstacle | None:
+    """Return why a pod cannot pull its image, or None if it waits for no image.
 
     The obstacle is permanent if the registry refuses access or the image name is invalid.
+
+    Args:
+        pod: the pod.
+        warnings: messages of the warning events of the job, which give the registry's reason.
     """
     init_containers = pod.status.init_container_statuses or []
     containers = pod.status.container_statuses or []
     for container in init_containers + containers:
         waiting = container.state and container.state.waiting
-        if waiting and waiting.reason in _IMAGE_ERRORS:
-            message = waiting.message or ""
-            pull_messages = [event_message for event_message in messages if "pull image" in event_message]
-            is_refused = any(_REGISTRY_REFUSES.search(text) for text in [message, *pull_messages])
-            description = f"{waiting.reason} in pod {pod.metadata.name}: {message}"
-            return Obstacle(shorten(description), is_permanent=is_refused or waiting.reason in _INVALID_IMAGE)
+        if not waiting or waiting.reason not in _IMAGE_ERRORS:
+            continue
+        message = waiting.message or ""
+        pull_warnings = [warning for warning in warnings if "pull image" in warning]
+        is_refused = any(_REGISTRY_REFUSAL.search(text) for text in [message, *pull_warnings])
+        description = f"{waiting.reason} in pod {pod.metadata.name}: {message}"
+        return Obstacle(shorten(description), is_permanent=is_refused or waiting.reason in _INVALID_IMAGE)
     return None
 
 
-def _list_messages_since(events: list[Any], start: str) -> list[str]:
-    """Return the messages of events since `start`, oldest first. Earlier events belong to another job of this name."""
-    timed_messages = []
-    for event in events:
-        # Compare whole seconds, 2026-01-31T12:00:00, because the formats of the time zone differ.
-        event_time = str(event.last_timestamp or event.event_time or "").replace(" ", "T")[:19]
-        if not event_time or event_time >= start[:19]:
-            timed_messages.append((event_time, event.message))
-    timed_messages.sort(key=lambda timed_message: timed_message[0])
-    return [message for _, message in timed_messages]
+def _list_messages_since(events: list[Any], creation_time: str) -> list[str]:
+    """Return the messages of a job's events, oldest first. Earlier events belong to another job of its name."""
+    job_events = [event for event in events if not _read_time(event) or _read_time(event) >= _to_seconds(creation_time)]
+    job_events.sort(key=_read_time)
+    return [event.message for event in job_events]
+
+
+def _read_time(event: Any) -> str:
+    """Return the time of an event, or "" if it has none."""
+    return _to_seconds(str(event.last_timestamp or event.event_time or ""))
+
+
+def _to_seconds(timestamp: str) -> str:
+    """Return a timestamp as 2026-01-31T12:00:00, without the time zone."""
+    return timestamp.replace(" ", "T")[:_TIMESTAMP_LENGTH]

@@ -13,13 +13,14 @@ def kubernetes(monkeypatch) -> Iterator[KubernetesServer]:
     pauses = {
         "_POLL_SECONDS": 0.05,
         "_MAX_RETRY_SECONDS": 0.1,
-        "_RETRY_SECONDS": 0.05,
+        "_RESTART_SECONDS": 0.05,
         "_LAST_LINES_SECONDS": 0.2,
         "_OPERATOR_SECONDS": 0,
     }
-    monkeypatch.setattr(job, "_PAUSE_AFTER_RELEASE", (0.05, 0.1))
+    monkeypatch.setattr(job, "_RECREATION_SECONDS", (0.05, 0.1))
     for name, seconds in pauses.items():
         monkeypatch.setattr(job, name, seconds)
-    monkeypatch.setattr(log, "_PAUSE", 0.05)
+    monkeypatch.setattr(log, "_RECONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(log, "_LAST_RECONNECT_SECONDS", 0.0125)
     with running_kubernetes() as server:
         yield server

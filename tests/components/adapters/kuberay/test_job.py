@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from components.adapters.kuberay import api, job, obstacles
-from components.adapters.kuberay.manifest import job_name
+from components.adapters.kuberay.manifest import make_job_name
 from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import (
     DataCorrupt,
@@ -26,7 +26,7 @@ from infoxlm_core.errors import (
 from tests.servers.kubernetes_api import NAMESPACE, KubernetesServer
 from tests.servers.processes import until
 
-NAME = job_name("pretrain", "run-1", "pretrained-77b0")
+NAME = make_job_name("pretrain", "run-1", "pretrained-77b0")
 WORKER = f"{NAME}-x2x4v-workers-worker"
 CLUSTER = ClusterConfig(image=f"registry.example/infoxlm@sha256:{'1' * 64}")
 SUSPENDED = {"jobDeploymentStatus": "Suspended", "jobStatus": ""}
@@ -568,7 +568,7 @@ def stop_running_job(kubernetes: KubernetesServer, log: pytest.LogCaptureFixture
 
 
 def test_sigterm_deletes_the_job_while_the_training_saves(kubernetes, launch, log, monkeypatch):
-    monkeypatch.setattr(job, "_REQUEST_SECONDS", 60)  # longer than the deletion takes
+    monkeypatch.setattr(job, "_SAVE_REQUEST_SECONDS", 60)  # longer than the deletion takes
     handler = signal.getsignal(signal.SIGTERM)
     was_deleted = threading.Event()
 

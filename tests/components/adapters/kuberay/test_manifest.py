@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.adapters.kuberay.manifest import job_name, render
+from components.adapters.kuberay.manifest import make_job_name, render
 from components.settings.cluster import ClusterConfig
 from infoxlm_core.errors import InputError
 from tests.k8s.rules import find_restricted_violations
@@ -228,15 +228,15 @@ def test_store_name_that_a_shell_would_change_is_refused(work):
 
 
 def test_name_of_a_job_depends_on_work_and_store():
-    names = {job_name("pretrain", store, key) for store in ("s3://a/s", "s3://b/s") for key in ("k1", "k2")}
+    names = {make_job_name("pretrain", store, key) for store in ("s3://a/s", "s3://b/s") for key in ("k1", "k2")}
 
     assert len(names) == 4
-    assert job_name("pretrain", "s3://a/s", "k1") in names
+    assert make_job_name("pretrain", "s3://a/s", "k1") in names
 
 
 @given(stem=st.text(max_size=80), store=st.text(max_size=40), key=st.text(max_size=40))
 def test_every_job_name_is_valid_for_kubernetes_and_kuberay(stem, store, key):
-    name = job_name(stem, store, key)
+    name = make_job_name(stem, store, key)
 
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
     assert len(name) <= 47

@@ -39,7 +39,7 @@ def train_with_worker(run: Path) -> None:
     """Act as the driver of a job, with one Ray worker."""
     run.mkdir(parents=True)
     with workers.stopping_on_signals(run):
-        train.run(save_slowly, 1, run=run)
+        train.launch_training(save_slowly, 1, run=run)
 
 
 def train_without_worker(run: Path) -> None:
