@@ -131,9 +131,9 @@ def run_on_ray(spec: BuildSpec, *_: Any) -> None:
     from components.adapters.ray import tasks, train
 
     if spec.stage in builds.TRAINING_INPUTS:
-        _run_training(spec, functools.partial(train.run, min_workers=spec.min_workers))
+        _run_training(spec, functools.partial(train.launch_training, min_workers=spec.min_workers))
     else:
-        with tasks.workers(spec.num_workers) as parallel_map:
+        with tasks.start_workers(spec.num_workers) as parallel_map:
             _process_text(spec, parallel_map)
 
 
@@ -142,7 +142,7 @@ def run_with_torchrun(spec: BuildSpec, *_: Any) -> None:
     if spec.stage in builds.TRAINING_INPUTS:
         from components.adapters.torchrun import train
 
-        _run_training(spec, train.run)
+        _run_training(spec, train.launch_training)
     else:
         from infoxlm_core.corpora import parallel
 

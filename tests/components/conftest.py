@@ -139,6 +139,6 @@ def ray_here() -> Iterator[None]:
 
     from components.adapters.ray import train
 
-    train.start(4)
+    train.start_ray(4)
     yield
     ray.shutdown()

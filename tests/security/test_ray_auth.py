@@ -28,7 +28,7 @@ RAY_START = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--b
 LOCAL_DRIVER = """
 import sys
 from components.adapters.ray import train
-train.start(1)
+train.start_ray(1)
 import ray
 print(ray.init(ignore_reinit_error=True).dashboard_url, ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()

@@ -19,14 +19,13 @@ _RETRIES = 3
 
 
 @contextlib.contextmanager
-def workers(count: int) -> Iterator[ParallelMap | None]:
-    """Yield a `ParallelMap` over `count` Ray workers with one CPU core each. Yield None for 0 workers.
+def start_workers(count: int) -> Iterator[ParallelMap | None]:
+    """Start Ray workers with one CPU core each and yield a `ParallelMap` over them. Yield None if `count` is 0.
 
-    Uses the Ray instance of this process if there is one, else the cluster that RAY_ADDRESS names, with all its cores,
-    else a new instance on this machine.
+    On the cluster that RAY_ADDRESS names, there are as many workers as CPU cores if that is more than `count`.
 
     Raises:
-        WorkerLost: Ray does not start, or a task has lost its worker too often.
+        WorkerLost: Ray does not start, or a task has lost its worker more than `_RETRIES` times.
         OutOfMemory: Ray killed workers because their pod or machine has too little memory.
         and any InfoXLMError that the work raises.
     """
@@ -37,38 +36,38 @@ def workers(count: int) -> Iterator[ParallelMap | None]:
 
     from components.adapters.ray import train
 
-    starts_ray = not ray.is_initialized()
-    if starts_ray:
-        train.start(count)
-    try:
+    with train.use_ray(count):
         if os.environ.get("RAY_ADDRESS"):
             count = max(count, int(ray.cluster_resources().get("CPU", 0)))
-        yield functools.partial(_map, count)
-    finally:
-        if starts_ray:
-            ray.shutdown()
+        yield functools.partial(_map_with_ray_tasks, max_pending=parallel.AHEAD * count)
 
 
-def _map(count: int, function: ItemFunction, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield the results of Ray tasks in the order of the items."""
+def _map_with_ray_tasks(function: ItemFunction, items: Iterable[Any], max_pending: int) -> Iterator[Any]:
+    """Apply a function to each item in a Ray task. Yield the results in the order of the items.
+
+    Args:
+        function: the function.
+        items: its inputs, which are read lazily.
+        max_pending: largest number of tasks that run or wait at a time.
+    """
     import ray
     from ray.exceptions import RayError, RayTaskError
 
-    shared_function = ray.put(function)  # sent to each node once
-    task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_apply)
+    from components.adapters.ray import train
 
+    shared_function = ray.put(function)  # sent to each node once
+    remote_task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_apply)
     try:
-        futures = (task.remote(shared_function, item).future() for item in items)
-        yield from parallel.yield_in_order(futures, parallel.AHEAD * count)
-    except RayTaskError as error:
+        futures = (remote_task.remote(shared_function, item).future() for item in items)
+        yield from parallel.yield_in_order(futures, max_pending)
+    except RayTaskError as error:  # an exception of the function itself
         if isinstance(error.cause, InfoXLMError):
             raise error.cause from None
         raise
     except RayError as error:
-        from components.adapters.ray import train
-
-        raise train.translate_error(error, "Ray") from error
+        raise train.to_infoxlm_error(error, "Ray") from error
 
 
 def _apply(function: ItemFunction, item: Any) -> Any:
+    """Call a function in a Ray worker."""
     return function(item)

@@ -6,14 +6,13 @@ repeat), or dies.
 """
 
 import contextlib
-import functools
 import logging
 import os
 import re
 import secrets
-import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,20 @@ _ALL_WORKERS_SECONDS = 300.0  # to wait for all workers before a training run co
 _COLLECTIVE_SECONDS = 300  # to sum gradients; workers wait longer while the first works alone (`distributed.PATIENCE`)
 
 
-def run(
+def launch_training(
     train: Callable[..., dict[str, Any]], num_workers: int, run: Path, min_workers: int = 0, **arguments: Any
 ) -> dict[str, Any]:
-    """Call `train(run=run, **arguments)` on every worker. Return the result of the first worker.
+    """Call a training function on Ray workers and return the result of the first worker.
 
-    A machine with fewer GPUs than workers trains with one worker per GPU. On a cluster, a training waits until a lost
-    node is replaced; with `min_workers` it continues with as many workers as fit, but at least `min_workers`.
+    On one machine, there is at most one worker per GPU. On a cluster, the training waits until a lost node is replaced,
+    or continues with fewer workers if `min_workers` allows it.
+
+    Args:
+        train: the training function.
+        num_workers: number of workers, each with a GPU, or with a CPU core if Ray has no GPUs.
+        run: directory of the training run, which every worker passes to `train`.
+        min_workers: smallest number of workers with which the training may continue; 0: all are needed.
+        arguments: further arguments of `train`.
 
     Raises:
         WorkerLost: workers died more often than they are restarted.
@@ -49,89 +55,114 @@ def run(
     import ray
     from ray.train.v2.api.exceptions import TrainingFailedError
 
-    scratch = Path(tempfile.mkdtemp(prefix="infoxlm-ray-"))  # for Ray's temporary files
-    starts_ray = not ray.is_initialized()
+    worker_settings = {"train": train, "arguments": {"run": run, **arguments}}
     try:
-        if starts_ray:
-            start(num_workers)
-        gpu_count = int(ray.cluster_resources().get("GPU", 0))
-        uses_gpus = gpu_count > 0
-        if uses_gpus:
-            _check_gpu()  # NCCL's own message would not tell the reason
-        is_cluster = bool(os.environ.get("RAY_ADDRESS"))
-        if uses_gpus and not is_cluster:  # a cluster that has lost a pod gets its GPUs back
-            num_workers = workers.limit_to_gpus(num_workers, gpu_count)
-        settings = {"train": train, "arguments": {"run": run, **arguments}}
-        fit = functools.partial(_fit, settings, run.name, scratch, uses_gpus)
-        with workers.stopping_on_signals(run):  # again, since ray.init has set its own handler
-            if 0 < min_workers < num_workers:
-                result = _fit_elastically(fit, num_workers, min_workers, "GPU" if uses_gpus else "CPU")
-            else:
-                result = fit(num_workers, _MAX_FAILURES)
+        with (
+            tempfile.TemporaryDirectory(prefix="infoxlm-ray-", ignore_cleanup_errors=True) as scratch,
+            use_ray(num_workers),
+        ):
+            gpu_count = int(ray.cluster_resources().get("GPU", 0))
+            if gpu_count:
+                _check_gpu()  # the error message of NCCL would not tell the reason
+            is_cluster = bool(os.environ.get("RAY_ADDRESS"))
+            if gpu_count and not is_cluster:  # a cluster that has lost a pod gets its GPUs back
+                num_workers = workers.limit_to_gpus(num_workers, gpu_count)
+            training = _Training(worker_settings, run.name, Path(scratch), uses_gpus=gpu_count > 0)
+            is_elastic = 0 < min_workers < num_workers
+            with workers.stopping_on_signals(run):  # again, because ray.init has set its own handlers
+                if is_elastic:
+                    result = training.fit_elastically(num_workers, min_workers)
+                else:
+                    result = training.fit(num_workers, _MAX_FAILURES)
     except (TrainingFailedError, ray.exceptions.RayError) as error:
-        raise translate_error(error, str(run)) from error
-    finally:
-        if starts_ray:
-            ray.shutdown()
-        shutil.rmtree(scratch, ignore_errors=True)
+        raise to_infoxlm_error(error, str(run)) from error
     return workers.unwrap_figures(result.return_value)
 
 
-def translate_error(error: Exception, subject: str) -> InfoXLMError:
-    """Return an error of Ray as OutOfMemory if Ray killed workers for their memory, else as WorkerLost.
+@contextlib.contextmanager
+def use_ray(num_workers: int) -> Iterator[None]:
+    """Start or join Ray for the duration of the block, unless this process already uses Ray."""
+    import ray
 
-    Ray's message about memory has thousands of characters. Its first lines say how much was used and available.
+    if ray.is_initialized():
+        yield
+        return
+    start_ray(num_workers)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def to_infoxlm_error(error: Exception, subject: str) -> InfoXLMError:
+    """Convert an error of Ray: to OutOfMemory if Ray killed a worker for its memory, to WorkerLost otherwise.
+
+    Args:
+        error: the error of Ray. If memory was the cause, its message has thousands of characters.
+        subject: what failed, for the beginning of the new message.
     """
     text = f"{error} {last_cause(error)}"
-    if "running low on memory" in text:
-        usage = re.search(r"was ([\d.]+GB) used / ([\d.]+GB) limit", text)
-        figures = f" ({usage[1]} used of {usage[2]})" if usage else ""
-        return OutOfMemory(
-            f"{subject}: a worker ran out of memory{figures}: raise pool.memory, or steps.memory for text; without a "
-            "cluster, use fewer workers or free some memory; then run again to continue"
-        )
-    return WorkerLost(f"{subject}: {type(error).__name__}: {shorten(str(error))}: run again to continue")
-
-
-def _fit(
-    settings: dict[str, Any], name: str, scratch: Path, uses_gpus: bool, num_workers: int, max_failures: int
-) -> Any:
-    """Call `_run_in_worker(settings)` on `num_workers` workers, which Ray restarts at most `max_failures` times."""
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
-
-    run_config = RunConfig(
-        name=f"{name}-{secrets.token_hex(4)}",  # unique, because Ray would continue an earlier run of the same name
-        storage_path=str(scratch),
-        failure_config=FailureConfig(
-            max_failures=max_failures, max_preemption_failures=max_failures, controller_failure_limit=5
-        ),
+    if "running low on memory" not in text:
+        return WorkerLost(f"{subject}: {type(error).__name__}: {shorten(str(error))}: run again to continue")
+    match = re.search(r"was ([\d.]+GB) used / ([\d.]+GB) limit", text)
+    usage = f" ({match[1]} used of {match[2]})" if match else ""
+    return OutOfMemory(
+        f"{subject}: a worker ran out of memory{usage}: raise pool.memory, or steps.memory for text; without a "
+        "cluster, use fewer workers or free some memory; then run again to continue"
     )
-    return TorchTrainer(
-        _run_in_worker,
-        train_loop_config=settings,
-        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=uses_gpus),
-        torch_config=TorchConfig(backend="nccl" if uses_gpus else "gloo", timeout_s=_COLLECTIVE_SECONDS),
-        run_config=run_config,
-    ).fit()
 
 
-def _fit_elastically(fit: Callable[[int, int], Any], num_workers: int, min_workers: int, resource: str) -> Any:
-    """Call `fit`. After a failure, call it again with as many workers as the cluster has resources for.
+@dataclass(frozen=True)
+class _Training:
+    """A training run of Ray Train."""
 
-    We do not use Ray Train's elasticity, because it stops a training run without saving a checkpoint first.
-    """
-    from ray.train.v2.api.exceptions import TrainingFailedError
+    worker_settings: dict[str, Any]
+    """Argument of `_run_in_worker`."""
+    name: str
+    scratch: Path
+    """Directory for Ray's temporary files."""
+    uses_gpus: bool
 
-    count = num_workers
-    for _ in range(_MAX_FAILURES):
-        try:
-            return fit(count, 0)
-        except TrainingFailedError as error:
-            logger.warning("a worker was lost (%s)", shorten(str(error)))
-            count = _count_available_workers(num_workers, min_workers, resource)
-            logger.warning("continuing with %d of %d workers", count, num_workers)
-    return fit(count, 0)
+    def fit(self, num_workers: int, max_failures: int) -> Any:
+        """Train on this number of workers, which Ray restarts at most `max_failures` times. Return Ray's result."""
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        failure_config = FailureConfig(
+            max_failures=max_failures, max_preemption_failures=max_failures, controller_failure_limit=5
+        )
+        run_config = RunConfig(
+            name=f"{self.name}-{secrets.token_hex(4)}",  # unique, or Ray would continue an earlier run of this name
+            storage_path=str(self.scratch),
+            failure_config=failure_config,
+        )
+        backend = "nccl" if self.uses_gpus else "gloo"
+        trainer = TorchTrainer(
+            _run_in_worker,
+            train_loop_config=self.worker_settings,
+            scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=self.uses_gpus),
+            torch_config=TorchConfig(backend=backend, timeout_s=_COLLECTIVE_SECONDS),
+            run_config=run_config,
+        )
+        return trainer.fit()
+
+    def fit_elastically(self, num_workers: int, min_workers: int) -> Any:
+        """Train, and after the loss of a worker continue with as many workers as the cluster has resources for.
+
+        Ray Train's own elasticity is not used, because it stops a training run without saving a checkpoint first.
+        """
+        from ray.train.v2.api.exceptions import TrainingFailedError
+
+        resource = "GPU" if self.uses_gpus else "CPU"
+        current_workers = num_workers
+        for _ in range(_MAX_FAILURES):
+            try:
+                return self.fit(current_workers, max_failures=0)
+            except TrainingFailedError as error:
+                logger.warning("a worker was lost (%s)", shorten(str(error)))
+                current_workers = _count_available_workers(num_workers, min_workers, resource)
+                logger.warning("continuing with %d of %d workers", current_workers, num_workers)
+        return self.fit(current_workers, max_failures=0)
 
 
 def _count_available_workers(num_workers: int, min_workers: int, resource: str) -> int:
@@ -143,8 +174,8 @@ def _count_available_workers(num_workers: int, min_workers: int, resource: str) 
     import ray
     from ray.util import placement_group, remove_placement_group
 
-    # Reserve the resources, because the cluster may still list those of the lost node. It removes them when the node
-    # has been silent for about a minute, so the list is correct after the wait.
+    # Reserve the resources, because the cluster may still list those of the lost node. Ray removes a node from the list
+    # when the node has been silent for about a minute, so the list is correct after the wait.
     group = placement_group([{resource: 1}] * num_workers)
     has_recovered = group.wait(_ALL_WORKERS_SECONDS)
     remove_placement_group(group)
@@ -160,8 +191,8 @@ def _count_available_workers(num_workers: int, min_workers: int, resource: str) 
 
 
 def _create_private_token() -> None:
-    """Create Ray's token file with mode 0600, because every user could read a file that Ray creates."""
-    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+    """Create the file with Ray's token so that only this user can read it. Ray itself would create it for all users."""
+    if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
         return
     path = Path.home() / ".ray" / "auth_token"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,13 +204,14 @@ def _create_private_token() -> None:
     path.chmod(0o600)
 
 
-def start(num_workers: int) -> None:
-    """Join the cluster that RAY_ADDRESS names, or start one on this machine with a core for each worker."""
+def start_ray(num_workers: int) -> None:
+    """Join the cluster that RAY_ADDRESS names, or start Ray on this machine with a CPU core for each worker."""
     import ray
 
     local_cluster: dict[str, Any] = {}
-    if not os.environ.get("RAY_ADDRESS"):  # "local" avoids joining a cluster that another process left here
-        local_cluster = {"address": "local", "num_cpus": max(num_workers + 1, os.cpu_count() or 1)}
+    if not os.environ.get("RAY_ADDRESS"):
+        num_cpus = max(num_workers + 1, os.cpu_count() or 1)
+        local_cluster = {"address": "local", "num_cpus": num_cpus}  # never joins a cluster of another process
         _create_private_token()
     for attempt in range(1, _START_ATTEMPTS + 1):
         try:
@@ -210,20 +242,25 @@ def _check_gpu() -> None:
     """Raise InputError with the reason if torch cannot use a GPU that Ray assigns."""
     import ray
 
-    task = ray.remote(num_gpus=1)(devices.explain_missing_gpu).remote()
-    reason = ray.get(task, timeout=_GPU_SECONDS)
+    gpu_task = ray.remote(num_gpus=1)(devices.explain_missing_gpu)
+    reason = ray.get(gpu_task.remote(), timeout=_GPU_SECONDS)
     if reason:
         raise InputError(reason)
 
 
 def _run_in_worker(settings: dict[str, Any]) -> dict[str, Any]:
-    """Configure the process of a Ray worker, and run the training in it."""
+    """Train in the process of a Ray worker. Return the outcome of `workers.attempt`.
+
+    Args:
+        settings: the training function as "train", and its arguments as "arguments".
+    """
     import torch
     from ray import train as ray_train
     from ray.train.torch import get_device
 
     rank = ray_train.get_context().get_world_rank()
-    logging.basicConfig(level=logging.INFO if rank == 0 else logging.WARNING, format="%(message)s", force=True)
+    level = logging.INFO if rank == 0 else logging.WARNING  # the workers log the same lines
+    logging.basicConfig(level=level, format="%(message)s", force=True)
     device = get_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)

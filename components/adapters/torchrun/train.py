@@ -11,49 +11,48 @@ import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infoxlm_core.errors import WorkerLost
 from infoxlm_core.model import devices
 from infoxlm_core.training import workers
 
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
+
 MAX_RESTARTS = 3
-_TIMEOUT = timedelta(seconds=300)  # to sum gradients; workers wait longer while the first worker works alone
+_COLLECTIVE_TIMEOUT = timedelta(seconds=300)  # to sum gradients; workers wait longer while the first worker works alone
 
 
-def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any) -> dict[str, Any]:
-    """Call `train(run=run, **arguments)` on every worker. Return the result of the first worker.
+def launch_training(
+    train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any
+) -> dict[str, Any]:
+    """Call a training function in worker processes of this machine and return the result of the first worker.
 
     A machine with fewer GPUs than workers trains with one worker per GPU.
+
+    Args:
+        train: the training function.
+        num_workers: number of workers.
+        run: directory of the training run, which every worker passes to `train`.
+        arguments: further arguments of `train`.
 
     Raises:
         WorkerLost: workers died more often than `MAX_RESTARTS`.
         InputError: torch cannot use the GPUs.
         and what `train` raises.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     gpu_count = devices.count_gpus()
     if gpu_count:
         num_workers = workers.limit_to_gpus(num_workers, gpu_count)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="infoxlm-torchrun-") as scratch:  # holds the agent's logs
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=num_workers,
-            run_id=run.name,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="127.0.0.1",
-            max_restarts=MAX_RESTARTS,
-            signals_to_handle="SIGHUP,SIGQUIT",  # the training handles the other signals: it saves first
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
-        )
+        launch = elastic_launch(_make_launch_config(num_workers, run.name, scratch), _run_worker)
         try:
-            outcomes = elastic_launch(config, _run_worker)(train, {"run": run, **arguments})
+            outcomes = launch(train, {"run": run, **arguments})
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
             reason = f"worker {rank} ended with exit code {failure.exitcode}"
@@ -61,39 +60,65 @@ def run(train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arg
     return workers.unwrap_figures(outcomes[0])
 
 
+def _make_launch_config(num_workers: int, run_id: str, log_directory: str) -> "LaunchConfig":
+    """Return torch's configuration of worker processes on this machine."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_workers,
+        run_id=run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",  # any free port
+        local_addr="127.0.0.1",
+        max_restarts=MAX_RESTARTS,
+        signals_to_handle="SIGHUP,SIGQUIT",  # the training handles the other signals: it saves first
+        logs_specs=DefaultLogsSpecs(log_dir=log_directory),
+    )
+
+
 def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Run one worker in its own process."""
+    """Train in the process of a worker. Return the outcome of `workers.attempt`."""
     import torch
     import torch.distributed as dist
 
-    # A signal to the whole process group (Ctrl-C, `timeout`, many schedulers) is for the agent, which asks workers to
-    # stop. SIGTERM to this process alone comes from the agent when it restarts all workers.
-    agent = os.getppid()
-    os.setpgid(0, 0)
-
-    def end_with_agent(*_: object) -> None:  # torch sends SIGINT when the agent dies
-        if os.getppid() != agent:
-            os._exit(1)
-
-    signal.signal(signal.SIGINT, end_with_agent)
-    level = logging.INFO if os.environ["RANK"] == "0" else logging.WARNING
+    _leave_process_group_of_agent()
+    level = logging.INFO if os.environ["RANK"] == "0" else logging.WARNING  # the workers log the same lines
     logging.basicConfig(level=level, format="%(message)s", force=True)
     uses_gpu = torch.cuda.is_available()
     if uses_gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         torch.set_num_threads(1)  # one core per worker
-    agents_store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    agent_store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     # Use a prefix per attempt, because the store still has the addresses of dead workers.
-    store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", agents_store)
+    attempt_store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", agent_store)
     dist.init_process_group(
         backend="nccl" if uses_gpu else "gloo",
-        store=store,
+        store=attempt_store,
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=_TIMEOUT,
+        timeout=_COLLECTIVE_TIMEOUT,
     )
     try:
         return workers.attempt(train, arguments)
     finally:
         dist.destroy_process_group()
+
+
+def _leave_process_group_of_agent() -> None:
+    """Protect this worker from signals to the process group of its agent, such as Ctrl-C.
+
+    Only the agent handles such signals: it asks all workers to stop. A SIGTERM to this process alone comes from the
+    agent when it restarts all workers.
+    """
+    agent_id = os.getppid()
+    os.setpgid(0, 0)
+
+    def exit_if_agent_died(*_: object) -> None:
+        if os.getppid() != agent_id:
+            os._exit(1)
+
+    signal.signal(signal.SIGINT, exit_if_agent_died)  # torch sends SIGINT to the workers when the agent dies

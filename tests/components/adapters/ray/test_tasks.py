@@ -95,7 +95,7 @@ def make_corpus_and_shards(base: Path, text: Path, parallel_map: ParallelMap, wo
 def test_workers_killed_in_every_phase_change_no_byte(ray_here, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(tokenization, "CHUNK", 100)  # so that toy text has many chunks
     (tmp_path / "deadly").mkdir()
-    with tasks.workers(2) as parallel_map:
+    with tasks.start_workers(2) as parallel_map:
 
         def kill_one_encoder(work, items):
             if getattr(work, "func", work).__name__ == "encode_chunk":
@@ -124,7 +124,7 @@ def number_tables(count: int) -> list[pa.Table]:
 
 
 def test_results_have_the_order_of_the_chunks_and_errors_keep_their_class(ray_here):
-    with tasks.workers(2) as parallel_map:
+    with tasks.start_workers(2) as parallel_map:
         results = list(parallel_map(deadly.add_process, iter(number_tables(40))))
         with pytest.raises(InputError, match=r"^x\.tsv:7: no such thing: mend it$"):
             list(parallel_map(deadly.refuse, number_tables(3)))
@@ -136,7 +136,7 @@ def test_results_have_the_order_of_the_chunks_and_errors_keep_their_class(ray_he
 
 def test_chunks_are_read_only_shortly_before_they_are_processed(ray_here):
     read_count = itertools.count()
-    with tasks.workers(2) as parallel_map:
+    with tasks.start_workers(2) as parallel_map:
         results = parallel_map(deadly.add_process, (table for table in number_tables(200) if next(read_count) >= 0))
         next(results)
         results.close()
@@ -145,7 +145,7 @@ def test_chunks_are_read_only_shortly_before_they_are_processed(ray_here):
 
 
 def test_a_chunk_that_kills_every_worker_ends_the_stage(ray_here):
-    with tasks.workers(1) as parallel_map, pytest.raises(WorkerLost, match="run again"):
+    with tasks.start_workers(1) as parallel_map, pytest.raises(WorkerLost, match="run again"):
         list(parallel_map(deadly.die, number_tables(1)))
 
 

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def train_infoxlm(num_workers: int, shards: Path, base: Path, work=pretrain, **changes) -> list[tuple[int, dict]]:
     """Train on Ray workers, or with 0 workers in this process. Return the curve."""
     config = tiny_config(**changes)
-    start = functools.partial(train.run, work, num_workers) if num_workers else work
+    start = functools.partial(train.launch_training, work, num_workers) if num_workers else work
     start(config=config, shards_path=shards, output=base / "out", run=base / "run")
     return tracker.read(base / "run" / tracker.METRICS)
 
@@ -125,7 +125,7 @@ def train_with_too_little_memory(run: Path) -> tuple[str, str]:
     os.environ |= {"RAY_TMPDIR": tempfile.mkdtemp(prefix="raym-", dir="/tmp")}  # Ray's socket paths must be short
     os.environ.pop("RAY_ADDRESS", None)
     try:
-        train.run(sleep_for_a_minute, 1, run=run)
+        train.launch_training(sleep_for_a_minute, 1, run=run)
     except Exception as error:
         return type(error).__name__, str(error)
     finally:

@@ -70,7 +70,7 @@ def pretrain_and_record_node(run: Path, **arguments: Any) -> dict:
 def start_training(shards: Path, base: Path) -> None:
     (base / "run").mkdir()
     arguments = {"config": tiny_config(**LONGER), "shards_path": shards, "output": base / "out"}
-    train.run(pretrain_and_record_node, 2, run=base / "run", min_workers=1, **arguments)
+    train.launch_training(pretrain_and_record_node, 2, run=base / "run", min_workers=1, **arguments)
 
 
 def kill_a_node(cluster: Any, training: Future[None], run: Path) -> str:

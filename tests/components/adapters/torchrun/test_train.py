@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def train(shards: Path, base: Path, **changes) -> list[tuple[int, dict]]:
     (base / "run").mkdir(parents=True, exist_ok=True)
     config = tiny_config(**changes)
-    torchrun_train.run(pretrain, 2, config=config, shards_path=shards, output=base / "out", run=base / "run")
+    torchrun_train.launch_training(
+        pretrain, 2, config=config, shards_path=shards, output=base / "out", run=base / "run"
+    )
     return tracker.read(base / "run" / tracker.METRICS)
 
 
@@ -88,7 +90,7 @@ def test_workers_that_always_die_are_restarted_a_limited_number_of_times(tmp_pat
     monkeypatch.setattr(torchrun_train, "MAX_RESTARTS", 1)
 
     with pytest.raises(WorkerLost, match=r"worker 0 ended with exit code 3, even after 1 restarts: run again"):
-        torchrun_train.run(record_attempt_and_die, 1, run=tmp_path)
+        torchrun_train.launch_training(record_attempt_and_die, 1, run=tmp_path)
 
     assert (tmp_path / "attempts").read_text() == "xx"
 
@@ -103,6 +105,6 @@ def test_workers_are_limited_to_the_gpus_and_their_error_is_raised_without_resta
     monkeypatch.setattr(torchrun_train.devices, "count_gpus", lambda: 1)
 
     with pytest.raises(ConfigMismatch, match=r"^1 workers$"):
-        torchrun_train.run(record_attempt_and_fail, 2, run=tmp_path)
+        torchrun_train.launch_training(record_attempt_and_fail, 2, run=tmp_path)
 
     assert (tmp_path / "attempts").read_text() == "x"
