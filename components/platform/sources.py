@@ -82,7 +82,7 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
     else:
         from components.adapters.sources import hub
 
-        path = hub.fetch(source, store, only)
+        path = hub.fetch_snapshot(source, store, only)
     if not path:  # the source cannot be the name of a model on the hub
         raise InputError(f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME")
     if only:

@@ -11,17 +11,17 @@ from typing import Any
 from components.adapters.s3 import store
 from infoxlm_core.errors import InfoXLMError, InputError
 
-RULE = {
+LIFECYCLE_RULE = {
     "ID": "infoxlm-unfinished-uploads",
     "Status": "Enabled",
     "Filter": {"Prefix": ""},
     "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
 }
-"""Unfinished uploads take up space but appear in no listing."""
+"""Aborts unfinished uploads after a day, because they take up space but appear in no listing."""
 
 
-def ensure(url: str) -> None:
-    """Create the bucket `s3://NAME` and its rule, unless they exist.
+def ensure_bucket(url: str) -> None:
+    """Create the bucket `s3://NAME`, unless it exists, and the rule that deletes its unfinished uploads.
 
     Raises:
         InputError: the URL is malformed, or S3 refuses.
@@ -30,32 +30,32 @@ def ensure(url: str) -> None:
     bucket = url.removeprefix("s3://").rstrip("/")
     if not url.startswith("s3://") or not bucket or "/" in bucket:
         raise InputError(f"{url!r} is not a bucket: write s3://NAME")
-    with store.translate_errors(url) as client:
+    with store.open_client(url) as client:
         existing_buckets = [description["Name"] for description in client.list_buckets()["Buckets"]]
         if bucket not in existing_buckets:
             client.create_bucket(Bucket=bucket)
-        rules = _read_rules(client, bucket)
+        rules = _read_lifecycle_rules(client, bucket)
         rule_ids = [rule.get("ID") for rule in rules]
-        if RULE["ID"] not in rule_ids:
-            all_rules = {"Rules": [*rules, RULE]}  # the request replaces all rules of the bucket
+        if LIFECYCLE_RULE["ID"] not in rule_ids:
+            all_rules = {"Rules": [*rules, LIFECYCLE_RULE]}  # the request replaces all rules of the bucket
             client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=all_rules)
 
 
-def _read_rules(client: Any, bucket: str) -> list[dict[str, Any]]:
-    """Return the lifecycle rules of a bucket, or an empty list if it has none, which S3 reports as an error."""
+def _read_lifecycle_rules(client: Any, bucket: str) -> list[dict[str, Any]]:
+    """Return the lifecycle rules of a bucket, or an empty list if it has none."""
     from botocore.exceptions import ClientError
 
     try:
         return list(client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"])
     except ClientError as error:
-        if error.response["Error"]["Code"] == "NoSuchLifecycleConfiguration":
-            return []
-        raise
+        if error.response["Error"]["Code"] != "NoSuchLifecycleConfiguration":
+            raise
+        return []
 
 
 if __name__ == "__main__":
     try:
-        ensure(sys.argv[1] if len(sys.argv) > 1 else "")
+        ensure_bucket(sys.argv[1] if len(sys.argv) > 1 else "")
     except InfoXLMError as error:
         print(f"bucket: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

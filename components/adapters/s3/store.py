@@ -8,13 +8,13 @@ import functools
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from components.adapters.storage import Entry
 from infoxlm_core import user_files
-from infoxlm_core.errors import InputError, StorageUnavailable, one_line
+from infoxlm_core.errors import InfoXLMError, InputError, StorageUnavailable, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,8 @@ LIMITS = {"attempts": 10, "connect_seconds": 5, "read_seconds": 60}
 QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
 """Limits of calls that must fail sooner than a lease expires (`lease.PATIENCE`)."""
 _READ_ATTEMPTS = 3  # botocore does not repeat a request whose body breaks off
-_MAX_DELETED = 1000  # objects that S3 deletes in one request
+_DELETION_BATCH = 1000  # largest number of objects that S3 deletes in one request
+_MISSING = 404  # HTTP status if there is no such object
 
 
 class S3Store:
@@ -40,108 +41,127 @@ class S3Store:
         self._prefix = key.strip("/")
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
-        with self._client(name, quick) as client, _ignore_statuses():
-            answer = client.get_object(Bucket=self.bucket, Key=self._key(name))
-            size = answer["ContentLength"]
-            if size > user_files.MAX_JSON:
-                limit = user_files.MAX_JSON
-                raise InputError(f"{self.uri}/{name} has {size:,} bytes, but at most {limit:,} are read: remove it")
-            return answer["Body"].read(), answer["ETag"]
+        """Return the content and the ETag of a small file, or None if the file does not exist."""
+        with self._open_client(name, quick) as client, _ignore_statuses(_MISSING):
+            response = client.get_object(Bucket=self.bucket, Key=self._key(name))
+            size = response["ContentLength"]
+            max_size = user_files.MAX_JSON
+            if size > max_size:
+                raise InputError(f"{self.uri}/{name} has {size:,} bytes, but at most {max_size:,} are read: remove it")
+            return response["Body"].read(), response["ETag"]
         return None
 
     def read(self, name: str = "", start: int = 0, length: int | None = None) -> bytes:
+        """Return `length` bytes of a file from the offset `start`, or all following bytes if `length` is None."""
         from botocore.exceptions import BotoCoreError
 
         if length == 0:
             return b""
         request = {"Bucket": self.bucket, "Key": self._key(name)}
         if start > 0 or length is not None:  # S3 refuses a range of an empty file
-            end = "" if length is None else start + length - 1
-            request["Range"] = f"bytes={start}-{end}"
-        with self._client(name) as client:
+            last_byte = "" if length is None else start + length - 1
+            request["Range"] = f"bytes={start}-{last_byte}"
+        with self._open_client(name) as client:
             for _ in range(_READ_ATTEMPTS - 1):
                 with contextlib.suppress(BotoCoreError):
                     return client.get_object(**request)["Body"].read()
             return client.get_object(**request)["Body"].read()
 
     def put(self, name: str, content: str | bytes) -> None:
-        with self._client(name) as client:
-            client.put_object(**self._put_request(name, content))
+        """Write a small file. Replace an existing one."""
+        with self._open_client(name) as client:
+            client.put_object(**self._make_put_request(name, content))
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
+        """Write a small file only if its ETag is still `version`, or for None only if the file does not exist.
+
+        Returns:
+            the new ETag, or None if another process has changed the file.
+        """
         condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
         # S3 answers 412 if the condition fails, 409 to one of two simultaneous writers, and 404 if another process has
         # deleted the file.
-        with self._client(name, quick) as client, _ignore_statuses(404, 409, 412):
-            return client.put_object(**self._put_request(name, content), **condition)["ETag"]
-        # An earlier attempt may have written this content, although its answer was lost.
-        existing = self.get(name, quick)
-        if existing is None:
+        with self._open_client(name, quick) as client, _ignore_statuses(404, 409, 412):
+            return client.put_object(**self._make_put_request(name, content), **condition)["ETag"]
+        # The response to an earlier attempt may have been lost, so the file may already have this content.
+        existing_file = self.get(name, quick)
+        if existing_file is None:
             return None
-        existing_content, existing_version = existing
+        existing_content, existing_version = existing_file
         return existing_version if existing_content == _encode(content) else None
 
     def delete(self, *names: str) -> None:
+        """Delete files. A missing file is no error."""
         if len(names) == 1:
-            with self._client(names[0]) as client:
+            with self._open_client(names[0]) as client:
                 client.delete_object(Bucket=self.bucket, Key=self._key(names[0]))
             return
-        with self._client() as client:
-            for start in range(0, len(names), _MAX_DELETED):
-                keys = [{"Key": self._key(name)} for name in names[start : start + _MAX_DELETED]]
-                answer = client.delete_objects(Bucket=self.bucket, Delete={"Objects": keys, "Quiet": True})
-                # The status is 200 even if some of the objects could not be deleted.
-                errors = answer.get("Errors")
-                if errors:
-                    first_error = errors[0]
-                    reason = f"{first_error.get('Code')} {first_error.get('Message', '')}"
-                    raise InputError(
-                        f"{self.uri}: S3 refuses to delete {len(errors)} files, the first is "
-                        f"{first_error.get('Key')} ({reason}): check your rights"
-                    )
+        with self._open_client() as client:
+            for start in range(0, len(names), _DELETION_BATCH):
+                batch = names[start : start + _DELETION_BATCH]
+                objects = [{"Key": self._key(name)} for name in batch]
+                response = client.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
+                self._check_deletion(response)
+
+    def _check_deletion(self, response: dict[str, Any]) -> None:
+        """Raise InputError if S3 has not deleted all objects, because it answers with status 200 even then."""
+        errors = response.get("Errors")
+        if errors:
+            first_error = errors[0]
+            reason = f"{first_error.get('Code')} {first_error.get('Message', '')}"
+            raise InputError(
+                f"{self.uri}: S3 refuses to delete {len(errors)} files, the first is "
+                f"{first_error.get('Key')} ({reason}): check your rights"
+            )
 
     def entries(self, deep: bool = True) -> list[Entry]:
-        prefix = self._list_request()["Prefix"]
-        arguments = {} if deep else {"Delimiter": "/"}
-        objects = self._list_all("list_objects_v2", "Contents", **arguments)
+        """List all files below the URI, or with `deep=False` only those directly below it."""
+        prefix = self._make_list_request()["Prefix"]
+        delimiter = {} if deep else {"Delimiter": "/"}
+        objects = self._list_all("list_objects_v2", "Contents", **delimiter)
         entries = []
-        with self._client():  # translates the KeyError of an answer that does not come from S3
-            for item in objects:
-                if item["Key"] == prefix:  # an empty object that some tools create to represent the folder
+        with self._open_client():  # translates the KeyError of an answer that does not come from S3
+            for s3_object in objects:
+                key = s3_object["Key"]
+                if key == prefix:  # an empty object that some tools create to represent the folder
                     continue
-                name = item["Key"].removeprefix(prefix)
-                entries.append(Entry(name, item["Size"], item["ETag"], item["LastModified"]))
+                name = key.removeprefix(prefix)
+                entries.append(Entry(name, s3_object["Size"], s3_object["ETag"], s3_object["LastModified"]))
         return entries
 
     def folders(self) -> list[str]:
+        """Return the names of the folders directly below the URI, sorted."""
         names = []
-        for item in self._list_all("list_objects_v2", "CommonPrefixes", Delimiter="/"):
-            _, _, name = item["Prefix"].rstrip("/").rpartition("/")
+        for common_prefix in self._list_all("list_objects_v2", "CommonPrefixes", Delimiter="/"):
+            _, _, name = common_prefix["Prefix"].rstrip("/").rpartition("/")
             names.append(name)
         return sorted(names)
 
     def head(self, name: str = "") -> Entry | None:
+        """Return the size, version and digest of a file without its content, or None if it does not exist."""
         if not self._key(name):
             return None
-        with self._client() as client, _ignore_statuses():
-            head = client.head_object(Bucket=self.bucket, Key=self._key(name))
-            digest = head["Metadata"].get("sha256", "")  # S3 itself computes no SHA-256 of a whole multipart upload
-            return Entry(name, head["ContentLength"], head["ETag"], head["LastModified"], digest)
+        with self._open_client() as client, _ignore_statuses(_MISSING):
+            response = client.head_object(Bucket=self.bucket, Key=self._key(name))
+            digest = response["Metadata"].get("sha256", "")  # S3 computes no SHA-256 of a whole multipart upload
+            return Entry(name, response["ContentLength"], response["ETag"], response["LastModified"], digest)
         return None
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
+        """Upload a large file, in parts, and store its digest with it."""
         arguments = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": sha256}}
-        with self._client() as client:
+        with self._open_client() as client:
             client.upload_file(str(path), self.bucket, self._key(name), ExtraArgs=arguments)
 
     def download(self, name: str, path: Path) -> None:
-        with self._client() as client:
-            client.download_file(self.bucket, self._key(name), str(path))  # verifies S3's checksum
+        """Download a file to a local path. boto3 verifies the checksum that S3 sends."""
+        with self._open_client() as client:
+            client.download_file(self.bucket, self._key(name), str(path))
 
     def sweep(self) -> int:
         """Abort multipart uploads of killed processes, because their parts cost money but appear in no listing."""
         uploads = self._list_all("list_multipart_uploads", "Uploads")
-        with self._client() as client:
+        with self._open_client() as client:
             for upload in uploads:
                 client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
         if uploads:
@@ -154,7 +174,8 @@ class S3Store:
             return self._prefix
         return f"{self._prefix}/{name}" if self._prefix else name
 
-    def _put_request(self, name: str, content: str | bytes) -> dict[str, Any]:
+    def _make_put_request(self, name: str, content: str | bytes) -> dict[str, Any]:
+        """Return the arguments of `put_object`, with a checksum that S3 verifies."""
         return {
             "Bucket": self.bucket,
             "Key": self._key(name),
@@ -162,92 +183,113 @@ class S3Store:
             "ChecksumAlgorithm": "SHA256",
         }
 
-    def _list_request(self) -> dict[str, str]:
+    def _make_list_request(self) -> dict[str, str]:
+        """Return the arguments of a listing of all objects below the URI."""
         return {"Bucket": self.bucket, "Prefix": f"{self._prefix}/" if self._prefix else ""}
 
-    def _list_all(self, request: str, field: str, **arguments: str) -> list[dict[str, Any]]:
-        """Return the items of one field from all pages of a listing."""
-        items: list[dict[str, Any]] = []
-        with self._client() as client:
-            for page in client.get_paginator(request).paginate(**self._list_request(), **arguments):
-                items += page.get(field, ())
-        return items
+    def _list_all(self, operation: str, field: str, **arguments: str) -> list[dict[str, Any]]:
+        """Call a paginated operation of S3. Return what one field of its responses lists, from all pages."""
+        elements: list[dict[str, Any]] = []
+        with self._open_client() as client:
+            for page in client.get_paginator(operation).paginate(**self._make_list_request(), **arguments):
+                elements += page.get(field, ())
+        return elements
 
-    def _client(self, name: str = "", quick: bool = False) -> Any:
-        return translate_errors(f"{self.uri}/{name}" if name else self.uri, quick)
+    def _open_client(self, name: str = "", quick: bool = False) -> AbstractContextManager[Any]:
+        """Return a client as `open_client` does, whose errors name the file."""
+        return open_client(f"{self.uri}/{name}" if name else self.uri, quick)
 
 
 @contextmanager
-def translate_errors(uri: str, quick: bool = False) -> Iterator[Any]:
-    """Yield an S3 client, and raise its errors as InfoXLMErrors: one line each that begins with the URI."""
+def open_client(uri: str, quick: bool = False) -> Iterator[Any]:
+    """Yield an S3 client. Convert its errors in the block to one-line errors that begin with the URI.
+
+    Args:
+        uri: what the block reads or writes.
+        quick: whether a call must fail within seconds if S3 does not answer.
+
+    Raises:
+        InputError: S3 refuses, or the settings of the client are wrong.
+        StorageUnavailable: S3 does not answer.
+    """
     from boto3.exceptions import Boto3Error
-    from botocore import exceptions
     from botocore.exceptions import BotoCoreError, ClientError
+
+    aws_variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
+    try:
+        client = _get_client(tuple(aws_variables), quick)
+    except (BotoCoreError, ValueError) as error:  # ValueError: a malformed address
+        raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE") from error
+    try:
+        yield client
+    except (BotoCoreError, Boto3Error, ClientError) as error:
+        raise _to_infoxlm_error(error, uri) from error
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        # The answer lacks a field that S3 always sends. RecursionError: boto3 follows a redirect of the server to
+        # itself until the stack overflows.
+        raise InputError(
+            f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
+        ) from None
+
+
+def _to_infoxlm_error(error: Exception, uri: str) -> InfoXLMError:
+    """Convert an error of boto3 to InputError or StorageUnavailable."""
+    from botocore import exceptions
 
     configuration_errors = (
         exceptions.NoCredentialsError,
         exceptions.ParamValidationError,
         exceptions.EndpointProviderError,
     )
-    aws_variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
-    try:
-        client = _client(tuple(aws_variables), quick)
-    except (BotoCoreError, ValueError) as error:  # ValueError: a malformed address
-        raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE") from error
-    try:
-        yield client
-    except configuration_errors as error:
+    if isinstance(error, configuration_errors):
         remedy = "check AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the name of the bucket"
-        raise InputError(f"{uri}: {one_line(error)}: {remedy}") from error
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        # The answer lacks a field that S3 always sends. RecursionError: boto3 follows a redirect of the server to
-        # itself until the stack overflows.
-        raise InputError(
-            f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
-        ) from (None if isinstance(error, RecursionError) else error)
-    except (BotoCoreError, Boto3Error, ClientError) as error:
-        # The errors of uploads and downloads wrap the answer of the server.
-        answer = error if isinstance(error, ClientError) else error.__cause__ or error.__context__
-        if not isinstance(answer, ClientError):
-            raise StorageUnavailable(f"{uri}: S3 does not answer ({one_line(error)}): run again") from error
-        status = _read_status(answer)
-        if status < 500:
-            raise InputError(f"{uri}: S3 refuses ({one_line(answer)}): check the name and your rights") from error
-        raise StorageUnavailable(f"{uri}: S3 fails with status {status} ({one_line(answer)}): run again") from error
+        return InputError(f"{uri}: {one_line(error)}: {remedy}")
+    # An error of an upload or download was raised because of the answer of the server.
+    answer = error if isinstance(error, exceptions.ClientError) else error.__cause__ or error.__context__
+    if not isinstance(answer, exceptions.ClientError):
+        return StorageUnavailable(f"{uri}: S3 does not answer ({one_line(error)}): run again")
+    status = _read_status(answer)
+    if status < 500:
+        return InputError(f"{uri}: S3 refuses ({one_line(answer)}): check the name and your rights")
+    return StorageUnavailable(f"{uri}: S3 fails with status {status} ({one_line(answer)}): run again")
 
 
 @functools.lru_cache(8)
-def _client(environment: tuple[tuple[str, str], ...], quick: bool) -> Any:
-    """Return a client for these environment variables, from a cache: creating a client takes 0.2 seconds.
+def _get_client(aws_variables: tuple[tuple[str, str], ...], quick: bool) -> Any:
+    """Return an S3 client from a cache, because the creation of a client takes 0.2 seconds.
 
-    boto3 reads the variables from the environment; the argument is the key of the cache.
+    Args:
+        aws_variables: the environment variables from which boto3 reads its settings; the key of the cache.
+        quick: whether calls must fail within seconds.
     """
     import boto3
     from botocore.config import Config
 
     logging.getLogger("botocore").setLevel(logging.WARNING)  # it logs where each client finds its credentials
+    variables = dict(aws_variables)
     limits = QUICK_LIMITS if quick else LIMITS
-    uses_other_server = any(name.startswith("AWS_ENDPOINT_URL") for name, _ in environment)
-    settings = Config(
+    # Most other servers have no host name for each bucket.
+    is_other_server = any(name.startswith("AWS_ENDPOINT_URL") for name in variables)
+    s3_settings = {"addressing_style": "path"} if is_other_server else {}
+    config = Config(
         retries={"mode": "standard", "total_max_attempts": limits["attempts"]},
         connect_timeout=limits["connect_seconds"],
         read_timeout=limits["read_seconds"],
-        s3={"addressing_style": "path"} if uses_other_server else {},  # most servers have no host name for each bucket
+        s3=s3_settings,
     )
-    variables = dict(environment)
     region = variables.get("AWS_REGION") or variables.get("AWS_DEFAULT_REGION") or "us-east-1"
-    return boto3.Session().client("s3", config=settings, region_name=region)
+    return boto3.Session().client("s3", config=config, region_name=region)
 
 
 @contextmanager
 def _ignore_statuses(*statuses: int) -> Iterator[None]:
-    """Leave the block silently if S3 answers with one of these statuses, by default 404 (no such object)."""
+    """Leave the block silently if S3 answers with one of these HTTP statuses."""
     from botocore.exceptions import ClientError
 
     try:
         yield
     except ClientError as error:
-        if _read_status(error) not in (statuses or (404,)):
+        if _read_status(error) not in statuses:
             raise
 
 

@@ -13,12 +13,17 @@ from infoxlm_core.errors import DataCorrupt, InputError, StorageUnavailable, one
 logger = logging.getLogger(__name__)
 
 _MODEL_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
-_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "README.md"]  # README.md states the licence
+_MODEL_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "README.md"]  # README.md states the licence
 """Files to download: none of them can contain code."""
 
 
-def fetch(source: str, store: Path, only: Sequence[str] = ()) -> Path | None:
-    """Fetch a snapshot from the hub, or from the cache if the hub cannot be reached.
+def fetch_snapshot(source: str, store: Path, only: Sequence[str] = ()) -> Path | None:
+    """Download a model from the Hugging Face hub, or find it in the cache if the hub cannot be reached.
+
+    Args:
+        source: ORG/NAME or ORG/NAME@REVISION.
+        store: local store, which has the cache.
+        only: patterns of the files to download; by default all files of a model that cannot contain code.
 
     Returns:
         the folder of the snapshot; None if the source cannot be a name on the hub.
@@ -33,20 +38,29 @@ def fetch(source: str, store: Path, only: Sequence[str] = ()) -> Path | None:
         return None
     from huggingface_hub import snapshot_download
 
-    with _online(match["name"]):
+    with _use_network(match["name"]):
         snapshot = snapshot_download(
             match["name"],
             revision=match["revision"],
             cache_dir=store.resolve() / "models" / "hub",
-            allow_patterns=list(only) or _FILES,
+            allow_patterns=list(only) or _MODEL_FILES,
             endpoint=os.environ.get("HF_ENDPOINT"),
         )
-    for path in Path(snapshot).rglob("*"):  # links to blobs; a large blob is named by its SHA-256
+    _verify_snapshot(Path(snapshot))
+    return Path(snapshot)
+
+
+def _verify_snapshot(snapshot: Path) -> None:
+    """Raise DataCorrupt if a file is not named by its SHA-256, and remove the file.
+
+    The files of a snapshot are links to blobs. The hub names a large blob by its SHA-256, a small one by another hash.
+    """
+    for path in snapshot.rglob("*"):
         blob = path.resolve()
-        if re.fullmatch("[0-9a-f]{64}", blob.name) and manifests.file_sha256(blob) != blob.name:
+        is_named_by_sha256 = re.fullmatch("[0-9a-f]{64}", blob.name) is not None
+        if is_named_by_sha256 and manifests.file_sha256(blob) != blob.name:
             blob.unlink()
             raise DataCorrupt(f"{blob} differs from the hub's file: the copy was removed, run again")
-    return Path(snapshot)
 
 
 def list_files(source: str) -> list[str] | None:
@@ -55,7 +69,7 @@ def list_files(source: str) -> list[str] | None:
 
     name, _, revision = source.partition("@")
     try:
-        with _online(name):
+        with _use_network(name):
             model = HfApi(os.environ.get("HF_ENDPOINT")).model_info(name, revision=revision or None, timeout=30)
     except Exception as error:  # errors of the HTTP client have no common base class with those of the hub
         logger.warning("%s: the hub does not list its files: %s", name, one_line(error))
@@ -64,22 +78,23 @@ def list_files(source: str) -> list[str] | None:
 
 
 @contextlib.contextmanager
-def _online(name: str) -> Iterator[None]:
-    """Let the hub's client use the network, and convert its errors to one-line errors that name the model."""
+def _use_network(model: str) -> Iterator[None]:
+    """Let the hub's client use the network in the block. Convert its errors to one-line errors that name the model."""
     from huggingface_hub import constants, errors
 
-    was_offline = constants.HF_HUB_OFFLINE  # usually True: without it, MLflow would download files by itself
+    was_offline = constants.HF_HUB_OFFLINE  # usually True, so that MLflow does not download files by itself
     constants.HF_HUB_OFFLINE = False
     try:
         yield
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         reason = f"no such directory, and no such model on the hub ({one_line(error)})"
-        raise InputError(f"{name}: {reason}: check its name") from error
+        raise InputError(f"{model}: {reason}: check its name") from error
     except OSError as error:  # base class of all other errors of the hub
-        status = getattr(getattr(error, "response", None), "status_code", 0)
+        response = getattr(error, "response", None)
+        status = getattr(response, "status_code", 0)
         failure = f"fails with status {status}" if status else "does not answer"
         raise StorageUnavailable(
-            f"{name}: no such directory, and the hub {failure} ({one_line(error)}): run again, or download the model "
+            f"{model}: no such directory, and the hub {failure} ({one_line(error)}): run again, or download the model "
             "where there is a network and give its directory"
         ) from error
     finally:

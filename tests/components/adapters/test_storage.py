@@ -259,7 +259,7 @@ class FailingS3(Handler):
 
 def test_failing_and_silent_servers_have_different_errors(credentials, monkeypatch, tmp_path):
     monkeypatch.setitem(s3.LIMITS, "attempts", 1)
-    s3._client.cache_clear()
+    s3._get_client.cache_clear()
     (tmp_path / "file").write_text("x")
     failure = r"S3 fails with status 500 \(.*InternalError.*no volume is writable\): run again"
 
@@ -270,7 +270,7 @@ def test_failing_and_silent_servers_have_different_errors(credentials, monkeypat
             store.upload(tmp_path / "file", "a", "0" * 64)
     with pytest.raises(StorageUnavailable, match=r"S3 does not answer \(.*Connection refused"):
         store.get("a")
-    s3._client.cache_clear()
+    s3._get_client.cache_clear()
 
 
 class ReadOnlyS3(Handler):

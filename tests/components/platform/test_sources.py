@@ -343,7 +343,7 @@ def test_name_on_s3_that_leads_out_of_its_folder_is_refused(tmp_path, monkeypatc
     }
     stubber = Stubber(client)  # our test server refuses such names, other servers may not
     stubber.add_response("list_objects_v2", listing)
-    monkeypatch.setattr(s3, "translate_errors", lambda *_: nullcontext(client))
+    monkeypatch.setattr(s3, "open_client", lambda *_: nullcontext(client))
 
     with stubber, pytest.raises(InputError, match=r"set/\.\./\.\./outside: the file name leads out of its directory"):
         sources.fetch_data("s3://models/set", tmp_path / "store")
