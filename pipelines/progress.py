@@ -5,7 +5,7 @@ But a node lists the ids of its children, and Argo computes the id of a node fro
 children identify the step, and the iteration of a loop, to which a node belongs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from components.platform.parameters import MAX_LOOP_STEPS
@@ -35,36 +35,51 @@ def compute_node_id(workflow: str, path: str) -> str:
     return f"{workflow}-{fnv_hash}"
 
 
-def find_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]) -> Iterator[Step]:
-    """Yield all steps of a compiled pipeline. A step in a loop is yielded for each iteration.
+def list_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]) -> list[Step]:
+    """Return all steps of a compiled pipeline. A step in a loop is returned once per iteration.
 
     Args:
         spec: specification of the compiled pipeline.
         workflow: name of the Argo workflow.
-        iterations: names of the first iterations of the loop; further iterations are named by their number.
+        iterations: names of the iterations of the loop. The number of an iteration replaces a missing name.
     """
     iteration_names = list(iterations)
     for number in range(len(iterations) + 1, MAX_LOOP_STEPS + 1):
         iteration_names.append(f"iteration {number}")
+    return _list_steps_of_dag(spec, spec["root"]["dag"], f"{workflow}.root", iteration_names)
 
-    def find_in_group(group: Mapping[str, Any], group_path: str, iteration: str = "") -> Iterator[Step]:
-        """Yield the steps of a group of tasks: of the pipeline, of the body of a loop, or of an exit handler."""
-        for name, task in group["dag"]["tasks"].items():
-            component = spec["components"][task["componentRef"]["name"]]
-            path = f"{group_path}.{name}"
-            if "triggerPolicy" in task:  # Argo runs an exit handler as a hook of the group before it
-                path = f"{group_path}.{task['dependentTasks'][0]}.onExit.{name}"
-            if "dag" not in component:
-                label = task["taskInfo"]["name"]
-                yield Step(name, f"{label} ({iteration})" if iteration else label, path)
-            elif "parameterIterator" in task:
-                for index, iteration_name in enumerate(iteration_names):
-                    iteration_path = f"{path}.iteration-iterations({index}:{index}).iteration-item"
-                    yield from find_in_group(component, iteration_path, iteration_name)
-            else:
-                yield from find_in_group(component, path, iteration)
 
-    return find_in_group(spec["root"], f"{workflow}.root")
+def _list_steps_of_dag(
+    spec: Mapping[str, Any], dag: Mapping[str, Any], dag_path: str, iteration_names: list[str], iteration: str = ""
+) -> list[Step]:
+    """Return the steps of a DAG, which is the pipeline itself, the body of a loop, or the body of an exit handler.
+
+    Args:
+        spec: specification of the compiled pipeline.
+        dag: the DAG.
+        dag_path: path of its Argo node.
+        iteration_names: names of the iterations of each loop in the DAG.
+        iteration: name of the iteration if the DAG is the body of a loop.
+    """
+    steps = []
+    for name, task in dag["tasks"].items():
+        component = spec["components"][task["componentRef"]["name"]]
+        path = f"{dag_path}.{name}"
+        if "triggerPolicy" in task:  # an exit handler, which Argo runs as a hook of the task before it
+            previous_task = task["dependentTasks"][0]
+            path = f"{dag_path}.{previous_task}.onExit.{name}"
+        if "dag" not in component:
+            label = task["taskInfo"]["name"]
+            if iteration:
+                label = f"{label} ({iteration})"
+            steps.append(Step(name, label, path))
+        elif "parameterIterator" in task:
+            for index, iteration_name in enumerate(iteration_names):
+                iteration_path = f"{path}.iteration-iterations({index}:{index}).iteration-item"
+                steps += _list_steps_of_dag(spec, component["dag"], iteration_path, iteration_names, iteration_name)
+        else:
+            steps += _list_steps_of_dag(spec, component["dag"], path, iteration_names, iteration)
+    return steps
 
 
 class Progress:
@@ -80,9 +95,9 @@ class Progress:
         self._iterations = iterations
         # Labels by the name of the step, without the iteration, which is unknown until the node of a step has children.
         self._labels_by_name: dict[str, str] = {}
-        for step in find_steps(spec, workflow="", iterations=()):
+        for step in list_steps(spec, workflow="", iterations=()):
             self._labels_by_name[step.name] = step.label.partition(" (iteration")[0]
-        self._labels_by_child: dict[str, str] = {}  # by the id of the executor node, and of its first attempt
+        self._labels_by_node_id: dict[str, str] = {}  # of the executor node, and of its first attempt
         self._states: dict[str, str] = {}  # by the id of the task
         self._num_attempts: dict[str, int] = {}  # by label
         self._running_labels: set[str] = set()
@@ -98,28 +113,25 @@ class Progress:
         lines = []
         for task in tasks:
             label = self._find_label(task)
-            if not label:
-                continue
-            if task.display_name == _EXECUTOR:
-                line = self._describe_retry(task, label)
-            elif task.display_name in self._labels_by_name:
-                line = self._describe_state(task, label)
-            else:
-                continue
+            line = ""
+            if label and task.display_name == _EXECUTOR:
+                line = self._update_attempts(task, label)
+            elif label and task.display_name in self._labels_by_name:
+                line = self._update_state(task, label)
             if line:
                 lines.append(line)
         return lines
 
-    def _describe_retry(self, executor: Any, label: str) -> str:
-        """Return a line if a step has a new attempt, else an empty text."""
+    def _update_attempts(self, executor: Any, label: str) -> str:
+        """Remember the number of attempts of a step. Return a line if there is a new one, else an empty text."""
         num_attempts = len(executor.child_tasks or ())
         if num_attempts <= self._num_attempts.get(label, 1):
             return ""
         self._num_attempts[label] = num_attempts
         return f"{label}: retried, attempt {num_attempts}"
 
-    def _describe_state(self, task: Any, label: str) -> str:
-        """Return a line if the state of a step has changed to one that users know, else an empty text."""
+    def _update_state(self, task: Any, label: str) -> str:
+        """Remember the state of a step. Return a line if the step has started or ended, else an empty text."""
         if self._states.get(task.task_id) == task.state:
             return ""
         self._states[task.task_id] = task.state
@@ -130,7 +142,7 @@ class Progress:
         return f"{label}: {_MESSAGES[task.state]}" if task.state in _MESSAGES else ""
 
     def describe_pending(self, tasks: Sequence[Any], current_time: float) -> list[str]:
-        """Return a line if a pod has been pending for another five minutes since the last line.
+        """Return a line every five minutes while a pod is pending.
 
         The line names all running steps, because Kubeflow's API does not tell to which step a pod belongs.
 
@@ -138,34 +150,41 @@ class Progress:
             tasks: `run_details.task_details` of the run.
             current_time: seconds of a monotonic clock.
         """
-        pending_ids = [task.task_id for task in tasks if task.state == "PENDING"]
-        self._pending_since = {task_id: self._pending_since.get(task_id, current_time) for task_id in pending_ids}
-        first_pending_time = min(self._pending_since.values(), default=current_time)
-        minutes = int(current_time - first_pending_time) // 60
-        num_reminders = minutes // _MINUTES_BETWEEN_REMINDERS
-        is_reminder_due = num_reminders > self._num_reminders
-        self._num_reminders = num_reminders
-        if not is_reminder_due:
+        pending_since = {}
+        for task in tasks:
+            if task.state == "PENDING":
+                pending_since[task.task_id] = self._pending_since.get(task.task_id, current_time)
+        self._pending_since = pending_since
+        longest_pending_seconds = current_time - min(pending_since.values(), default=current_time)
+        minutes = int(longest_pending_seconds) // 60
+
+        previous_reminders = self._num_reminders
+        self._num_reminders = minutes // _MINUTES_BETWEEN_REMINDERS
+        if self._num_reminders <= previous_reminders:
             return []
-        steps = ", ".join(sorted(self._running_labels)) or "run"
-        return [f"{steps}: a pod is still pending after {minutes} min: {_PENDING_ADVICE}"]
+        running_steps = ", ".join(sorted(self._running_labels)) or "run"
+        return [f"{running_steps}: a pod is still pending after {minutes} min: {_PENDING_ADVICE}"]
 
     def _find_label(self, task: Any) -> str:
-        """Return the label of the step to which a node belongs, or an empty text."""
+        """Return the label of the step to which an Argo node belongs, or an empty text if it is unknown.
+
+        Args:
+            task: an element of `run_details.task_details`, which describes an Argo node and lists its children.
+        """
         child_ids = [child.pod_name for child in task.child_tasks or ()]
-        if child_ids and not self._labels_by_child:
-            self._read_labels(child_ids[0])
+        if child_ids and not self._labels_by_node_id:
+            workflow, _, _ = child_ids[0].rpartition("-")  # the id of a node begins with the name of its workflow
+            self._compute_node_ids(workflow)
         for child_id in child_ids:
-            if child_id in self._labels_by_child:
-                return self._labels_by_child[child_id]
+            if child_id in self._labels_by_node_id:
+                return self._labels_by_node_id[child_id]
         if not child_ids and task.state == "RUNNING":  # a step that has just started may have no children yet
             return ""
         return self._labels_by_name.get(task.display_name, "")
 
-    def _read_labels(self, node: str) -> None:
-        """Compute the ids of the executor node and of the first attempt of each step. Any node names the workflow."""
-        workflow, _, _ = node.rpartition("-")
-        for step in find_steps(self._spec, workflow, self._iterations):
+    def _compute_node_ids(self, workflow: str) -> None:
+        """Compute the ids of the nodes that identify a step: its executor node, and the first attempt below it."""
+        for step in list_steps(self._spec, workflow, self._iterations):
             executor_path = f"{step.path}.{_EXECUTOR}"
-            self._labels_by_child[compute_node_id(workflow, executor_path)] = step.label
-            self._labels_by_child[compute_node_id(workflow, f"{executor_path}(0)")] = step.label
+            self._labels_by_node_id[compute_node_id(workflow, executor_path)] = step.label
+            self._labels_by_node_id[compute_node_id(workflow, f"{executor_path}(0)")] = step.label

@@ -23,7 +23,8 @@ from infoxlm_core.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-Embed = Callable[[Sequence[str]], Tensor]
+EmbedFunction = Callable[[Sequence[str]], Tensor]
+"""Returns a vector for each sentence, (sentences, dimensions)."""
 MAX_BYTES = 4 * 2**20
 """Largest body of a request."""
 MAX_SENTENCES = 1024
@@ -83,10 +84,7 @@ class Handler(BaseHTTPRequestHandler):
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The body has {length} bytes. Send at most {MAX_BYTES}."
             )
         try:
-            sentences = json.loads(self.rfile.read(int(length)))["instances"]
-            if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
-                raise TypeError("instances is not a list of strings")
-            "".join(sentences).encode()  # raises UnicodeEncodeError for an unpaired surrogate
+            sentences = _parse_sentences(self.rfile.read(int(length)))
         except (ValueError, KeyError, TypeError, RecursionError) as error:  # RecursionError: deeply nested JSON
             problem = f"The body is invalid ({type(error).__name__}: {error})."
             remedy = 'Send {"instances": ["a sentence", …]}.'
@@ -98,9 +96,11 @@ class Handler(BaseHTTPRequestHandler):
         return sentences
 
     def _describe_unknown_path(self) -> str:
+        """Return the error message for a path that the server does not have."""
         return f"There is no path {self.path[:100]}. Use {self.server.path} or {self.server.path}:predict."
 
     def _send_json(self, status: HTTPStatus, body: dict[str, Any]) -> None:
+        """Send a response with a JSON body."""
         content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -109,6 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *values: Any) -> None:
+        """Log a request, unless it is a probe."""
         if self.command != "GET":  # probes would fill the log
             logger.info("%s %r", self.address_string(), format % values)
 
@@ -118,7 +119,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = False  # the process waits for the threads, so that all requests are answered before it ends
 
-    def __init__(self, address: tuple[str, int], name: str, embed: Embed) -> None:
+    def __init__(self, address: tuple[str, int], name: str, embed: EmbedFunction) -> None:
         self.name = name
         self.path = f"/v1/models/{name}"
         self._embed = embed
@@ -126,17 +127,37 @@ class Server(ThreadingHTTPServer):
         super().__init__(address, Handler)
 
     def embed(self, sentences: Sequence[str]) -> Tensor:
+        """Return the vectors of sentences when no other request is being computed."""
         with self._lock:
             return self._embed(sentences)
 
 
-def serve(embed: Embed, name: str, host: str, port: int) -> None:
-    """Serve until SIGTERM or Ctrl-C, then answer the waiting requests and stop.
+def _parse_sentences(body: bytes) -> list[str]:
+    """Return the sentences in the body of a request.
 
     Raises:
-        InputError: the port is in use or not allowed, or the address is empty, which would mean all addresses.
+        ValueError, KeyError, TypeError, RecursionError: the body is not JSON, or has no list of valid sentences.
     """
-    if not host:
+    sentences = json.loads(body)["instances"]
+    if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
+        raise TypeError("instances is not a list of strings")
+    "".join(sentences).encode()  # raises UnicodeEncodeError for an unpaired surrogate
+    return sentences
+
+
+def serve_embeddings(embed: EmbedFunction, name: str, host: str, port: int) -> None:
+    """Answer HTTP requests for sentence vectors until SIGTERM or Ctrl-C, then finish the waiting requests.
+
+    Args:
+        embed: computes the vectors of sentences.
+        name: name of the model in the URL.
+        host: address of this machine.
+        port: port; 0 means any free port.
+
+    Raises:
+        InputError: the port is in use or not allowed, or the address is empty.
+    """
+    if not host:  # the server would listen at all addresses
         raise InputError("--host is empty. Give an address of this machine, or 0.0.0.0 for all of them.")
     try:
         server = Server((host, port), name, embed)

@@ -1,7 +1,7 @@
 """Settings of steps on a cluster: image, environment, resources, retries. A local run ignores them.
 
-A compiled pipeline has constant resources, and `submit.read_for_cluster` replaces them by those of the cluster file.
-They are not parameters, because Kubeflow 2.17 silently drops the GPUs of a pod if their number is a parameter.
+A compiled pipeline has constant resources, and `submit.read_compiled_for_cluster` replaces them by those of the cluster
+file. They are not parameters, because Kubeflow 2.17 silently drops the GPUs of a pod if their number is a parameter.
 """
 
 import functools

@@ -43,7 +43,7 @@ _FORM_ADVICE = (
 _POLL_SECONDS = 10.0
 _SECONDS_BETWEEN_RUNS = 60.0  # a storage or a node that failed may need a minute to recover
 _MAX_SECONDS_WITHOUT_SERVER = 3600
-_HOST = re.compile(r"(https?://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
+_HOST_PATTERN = re.compile(r"(https?://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
 _END_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
 
@@ -58,7 +58,7 @@ class Submission:
     experiment: str
     use_cache: bool = True
     iterations: Sequence[str] = ()
-    """Names of the iterations of the pipeline's loop in the progress report."""
+    """Names of the iterations of the pipeline's loop, for the progress report."""
 
 
 def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -74,22 +74,24 @@ def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return spec, platform
 
 
-def read_for_cluster(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a compiled pipeline as `read_compiled` does, and set the resources of its pods from the cluster file."""
+def read_compiled_for_cluster(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a compiled pipeline as `read_compiled` does, but with the resources of a cluster for its pods."""
     spec, platform = read_compiled(pipeline)
     pool = cluster.pool
+    tolerations = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
     pod_settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for name, executor in spec["deploymentSpec"]["executors"].items():
         container = executor["container"]
-        if "accelerator" in container.get("resources", {}):  # a step that trains in its own pod
-            container["resources"] = _make_resources(pool)
-            if pool.gpus:
-                gpus = {"resourceType": pool.accelerator, "resourceCount": str(pool.gpus)}
-                container["resources"]["accelerator"] = gpus
-            tolerations = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
-            pod_settings[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
-        elif "resources" in container:  # a step that processes data
-            container["resources"] = _make_resources(cluster.steps)
+        if "resources" not in container:  # the step gets the defaults of its namespace
+            continue
+        trains_in_own_pod = "accelerator" in container["resources"]
+        container["resources"] = _make_resources(pool if trains_in_own_pod else cluster.steps)
+        if not trains_in_own_pod:
+            continue
+        if pool.gpus:
+            gpus = {"resourceType": pool.accelerator, "resourceCount": str(pool.gpus)}
+            container["resources"]["accelerator"] = gpus
+        pod_settings[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
     return spec, platform
 
 
@@ -103,24 +105,24 @@ def _make_resources(amounts: Pool | Steps) -> dict[str, Any]:
     }
 
 
-def declared_parameters(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def read_declarations(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the parameter declarations of a pipeline by name: type, default, and whether it is optional."""
     return spec["root"].get("inputDefinitions", {}).get("parameters", {})
 
 
-def select_declared(pipeline: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are parameters of a compiled pipeline."""
+def select_parameters(pipeline: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values whose names are parameters of a compiled pipeline."""
     spec, _ = read_compiled(pipeline)
-    declared = declared_parameters(spec)
-    return {name: value for name, value in values.items() if name in declared}
+    declarations = read_declarations(spec)
+    return {name: value for name, value in values.items() if name in declarations}
 
 
 def render_for_cluster(cluster: ClusterFile, pipeline: str, defaults: Mapping[str, Any]) -> str:
     """Return the YAML of a pipeline with default parameters and with the settings of a cluster."""
-    spec, platform = read_for_cluster(cluster, pipeline)
+    spec, platform = read_compiled_for_cluster(cluster, pipeline)
     spec["defaultPipelineRoot"] = cluster.pipeline_root
     spec["pipelineInfo"]["description"] += _FORM_ADVICE.format(account=cluster.service_account)
-    declarations = declared_parameters(spec)
+    declarations = read_declarations(spec)
     for name, value in defaults.items():
         declarations[name] |= {"defaultValue": value, "isOptional": True}
     return yaml.safe_dump_all([spec, platform], sort_keys=False, allow_unicode=True)
@@ -134,23 +136,27 @@ def disable_cache(spec: Mapping[str, Any]) -> None:
 
 
 def connect(host: str, namespace: str = "") -> Any:
-    """Return a client of Kubeflow Pipelines after checking that its server answers.
+    """Return a client of Kubeflow Pipelines after checking that its server answers and is supported.
 
     The client logs in with KFP's own variables (KF_PIPELINES_…), or with a bearer token in KF_PIPELINES_TOKEN.
+
+    Args:
+        host: URL of the server.
+        namespace: namespace of the runs if Kubeflow is multi-user.
 
     Raises:
         StorageUnavailable: the server does not answer.
         InputError: the host is not a URL, or the server refuses, needs a login, or is too old.
     """
-    if not _HOST.fullmatch(host):  # with an empty host, the client would search for a server
+    if not _HOST_PATTERN.fullmatch(host):  # with an empty host, the client would search for a server
         raise InputError(f"--host {host!r:.200} is not a URL. Give the URL of Kubeflow Pipelines, https://…")
     from kfp import client as kfp
 
     class Client(kfp.Client):
         # KFP's own method retries for 30 s with tracebacks, accepts a login page, and drops the version.
         def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:  # noqa: ARG002 - KFP passes it
-            answer = self._healthz_api.healthz_service_get_healthz(_preload_content=False)
-            return _check_health(host, answer.data)
+            response = self._healthz_api.healthz_service_get_healthz(_preload_content=False)
+            return _parse_health(host, response.data)
 
     token_file = os.environ.get("KF_PIPELINES_SA_TOKEN_PATH")
     options: dict[str, Any] = {
@@ -165,12 +171,16 @@ def connect(host: str, namespace: str = "") -> Any:
     return client
 
 
-def _check_health(host: str, answer: bytes) -> Any:
-    """Parse the answer to a health request. Raise InputError unless it is from a supported Kubeflow Pipelines."""
+def _parse_health(host: str, body: bytes) -> Any:
+    """Parse the body of the response to a health request.
+
+    Raises:
+        InputError: the server is not Kubeflow Pipelines, or its version is not supported.
+    """
     import kfp_server_api as api
 
     try:
-        health = json.loads(answer)
+        health = json.loads(body)
         multi_user = health["multi_user"]
     except (ValueError, TypeError, KeyError):
         raise InputError(
@@ -178,18 +188,20 @@ def _check_health(host: str, answer: bytes) -> Any:
             "Otherwise, check --host."
         ) from None
     tag = str(health.get("tag_name", ""))
-    version = re.match(r"v?(\d+)\.(\d+)", tag)  # a development build has another tag and is accepted
-    if version and (int(version[1]), int(version[2])) < OLDEST_VERSION:
-        major, minor = OLDEST_VERSION
-        raise InputError(
-            f"{host} runs Kubeflow Pipelines {tag}, which is too old. Update it to {major}.{minor} or newer."
-        )
+    match = re.match(r"v?(\d+)\.(\d+)", tag)  # a development build has another tag and is accepted
+    if match:
+        version = (int(match[1]), int(match[2]))
+        if version < OLDEST_VERSION:
+            major, minor = OLDEST_VERSION
+            raise InputError(
+                f"{host} runs Kubeflow Pipelines {tag}, which is too old. Update it to {major}.{minor} or newer."
+            )
     return api.V2beta1GetHealthzResponse(multi_user=multi_user)
 
 
 @contextlib.contextmanager
 def translate_errors(host: str) -> Iterator[None]:
-    """Convert exceptions of the client to one-line errors of this project. Suppress the client's output.
+    """Convert exceptions of Kubeflow's client to one-line errors, and suppress what the client prints.
 
     Raises:
         StorageUnavailable: the server does not answer, or answers with status 5xx.
@@ -213,8 +225,8 @@ def translate_errors(host: str) -> Iterator[None]:
         ) from None
 
 
-def create(client: Any, host: str, submission: Submission) -> str:
-    """Start a run on the cluster and return the id of the run.
+def create_run(client: Any, host: str, submission: Submission) -> str:
+    """Start a run on the cluster and return its id.
 
     Raises:
         InputError, StorageUnavailable: the server refuses, or does not answer.
@@ -222,11 +234,12 @@ def create(client: Any, host: str, submission: Submission) -> str:
     import kfp_server_api as api
 
     cluster = submission.cluster
-    spec, platform = read_for_cluster(cluster, submission.pipeline)
+    spec, platform = read_compiled_for_cluster(cluster, submission.pipeline)
     if not submission.use_cache:
         disable_cache(spec)
-    values = dict(submission.parameters)
-    runtime_config = api.V2beta1RuntimeConfig(parameters=values, pipeline_root=cluster.pipeline_root)
+    runtime_config = api.V2beta1RuntimeConfig(
+        parameters=dict(submission.parameters), pipeline_root=cluster.pipeline_root
+    )
     with translate_errors(host):
         experiment = client.create_experiment(submission.experiment)
         run = api.V2beta1Run(
@@ -240,15 +253,15 @@ def create(client: Any, host: str, submission: Submission) -> str:
         return client._run_api.run_service_create_run(run=run).run_id
 
 
-def follow(client: Any, host: str, run_id: str, progress: Progress, print_line: Callable[[str], None]) -> str:
-    """Wait until a run has ended and return its state. Print the progress with the time since the start.
+def follow_run(client: Any, host: str, run_id: str, progress: Progress, print_line: Callable[[str], None]) -> str:
+    """Wait until a run has ended and return its state. Print its progress with the time since the call.
 
     Args:
         client: result of `connect`.
         host: URL of Kubeflow Pipelines.
         run_id: id of the run.
-        progress: describes the changes of the steps.
-        print_line: receives each line of the progress report.
+        progress: finds the steps whose state has changed.
+        print_line: prints a line of the progress report.
 
     Returns:
         SUCCEEDED, FAILED, SKIPPED, or CANCELED if a user has terminated the run.
@@ -280,7 +293,7 @@ def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], No
     """Request a run from the server. Repeat the request for up to an hour while the server does not answer.
 
     Raises:
-        StorageUnavailable, InputError: as `follow` does.
+        StorageUnavailable, InputError: as `follow_run` does.
     """
     first_request_time = time.monotonic()
     while True:
@@ -293,36 +306,36 @@ def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], No
             print_line(f"{error} The run continues on the cluster.")
             time.sleep(_POLL_SECONDS)
         except InputError as error:
-            url = run_url(host, run_id)
+            url = make_run_url(host, run_id)
             raise InputError(f"{error} The run continues on the cluster. Log in again and look at {url}") from None
 
 
 def _read_state(run: Any) -> str:
-    """Return the state of a run. Kubeflow 2.17 reports FAILED for a terminated run; the result is then CANCELED."""
+    """Return the state of a run, which is CANCELED for a terminated run although Kubeflow 2.17 reports FAILED."""
     past_states = {change.state for change in run.state_history or ()}
     if run.state == "FAILED" and "CANCELING" in past_states:
         return "CANCELED"
     return run.state or "PENDING"
 
 
-def run_to_end(client: Any, host: str, submission: Submission, print_line: Callable[[str], None]) -> None:
-    """Start a run, follow it to its end and print its summary. Start it again after a temporary failure.
+def submit_and_wait(client: Any, host: str, submission: Submission, print_line: Callable[[str], None]) -> None:
+    """Submit a run, wait for its end and print its summary. Submit it again after a temporary failure.
 
     A run is resubmitted up to `submit_again` times, but never after a user has cancelled it. Artifacts are addressed
     by content, so a resubmitted run resumes where the previous run ended.
 
     Raises:
-        InfoXLMError: the errors of `create` and `follow`, and the error that `read_run_error` returns.
+        InfoXLMError: the errors of `create_run` and `follow_run`, and the error that `read_run_error` returns.
     """
     spec, _ = read_compiled(submission.pipeline)
     store = submission.cluster.store
     max_retries = submission.cluster.submit_again
     for retry in range(max_retries + 1):
-        run_id = create(client, host, submission)
-        print_line(f"run         {run_id}\npage        {run_url(host, run_id)}")
+        run_id = create_run(client, host, submission)
+        print_line(f"run         {run_id}\npage        {make_run_url(host, run_id)}")
         progress = Progress(spec, submission.iterations)
         try:
-            state = follow(client, host, run_id, progress, print_line)
+            state = follow_run(client, host, run_id, progress, print_line)
         except KeyboardInterrupt:
             print_line(f"\nthe run continues on the cluster; to end it: infoxlm cancel {run_id} --host {host}")
             return
@@ -330,7 +343,8 @@ def run_to_end(client: Any, host: str, submission: Submission, print_line: Calla
         if state == "SUCCEEDED":
             return
         error = read_run_error(state, run_id, store)
-        if retry == max_retries or not isinstance(error, TryAgain):
+        is_temporary = isinstance(error, TryAgain)
+        if retry == max_retries or not is_temporary:
             raise error
         print_line(f"{error}; submitting it again in {_SECONDS_BETWEEN_RUNS:.0f} s ({retry + 1} of {max_retries})")
         time.sleep(_SECONDS_BETWEEN_RUNS)
@@ -363,18 +377,18 @@ def read_run_error(state: str, run_id: str, store: str) -> InfoXLMError:
         )
 
 
-def run_url(host: str, run_id: str) -> str:
+def make_run_url(host: str, run_id: str) -> str:
     """Return the URL of a run in Kubeflow's web interface."""
-    return f"{web_interface_url(host)}/#/runs/details/{run_id}"
+    return f"{find_web_interface(host)}/#/runs/details/{run_id}"
 
 
-def web_interface_url(host: str) -> str:
+def find_web_interface(host: str) -> str:
     """Return the URL of Kubeflow's web interface."""
     return os.environ.get("KF_PIPELINES_UI_ENDPOINT", host).rstrip("/")
 
 
 def _to_one_line(error: Any) -> str:
-    """Return an error as one line of at most 200 characters. From a JSON answer, use only the field `message`."""
+    """Return an error as one line of at most 200 characters: for a JSON response, only its field `message`."""
     text = error.decode(errors="replace") if isinstance(error, bytes) else str(error)
     with contextlib.suppress(ValueError, AttributeError):  # the text is not JSON, or not an object
         text = json.loads(text).get("message", text)

@@ -14,13 +14,13 @@ from infoxlm_core.config.base import merge
 from infoxlm_core.errors import ConfigError, InputError
 from infoxlm_core.run_file import RunConfig
 
-_NAME = re.compile(r"[\w+.:-][\w+.: -]*")
-_DESCRIPTIVE = ("what", "also")
+_VARIANT_NAME = re.compile(r"[\w+.:-][\w+.: -]*")
+_DESCRIPTION_KEYS = ("what", "also")
 """Keys of a variant that override no setting: its description and its alias."""
 
 
-def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return a trial for each chosen variant and seed: the value of the pipeline's parameter `trials`.
+def plan_trials(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the trials of an ablation, one for each chosen variant and seed.
 
     Args:
         config: the run that the variants change.
@@ -29,10 +29,13 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
         only: names of the chosen variants; empty for all.
         seeds: seeds of initialisation, data and fine-tuning.
 
+    Returns:
+        the value of the pipeline's parameter `trials`.
+
     Raises:
         ConfigError: the file, a name or a variant is invalid; the message names the variant.
     """
-    variants = choose(read(path), only, path)
+    variants = choose_variants(read_variants(path), only, path)
     settings_by_variant = {}
     for name, overrides in variants.items():
         try:
@@ -43,7 +46,8 @@ def plan(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int
     trials: list[dict[str, Any]] = []
     for seed in seeds:  # all variants of a seed before the next seed, so that an interrupted sweep compares them all
         for rank, (name, settings) in enumerate(settings_by_variant.items()):
-            description = {"variant": name, "seed": seed, "what": variants[name].get("what", ""), "rank": rank}
+            change = variants[name].get("what", "")
+            description = {"variant": name, "seed": seed, "what": change, "rank": rank}
             pretraining = {**settings["pretraining"], "seed": seed}
             trials.append({"trial": description, **settings, "pretraining": pretraining})
     return trials
@@ -55,8 +59,10 @@ def _apply_overrides(config: RunConfig, variant: Mapping[str, Any]) -> dict[str,
     Raises:
         ConfigError: a setting is invalid, or the variant overrides a section that the run does not have.
     """
-    translation_overrides = variant.get("translation", {})
-    pretraining_overrides = {key: value for key, value in variant.items() if key not in (*_DESCRIPTIVE, "translation")}
+    pretraining_overrides = dict(variant)
+    translation_overrides = pretraining_overrides.pop("translation", {})
+    for key in _DESCRIPTION_KEYS:
+        pretraining_overrides.pop(key, None)
     settings = {"pretraining": _override_section(config.pretraining, "pretraining", pretraining_overrides)}
     if config.translation is not None:
         settings["translation"] = _override_section(config.translation, "translation", translation_overrides)
@@ -66,7 +72,7 @@ def _apply_overrides(config: RunConfig, variant: Mapping[str, Any]) -> dict[str,
 
 
 def _override_section(section: StageConfig, name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a section with some of them replaced, without those that are defaults.
+    """Return the settings of a section with overrides, but without settings that have their default.
 
     Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
     """
@@ -85,8 +91,8 @@ def _check_variants_differ(settings_by_variant: Mapping[str, Mapping[str, Any]],
             )
 
 
-def read_seeds(text: str) -> list[int]:
-    """Parse the comma-separated seeds of the option --seeds. Raise ConfigError for a repeated or malformed seed."""
+def parse_seeds(text: str) -> list[int]:
+    """Return the comma-separated seeds of the option --seeds. Raise ConfigError for a repeated or malformed seed."""
     seeds = [seed.strip() for seed in text.split(",")]
     are_whole_numbers = all(seed.isdecimal() for seed in seeds)
     if not are_whole_numbers or len(set(seeds)) < len(seeds):
@@ -94,8 +100,8 @@ def read_seeds(text: str) -> list[int]:
     return [int(seed) for seed in seeds]
 
 
-def read(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the variants of a YAML file by name, each with its overrides and its descriptive keys.
+def read_variants(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the variants in a YAML file by name, each with its overrides, its description and its alias.
 
     Raises:
         ConfigError: there is no such file, it has anchors, tags or repeated names, or a variant is not a mapping.
@@ -103,21 +109,27 @@ def read(path: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         raise ConfigError(f"There is no file {path}. Give a YAML file of variants.")
     try:
-        variants = yaml.load(user_files.read_text(path, run_file.MAX_SIZE), Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
+        text = user_files.read_text(path, run_file.MAX_SIZE)
+        variants = yaml.load(text, Loader=run_file.StrictLoader)  # noqa: S506 - a SafeLoader
     except (InputError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     if not isinstance(variants, dict) or not variants:
         raise ConfigError(f"{path}: expected a mapping from names to variants.")
     for name, variant in variants.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _VARIANT_NAME.fullmatch(name):
             raise ConfigError(f"{path} has a variant {name!r}. Use letters, digits and + - . : _ in names.")
         if not isinstance(variant, dict | None):
             raise ConfigError(f"Variant {name} of {path} is {variant!r}, not a mapping of overrides.")
     return {name: variant or {} for name, variant in variants.items()}
 
 
-def choose(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path) -> dict[str, dict[str, Any]]:
-    """Return the variants whose names or aliases are in `only`, or all if it is empty, in the order of the file.
+def choose_variants(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path) -> dict[str, dict[str, Any]]:
+    """Return the variants with the given names, in the order of the file.
+
+    Args:
+        variants: all variants of the file by name. The key `also` of a variant is an alias.
+        only: names or aliases of the variants to return; empty for all.
+        path: the file, for the error message.
 
     Raises:
         ConfigError: `only` has an unknown name; the message lists the known names.
@@ -128,8 +140,9 @@ def choose(variants: dict[str, dict[str, Any]], only: Sequence[str], path: Path)
     for name, variant in variants.items():
         if "also" in variant:
             name_by_alias[variant["also"]] = name
+    chosen_names = set()
     for alias in only:
         if alias not in name_by_alias:
             raise ConfigError(f"{path} has no variant {alias!r}. Choose from {', '.join(name_by_alias)}.")
-    chosen_names = [name_by_alias[alias] for alias in only]
+        chosen_names.add(name_by_alias[alias])
     return {name: variant for name, variant in variants.items() if name in chosen_names}

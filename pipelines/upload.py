@@ -20,19 +20,20 @@ from pipelines import submit
 
 
 @dataclass(frozen=True)
-class Uploaded:
+class UploadedVersion:
     """A version of a pipeline in Kubeflow."""
 
     name: str
     page: str
+    """URL in the web interface."""
     is_new: bool
     """False if the version existed before."""
 
 
-def upload(
+def upload_version(
     client: Any, host: str, cluster: ClusterFile, pipeline: str, defaults: Mapping[str, Any], namespace: str = ""
-) -> Uploaded:
-    """Upload a version of a pipeline with default parameters, unless the same version exists.
+) -> UploadedVersion:
+    """Upload a version of a pipeline with default parameters, unless an equal version exists.
 
     Args:
         client: result of `submit.connect`.
@@ -56,31 +57,35 @@ def upload(
         pipeline_id = _find_pipeline(client, name, namespace)
         if not pipeline_id:
             pipeline_id = _create_pipeline(client, name, description, namespace)
-        page = f"{submit.web_interface_url(host)}/#/pipelines/details/{pipeline_id}"
-        existing = client.list_pipeline_versions(pipeline_id, filter=_name_filter(version))
-        if existing.pipeline_versions:
-            return Uploaded(version, page, is_new=False)
+        page = f"{submit.find_web_interface(host)}/#/pipelines/details/{pipeline_id}"
+        equal_versions = client.list_pipeline_versions(pipeline_id, filter=_make_name_filter(version))
+        if equal_versions.pipeline_versions:
+            return UploadedVersion(version, page, is_new=False)
         with tempfile.TemporaryDirectory() as directory:  # the client uploads only files
             path = Path(directory, f"{version}.yaml")
             path.write_text(yaml_text, encoding="utf-8")
             client.upload_pipeline_version(str(path), version, pipeline_id=pipeline_id, description=description)
-    return Uploaded(version, page, is_new=True)
+    return UploadedVersion(version, page, is_new=True)
 
 
 def _find_pipeline(client: Any, name: str, namespace: str) -> str:
     """Return the id of the pipeline with this name, or an empty string."""
-    answer = client._pipelines_api.pipeline_service_list_pipelines(namespace=namespace, filter=_name_filter(name))
-    return answer.pipelines[0].pipeline_id if answer.pipelines else ""
+    name_filter = _make_name_filter(name)
+    response = client._pipelines_api.pipeline_service_list_pipelines(namespace=namespace, filter=name_filter)
+    return response.pipelines[0].pipeline_id if response.pipelines else ""
 
 
 def _create_pipeline(client: Any, name: str, description: str, namespace: str) -> str:
-    """Create a pipeline without a version, because the server would give a first version the pipeline's name."""
+    """Create a pipeline and return its id.
+
+    It has no version yet, because the server would give the first version the name of the pipeline.
+    """
     import kfp_server_api as api
 
     pipeline = api.V2beta1Pipeline(name=name, display_name=name, description=description, namespace=namespace or None)
     return client._pipelines_api.pipeline_service_create_pipeline(pipeline).pipeline_id
 
 
-def _name_filter(name: str) -> str:
-    """Return the filter of a list request that selects the items with this display name."""
+def _make_name_filter(name: str) -> str:
+    """Return the filter of a list request for objects with this display name."""
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})

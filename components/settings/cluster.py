@@ -1,8 +1,8 @@
 """Settings of a cluster.
 
-A `ClusterFile`, such as configs/cluster.yaml, has all settings that depend on the cluster. `ClusterFile.parameters`
-returns the pipeline parameters that it decides. One of them, `cluster`, is a `ClusterConfig`, with which a training run
-step starts a RayJob. If `cluster` is empty, the step trains in its own process.
+A `ClusterFile`, such as configs/cluster.yaml, has all settings that depend on the cluster. Its `make_parameters`
+returns the pipeline parameters that follow from them. One of these, `cluster`, is a `ClusterConfig`, with which a step
+starts a RayJob. If `cluster` is empty, the step trains in its own process.
 """
 
 import re
@@ -136,8 +136,8 @@ class Pool(StageConfig):
     tolerations: list[Toleration] = Field(default_factory=list)
     """Tolerations as in a pod: {key, operator, value, effect}."""
 
-    def split(self, num_workers: int) -> tuple[int, int]:
-        """Return the number of pods for `num_workers` training workers, and the number of GPUs per pod.
+    def split_workers(self, num_workers: int) -> tuple[int, int]:
+        """Return the number of pods for this number of training workers, and the number of GPUs of each pod.
 
         If there are fewer workers than `gpus`, they share one pod, with one GPU each.
 
@@ -215,7 +215,7 @@ class ClusterFile(StageConfig):
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
         """Check the settings of the Ray pods that depend on the pool."""
-        if _bytes(self.ray.shared_memory) > _bytes(self.pool.memory):
+        if _parse_bytes(self.ray.shared_memory) > _parse_bytes(self.pool.memory):
             raise ValueError(
                 f"ray.shared_memory ({self.ray.shared_memory}) is part of pool.memory ({self.pool.memory}): lower it"
             )
@@ -223,14 +223,15 @@ class ClusterFile(StageConfig):
             raise ValueError(f"ray.devices: {self.pool.accelerator} is pool.accelerator: set its number in pool.gpus")
         return self
 
-    def parameters(self) -> dict[str, Any]:
-        """Return the pipeline parameters that depend on the cluster.
+    def make_parameters(self) -> dict[str, Any]:
+        """Return the pipeline parameters that depend on the cluster: `store`, `image` and `cluster`.
 
         Raises:
             ConfigError: the image is still the placeholder of the example file.
         """
         _, _, digest = self.image.rpartition(":")
-        if set(digest) == {"0"}:
+        is_placeholder = set(digest) == {"0"}  # configs/cluster.yaml has a digest of zeros
+        if is_placeholder:
             raise ConfigError(
                 f"image: {self.image} is a placeholder: replace it by the digest that `docker push` printed"
             )
@@ -240,7 +241,7 @@ class ClusterFile(StageConfig):
         return {"store": self.store, "image": self.image, "cluster": cluster}
 
 
-def _bytes(quantity: str) -> int:
+def _parse_bytes(quantity: str) -> int:
     """Return the number of bytes of a quantity such as 16Gi."""
     bytes_per_unit = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
     unit = quantity[-2:]

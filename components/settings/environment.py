@@ -55,7 +55,7 @@ def cache() -> Path:
 
 
 def is_secret(variable: str) -> bool:
-    """Return whether a variable holds a secret by its name. Secrets must not be written into manifests."""
+    """Return whether a variable may hold a secret, judging by its name. A secret must not be written to a manifest."""
     return bool(_SECRET.search(variable))
 
 
@@ -71,7 +71,7 @@ def unprefixed_name(variable: str) -> str:
 
 
 def is_login_for_other_server(variable: str, environment: Mapping[str, str]) -> bool:
-    """Return whether a variable is part of our login, but Kubeflow's plugin has set another MLflow server than ours."""
+    """Return whether a variable would send our login to another server than ours, which Kubeflow's plugin has set."""
     our_server = environment.get(prefixed_name("MLFLOW_TRACKING_URI"), "").rstrip("/")
     server_of_plugin = environment.get("MLFLOW_TRACKING_URI", "").rstrip("/")
     is_other_server = bool(our_server and server_of_plugin) and our_server != server_of_plugin
@@ -79,16 +79,18 @@ def is_login_for_other_server(variable: str, environment: Mapping[str, str]) -> 
 
 
 def apply_prefixed_variables(environment: MutableMapping[str, str]) -> None:
-    """Remove the prefix of our variables, unless Kubeflow has set the same ones. Other servers never get our login.
+    """Copy our prefixed variables to their original names, unless Kubeflow has already set a variable of this name.
+
+    The account for the registry replaces any other account. A login is not copied if Kubeflow has set another server.
 
     Args:
         environment: the variables of this process, which are changed.
     """
     for variable, registry_variable in REGISTRY_VARIABLES.items():
-        registry_value = environment.get(registry_variable)
-        if registry_value and not is_login_for_other_server(variable, environment):
-            environment[variable] = registry_value
+        account_value = environment.get(registry_variable)
+        if account_value and not is_login_for_other_server(variable, environment):
+            environment[variable] = account_value
     for variable in SHARED_WITH_KUBEFLOW:
-        value = environment.get(prefixed_name(variable))
-        if value and not is_login_for_other_server(variable, environment):
-            environment.setdefault(variable, value)
+        our_value = environment.get(prefixed_name(variable))
+        if our_value and not is_login_for_other_server(variable, environment):
+            environment.setdefault(variable, our_value)

@@ -69,8 +69,8 @@ def adapt(
     from components.platform import artifacts, sources
     from infoxlm_core.stages import export
 
-    settings = export.ExportSettings(split_list(to))
-    export.check_settings(settings, output)
+    export_settings = export.ExportSettings(split_list(to))
+    export.check_settings(export_settings, output)
     from pipelines import adaptation, local
     from pipelines.infoxlm import infoxlm
 
@@ -78,13 +78,13 @@ def adapt(
     guard_folder = guard or str(config.parent / f"guard-{'-'.join(codes)}")
     if not guard:
         adaptation.write_default_guard(Path(guard_folder), codes, local_store)
-    changes = adaptation.plan(start, pairs, codes, guard_folder, prefix, local_store)
-    changes["registration.name"] = config.stem  # other translations are other questions for the gate
-    checked = adaptation.write_config(config, CONFIGS / "adapt.yaml", changes, set_ or ())
+    settings = adaptation.plan_settings(start, pairs, codes, guard_folder, prefix, local_store)
+    settings["registration.name"] = config.stem  # the gate cannot compare models of different translations
+    run_config = adaptation.write_config(config, CONFIGS / "adapt.yaml", settings, set_ or ())
     typer.echo(f"settings    {config}")
-    local.run(infoxlm, local.sections(checked, infoxlm), store, config.stem)
+    local.run_pipeline(infoxlm, local.select_sections(run_config, infoxlm), store, config.stem)
     summary = local.read_summary(store)
     typer.echo(summary)
-    model = adaptation.find_champion(summary, local_store)
-    export.export(sources.fetch_model(model, local_store), model, settings, output)
+    model = adaptation.find_promoted_model(summary, local_store)
+    export.export(sources.fetch_model(model, local_store), model, export_settings, output)
     typer.echo(f"exported    {output}: load it with SentenceTransformer({str(output)!r})")

@@ -8,9 +8,9 @@ import functools
 import logging
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -56,19 +56,17 @@ CONFIGS = _PACKAGED_CONFIGS if _PACKAGED_CONFIGS.is_dir() else _CHECKOUT_CONFIGS
 """Directory of the packaged YAML files: `pipelines/configs` in a wheel, `configs` in a checkout."""
 
 
-def config_file(argument: str | Path) -> Path:
-    """Return the path of a user's YAML file, or of a packaged one given by its bare name, such as `demo`.
+def find_config(argument: str | Path) -> Path:
+    """Return the path of a user's YAML file, or of a packaged file if the argument is its bare name, such as `demo`.
 
-    The path may not exist: the command reports that when it reads the file.
+    The path may be missing or invalid. The command reports this when it reads the file.
     """
     path = Path(argument)
-    packaged = CONFIGS / f"{path}.yaml"
+    packaged_file = CONFIGS / f"{path}.yaml"
     is_bare_name = len(path.parts) == 1
-    try:
-        if is_bare_name and not path.exists() and packaged.is_file():
-            return packaged
-    except OSError:  # an invalid file name, which is reported when the file is read
-        pass
+    with suppress(OSError):  # an invalid file name
+        if is_bare_name and not path.exists() and packaged_file.is_file():
+            return packaged_file
     return path
 
 
@@ -76,7 +74,7 @@ RunFile = Annotated[
     Path,
     typer.Argument(
         help="YAML file of the run, or the name of a packaged file: demo, base, large or base15.",
-        parser=config_file,
+        parser=find_config,
         metavar="FILE",
     ),
 ]
@@ -84,7 +82,7 @@ Variants = Annotated[
     Path,
     typer.Option(
         help="YAML file that maps the name of each variant to its overrides of `pretraining`.",
-        parser=config_file,
+        parser=find_config,
         metavar="FILE",
     ),
 ]
@@ -95,9 +93,9 @@ Overrides = Annotated[
 
 
 def split_list(text: str) -> list[str]:
-    """Split a comma-separated list. Drop empty items."""
-    items = [item.strip() for item in text.split(",")]
-    return [item for item in items if item]
+    """Return the elements of a comma-separated list. Drop empty elements."""
+    elements = [element.strip() for element in text.split(",")]
+    return [element for element in elements if element]
 
 
 def interrupt_on_signals() -> None:
@@ -113,7 +111,7 @@ def interrupt_on_signals() -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Configure logging, print an exception in one line, and exit with its code.
+    """Configure logging. Print an exception of the block in one line, and exit with its code.
 
     The traceback of an unexpected exception is logged.
     """
@@ -124,17 +122,19 @@ def report_errors() -> Iterator[None]:
     except typer.Exit:  # the command has chosen its exit code
         raise
     except KeyboardInterrupt:
-        failure: InfoXLMError = Preempted("The command was interrupted. Run it again to continue.")
+        _exit_with_error(Preempted("The command was interrupted. Run it again to continue."))
     except BaseException as error:
         # A panic of a Rust library is a BaseException, but not an Exception.
         if not isinstance(error, Exception) and not user_files.is_panic(error):
             raise
-        failure = _to_infoxlm_error(error)
-    else:
-        return
-    message = " ".join(str(failure).split())
-    typer.echo(f"infoxlm: {type(failure).__name__}: {message}", err=True)
-    raise typer.Exit(failure.exit_code)
+        _exit_with_error(_to_infoxlm_error(error))
+
+
+def _exit_with_error(error: InfoXLMError) -> NoReturn:
+    """Print an error in one line, and exit with its code."""
+    message = " ".join(str(error).split())
+    typer.echo(f"infoxlm: {type(error).__name__}: {message}", err=True)
+    raise typer.Exit(error.exit_code) from None
 
 
 def _to_infoxlm_error(error: BaseException) -> InfoXLMError:

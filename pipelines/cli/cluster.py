@@ -15,7 +15,7 @@ from infoxlm_core.results.suite_config import SuiteConfig
 from pipelines import submit as kubeflow
 from pipelines import trials
 from pipelines import upload as uploading
-from pipelines.cli.app import CONFIGS, Overrides, Variants, command, config_file, split_list
+from pipelines.cli.app import CONFIGS, Overrides, Variants, command, find_config, split_list
 
 UPLOADED_VARIANTS = ["MLM", "MLM+TLM", "full"]
 """Variants of the uploaded ablation pipeline, the same as in `make ablation`."""
@@ -23,8 +23,8 @@ Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="URL of 
 
 
 @dataclass(frozen=True)
-class TrialChoice:
-    """The trials of a sweep that the user has chosen."""
+class TrialSelection:
+    """The trials of a sweep that the user has selected."""
 
     variants: Path = CONFIGS / "ablations.yaml"
     """YAML file of the variants of an ablation."""
@@ -39,7 +39,7 @@ def submit(
     config: Annotated[
         Path,
         typer.Argument(
-            help="YAML file of the run, or of the suite with --pipeline suite.", parser=config_file, metavar="FILE"
+            help="YAML file of the run, or of the suite with --pipeline suite.", parser=find_config, metavar="FILE"
         ),
     ],
     cluster: Annotated[Path, typer.Option(help="YAML file of the cluster; see configs/cluster.yaml.")],
@@ -79,8 +79,8 @@ def submit(
     checkpoint.
     """
     cluster_file = run_file.load_config(ClusterFile, cluster)
-    choice = TrialChoice(variants, split_list(only), seeds)
-    arguments = prepare(pipeline, config, cluster_file, set_ or [], choice)
+    selection = TrialSelection(variants, split_list(only), seeds)
+    arguments = prepare_parameters(pipeline, config, cluster_file, set_ or [], selection)
     # The other pipelines also read the file of a run, so the name of the pipeline distinguishes their runs.
     default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
     submission = kubeflow.Submission(
@@ -90,7 +90,7 @@ def submit(
         cluster=cluster_file,
         experiment=experiment or cluster_file.experiment,
         use_cache=not no_cache,
-        iterations=list_iterations(arguments),
+        iterations=list_iteration_names(arguments),
     )
     if save:
         save.write_text(kubeflow.render_for_cluster(cluster_file, pipeline, submission.parameters), encoding="utf-8")
@@ -101,10 +101,10 @@ def submit(
         raise ConfigError("--host is missing. Give the URL of Kubeflow Pipelines, or set KF_PIPELINES_ENDPOINT.")
     client = kubeflow.connect(host, namespace or cluster_file.namespace or "")
     if wait:
-        kubeflow.run_to_end(client, host, submission, typer.echo)
+        kubeflow.submit_and_wait(client, host, submission, typer.echo)
     else:
-        run_id = kubeflow.create(client, host, submission)
-        typer.echo(f"run         {run_id}\npage        {kubeflow.run_url(host, run_id)}")
+        run_id = kubeflow.create_run(client, host, submission)
+        typer.echo(f"run         {run_id}\npage        {kubeflow.make_run_url(host, run_id)}")
 
 
 @command()
@@ -117,7 +117,7 @@ def upload(
         Path,
         typer.Option(
             help="YAML file of the run whose settings become the default parameters.",
-            parser=config_file,
+            parser=find_config,
             metavar="FILE",
             show_default="demo",
         ),
@@ -126,7 +126,7 @@ def upload(
         Path | None,
         typer.Option(
             help="YAML file of the suite. Without it, Kubeflow asks for the suite of each run.",
-            parser=config_file,
+            parser=find_config,
             metavar="FILE",
         ),
     ] = None,
@@ -145,16 +145,17 @@ def upload(
     defaults = {}
     for pipeline in kubeflow.PIPELINES:
         if pipeline == "suite" and suite:
-            values = prepare(pipeline, suite, cluster_file)
+            values = prepare_parameters(pipeline, suite, cluster_file)
         elif pipeline == "suite" or pipeline.startswith("translation"):  # Kubeflow asks for the settings
-            values = kubeflow.select_declared(pipeline, cluster_file.parameters())
+            values = kubeflow.select_parameters(pipeline, cluster_file.make_parameters())
         else:
-            values = prepare(pipeline, run, cluster_file, set_ or [], TrialChoice(only=UPLOADED_VARIANTS))
+            selection = TrialSelection(only=UPLOADED_VARIANTS)
+            values = prepare_parameters(pipeline, run, cluster_file, set_ or [], selection)
         defaults[pipeline] = parameters.store_if_large(cluster_file.store, values)
     namespace = namespace or cluster_file.namespace or ""
     client = kubeflow.connect(host, namespace)
     for pipeline, values in defaults.items():
-        version = uploading.upload(client, host, cluster_file, pipeline, values, namespace)
+        version = uploading.upload_version(client, host, cluster_file, pipeline, values, namespace)
         result = "uploaded" if version.is_new else "unchanged"
         typer.echo(f"{result:9}   {version.name}    {version.page}")
     typer.echo(
@@ -175,39 +176,46 @@ def cancel(run: Annotated[str, typer.Argument(help="Id of the run, as `submit` p
     typer.echo(f"asked Kubeflow to terminate run {run}")
 
 
-def prepare(
+def prepare_parameters(
     pipeline: str,
     config: Path,
     cluster_file: ClusterFile,
     overrides: Sequence[str] = (),
-    choice: TrialChoice = TrialChoice(),
+    selection: TrialSelection = TrialSelection(),
 ) -> dict[str, Any]:
-    """Check the settings of a run or a suite as for a local run, and return the parameters of its pipeline.
+    """Read and check the settings of a run or a suite, and return the parameters of its pipeline.
 
     Args:
         pipeline: name of a compiled pipeline.
-        config: YAML file of the suite for the pipeline `suite`; of a run for all others.
+        config: YAML file of a run, or of a suite if the pipeline is `suite`.
         cluster_file: cluster on which the pipeline will run.
         overrides: overrides of settings in `config`.
-        choice: the trials of a sweep.
+        selection: the selected trials if the pipeline is a sweep.
 
     Raises:
         ConfigError: a setting is invalid, or the run does not fit the cluster.
     """
     if pipeline == "suite":
-        settings = _prepare_suite(config, cluster_file, overrides, choice)
+        settings = _prepare_suite(config, cluster_file, overrides, selection)
+    elif pipeline == "promotion":
+        registration = run_file.load(config, overrides).registration
+        settings = {"model": f"models:/{registration.name}@candidate", "gate": registration.gates}
     else:
-        settings = _prepare_run(pipeline, config, cluster_file, overrides, choice)
-    return kubeflow.select_declared(pipeline, cluster_file.parameters() | settings)
+        settings = _prepare_run(pipeline, config, cluster_file, overrides, selection)
+    return kubeflow.select_parameters(pipeline, cluster_file.make_parameters() | settings)
 
 
 def _prepare_suite(
-    config: Path, cluster_file: ClusterFile, overrides: Sequence[str], choice: TrialChoice
+    config: Path, cluster_file: ClusterFile, overrides: Sequence[str], selection: TrialSelection
 ) -> dict[str, Any]:
-    """Return the settings of a suite. Raise ConfigError if it has more trials than Argo can run."""
+    """Return the parameters `suite` and `num_workers` of the pipeline of a suite.
+
+    Raises:
+        ConfigError: a setting is invalid, or the suite has more trials than Argo can run.
+    """
     from infoxlm_core.results.trials import plan
 
-    suite = run_file.load_config(SuiteConfig, config, overrides).choose(choice.only)
+    suite = run_file.load_config(SuiteConfig, config, overrides).choose(selection.only)
     parameters.split_trials(plan(suite))  # raises ConfigError if the suite is too large
     gpus = cluster_file.pool.gpus
     num_workers = gpus if gpus > 1 else 0  # with a single GPU, the step itself trains
@@ -215,37 +223,49 @@ def _prepare_suite(
 
 
 def _prepare_run(
-    pipeline: str, config: Path, cluster_file: ClusterFile, overrides: Sequence[str], choice: TrialChoice
+    pipeline: str, config: Path, cluster_file: ClusterFile, overrides: Sequence[str], selection: TrialSelection
 ) -> dict[str, Any]:
-    """Return all settings of a run, with the trials of a sweep. A promotion only needs the model and its gate."""
+    """Return the settings of a run by section, and for an ablation its trials.
+
+    Raises:
+        ConfigError: a setting is invalid, or the run does not fit the pipeline or the cluster.
+    """
     run = run_file.load(config, overrides)
-    if pipeline == "promotion":
-        return {"model": f"models:/{run.registration.name}@candidate", "gate": run.registration.gates}
     run.check_whole_run()
     if pipeline.startswith("translation") and run.translation is None:
         raise ConfigError(f"{config} has no section translation. Add it, or choose another pipeline.")
-    cluster_file.pool.split(run.num_workers)  # raises ConfigError unless the workers fill whole pods
+    cluster_file.pool.split_workers(run.num_workers)  # raises ConfigError unless the workers fill whole pods
     settings = run.model_dump(mode="json", exclude_none=True)  # KFP has no None
     if pipeline.endswith("ablations"):
-        planned = trials.plan(run, choice.variants, choice.only, trials.read_seeds(choice.seeds))
+        seeds = trials.parse_seeds(selection.seeds)
+        planned_trials = trials.plan_trials(run, selection.variants, selection.only, seeds)
+        step_count = 3 * len(planned_trials)  # each iteration of the loop has three steps
         parameters.check_loop_size(
-            3 * len(planned), f"{len(planned)} trials", "fewer variants (--only) or seeds at a time"
+            step_count, f"{len(planned_trials)} trials", "fewer variants (--only) or seeds at a time"
         )
-        settings["trials"] = planned
+        settings["trials"] = planned_trials
     return settings
 
 
-def list_iterations(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the name of each iteration of a pipeline's loop, which contains the name of its first trial."""
+def list_iteration_names(arguments: Mapping[str, Any]) -> list[str]:
+    """Return a name for each iteration of a pipeline's loop: "FIRST_TRIAL" or "FIRST_TRIAL and 3 more".
+
+    Args:
+        arguments: arguments of the pipeline; those of an ablation have `trials`, those of a suite have `suite`.
+    """
     from infoxlm_core.results import trials as suite_trials
 
     if "trials" in arguments:
         return [suite_trials.Trial.parse(item["trial"]).name for item in arguments["trials"]]
     if "suite" not in arguments:
         return []
-    planned = suite_trials.plan(SuiteConfig.parse(arguments["suite"], "suite"))
-    iterations = []
+    planned_trials = suite_trials.plan(SuiteConfig.parse(arguments["suite"], "suite"))
+    trial_names = [planned.trial.name for planned in planned_trials]
+    iteration_names = []
     # An iteration measures several trials if a loop over single trials would have more steps than Argo allows.
-    for first_name, *other_names in parameters.split_trials([item.trial.name for item in planned]):
-        iterations.append(f"{first_name} and {len(other_names)} more" if other_names else first_name)
-    return iterations
+    for batch in parameters.split_trials(trial_names):
+        name = batch[0]
+        if len(batch) > 1:
+            name = f"{name} and {len(batch) - 1} more"
+        iteration_names.append(name)
+    return iteration_names

@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -16,6 +16,9 @@ from infoxlm_core.results.suite_config import SuiteConfig
 from infoxlm_core.tasks import TASKS
 from infoxlm_core.tasks.task import Task
 from pipelines.cli.app import Store, command
+
+if TYPE_CHECKING:
+    from infoxlm_core.results.summary import Summary
 
 HELD_OUT = "held-out"
 PRESETS = {name: (task, preset) for task in TASKS.values() for name, preset in task.presets.items()}
@@ -94,15 +97,17 @@ def derive_name(source: str) -> str:
 
 
 def name_models(model: str, floor: str | None) -> dict[str, str]:
-    """Return the source of each model by name. `floor` is a second model to compare with.
+    """Return the sources of the models by the names that they have in the report.
 
-    File names on some systems ignore case, so the names must differ in more than case.
+    Args:
+        model: source of the model to evaluate.
+        floor: source of a second model, with which the model is compared; None: there is no second model.
     """
     model_name = derive_name(model)
     if floor is None:
         return {model_name: model}
     floor_name = derive_name(floor)
-    if floor_name.lower() == model_name.lower():
+    if floor_name.lower() == model_name.lower():  # the names become file names, and some systems ignore case
         floor_name = f"{floor_name}-floor"
     return {model_name: model, floor_name: floor}
 
@@ -110,14 +115,14 @@ def name_models(model: str, floor: str | None) -> dict[str, str]:
 def build_suite(
     models: dict[str, str], task: str, data: str, options: dict[str, Any], overrides: list[str]
 ) -> SuiteConfig:
-    """Return the config of a suite that has only this task.
+    """Return the config of a suite that measures models on a single task.
 
     Args:
-        models: maps names to sources.
+        models: source of each model by name.
         task: a key of PRESETS.
         data: location of the test sets.
-        options: command-line options; those that the task does not have are ignored.
-        overrides: overrides of other settings, such as `batch_size=16`.
+        options: values of the command-line options by the name of the setting. Settings of other tasks are ignored.
+        overrides: overrides of further settings of the task, such as `batch_size=16`.
 
     Raises:
         ConfigError, InputError: an override or an option is invalid.
@@ -125,8 +130,9 @@ def build_suite(
     task_definition, preset = PRESETS[task]
     test_settings = task_definition.build_test_settings(data)
     settings: dict[str, Any] = {"task": task_definition.name, **test_settings, **preset.settings}
+    task_fields = task_definition.settings.model_fields
     for name, value in options.items():
-        if value is not None and name in task_definition.settings.model_fields:
+        if value is not None and name in task_fields:
             settings[name] = value
     if settings.get("languages"):
         settings["languages"] = _parse_languages(settings["languages"])
@@ -152,10 +158,10 @@ def _parse_languages(languages: str) -> str | list[str]:
 
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
-    """Measure every model on a task. Print the table of results and write the report.
+    """Measure every model of a suite on its only task. Print the table of results and write the report.
 
     Args:
-        config: the suite that `build_suite` returned.
+        config: the suite, from `build_suite`.
         task: name of its task.
         output: directory of the report, which also receives the predictions of each model.
         store: local store, for the models and data that are fetched.
@@ -169,31 +175,43 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     task_definition = task_of(settings)
     model_directories = {name: sources.fetch_model(source, store) for name, source in config.models.items()}
     for directory in model_directories.values():
-        check_tuned(directory, task_definition)
+        check_architecture(directory, task_definition)
 
-    settings = sources.localise(settings, store)
-    scores = {}
-    for trial, _, _ in trials.plan(config):
+    local_settings = sources.localise(settings, store)
+    scores_by_trial = {}
+    for planned in trials.plan(config):
+        trial = planned.trial
         directory = model_directories[trial.model]
-        scores[trial.name] = trials.measure_model(settings, directory, directory, {}, output / trial.model)
-    summary = summarise(config, scores)
-    if task_definition.trained:  # others fine-tuned the models, so only the facts about the test set are known
-        task_summary = summary.tasks[task]
-        test_facts = tuple(fact for fact in task_summary.protocol if fact.what in ("test set", "normaliser"))
-        summary = replace(summary, tasks={task: replace(task_summary, protocol=test_facts)})
+        scores_by_trial[trial.name] = trials.measure_model(
+            local_settings, encoder=directory, model=directory, training={}, output=output / trial.model
+        )
+    summary = summarise(config, scores_by_trial)
+    if task_definition.trained:
+        summary = _drop_training_protocol(summary, task)
     page.write_sweep_report(output, "suite", summary)
     typer.echo((output / "suite.md").read_text(encoding="utf-8"))
     typer.echo(f"page        {output / 'suite.html'}")
 
 
-def check_tuned(directory: Path, task: Task[Any]) -> None:
-    """Raise InputError for a model whose config names an architecture of another task."""
+def _drop_training_protocol(summary: "Summary", task: str) -> "Summary":
+    """Return a summary without the settings of the fine-tuning, which are unknown for models that others fine-tuned."""
+    task_summary = summary.tasks[task]
+    test_protocol = tuple(fact for fact in task_summary.protocol if fact.what in ("test set", "normaliser"))
+    return replace(summary, tasks={task: replace(task_summary, protocol=test_protocol)})
+
+
+def check_architecture(directory: Path, task: Task[Any]) -> None:
+    """Raise InputError for a model whose config names only architectures of other tasks."""
     from infoxlm_core.model.huggingface import pretrained
 
-    architectures = pretrained.read_config(directory).get("architectures")
-    if not task.head or not architectures:
+    if not task.head:  # the task needs no fine-tuning
         return
-    if not any(f"For{task.head.architecture}" in name for name in architectures):
+    architectures = pretrained.read_config(directory).get("architectures")
+    if not architectures:
+        return
+    expected_suffix = f"For{task.head.architecture}"
+    is_tuned_for_task = any(expected_suffix in architecture for architecture in architectures)
+    if not is_tuned_for_task:
         raise InputError(
             f"{directory} ({', '.join(architectures)}) is not fine-tuned for {task.name.replace('_', ' ')}. Fine-tune "
             "and measure it with `infoxlm suite`, or give a model that is fine-tuned for it."
@@ -201,7 +219,16 @@ def check_tuned(directory: Path, task: Task[Any]) -> None:
 
 
 def measure_held_out(models: dict[str, str], corpus: str, output: Path, store: Path) -> None:
-    """Measure retrieval by layer and perplexity on the held-out text of a prepared corpus."""
+    """Measure retrieval at each layer and perplexity on the held-out text of a prepared corpus.
+
+    Print the metrics and write a report.
+
+    Args:
+        models: source of each model by name.
+        corpus: location of the prepared corpus.
+        output: directory of the report.
+        store: local store, for the models and data that are fetched.
+    """
     from components.platform import sources
     from infoxlm_core.stages import evaluation
 

@@ -45,7 +45,7 @@ def import_(
 
 
 def read_lines(stream: BinaryIO, name: str = "standard input") -> list[str]:
-    """Return the lines of a UTF-8 stream in any locale. An EncodingError names the invalid line and byte."""
+    """Return the lines of a UTF-8 stream, whatever the locale. Raise EncodingError for an invalid line."""
     text = user_files.decode(stream.read(), name)
     if not text:
         return []
@@ -53,7 +53,7 @@ def read_lines(stream: BinaryIO, name: str = "standard input") -> list[str]:
 
 
 def check_sentences(texts: Sequence[str]) -> None:
-    """Raise InputError if there is no sentence, or one is not UTF-8 or too long."""
+    """Raise InputError if there is no sentence, or if a sentence is not UTF-8 or is too long."""
     if not texts:
         raise InputError("There is no sentence. Give sentences as arguments, or one per line on standard input.")
     for number, text in enumerate(texts, 1):
@@ -66,7 +66,7 @@ def check_sentences(texts: Sequence[str]) -> None:
             )
 
 
-def _fetch(model: str, store: str) -> Path:
+def _load_model(model: str, store: str) -> Path:
     """Return the local directory of a model. Download the model if it is in the registry."""
     from components.adapters.mlflow import model_registry
     from components.platform import artifacts
@@ -115,7 +115,7 @@ def embed(
     if not file:
         texts = sentences or read_lines(sys.stdin.buffer)
         check_sentences(texts)
-    directory = _fetch(model, store)
+    directory = _load_model(model, store)
     embedder = embedding.load_embedder(directory, layer, pooling)
     if file and output:
         num_lines = vector_files.embed_file(embedder, file, output)
@@ -154,7 +154,7 @@ def serve_check(
     """
     from infoxlm_core.tasks import reference_vectors
 
-    directory = _fetch(model, store)
+    directory = _load_model(model, store)
     typer.echo(reference_vectors.check_with_transformers(directory, model, python))
 
 
@@ -177,12 +177,12 @@ def serve(
     from infoxlm_core.tasks import embedding, reference_vectors
     from pipelines import serving
 
-    directory = _fetch(model, store)
+    directory = _load_model(model, store)
     reference = reference_vectors.read(directory)
     embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
     differences = reference_vectors.compare(reference, embed(reference.sentences), model)
     logging.info("%s: %d reference vectors are equal, %s", model, len(reference.sentences), differences)
-    serving.serve(embed, name, host, port)
+    serving.serve_embeddings(embed, name, host, port)
 
 
 @command()
@@ -209,6 +209,6 @@ def translate(
     else:
         texts = sentences or read_lines(sys.stdin.buffer)
     check_sentences(texts)
-    directory = _fetch(model, store)
+    directory = _load_model(model, store)
     for translation in TextTranslator.load(directory).translate(texts, to):
         typer.echo(translation)

@@ -37,7 +37,7 @@ def promote(
 
     For a server in --to, set MLflow's variables with the prefix TARGET_, such as TARGET_MLFLOW_TRACKING_TOKEN.
     """
-    gate = read_gate(metric) if metric else RegistrationConfig().gates
+    gate = parse_gate(metric) if metric else RegistrationConfig().gates
     from components.adapters.mlflow import connection, promotion
     from components.platform import artifacts
 
@@ -64,14 +64,17 @@ def rollback(
     typer.echo(f"models:/{name}@champion is version {version}")
 
 
-def read_gate(metrics: list[str]) -> dict[str, float]:
-    """Parse options NAME or NAME=MARGIN into a mapping from metric to the least gain.
+def parse_gate(options: list[str]) -> dict[str, float]:
+    """Return the smallest gain that each metric needs for a promotion.
+
+    Args:
+        options: NAME or NAME=MARGIN; the default margin is 0.
 
     Raises:
         ConfigError: a margin is not a number between -1 and 1.
     """
     gate = {}
-    for option in metrics:
+    for option in options:
         name, _, margin = option.partition("=")
         try:
             gate[name] = float(margin or 0)

@@ -9,7 +9,7 @@ import typer
 
 from infoxlm_core import run_file
 from infoxlm_core.results.suite_config import SuiteConfig
-from pipelines.cli.app import Overrides, RunFile, Store, Variants, command, config_file, split_list
+from pipelines.cli.app import Overrides, RunFile, Store, Variants, command, find_config, split_list
 from pipelines.submit import PIPELINES
 
 Launcher = Annotated[
@@ -33,22 +33,16 @@ def run(
     reuse their results in the store. If you interrupt the command, run it again: training resumes from its last
     checkpoint.
     """
-    checked = run_file.load(config, tuple(set_ or ()))
-    checked.check_whole_run()
+    run_config = run_file.load(config, tuple(set_ or ()))
+    run_config.check_whole_run()
     from pipelines import local
     from pipelines.infoxlm import infoxlm
     from pipelines.translation import translation
 
-    dag = translation if checked.translation else infoxlm
-    local.run(dag, local.sections(checked, dag), store, config.stem, launcher)
+    pipeline = translation if run_config.translation else infoxlm
+    local.run_pipeline(pipeline, local.select_sections(run_config, pipeline), store, config.stem, launcher)
     typer.echo(local.read_summary(store))
-    registration = checked.registration
-    # There may be no champion if even the first version has to be better than its start.
-    alias = "candidate" if registration.against == "start" else "champion"
-    command = "embed"
-    if checked.translation:
-        command = f"translate --to {checked.translation.languages[1]}"
-    typer.echo(f"the model   infoxlm {command} --store {store} models:/{registration.name}@{alias} 'a sentence'")
+    typer.echo(f"the model   {_make_example_command(run_config, store)}")
 
 
 @command()
@@ -72,16 +66,18 @@ def ablate(
     The text is prepared and tokenized once. A failed trial is reported and does not stop the others. If the command is
     interrupted, run it again to resume.
     """
-    checked = run_file.load(config, (f"num_workers={num_workers}", *(set_ or ())))
-    checked.check_whole_run()
+    overrides = [f"num_workers={num_workers}"]
+    overrides += set_ or []
+    run_config = run_file.load(config, overrides)
+    run_config.check_whole_run()
     from pipelines import local, trials
     from pipelines.ablations import ablations
     from pipelines.translation import translation_ablations
 
-    dag = translation_ablations if checked.translation else ablations
-    planned = trials.plan(checked, variants, split_list(only), trials.read_seeds(seeds))
-    arguments = local.sections(checked, dag) | {"trials": planned}
-    _run_sweep(dag, arguments, store, f"{config.stem}-ablations", launcher)
+    pipeline = translation_ablations if run_config.translation else ablations
+    planned_trials = trials.plan_trials(run_config, variants, split_list(only), trials.parse_seeds(seeds))
+    arguments = local.select_sections(run_config, pipeline) | {"trials": planned_trials}
+    _run_sweep(pipeline, arguments, store, f"{config.stem}-ablations", launcher)
 
 
 @command()
@@ -113,7 +109,7 @@ def compare(
 @command(name="suite")
 def suite_(
     config: Annotated[
-        Path, typer.Argument(help="YAML file of the suite; see configs/suite.yaml.", parser=config_file, metavar="FILE")
+        Path, typer.Argument(help="YAML file of the suite; see configs/suite.yaml.", parser=find_config, metavar="FILE")
     ],
     model: Annotated[
         list[str] | None,
@@ -136,13 +132,15 @@ def suite_(
     reported and does not stop the others. If the command is interrupted, run it again to resume.
     """
     overrides = list(set_ or ())
-    overrides += [f"models.{name_and_source}" for name_and_source in model or ()]
-    checked = run_file.load_config(SuiteConfig, config, overrides).choose(split_list(only))
+    for name_and_source in model or ():
+        overrides.append(f"models.{name_and_source}")
+    suite_config = run_file.load_config(SuiteConfig, config, overrides).choose(split_list(only))
     from infoxlm_core.results.trials import plan
     from pipelines.suite import suite
 
-    typer.echo(f"{len(plan(checked))} trials: {', '.join(checked.models)} on {', '.join(checked.tasks)}")
-    arguments = {"suite": checked.listed(), "num_workers": num_workers}
+    trial_count = len(plan(suite_config))
+    typer.echo(f"{trial_count} trials: {', '.join(suite_config.models)} on {', '.join(suite_config.tasks)}")
+    arguments = {"suite": suite_config.listed(), "num_workers": num_workers}
     _run_sweep(suite, arguments, store, config.stem, launcher)
 
 
@@ -165,12 +163,12 @@ def plan(
     set_: Overrides = None,
 ) -> None:
     """Estimate the parameters, memory, FLOPs and time of pre-training without data, weights or a GPU."""
-    checked = run_file.load(config, tuple(set_ or ()))
+    run_config = run_file.load(config, tuple(set_ or ()))
     from infoxlm_core.systems.infoxlm import plan
 
-    pretraining = checked.pretraining
+    pretraining = run_config.pretraining
     num_gpus = gpus or min(8, pretraining.batches.virtual_shards)
-    tables = plan.plan(pretraining, checked.tokenization.new_vocabulary_size, num_gpus, gpu)
+    tables = plan.plan(pretraining, run_config.tokenization.new_vocabulary_size, num_gpus, gpu)
     typer.echo("\n".join(plan.describe(tables)))
 
 
@@ -182,13 +180,24 @@ def compile(
     from kfp import compiler
 
     output.mkdir(parents=True, exist_ok=True)
-    for name, function in PIPELINES.items():
+    for name, function_name in PIPELINES.items():
         path = output / f"{name}.yaml"
-        compiler.Compiler().compile(pkgutil.resolve_name(function), str(path))
+        compiler.Compiler().compile(pkgutil.resolve_name(function_name), str(path))
         typer.echo(f"wrote {path}")
 
 
-def _run_sweep(dag: Any, arguments: dict[str, Any], store: str, name: str, launcher: str) -> None:
+def _make_example_command(config: run_file.RunConfig, store: str) -> str:
+    """Return a command that uses the model that a run has registered."""
+    registration = config.registration
+    # There may be no champion if even the first version has to be better than its start.
+    alias = "candidate" if registration.against == "start" else "champion"
+    command_name = "embed"
+    if config.translation:
+        command_name = f"translate --to {config.translation.languages[1]}"
+    return f"infoxlm {command_name} --store {store} models:/{registration.name}@{alias} 'a sentence'"
+
+
+def _run_sweep(pipeline: Any, arguments: dict[str, Any], store: str, name: str, launcher: str) -> None:
     """Run the pipeline of a sweep, and print the summary of its finished trials even if a trial failed.
 
     Each of the parallel trials uses an equal number of threads, unless the user has set OMP_NUM_THREADS.
@@ -199,6 +208,6 @@ def _run_sweep(dag: Any, arguments: dict[str, Any], store: str, name: str, launc
     threads_per_trial = max(1, (os.cpu_count() or 1) // PARALLEL_TRIALS)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_trial))
     try:
-        local.run(dag, arguments, store, name, launcher)
+        local.run_pipeline(pipeline, arguments, store, name, launcher)
     finally:
         typer.echo(local.read_summary(store))

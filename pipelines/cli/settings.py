@@ -54,12 +54,14 @@ def config_(
         return
     if section is None:
         section = "run"
-    settings = list(describe.list_settings(KINDS.get(section, RunConfig)))
-    if section not in KINDS:
-        # The setting itself, the settings below it, and those of the items of a list. Each name ends with a dot here,
-        # so that pretraining.model does not match pretraining.model_size.
-        prefixes = (f"{section}.", f"{section}[].")
-        settings = [setting for setting in settings if f"{setting.name}.".startswith(prefixes)]
+    settings = list(describe.list_settings(KINDS[section])) if section in KINDS else _list_section(section)
     if not settings:
         raise InputError(f"There is no section {section!r}. Give a section of a run, or one of {', '.join(KINDS)}.")
     typer.echo(describe.format_settings(settings))
+
+
+def _list_section(section: str) -> list[describe.Setting]:
+    """Return the settings of a section of a run: the setting of this name, those below it, and those of list items."""
+    prefixes = (f"{section}.", f"{section}[].")
+    # With a dot after each name, pretraining.model does not match pretraining.model_size.
+    return [setting for setting in describe.list_settings(RunConfig) if f"{setting.name}.".startswith(prefixes)]

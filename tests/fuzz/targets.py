@@ -271,11 +271,11 @@ def _plan_suite(path: Path) -> Any:
 def _read_cluster(path: Path) -> Any:
     cluster = run_file.load_config(ClusterFile, path)
     has_placeholder = "0" * 64 in cluster.image
-    return cluster if has_placeholder else cluster.parameters()
+    return cluster if has_placeholder else cluster.make_parameters()
 
 
 def _plan_variants(path: Path) -> Any:
-    return variants.plan(run_file.load(ROOT / "configs/base.yaml"), path, [], [1, 2])
+    return variants.plan_trials(run_file.load(ROOT / "configs/base.yaml"), path, [], [1, 2])
 
 
 def _read_override(path: Path) -> Any:

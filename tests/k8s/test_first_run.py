@@ -7,7 +7,7 @@ import yaml
 from components.adapters.kuberay.manifest import _SUBMITTER_RESOURCES
 from components.settings.cluster import ClusterFile
 from infoxlm_core import run_file
-from pipelines.cli.cluster import prepare
+from pipelines.cli.cluster import prepare_parameters
 from tests.k8s.manifests import (
     CLUSTER_PAGES,
     K8S,
@@ -45,7 +45,7 @@ def parse_quantity(quantity: str) -> float:
 def test_the_demo_can_run_with_one_worker():
     overrides = ["num_workers=1"]
 
-    parameters = prepare("infoxlm", ROOT / "configs/demo.yaml", read_documented_cluster(), overrides)
+    parameters = prepare_parameters("infoxlm", ROOT / "configs/demo.yaml", read_documented_cluster(), overrides)
 
     assert parameters["num_workers"] == 1
     assert run_file.load(ROOT / "configs/demo.yaml", overrides).num_workers == 1

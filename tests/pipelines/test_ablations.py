@@ -26,7 +26,7 @@ def demo() -> run_file.RunConfig:
 
 
 def test_seed_of_each_trial_is_in_its_settings(demo):
-    planned = trials.plan(demo, VARIANTS, ("full", "-XLCO"), (3, 5))
+    planned = trials.plan_trials(demo, VARIANTS, ("full", "-XLCO"), (3, 5))
 
     variants_and_seeds = [
         (item["trial"]["variant"], item["trial"]["seed"], item["pretraining"]["seed"]) for item in planned
@@ -35,7 +35,7 @@ def test_seed_of_each_trial_is_in_its_settings(demo):
 
 
 def test_variant_can_be_chosen_by_its_alias(demo):
-    planned = trials.plan(demo, VARIANTS, ("MLM", "MLM+TLM", "full"), (1,))
+    planned = trials.plan_trials(demo, VARIANTS, ("MLM", "MLM+TLM", "full"), (1,))
 
     assert [item["trial"]["variant"] for item in planned] == ["full", "-XLCO", "-TLM-XLCO"]
     assert planned[-1]["trial"]["what"] == "MLM only"
@@ -43,7 +43,7 @@ def test_variant_can_be_chosen_by_its_alias(demo):
 
 @pytest.mark.item("A27")
 def test_each_ablation_of_the_paper_changes_settings_of_one_config(demo):
-    planned = trials.plan(demo, VARIANTS, (), (1,))
+    planned = trials.plan_trials(demo, VARIANTS, (), (1,))
     configs = {item["trial"]["variant"]: PretrainingConfig.parse(item["pretraining"]) for item in planned}
 
     weights = {name: (c.objectives.mlm, c.objectives.tlm, c.objectives.xlco) for name, c in configs.items()}
@@ -61,7 +61,7 @@ def test_each_ablation_of_the_paper_changes_settings_of_one_config(demo):
 
 
 def test_forty_trials_fit_into_one_process_argument(demo):
-    planned = trials.plan(demo, VARIANTS, (), (1, 2, 3, 4, 5))
+    planned = trials.plan_trials(demo, VARIANTS, (), (1, 2, 3, 4, 5))
 
     assert len(planned) == 40
     assert len(json.dumps(planned)) < 64 * 1024
@@ -83,7 +83,7 @@ def test_invalid_variant_is_refused_in_one_line(demo, tmp_path, variants, only, 
     (tmp_path / "variants.yaml").write_text(variants)
 
     with pytest.raises(ConfigError) as refusal:
-        trials.plan(demo, tmp_path / "variants.yaml", only, (1,))
+        trials.plan_trials(demo, tmp_path / "variants.yaml", only, (1,))
 
     (line,) = str(refusal.value).splitlines()
     assert message in line
@@ -93,7 +93,7 @@ def test_invalid_variant_is_refused_in_one_line(demo, tmp_path, variants, only, 
 @pytest.mark.parametrize("seeds", ["1,1", "", "-1", "1.5"])
 def test_seeds_that_are_repeated_or_no_whole_numbers_are_refused(seeds):
     with pytest.raises(ConfigError, match="Give different whole numbers, such as 1,2,3"):
-        trials.read_seeds(seeds)
+        trials.parse_seeds(seeds)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ TEMPLATE = CONFIGS / "adapt.yaml"
     ],
 )
 def test_format_and_languages_are_inferred_from_the_name_of_a_file(path, expected):
-    assert adaptation.describe_corpus(path, ["en", "de"]) == {**expected, "path": path}
+    assert adaptation.make_corpus_config(path, ["en", "de"]) == {**expected, "path": path}
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_format_and_languages_are_inferred_from_the_name_of_a_file(path, expecte
 )
 def test_file_of_unknown_format_or_languages_is_refused(path, languages, message):
     with pytest.raises(InputError, match=message):
-        adaptation.describe_corpus(path, languages)
+        adaptation.make_corpus_config(path, languages)
 
 
 def test_pairs_are_counted_up_to_a_limit(tmp_path):
     folder = write_catalogs(tmp_path, {"memory": 60}) / "memory"
-    corpora = [adaptation.describe_corpus(str(folder), ["en", "de", "fr"])]
+    corpora = [adaptation.make_corpus_config(str(folder), ["en", "de", "fr"])]
     preparation = PreparationConfig.parse({"languages": ["en", "de", "fr"], "corpora": corpora})
 
     assert adaptation.count_pairs(preparation, tmp_path, 1000) == 120
@@ -72,7 +72,7 @@ def test_unsupported_start_is_refused_before_the_translations_are_read(tmp_path)
     (start / "model.safetensors").touch()  # the weights are not read
 
     with pytest.raises(InputError, match="model_type is 'clip', not one of"):
-        adaptation.plan(str(start), [str(tmp_path / "missing.tmx")], ["en", "de"], "guard", None, tmp_path)
+        adaptation.plan_settings(str(start), [str(tmp_path / "missing.tmx")], ["en", "de"], "guard", None, tmp_path)
 
 
 def test_default_guard_has_aligned_messages_of_the_known_languages(tmp_path, monkeypatch):
@@ -112,4 +112,4 @@ def test_candidate_that_is_not_champion_is_not_exported(tmp_path, monkeypatch):
     monkeypatch.setattr(adaptation.model_registry, "read_registration", lambda *_: registration)
 
     with pytest.raises(NotPromoted, match=r"models:/mine/3 is not exported: guard/mean -0\.0200"):
-        adaptation.find_champion(summary, tmp_path)
+        adaptation.find_promoted_model(summary, tmp_path)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from infoxlm_core.run_file import RunConfig
-from pipelines.submit import COMPILED, PIPELINES, declared_parameters
+from pipelines.submit import COMPILED, PIPELINES, read_declarations
 from tests.pipelines.commands import invoke
 
 RUN_PARAMETERS = {*RunConfig.model_fields, "overrides", "store", "image", "cluster"}
@@ -63,7 +63,7 @@ def test_committed_pipelines_are_current(tmp_path):
     ],
 )
 def test_parameters_are_the_sections_of_a_config_and_the_location_of_the_run(name, expected):
-    parameters = declared_parameters(read(name)[0])
+    parameters = read_declarations(read(name)[0])
 
     assert set(parameters) == expected
     assert "defaultValue" not in parameters["image"]  # a run without an image must not pull one that does not exist

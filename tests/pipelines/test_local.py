@@ -27,7 +27,7 @@ store = Path(sys.argv[1])
 (store / "text.tsv").write_text("".join(f"a page of number {n}\\teine Seite mit Nummer {n}\\n" for n in range(40)))
 source = {"name": "pages", "format": "tsv", "languages": ["en", "de"], "path": [str(store / "text.tsv")]}
 config = {"languages": ["en", "de"], "corpora": [source]}
-local.run(toy, {"config": config}, store, "toy")
+local.run_pipeline(toy, {"config": config}, store, "toy")
 print("mlflow imported:", "mlflow" in sys.modules)
 """
 
@@ -54,7 +54,7 @@ def test_run_without_a_tracker_imports_mlflow_neither_in_the_runner_nor_in_a_ste
 def test_only_an_unfinished_run_with_the_same_arguments_is_continued(tmp_path):
     def start(name: str, num_workers: int) -> str:
         """Return the id of the run that a command with these arguments starts or continues."""
-        return local._continue_or_start("infoxlm", {"num_workers": num_workers}, tmp_path, name)["run"]
+        return local._resume_or_create_run("infoxlm", {"num_workers": num_workers}, tmp_path, name)["run"]
 
     first_run = start("first", 0)
 
@@ -106,7 +106,7 @@ def test_lines_of_concurrent_steps_are_not_mixed(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_no_step_can_start_after_a_signal(number):
     step = ["sh", "-c", "true"]
-    with pytest.raises(KeyboardInterrupt), local._interruptible_loops():
+    with pytest.raises(KeyboardInterrupt), local._stop_loops_on_signals():
         subprocess.run(step, check=True)
         try:
             signal.raise_signal(number)

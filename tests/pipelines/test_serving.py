@@ -93,9 +93,9 @@ def test_request_without_a_length_or_of_excessive_length_is_refused_unread(port,
 
 def test_port_in_use_is_refused(port):
     with pytest.raises(InputError, match=rf"cannot listen at 127.0.0.1:{port} .* Give another --port"):
-        serving.serve(embed_lengths, "infoxlm", "127.0.0.1", port)
+        serving.serve_embeddings(embed_lengths, "infoxlm", "127.0.0.1", port)
 
 
 def test_empty_address_is_refused_because_it_would_mean_all_addresses():
     with pytest.raises(InputError, match=r"--host is empty\. Give an address of this machine, or 0\.0\.0\.0 for all"):
-        serving.serve(embed_lengths, "infoxlm", "", 70_000)
+        serving.serve_embeddings(embed_lengths, "infoxlm", "", 70_000)

@@ -79,7 +79,7 @@ def test_request_has_the_pipeline_its_parameters_and_where_it_runs(kubeflow, con
     assert f"{kubeflow.host}/#/runs/details/r-1" in result.stdout
     assert kubeflow.experiments[0]["display_name"] == "infoxlm"
     [body] = kubeflow.list_bodies("/runs")
-    spec, platform = submit.read_for_cluster(run_file.load_config(ClusterFile, cluster), "infoxlm")
+    spec, platform = submit.read_compiled_for_cluster(run_file.load_config(ClusterFile, cluster), "infoxlm")
     assert body["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
     assert (body["display_name"], body["service_account"], body["experiment_id"]) == ("run", "infoxlm-runner", "e-1")
     assert body["plugins_input"] == {"mlflow": {"experiment_name": "infoxlm"}}
@@ -89,7 +89,7 @@ def test_request_has_the_pipeline_its_parameters_and_where_it_runs(kubeflow, con
     assert values["image"] == values["cluster"]["image"] == IMAGE
     assert (values["cluster"]["pool"]["gpus"], values["num_workers"]) == (8, 8)
     assert values["pretraining"]["optimization"]["steps"] == 77_000
-    assert set(values) <= set(submit.declared_parameters(spec))
+    assert set(values) <= set(submit.read_declarations(spec))
 
 
 def test_pods_request_the_resources_of_the_cluster_file(cluster):
@@ -97,7 +97,7 @@ def test_pods_request_the_resources_of_the_cluster_file(cluster):
         ClusterFile, cluster, ["steps={cpu: 500m, memory: 2Gi}", "pool.node_selector={a: b}"]
     )
 
-    spec, platform = submit.read_for_cluster(cluster_file, "suite")
+    spec, platform = submit.read_compiled_for_cluster(cluster_file, "suite")
 
     containers = {name: executor["container"] for name, executor in spec["deploymentSpec"]["executors"].items()}
     assert containers["exec-plan-suite"]["resources"] == {
@@ -120,7 +120,7 @@ def test_ablation_has_its_trials_as_parameters(config, submit_parameters):
     values = submit_parameters(config, *options)
 
     assert {trial["trial"]["seed"] for trial in values["trials"]} == {1, 2}
-    assert cluster_commands.list_iterations(values)[:2] == ["full seed 1", "-XLCO seed 1"]
+    assert cluster_commands.list_iteration_names(values)[:2] == ["full seed 1", "-XLCO seed 1"]
 
 
 def test_suite_has_its_models_as_parameters(tmp_path, submit_parameters):
@@ -130,7 +130,7 @@ def test_suite_has_its_models_as_parameters(tmp_path, submit_parameters):
 
     assert values["suite"]["models"][0]["name"] == "ours"
     assert values["num_workers"] == 8
-    assert cluster_commands.list_iterations(values) == ["ours tatoeba"]
+    assert cluster_commands.list_iteration_names(values) == ["ours tatoeba"]
 
 
 def test_promotion_has_the_candidate_and_its_gate_as_parameters(config, submit_parameters):
@@ -270,7 +270,7 @@ def test_ctrl_c_ends_the_command_but_not_the_run_which_cancel_terminates(kubeflo
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submit, "follow", interrupt)
+    monkeypatch.setattr(submit, "follow_run", interrupt)
 
     result = submit_file(config)
 
@@ -342,7 +342,7 @@ def test_run_is_followed_although_the_server_does_not_answer_for_a_while(kubeflo
         kubeflow.refusal = None
 
     progress = Progress(submit.read_compiled("infoxlm")[0])
-    assert submit.follow(client, kubeflow.host, "r-1", progress, record_and_recover) == "SUCCEEDED"
+    assert submit.follow_run(client, kubeflow.host, "r-1", progress, record_and_recover) == "SUCCEEDED"
     assert "503: upgrading" in lines[0]
     assert "The run continues on the cluster" in lines[0]
 
@@ -407,7 +407,7 @@ def test_runs_of_submit_of_the_page_and_of_kfp_share_cached_results(kubeflow, co
 def list_step_inputs(pipeline: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return all parts of a run on which the cache keys of its steps depend. Parameters include the defaults."""
     spec = pipeline["pipeline_spec"]
-    defaults = {name: field.get("defaultValue") for name, field in submit.declared_parameters(spec).items()}
+    defaults = {name: field.get("defaultValue") for name, field in submit.read_declarations(spec).items()}
     return {
         "executors": spec["deploymentSpec"],
         "components": spec["components"],
@@ -425,7 +425,7 @@ def test_saved_pipeline_has_its_parameters_as_defaults_and_nothing_is_sent(
     assert kubeflow.requests == []
     text = (tmp_path / "saved.yaml").read_text()
     spec, platform = yaml.safe_load_all(text)
-    declarations = submit.declared_parameters(spec)
+    declarations = submit.read_declarations(spec)
     assert (declarations["image"]["defaultValue"], declarations["num_workers"]["defaultValue"]) == (IMAGE, 8)
     assert declarations["preparation"]["defaultValue"]["languages"] == ["en", "de"]
     assert all(declaration.get("isOptional") for declaration in declarations.values())

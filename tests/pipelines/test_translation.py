@@ -120,7 +120,7 @@ def test_sweep_shows_its_translators_beside_the_table_of_the_paper(sweep):
 
 
 def test_variants_change_the_sections_of_both_trainings():
-    planned = trials.plan(run_file.load(DEMO), CONFIGS / "initialisations.yaml", (), (1, 2))
+    planned = trials.plan_trials(run_file.load(DEMO), CONFIGS / "initialisations.yaml", (), (1, 2))
 
     trial_by_variant = {item["trial"]["variant"]: item for item in planned}
     assert len(planned) == 8

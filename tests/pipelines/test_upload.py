@@ -45,13 +45,13 @@ def read_specs(kubeflow: Kubeflow) -> dict[str, dict[str, Any]]:
 
 
 def default_values(spec: dict[str, Any]) -> dict[str, Any]:
-    declarations = submit.declared_parameters(spec)
+    declarations = submit.read_declarations(spec)
     return {name: field["defaultValue"] for name, field in declarations.items() if "defaultValue" in field}
 
 
 def required_parameters(spec: dict[str, Any]) -> set[str]:
     """Return the parameters that the user has to fill in."""
-    return {name for name, field in submit.declared_parameters(spec).items() if not field.get("isOptional")}
+    return {name for name, field in submit.read_declarations(spec).items() if not field.get("isOptional")}
 
 
 def test_all_pipelines_are_uploaded_with_their_pages(demo_upload):
@@ -81,7 +81,7 @@ def test_run_with_the_default_parameters_is_the_demo_on_this_cluster(demo_upload
 def test_page_of_a_pipeline_has_few_parameters_and_explains_the_form(demo_upload):
     """Kubeflow lists the parameters alphabetically, without their descriptions."""
     for spec in read_specs(demo_upload.kubeflow).values():
-        assert len(submit.declared_parameters(spec)) <= 12
+        assert len(submit.read_declarations(spec)) <= 12
         description = spec["pipelineInfo"]["description"]
         assert "enter infoxlm-runner as Service Account" in description
         assert "docs/configuration.md" in description
@@ -102,15 +102,15 @@ def test_ablation_and_promotion_have_the_defaults_of_the_demo_and_a_suite_is_req
 def test_unchanged_pipeline_is_not_uploaded_again_but_another_image_is_a_new_version(kubeflow, tmp_path):
     client = submit.connect(kubeflow.host)
 
-    def upload_promotion(image: str) -> upload.Uploaded:
+    def upload_promotion(image: str) -> upload.UploadedVersion:
         cluster = run_file.load_config(ClusterFile, write_cluster(tmp_path, image=image))
-        return upload.upload(client, kubeflow.host, cluster, "promotion", {"image": image})
+        return upload.upload_version(client, kubeflow.host, cluster, "promotion", {"image": image})
 
     first, repeated = upload_promotion(IMAGE), upload_promotion(IMAGE)
     other_image = upload_promotion(IMAGE.replace("a1", "b2"))
 
     assert [first.is_new, repeated.is_new, other_image.is_new] == [True, False, True]
-    assert first == upload.Uploaded(repeated.name, repeated.page, is_new=True)
+    assert first == upload.UploadedVersion(repeated.name, repeated.page, is_new=True)
     assert other_image.name != first.name
     assert len(kubeflow.pipelines) == 1
 

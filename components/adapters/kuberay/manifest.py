@@ -80,7 +80,7 @@ def render(
     """
     if shlex.quote(work) != work:  # the entrypoint passes through the shells of the submitter and of the head
         raise InputError(f"{work!r}: a store's name may contain only letters, digits and ./:_-@=+: choose another")
-    pod_count, gpus_per_pod = cluster.pool.split(num_workers)
+    pod_count, gpus_per_pod = cluster.pool.split_workers(num_workers)
     labels = {"app.kubernetes.io/name": "infoxlm"}
     if cluster.queue:
         labels[QUEUE_LABEL] = cluster.queue

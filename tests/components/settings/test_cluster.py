@@ -16,7 +16,7 @@ IMAGE = f"image=localhost:5001/infoxlm@sha256:{'1' * 64}"
 def test_example_file_becomes_parameters_of_the_pipeline():
     file = load_config(ClusterFile, FILE, [IMAGE])
 
-    parameters = file.parameters()
+    parameters = file.make_parameters()
 
     assert set(parameters) == {"store", "image", "cluster"}
     cluster = ClusterConfig.parse(parameters["cluster"], "cluster")
@@ -26,7 +26,7 @@ def test_example_file_becomes_parameters_of_the_pipeline():
 
 def test_floats_from_kubeflow_are_accepted_as_whole_numbers():
     seconds = "pool.tolerations=[{key: a, effect: NoExecute, tolerationSeconds: 30}]"
-    values = load_config(ClusterFile, FILE, [IMAGE, seconds]).parameters()["cluster"]
+    values = load_config(ClusterFile, FILE, [IMAGE, seconds]).make_parameters()["cluster"]
     floats = json.loads(json.dumps(values), parse_int=float)
 
     assert ClusterConfig.parse(floats, "cluster") == ClusterConfig.parse(values, "cluster")
@@ -35,12 +35,12 @@ def test_floats_from_kubeflow_are_accepted_as_whole_numbers():
 @pytest.mark.parametrize("num_workers", [0, 12])
 def test_workers_must_fill_their_pods(num_workers):
     with pytest.raises(ConfigError, match=rf"num_workers \({num_workers}\) must be 1 or more, .* one pod \(8\)"):
-        Pool(gpus=8).split(num_workers)
+        Pool(gpus=8).split_workers(num_workers)
 
 
 def test_placeholder_image_is_refused():
     with pytest.raises(ConfigError, match="is a placeholder: replace it by the digest"):
-        load_config(ClusterFile, FILE).parameters()
+        load_config(ClusterFile, FILE).make_parameters()
 
 
 @pytest.mark.parametrize(

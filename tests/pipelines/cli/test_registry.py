@@ -96,13 +96,13 @@ def list_promotion_runs(registry: Path) -> list[Run]:
 def test_pipeline_records_a_refusal_and_a_promotion_in_its_run(registry):
     arguments = {"model": "models:/tiny/2", "gate": {METRIC: 0.2}, "to": "", "by_hand": ""}
     with pytest.raises(NotPromoted, match=r"promote: models:/tiny/2 stays candidate, not shown to be better"):
-        local.run(pipeline, arguments, registry, "promotion")
+        local.run_pipeline(pipeline, arguments, registry, "promotion")
     assert champion_version(registry) == 1
     [refused] = list_promotion_runs(registry)
     assert (refused.info.status, refused.data.tags["infoxlm.failed_stage"]) == ("FAILED", "promote")
     assert "models:/tiny/2 stays candidate" in refused.data.tags["infoxlm.error"]
 
-    local.run(pipeline, arguments | {"gate": {METRIC: 0.0}}, registry, "promotion")
+    local.run_pipeline(pipeline, arguments | {"gate": {METRIC: 0.0}}, registry, "promotion")
 
     assert champion_version(registry) == 2
     assert "models:/tiny@champion is version 2: " in local.read_summary(registry)
@@ -117,7 +117,7 @@ def test_pipeline_records_a_refusal_and_a_promotion_in_its_run(registry):
 def test_pipeline_promotes_on_another_server_and_reports_to_its_own(registry, mlflow_server, monkeypatch):
     arguments = {"model": "models:/tiny/2", "gate": {METRIC: 0.0}, "to": f"{mlflow_server}/served", "by_hand": ""}
 
-    local.run(pipeline, arguments, registry, "promotion")
+    local.run_pipeline(pipeline, arguments, registry, "promotion")
 
     assert [run.info.status for run in list_promotion_runs(registry)] == ["FINISHED"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
