@@ -234,7 +234,7 @@ def fewer_gpus_than_workers(small: bool) -> Iterator[Row]:
 
     gpus = devices.count_gpus()
     with tempfile.TemporaryDirectory() as folder:
-        workers = train.run(count_workers, gpus + 1, run=Path(folder))["workers"]
+        workers = train.launch_training(count_workers, gpus + 1, run=Path(folder))["workers"]
     yield {"GPUs": gpus, "workers": workers, "ok": workers == max(1, gpus)}
 
 

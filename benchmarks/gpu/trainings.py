@@ -80,7 +80,9 @@ def compare(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
                 continue
             run = Path(folder) / training.name.replace(" ", "-").replace(",", "")
             run.mkdir()
-            torchrun.run(train, training.workers, run, text=text, sharded=training.sharded, killed=training.killed)
+            torchrun.launch_training(
+                train, training.workers, run, text=text, sharded=training.sharded, killed=training.killed
+            )
             step_losses = []
             for _, values in tracker.read(run / tracker.METRICS):
                 step_losses.append([values["loss/mlm"], values["loss/tlm"], values["loss/xlco"]])
