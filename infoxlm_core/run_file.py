@@ -107,27 +107,31 @@ class RunConfig(StageConfig):
                 "preparation: no translation pairs are held out, and the evaluation needs some: set held_out_share, or "
                 "name a corpus of pairs in held_out"
             )
-        has_labels = self.finetuning.data is not None or len(preparation.labels) > 1
+        has_prepared_labels = len(preparation.labels) > 1
         for metric in self.registration.gates:
-            if metric.startswith("classification/") and not has_labels:
+            if metric.startswith("classification/") and self.finetuning.data is None and not has_prepared_labels:
                 raise ConfigError(
                     f"registration: the gate needs {metric}, but the run has no labelled text: set finetuning.data or, "
                     "with at least two corpora of pairs, preparation.labelled_share; or remove the metric"
                 )
-        if preparation.labelled_share and len(preparation.labels) < 2:
+        if preparation.labelled_share and not has_prepared_labels:
             raise ConfigError(
                 f"preparation.labelled_share ({preparation.labelled_share:g}) sets messages aside whose labels are the "
                 "names of their corpora, but the run has fewer than two training corpora of pairs: set it to 0, or add "
                 "a corpus"
             )
-        if has_labels and self.finetuning.data is None:
-            train_languages = {two_letters(language) for language in self.finetuning.train_languages}
-            if train_languages.isdisjoint(map(two_letters, preparation.languages)):
-                raise ConfigError(
-                    f"finetuning.train_languages ({', '.join(self.finetuning.train_languages)}) has no language of the "
-                    f"labelled text, whose languages are preparation.languages ({', '.join(preparation.languages)}): "
-                    "name one of them"
-                )
+        if has_prepared_labels and self.finetuning.data is None:
+            self._check_languages_of_labels()
+
+    def _check_languages_of_labels(self) -> None:
+        """Check that fine-tuning trains on a language of the prepared labelled text."""
+        train_languages = {two_letters(language) for language in self.finetuning.train_languages}
+        if train_languages.isdisjoint(map(two_letters, self.preparation.languages)):
+            raise ConfigError(
+                f"finetuning.train_languages ({', '.join(self.finetuning.train_languages)}) has no language of the "
+                f"labelled text, whose languages are preparation.languages ({', '.join(self.preparation.languages)}): "
+                "name one of them"
+            )
 
     def resolve_tokenizer(self) -> Self:
         """Return the config with the tokenizer of the start of pre-training, if it names no tokenizer of its own."""
@@ -209,7 +213,7 @@ def load_config(config_class: type[Config], path: Path | str, overrides: Sequenc
     try:
         values = yaml.load(user_files.read_text(path, MAX_SIZE), Loader=StrictLoader)  # noqa: S506 - a SafeLoader
         for assignment in overrides:
-            override(values, assignment)
+            apply_override(values, assignment)
         if not isinstance(values, dict):
             raise ConfigError("the file must contain a mapping of sections")
         return config_class.parse(values)
@@ -218,7 +222,7 @@ def load_config(config_class: type[Config], path: Path | str, overrides: Sequenc
         raise ConfigError(f"{path}: {reason}") from None
 
 
-def override(values: Any, assignment: str) -> None:
+def apply_override(values: Any, assignment: str) -> None:
     """Apply an override such as `pretraining.optimization.steps=100` to a mapping of sections."""
     name, equals_sign, value_text = assignment.partition("=")
     if not equals_sign:

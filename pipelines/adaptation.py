@@ -213,7 +213,7 @@ def write_config(path: Path, template: Path, settings: Mapping[str, Any], overri
     for name, value in settings.items():
         run_file.set_by_name(values, name, value, str(template))
     for override in overrides:
-        run_file.override(values, override)
+        run_file.apply_override(values, override)
     config = RunConfig.parse(values)
     if path.exists():
         if run_file.load(path) != config:

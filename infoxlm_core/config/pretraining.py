@@ -332,18 +332,23 @@ class PretrainingConfig(StageConfig):
         return max(self.batches.block_tokens, pair_tokens)
 
     @model_validator(mode="after")
-    def _check_sections_agree(self) -> Self:
-        """Check that the settings of different sections do not contradict each other."""
-        # A model to continue from has its own sizes, which are known only when it is loaded.
-        has_configured_sizes = self.model.start is None
+    def _check_sizes(self) -> Self:
+        """Check that the layers and sequences of the other sections fit the model."""
+        if self.model.start is not None:
+            return self  # the sizes of the start are known only when it is loaded
         universal_layer = self.contrast.resolve_layer(self.model.layers)
-        if has_configured_sizes and self.system == "infoxlm" and universal_layer > self.model.layers:
+        if self.system == "infoxlm" and universal_layer > self.model.layers:
             raise ValueError(f"contrast.layer ({self.contrast.layer}) is above model.layers ({self.model.layers})")
-        if has_configured_sizes and self.max_sequence_tokens > self.model.max_tokens:
+        if self.max_sequence_tokens > self.model.max_tokens:
             raise ValueError(
-                f"sequences of {self.max_sequence_tokens} tokens (batches.block_tokens, two batches.side_tokens and 3) "
-                f"exceed model.max_tokens ({self.model.max_tokens})"
+                f"sequences of {self.max_sequence_tokens} tokens (batches.block_tokens, or 2 * batches.side_tokens "
+                f"+ 3) exceed model.max_tokens ({self.model.max_tokens})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_start_of_contrast(self) -> Self:
+        """Check that the steps before the contrast have an objective, and that all steps cost the same if they must."""
         has_only_contrast = self.objectives.xlco and not (self.objectives.mlm or self.objectives.tlm)
         if self.contrast.start_step and has_only_contrast:
             raise ValueError(
@@ -352,11 +357,16 @@ class PretrainingConfig(StageConfig):
             )
         if self.tokens and self.contrast.start_step:
             raise ValueError("tokens needs steps of equal cost: set tokens or contrast.start_step to 0")
-        systems = ObjectivesConfig.systems()
-        for name in self.objectives.weights():
-            if self.system not in systems[name]:
-                raise ValueError(f"system {self.system} has no objective {name}: set objectives.{name} to 0")
-        if self.model.frozen != "none" and (has_configured_sizes or self.system != "infoxlm"):
+        return self
+
+    @model_validator(mode="after")
+    def _check_system(self) -> Self:
+        """Check that the system has the objectives and the options of the model that are set."""
+        systems_of_objectives = ObjectivesConfig.systems()
+        for objective in self.objectives.weights():
+            if self.system not in systems_of_objectives[objective]:
+                raise ValueError(f"system {self.system} has no objective {objective}: set objectives.{objective} to 0")
+        if self.model.frozen != "none" and (self.model.start is None or self.system != "infoxlm"):
             raise ValueError(
                 f"model.frozen ({self.model.frozen}) needs a start and system infoxlm: set model.start or frozen: none"
             )

@@ -27,15 +27,18 @@ _MEAN_METRIC = re.compile(rf"(classification|guard|translation)/(mean|{_LANGUAGE
 
 
 def _check_metric(name: str) -> str:
-    """Return the name of a metric. Raise ValueError if evaluations do not record its outcome for each question."""
-    if not (_RETRIEVAL_METRIC.fullmatch(name) or _MEAN_METRIC.fullmatch(name)):
-        raise ValueError(
-            f"{name!r:.100} is not a metric that is recorded by question: give retrieval/served (the vectors that "
-            "users get), retrieval/best, retrieval/no_overlap, retrieval/xx_en, retrieval/en_xx, retrieval/LANGUAGE, "
-            "guard/mean, guard/LANGUAGE, classification/mean or classification/LANGUAGE, or of a translator "
-            "translation/mean"
-        )
-    return name
+    """Return the name of a metric. Raise ValueError if it is unknown, or not recorded for each question.
+
+    Models are compared question by question, so a mean over all questions does not suffice.
+    """
+    if _RETRIEVAL_METRIC.fullmatch(name) or _MEAN_METRIC.fullmatch(name):
+        return name
+    raise ValueError(
+        f"{name!r:.100} is not a metric that evaluations record for each question: give retrieval/served (the vectors "
+        "that users get), retrieval/best, retrieval/no_overlap, retrieval/xx_en, retrieval/en_xx, retrieval/LANGUAGE, "
+        "guard/mean, guard/LANGUAGE, classification/mean or classification/LANGUAGE; for a translator: "
+        "translation/mean"
+    )
 
 
 Metric = Annotated[str, AfterValidator(_check_metric)]

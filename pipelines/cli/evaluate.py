@@ -138,7 +138,7 @@ def build_suite(
         settings["languages"] = _parse_languages(settings["languages"])
     for override in overrides:
         try:
-            run_file.override(settings, override)
+            run_file.apply_override(settings, override)
         except yaml.YAMLError as error:
             message = " ".join(str(error).split())
             raise ConfigError(f"--set {override}: {message}") from None

@@ -130,7 +130,7 @@ def _check_size(start: Path, size: EncoderSize, config: PretrainingConfig) -> No
     """Raise ConfigError if a start model has too few positions or layers for the config."""
     if config.max_sequence_tokens > size.max_tokens:
         raise ConfigError(
-            f"sequences of {config.max_sequence_tokens} tokens (batches.block_tokens, two batches.side_tokens and 3) "
+            f"sequences of {config.max_sequence_tokens} tokens (batches.block_tokens, or 2 * batches.side_tokens + 3) "
             f"exceed the {size.max_tokens} positions of {start}: lower them"
         )
     contrast_layer = config.contrast.resolve_layer(size.layers)
