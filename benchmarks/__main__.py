@@ -33,13 +33,10 @@ def main() -> int:
     for name in names:
         cases += importlib.import_module(f"benchmarks.speed.{name}").run(options.quick)
     settings = {
-        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
-        "quick": options.quick,
-        "seed": inputs.SEED,
-        "machine": machine.facts(),
+        "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()), "quick": options.quick, "seed": inputs.SEED,
+        "machine": machine.facts(), "ceilings": ceilings,
         "load": {"before": load_before, "after": os.getloadavg()},
-        "ceilings": ceilings,
-    }
+    }  # fmt: skip
     file_name = time.strftime("%Y-%m-%d-%H%M", time.gmtime())
     if names != NAMES:
         file_name += "-" + "-".join(names)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def facts() -> dict[str, Any]:
-    """Return CPU, memory, GPU, commit and versions."""
+    """Return facts about this machine: CPU, memory and GPU, the commit, and the versions of libraries."""
     memory = read_field("/proc/meminfo", "MemTotal")
     changes = " with changes" if output_of("git", "status", "--porcelain") else ""
     result: dict[str, Any] = {
@@ -66,12 +66,12 @@ def pin() -> None:
 
 
 def ceilings() -> dict[str, float]:
-    """Return GFLOP and GB per CPU second of an fp32 matrix product and a copy: the best of ten."""
-    first = torch.randn(1024, 384)
-    second = torch.randn(384, 1536)
+    """Measure the speed limits of one core: GFLOP/s of an fp32 matrix product, and GB/s of a copy."""
+    left = torch.randn(1024, 384)
+    right = torch.randn(384, 1536)
     source = torch.empty(2**26)
     target = torch.empty(2**26)
-    product_seconds = best_of_ten(lambda: torch.mm(first, second))
+    product_seconds = best_of_ten(lambda: torch.mm(left, right))
     copy_seconds = best_of_ten(lambda: target.copy_(source))
     return {
         "matmul_gflops": 2 * 1024 * 384 * 1536 / product_seconds / 1e9,

@@ -39,7 +39,7 @@ ROWS_PER_TASK = 1 << 17
 
 
 def write_rows(folder: Path, row_count: int) -> None:
-    """Write rows as files of JSON Lines, several for each language."""
+    """Write rows of text as JSON Lines, in several files for each language."""
     folder.mkdir(parents=True)
     for language in LANGUAGES:
         messages = read_messages(language)
@@ -47,12 +47,13 @@ def write_rows(folder: Path, row_count: int) -> None:
             with (folder / f"{language}-{number}.jsonl").open("w", encoding="utf-8") as file:
                 for row in range(number, row_count // len(LANGUAGES), FILES_PER_LANGUAGE):
                     copy, message = divmod(row, len(messages))
-                    text = mark(messages[message], copy, is_marked=row % UNMARKED > 0)
+                    is_marked = row % UNMARKED > 0
+                    text = mark(messages[message], copy, is_marked)
                     file.write(json.dumps({"text": text, "language": language}, ensure_ascii=False) + "\n")
 
 
 def read_messages(language: str) -> list[str]:
-    """Return the distinct messages of the demo's programs in one language."""
+    """Return the distinct messages of the demo's translation catalogs in one language."""
     from benchmarks.speed import corpus
     from infoxlm_core.corpora import catalogs
 
@@ -128,14 +129,10 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
     task_seconds = sum(seconds_of_tasks)
     driver_seconds = process_seconds if workers else process_seconds - task_seconds
     return {
-        "kept": sum(report["languages"]["mono"].values()),
-        "digest": digest,
-        "driver": driver_seconds,
-        "tasks": task_seconds,
-        "driver_memory": peak_memory(),
-        "task_memory": max(memory_of_tasks),
+        "kept": sum(report["languages"]["mono"].values()), "digest": digest, "driver": driver_seconds,
+        "tasks": task_seconds, "driver_memory": peak_memory(), "task_memory": max(memory_of_tasks),
         "phases": len(phases),
-    }
+    }  # fmt: skip
 
 
 def digest_rows(corpus: Path) -> str:
@@ -207,13 +204,9 @@ def run_peer(text: Path) -> dict[str, Any]:
         seconds = time.process_time() - start_seconds
         row_count = sum(1 for path in Path(folder, "result").glob("*") for _ in path.open("rb"))
     return {
-        "kept": row_count,
-        "digest": "",
-        "tasks": seconds,
-        "driver": 0.0,
-        "task_memory": peak_memory(),
+        "kept": row_count, "digest": "", "tasks": seconds, "driver": 0.0, "task_memory": peak_memory(),
         "driver_memory": 0.0,
-    }
+    }  # fmt: skip
 
 
 def run_case(python: str, *arguments: str) -> dict[str, Any]:
@@ -225,19 +218,13 @@ def run_case(python: str, *arguments: str) -> dict[str, Any]:
 
 
 def describe(rows: int, workers: str, result: dict[str, Any]) -> str:
-    """Return the row of the table for a case."""
+    """Return a row of the Markdown table: the cost of preparing `rows` rows with so many workers."""
     cpu_seconds = result["tasks"] + result["driver"]
     cells = [
-        f"{rows:,}",
-        workers,
-        f"{result['kept']:,}",
-        f"{cpu_seconds / rows * 1e6:.1f}",
-        f"{rows / cpu_seconds:,.0f}",
-        f"{result['driver'] / cpu_seconds:.1%}",
-        f"{result['task_memory']:.0f}",
-        f"{result['driver_memory']:.0f}",
+        f"{rows:,}", workers, f"{result['kept']:,}", f"{cpu_seconds / rows * 1e6:.1f}", f"{rows / cpu_seconds:,.0f}",
+        f"{result['driver'] / cpu_seconds:.1%}", f"{result['task_memory']:.0f}", f"{result['driver_memory']:.0f}",
         result["digest"],
-    ]
+    ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 

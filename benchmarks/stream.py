@@ -36,6 +36,7 @@ ROUNDS = 3
 
 
 def make_config(window: int) -> PretrainingConfig:
+    """Return the config of a small training that reads up to `window` tokens ahead."""
     values = {
         "model": {"layers": 3, "hidden": 128, "ffn": 512, "heads": 2, "max_tokens": BLOCK_TOKENS},
         "contrast": {"layer": 1},
@@ -48,11 +49,11 @@ def make_config(window: int) -> PretrainingConfig:
 
 
 def write_shards(directory: Path, part_tokens: int, parts: int) -> Path:
-    """Write parts of random text."""
+    """Write shards of random text in several parts, and return their directory."""
     rng = np.random.default_rng(1)
     chunks = []
     for _ in range(parts):
-        lengths = rng.integers(10, 50, part_tokens // 29)
+        lengths = rng.integers(10, 50, part_tokens // 29)  # 29 tokens on average
         ids = rng.integers(FIRST_PIECE, VOCABULARY - 1, lengths.sum())
         ids[lengths.cumsum() - 1] = EOS
         chunks.append(pa.table({"text": make_column(ids, lengths)}))
@@ -92,6 +93,7 @@ def train_alone(shards: Path, run: Path, source: storage.Store | None = None) ->
 
 
 def main(folder: Path) -> None:
+    """Measure opening, the first batch, and whole trainings, and print the results."""
     shards = write_shards(folder / "billion", PART_TOKENS, parts=960)
     start = time.monotonic()
     Sampler(open_shards(shards), make_config(window=10**9))
@@ -100,32 +102,41 @@ def main(folder: Path) -> None:
     with s3.serve(folder) as url, faulty(url) as proxy:
         os.environ |= s3.environment(url)
         s3.bucket(url, "models")
-        shards = write_shards(folder / "large", PART_TOKENS, parts=100)
-        upload(shards)
-        cache = make_cache(shards, folder / "cache")
-        start = time.monotonic()
-        Sampler(open_shards(cache, storage.open(URI)), make_config(window=128_000_000)).draw(0, range(4))
-        print(f"first batch of 400 MB on S3, window of 128 MB: {time.monotonic() - start:.2f} s")
-
-        # Six sequences per part: a step of eight sequences uses up as many parts as a step of the config base.
-        shards = write_shards(folder / "small", 6 * BLOCK_TOKENS, parts=1000)
-        upload(shards)
+        measure_first_batch(folder)
         os.environ["AWS_ENDPOINT_URL"] = proxy.url
         answer = proxy.next
 
         def answer_late(*request: Any) -> Any:
-            time.sleep(0.02)
+            time.sleep(0.02)  # as if the server were far away
             return answer(*request)
 
         proxy.next = answer_late  # type: ignore[method-assign]
-        ratios = []
-        for number in range(ROUNDS):
-            local_losses, local_speed = train_alone(shards, folder / f"local{number}")
-            cache = make_cache(shards, folder / f"cache{number}")
-            remote_losses, remote_speed = train_alone(cache, folder / f"remote{number}", storage.open(URI))
-            assert remote_losses == local_losses
-            ratios.append(remote_speed / local_speed)
-        print(f"S3 with 20 ms against local: {statistics.median(ratios):.3f} (median of {ROUNDS})")
+        compare_training_speed(folder)
+
+
+def measure_first_batch(folder: Path) -> None:
+    """Print the time until the first batch of large shards on S3."""
+    shards = write_shards(folder / "large", PART_TOKENS, parts=100)
+    upload(shards)
+    cache = make_cache(shards, folder / "cache")
+    start = time.monotonic()
+    Sampler(open_shards(cache, storage.open(URI)), make_config(window=128_000_000)).draw(0, range(4))
+    print(f"first batch of 400 MB on S3, window of 128 MB: {time.monotonic() - start:.2f} s")
+
+
+def compare_training_speed(folder: Path) -> None:
+    """Train from a directory and from S3 in turn, check that the losses are equal, and print the ratio of speeds."""
+    # Six sequences per part: a step of eight sequences uses up as many parts as a step of the config base.
+    shards = write_shards(folder / "small", 6 * BLOCK_TOKENS, parts=1000)
+    upload(shards)
+    ratios = []
+    for number in range(ROUNDS):
+        local_losses, local_speed = train_alone(shards, folder / f"local{number}")
+        cache = make_cache(shards, folder / f"cache{number}")
+        remote_losses, remote_speed = train_alone(cache, folder / f"remote{number}", storage.open(URI))
+        assert remote_losses == local_losses
+        ratios.append(remote_speed / local_speed)
+    print(f"S3 with 20 ms against local: {statistics.median(ratios):.3f} (median of {ROUNDS})")
 
 
 if __name__ == "__main__":

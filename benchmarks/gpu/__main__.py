@@ -56,7 +56,7 @@ def main() -> int:
         return 0
     if options.only:
         is_measurement = options.only in speed.FIGURES
-        rows = speed.FIGURES[options.only](options.full) if is_measurement else check(options)
+        rows = speed.FIGURES[options.only](options.full) if is_measurement else run_check(options)
         for row in rows:
             write_row(row)
         return 0
@@ -81,8 +81,8 @@ def write_row(row: Row, path: Path | None = None) -> None:
             print(line, file=file)
 
 
-def check(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield the rows of one check. An error becomes the last row."""
+def run_check(options: argparse.Namespace) -> Iterator[Row]:
+    """Yield the rows of the check that the options name. If it raises an error, the last row describes the error."""
     from benchmarks.gpu import checks
 
     try:
@@ -92,7 +92,7 @@ def check(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def run_all(names: list[str], options: argparse.Namespace, write: Callable[[Row], None]) -> int:
-    """Run checks and measurements, each in its own process, and return how many rows report a failure."""
+    """Run checks and measurements, each in its own process, and write their rows. Return the number of failed rows."""
     from benchmarks import machine
 
     write({"check": "machine", **machine.facts()})

@@ -45,16 +45,16 @@ def free_memory() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
-def median_seconds(work: Callable[[], object]) -> float:
-    """Return the median seconds of `work` by CUDA events."""
+def median_seconds(function: Callable[[], object]) -> float:
+    """Return the median time of a function on the GPU in seconds."""
     for _ in range(WARM_UP):
-        work()
+        function()
     intervals = []
     for _ in range(STEPS):
         start = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)
         start.record()
-        work()
+        function()
         end.record()
         intervals.append((start, end))
     torch.cuda.synchronize()  # the times are known only when the GPU has passed the events
@@ -68,7 +68,7 @@ def product_flops(m: int, k: int, n: int) -> float:
     return 2 * m * k * n / median_seconds(functools.partial(torch.mm, first, second))
 
 
-def ceilings(full: bool) -> Iterator[Row]:
+def measure_ceilings(full: bool) -> Iterator[Row]:
     """Measure products of our shapes, a large square product, and a copy."""
     for shape in ((65_536, 768, 3072), (65_536, 3072, 768), (8_192, 768, 250_048), (8_192, 8_192, 8_192)):
         yield {"product": "x".join(map(str, shape)), "TFLOP/s": product_flops(*shape) / 1e12}
@@ -77,52 +77,54 @@ def ceilings(full: bool) -> Iterator[Row]:
     yield {"copy": "1 GiB, read and written", "TB/s": 2 * 2**30 / seconds / 1e12}
 
 
-def steps(full: bool) -> Iterator[Row]:
+def measure_steps(full: bool) -> Iterator[Row]:
     """Measure whole optimizer steps of MLM and InfoXLM, on sentences and on full blocks."""
     fastest_product = product_flops(8_192, 8_192, 8_192)
     for name in SIZES if full else ["base"]:
         for objective in ("MLM", "InfoXLM"):
             for shape in inputs.SHAPES:
                 labels = {"model": name, "objective": objective, "shape": shape}
-                yield labels | attempt(step, name, objective, shape, fastest_product)
+                yield labels | attempt(measure_step, name, objective, shape, fastest_product)
 
 
-def step(name: str, objective: str, shape: str, fastest_product: float) -> Row:
-    """Measure one kind of step. MFU counts must-do FLOPs: no padding, and the head on masked rows alone."""
+def measure_step(name: str, objective: str, shape: str, fastest_product: float) -> Row:
+    """Measure the time and the memory of an optimizer step of a model, such as `base` with the objective `InfoXLM`.
+
+    MFU (model FLOPs utilisation) counts only FLOPs that a step needs: no padding, and the head on masked rows alone.
+    """
     learner = make_learner(name, objective)
     batch = make_batch(objective, shape).to("cuda")
-    gpu = torch.cuda.get_device_name()
     seconds = median_seconds(lambda: learner.take_step(batch))
-    flops = learner._flops(batch) / seconds
-    device_peak = find_peak_flops(gpu)
+    flops_per_second = learner._flops(batch) / seconds
+    device_peak = find_peak_flops(torch.cuda.get_device_name())
     return {
-        "tokens": batch.tokens,
-        "ms": seconds * 1e3,
-        "ktok/s": batch.tokens / seconds / 1e3,
-        "MFU": flops / device_peak if device_peak else None,
-        "of the fastest product": flops / fastest_product,
+        "tokens": batch.tokens, "ms": seconds * 1e3, "ktok/s": batch.tokens / seconds / 1e3,
+        "MFU": flops_per_second / device_peak if device_peak else None,
+        "of the fastest product": flops_per_second / fastest_product,
         "peak GB": torch.cuda.max_memory_allocated() / 1e9,
-    }
+    }  # fmt: skip
 
 
 def make_batch(objective: str, shape: str) -> PackedBatch:
-    """Return about 65,000 tokens: blocks of 512 and views of 128, or sentences."""
+    """Return about 65,000 random tokens: sequences of 512 and views of 128 tokens if they are full, or of sentences."""
     rng = np.random.default_rng(inputs.SEED)
+    tokens = {"mlm": 512, "tlm": 512, "query": 128, "key": 128}
+    sentences = {"mlm": 1, "tlm": 2, "query": 2, "key": 2}
+    names = ["mlm"] if objective == "MLM" else list(tokens)
     if shape == "full":
-        lengths = {"mlm": 512} if objective == "MLM" else {"mlm": 512, "tlm": 512, "query": 128, "key": 128}
         count = 128 if objective == "MLM" else 48
-        return inputs.pack({name: np.full(count, length) for name, length in lengths.items()}, WORDS, rng)
-    sentences = {"mlm": 1} if objective == "MLM" else {"mlm": 1, "tlm": 2, "query": 2, "key": 2}
-    count = 1600 if objective == "MLM" else 224
-    lengths_by_name = {name: inputs.lengths("ragged", rng, count, number) for name, number in sentences.items()}
-    return inputs.pack(lengths_by_name, WORDS, rng)
+        lengths = {name: np.full(count, tokens[name]) for name in names}
+    else:
+        count = 1600 if objective == "MLM" else 224
+        lengths = {name: inputs.draw_lengths("ragged", rng, count, sentences[name]) for name in names}
+    return inputs.pack_random_batch(lengths, WORDS, rng)
 
 
 def make_learner(name: str, objective: str) -> ours.FixedBatchLearner:
     """Return our learner on the GPU, with random weights."""
     objectives = {"tlm": 0, "xlco": 0} if objective == "MLM" else {}
     contrast = {"layer": CONTRAST_LAYER[name], "queue_size": QUEUE}
-    config = inputs.config(SIZES[name], objectives=objectives, contrast=contrast, optimization={"warmup_steps": 0})
+    config = inputs.make_config(SIZES[name], objectives=objectives, contrast=contrast, optimization={"warmup_steps": 0})
     return ours.FixedBatchLearner(config, ours.make_model(config, WORDS, noise=False).cuda())
 
 
@@ -133,4 +135,4 @@ def one_batch_a_step(config: PretrainingConfig, samples: int) -> PretrainingConf
     return PretrainingConfig.parse(values)
 
 
-FIGURES: dict[str, Callable[[bool], Iterator[Row]]] = {"ceilings": ceilings, "steps": steps}
+FIGURES: dict[str, Callable[[bool], Iterator[Row]]] = {"ceilings": measure_ceilings, "steps": measure_steps}

@@ -64,8 +64,8 @@ class DiesOnce(tracker.FileTracker):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def compare(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
-    """Yield a row for each training run: how far its losses are from those of the training that it should equal.
+def compare_losses(gpus: int, limit: float) -> Iterator[dict[str, Any]]:
+    """Compare the losses of training runs that should be equal, and yield a row for each run.
 
     Args:
         gpus: number of GPUs; training runs with more workers are skipped. On a CPU, the largest number of workers.
@@ -125,7 +125,7 @@ def write_shards(directory: Path) -> Path:
     rng = np.random.default_rng(inputs.SEED)
 
     def draw_rows(count: int, last_token: int | None = None) -> pa.LargeListArray:
-        lengths = np.clip(inputs.lengths("ragged", rng, count), 3, 28)
+        lengths = np.clip(inputs.draw_lengths("ragged", rng, count), 3, 28)
         tokens = rng.integers(FIRST_PIECE, WORDS - 1, lengths.sum())
         if last_token is not None:
             tokens[lengths.cumsum() - 1] = last_token

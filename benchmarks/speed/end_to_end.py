@@ -25,42 +25,43 @@ WORDS = inputs.VOCABULARIES["32k"]
 
 def run(quick: bool) -> list[Case]:
     rounds, steps = (1, 1) if quick else (7, 4)
-    return [compare(corpus.make_shards(), rounds, steps)]
+    return [compare_steps(corpus.make_shards(), rounds, steps)]
 
 
-def compare(path: Path, rounds: int, steps: int) -> Case:
-    """Time `steps` optimizer steps a round."""
+def compare_steps(path: Path, rounds: int, steps: int) -> Case:
+    """Time training with TLM alone, ours and the Trainer's, in rounds of `steps` optimizer steps."""
     shards = open_shards(path)
     # The text has its own vocabulary; the model gets as many words as in the other benchmarks.
     shards = replace(shards, manifest={"facts": shards.manifest["facts"] | {"vocabulary_size": WORDS}})
-    batches = {"global_batch_size": BATCH, "virtual_shards": 1, "micro_batch_size": BATCH}
-    config = inputs.config(
-        {},
-        objectives={"mlm": 0, "xlco": 0},
-        batches=batches | {"alpha": 1.0, "side_tokens": SIDE},
+    batches = {"global_batch_size": BATCH, "virtual_shards": 1, "micro_batch_size": BATCH, "alpha": 1.0}
+    config = inputs.make_config(
+        {}, objectives={"mlm": 0, "xlco": 0}, batches=batches | {"side_tokens": SIDE},
         optimization={"warmup_steps": 0, "learning_rate": 1e-5},
-    )
+    )  # fmt: skip
     model = ours.make_model(config, WORDS, noise=False)
     case = Case("end_to_end", {"steps a round": steps, "sequences a step": BATCH, "words": WORDS})
     case.about = {OURS: "Sampler, pack_micro_batches and train_step: TLM only, alpha 1"}
-    variants = {OURS: ours.steps(InfoXLMLearner(config, model, shards), config.optimization, steps)}
+    variants = {OURS: ours.TrainingRounds(InfoXLMLearner(config, model, shards), config.optimization, steps).run}
     rows = tokenize_pairs(Sampler(shards, config))
     collate = DataCollatorForLanguageModeling(tokenizers.load_fast(path / "tokenizer"), mlm_probability=0.15)
     for name, sampling in (("Trainer", "random"), ("Trainer, group_by_length", "group_by_length")):
         case.about[name] = (
             f"transformers Trainer, DataCollatorForLanguageModeling, fused AdamW, {sampling}; text tokenized before"
         )
-        variants[name] = trainer.make_round(peers.HuggingFace(model).model, rows, collate, sampling, BATCH, steps)
+        variants[name] = trainer.TrainerRounds(
+            peers.HuggingFace(model).model, rows, collate, sampling, BATCH, steps
+        ).run
     return measure(case, variants, rounds)
 
 
 def tokenize_pairs(sampler: Sampler) -> list[dict[str, list[int]]]:
-    """Return every pair of the shards as the sequence on which we would train."""
+    """Return every translation pair of the shards as one tokenized sequence, as in our training."""
     sequences = []
     for table in sampler.pairs:
         pairs = table.read_pairs()
         rows = np.arange(len(pairs))
         source = read_rows([pairs.source] * len(rows), rows, SIDE)
         target = read_rows([pairs.target] * len(rows), rows, SIDE)
-        sequences += [{"input_ids": row.tolist()} for row in lay_out([source, target], sampler.vocabulary).rows]
+        sequences_of_table = lay_out([source, target], sampler.vocabulary).rows
+        sequences += [{"input_ids": token_ids.tolist()} for token_ids in sequences_of_table]
     return sequences

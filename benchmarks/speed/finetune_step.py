@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from benchmarks.speed import corpus, inputs, ours, peers, trainer
-from benchmarks.speed.harness import OURS, Case, differences, measure, require_equal
+from benchmarks.speed.harness import OURS, Case, compute_differences, measure, require_equal
 from infoxlm_core.data.examples import from_lists
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import BOS, EOS
@@ -33,15 +33,10 @@ LABELS = ("contradiction", "entailment", "neutral")
 PERCENTS = (0, 1, 5, 25, 50, 75, 95, 99, 100)
 PREMISE = (5, 6, 9, 16, 24, 34, 46, 54, 62)  # tokens at these percents
 HYPOTHESIS = (4, 5, 6, 9, 12, 15, 21, 26, 31)
-CONFIG = ClassificationConfig.parse(
-    {
-        "batch_size": BATCH,
-        "micro_batch_size": BATCH,
-        "dropout": 0.0,
-        "head_dropout": 0.0,
-        "optimization": {"warmup_steps": 0, "learning_rate": 1e-5},
-    }
-)
+CONFIG = ClassificationConfig.parse({
+    "batch_size": BATCH, "micro_batch_size": BATCH, "dropout": 0.0, "head_dropout": 0.0,
+    "optimization": {"warmup_steps": 0, "learning_rate": 1e-5},
+})  # fmt: skip
 
 
 def run(quick: bool) -> list[Case]:
@@ -50,24 +45,26 @@ def run(quick: bool) -> list[Case]:
     text = text[text != EOS].astype(np.int64)
     rounds, steps = (1, 2) if quick else (7, 4)
     vocabularies = ["32k"] if quick else list(inputs.VOCABULARIES)
-    return [compare(text, path / "tokenizer", name, rounds, steps) for name in vocabularies]
+    return [compare_steps(text, path / "tokenizer", name, rounds, steps) for name in vocabularies]
 
 
-def compare(
+def compare_steps(
     text: np.ndarray, tokenizer: Path, vocabulary: str, rounds: int, steps: int, size: dict | None = None
 ) -> Case:
-    """Require one loss and one gradient of both sides, then time `steps` optimizer steps a round."""
+    """Check that our step and the Trainer's have the same loss and gradient, then time `steps` steps a round."""
     words = inputs.VOCABULARIES[vocabulary]
     task = make_task(text)
     model, peer = make_models(size or {}, words, tokenizer)
-    lengths = task.examples.lengths[: PAIRS // BATCH * BATCH].reshape(-1, BATCH)
-    padding = float(1 - lengths.sum() / (BATCH * lengths.max(axis=1)).sum())
+    batch_count = PAIRS // BATCH
+    lengths = task.examples.lengths[: batch_count * BATCH].reshape(batch_count, BATCH)
+    padded_lengths = lengths.max(axis=1)  # tokens of each pair of a batch after padding
+    padding = float(1 - lengths.sum() / (BATCH * padded_lengths).sum())
     name = f"finetune_step, {vocabulary}"
     case = Case(name, {"steps a round": steps, "pairs a step": BATCH, "words": words, "padding": padding})
     case.about = {OURS: "TaskLearner.batches and train_step, packed; last layer on <s> only, words that occur"}
     case.equality["Trainer"] = require_equal(name, "Trainer", compare_gradients(make_learner(model, task), peer))
     limited_task, _ = active_vocabulary.limit(model, task, CONFIG.optimization.weight_decay)
-    variants = {OURS: ours.steps(make_learner(model, limited_task), CONFIG.optimization, steps)}
+    variants = {OURS: ours.TrainingRounds(make_learner(model, limited_task), CONFIG.optimization, steps).run}
     variants |= make_trainers(case, peer, task, tokenizer, steps)
     return measure(case, variants, rounds)
 
@@ -77,14 +74,14 @@ def make_learner(model: task_models.TaskModel, task: Training) -> TaskLearner:
 
 
 def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, steps: int) -> dict:
-    """Return the Trainer, on batches of random or of similar pairs."""
+    """Return name -> variant of the Trainer: with random batches, and with batches of similar lengths."""
     rows = []
-    for row, label in enumerate(task.targets):
-        rows.append({"input_ids": task.examples.take([row]).ids.tolist(), "labels": int(label)})
+    for index, label in enumerate(task.targets):
+        rows.append({"input_ids": task.examples.take([index]).ids.tolist(), "labels": int(label)})
     collate = DataCollatorWithPadding(tokenizers.load_fast(tokenizer))
     variants = {}
     for name, sampling in (("Trainer", "random"), ("Trainer, group_by_length", "group_by_length")):
-        variants[name] = trainer.make_round(peer, rows, collate, sampling, BATCH, steps, weight_decay=0.0)
+        variants[name] = trainer.TrainerRounds(peer, rows, collate, sampling, BATCH, steps, weight_decay=0.0).run
         case.about[name] = (
             f"transformers Trainer, {sampling}, padded to the longest, sdpa, dropout 0, fused AdamW; text "
             "tokenized before"
@@ -93,17 +90,19 @@ def make_trainers(case: Case, peer: nn.Module, task: Training, tokenizer: Path, 
 
 
 def make_task(text: np.ndarray, pairs: int = PAIRS) -> Training:
-    """Return pairs `<s> premise </s> </s> hypothesis </s>` of consecutive pieces of the text, with random labels."""
+    """Return sentence pairs for classification, with consecutive tokens of the text and random labels."""
     rng = np.random.default_rng(inputs.SEED)
-    premises = draw_lengths(rng, pairs, PREMISE)
-    hypotheses = draw_lengths(rng, pairs, HYPOTHESIS)
-    text = np.resize(text, int(premises.sum() + hypotheses.sum()))
+    premise_lengths = draw_lengths(rng, pairs, PREMISE)
+    hypothesis_lengths = draw_lengths(rng, pairs, HYPOTHESIS)
+    text = np.resize(text, int(premise_lengths.sum() + hypothesis_lengths.sum()))  # repeats a short text
     rows = []
     start = 0
-    for premise, hypothesis in zip(premises, hypotheses, strict=True):
-        middle = start + premise
-        end = middle + hypothesis
-        rows.append([BOS, *text[start:middle].tolist(), EOS, EOS, *text[middle:end].tolist(), EOS])
+    for premise_length, hypothesis_length in zip(premise_lengths, hypothesis_lengths, strict=True):
+        premise_end = start + premise_length
+        end = premise_end + hypothesis_length
+        premise = text[start:premise_end].tolist()
+        hypothesis = text[premise_end:end].tolist()
+        rows.append([BOS, *premise, EOS, EOS, *hypothesis, EOS])
         start = end
     return Training(TASKS["classification"].head, from_lists(rows), rng.integers(0, len(LABELS), pairs), LABELS)
 
@@ -114,20 +113,20 @@ def draw_lengths(rng: np.random.Generator, count: int, percentiles: tuple[int, .
 
 
 def make_models(size: dict, words: int, tokenizer: Path):
-    """Return our classifier, with noise, and Hugging Face's with the same weights."""
+    """Return our classifier, with noise on its weights, and Hugging Face's classifier with the same weights."""
     labels = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
-    shape = EncoderSize.from_config(inputs.config(size).model, words)
+    shape = EncoderSize.from_config(inputs.make_config(size).model, words)
     model = task_models.SequenceModel(
         Encoder(shape), pretrained.make_hugging_face_config(shape, **labels), TASKS["classification"].head
     )
     initialise(model, inputs.SEED)
-    inputs.perturb(model, inputs.SEED)
+    inputs.add_noise(model, inputs.SEED)
     with tempfile.TemporaryDirectory() as folder:
         task_models.export(model, tokenizer, Path(folder))
         peer = AutoModelForSequenceClassification.from_pretrained(
             folder, attn_implementation="sdpa", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
         )
-    peer.get_parameter(pretrained.TYPE_ROW).requires_grad_(False)  # ours is part of the positions
+    peer.get_parameter(pretrained.TYPE_ROW).requires_grad_(False)  # we add it to the position embeddings
     return model, peer
 
 
@@ -143,7 +142,7 @@ def compare_gradients(learner: TaskLearner, peer: nn.Module) -> dict[str, float]
     names = learner.module.name_rules
     gradient = {pretrained.to_hugging_face_name(name, names): p.grad for name, p in learner.module.named_parameters()}
     peer_gradient = {name: p.grad for name, p in peer.named_parameters() if p.grad is not None}
-    relative = differences(
+    relative = compute_differences(
         float(loss.detach()), gradient, float(peer_loss.detach()), peer_gradient, ignored=peers.ZERO_GRADIENTS
     )
     learner.module.zero_grad(set_to_none=True)

@@ -27,30 +27,18 @@ class Unequal(AssertionError):
 
 @dataclass
 class Case:
-    """One comparison: the variants, their input, and the time that they took.
+    """One comparison of variants: their input and the time or the memory that they took. Most fields are by variant."""
 
-    Attributes:
-        name: such as `mlm_step, ragged, 32k`.
-        inputs: figures of the input of one run: real tokens, padding, targets.
-        about: for each variant its settings, in words.
-        equality: for each peer the relative differences found before timing.
-        unit: the unit in which the work of a run is counted.
-        work: for each variant the units of each round.
-        cpu, wall: for each variant the seconds of each round.
-        peak: for each variant bytes above the weights, where memory is measured instead of time.
-        skipped: for each variant that did not run the reason.
-    """
-
-    name: str
-    inputs: dict[str, Any] = field(default_factory=dict)
-    about: dict[str, str] = field(default_factory=dict)
-    equality: dict[str, dict[str, float]] = field(default_factory=dict)
-    unit: str = "tokens"
-    work: dict[str, list[float]] = field(default_factory=dict)
-    cpu: dict[str, list[float]] = field(default_factory=dict)
-    wall: dict[str, list[float]] = field(default_factory=dict)
-    peak: dict[str, int] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
+    name: str  # such as `mlm_step, ragged, 32k`
+    inputs: dict[str, Any] = field(default_factory=dict)  # figures of the input of one run: tokens, padding, targets
+    about: dict[str, str] = field(default_factory=dict)  # settings of each variant in words
+    equality: dict[str, dict[str, float]] = field(default_factory=dict)  # relative differences of each peer from ours
+    unit: str = "tokens"  # in which the work of a round is counted
+    work: dict[str, list[float]] = field(default_factory=dict)  # units of work in each round
+    cpu: dict[str, list[float]] = field(default_factory=dict)  # CPU seconds of each round
+    wall: dict[str, list[float]] = field(default_factory=dict)  # seconds of each round
+    peak: dict[str, int] = field(default_factory=dict)  # bytes above the weights, if memory is measured and not time
+    skipped: dict[str, str] = field(default_factory=dict)  # why a variant did not run
 
     def ratios(self, peer: str) -> list[float]:
         """Return CPU seconds per unit of a peer divided by ours, for each round. For memory, divide our peak."""
@@ -68,12 +56,12 @@ class Case:
 
 
 def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], rounds: int) -> Case:
-    """Time variants and write the seconds into the case.
+    """Time all variants in every round and write the seconds into the case.
 
     Args:
-        variants: functions by name. A function takes the number of a round, does the work of this round, and returns
-            the number of units, or None if it is `case.inputs[case.unit]`.
-        rounds: number of measured rounds. Round 0 comes before them and only warms up. With 0 rounds, nothing runs.
+        variants: name -> function that does the work of a round, given by its number, and returns the units of work.
+            If it returns None, the units are `case.inputs[case.unit]`.
+        rounds: number of timed rounds. Round 0 comes before them as a warm-up. With 0 rounds, nothing runs.
     """
     if not rounds:
         return case
@@ -98,13 +86,16 @@ def measure(case: Case, variants: Mapping[str, Callable[[int], float | None]], r
     return case
 
 
-def differences(loss: float, gradient: Mapping[str, Tensor], peer_loss: float, peer_gradient: Mapping[str, Tensor],
-                ignored: Sequence[str] = ()) -> dict[str, float]:  # fmt: skip
-    """Return the relative differences of two variants: loss, whole gradient, worst tensor of the gradient.
+def compute_differences(
+    loss: float, gradient: Mapping[str, Tensor], peer_loss: float, peer_gradient: Mapping[str, Tensor],
+    ignored: Sequence[str] = (),
+) -> dict[str, float]:  # fmt: skip
+    """Return the relative differences of two variants in the loss, the whole gradient and its worst tensor.
 
     Args:
-        gradient, peer_gradient: tensors under the same names.
-        ignored: endings of names whose gradient is zero but for rounding; they count in the whole gradient only.
+        gradient, peer_gradient: parameter name -> gradient.
+        ignored: endings of the names of parameters whose gradients are rounding errors around zero. Their relative
+            differences are large, so they cannot be the worst tensor.
     """
     missing = gradient.keys() ^ peer_gradient.keys()
     if missing:

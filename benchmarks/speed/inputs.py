@@ -20,78 +20,82 @@ SEED = 1
 NOISE = 0.05
 
 
-def config(size: dict, **changes) -> PretrainingConfig:
-    """Return the config of the small encoder of all CPU benchmarks, without dropout. `size` overrides its fields."""
+def make_config(size: dict, **changes) -> PretrainingConfig:
+    """Return the config of the small encoder of all CPU benchmarks, without dropout. `size` overrides its sizes."""
     model = {"layers": 6, "hidden": 384, "ffn": 1536, "heads": 6, "max_tokens": 512, "dropout": 0.0} | size
     values = {"model": model, "contrast": {"layer": max(1, model["layers"] * 2 // 3)}, "seed": SEED}
     return PretrainingConfig.parse(values | changes)
 
 
-def lengths(shape: str, rng: np.random.Generator, sequences: int | None = None, sentences: int = 1) -> np.ndarray:
-    """Draw lengths: 16 sequences of exp(N(3.45, 0.7²)) tokens from 6 to 128 (`ragged`), or 8 blocks of 128 (`full`)."""
+def draw_lengths(shape: str, rng: np.random.Generator, count: int | None = None, sentences: int = 1) -> np.ndarray:
+    """Return the tokens of `count` sequences: 128 if they are `full`, random ones if they are `ragged`.
+
+    A `ragged` sequence has some sentences of exp(N(3.45, 0.7²)) tokens each, from 6 to 128.
+    """
     if shape == "full":
-        return np.full(sequences or 8, 128)
-    sentence_lengths = np.exp(rng.normal(3.45, 0.7, (sentences, sequences or 16)))
+        return np.full(count or 8, 128)
+    sentence_lengths = np.exp(rng.normal(3.45, 0.7, (sentences, count or 16)))
     return np.clip(sentence_lengths, 6, 128).astype(np.int64).sum(axis=0)
 
 
-def sequences(counts: np.ndarray, vocabulary: int, rng: np.random.Generator) -> Sequences:
-    """Return random pieces between `<s>` and `</s>`."""
-    flat = rng.integers(FIRST_PIECE, vocabulary - 1, counts.sum())
-    end_offsets = counts.cumsum()
-    flat[end_offsets - counts] = BOS
-    flat[end_offsets - 1] = EOS
-    return Sequences(flat, counts)
-
-
-def batch(shape: str, vocabulary: int, number: int, objectives: tuple[str, ...] = ("mlm",),
-          count: int | None = None, joined: int = 2) -> PackedBatch:  # fmt: skip
-    """Return micro-batch `number` of a shape: a sentence for MLM, two for TLM.
+def make_batch(shape: str, vocabulary: int, seed: int, objectives: tuple[str, ...] = ("mlm",),
+               count: int | None = None, view_sentences: int = 2) -> PackedBatch:  # fmt: skip
+    """Return a micro-batch of random tokens for the objectives `mlm`, `tlm` and `xlco`.
 
     Args:
-        count: sequences of each objective, instead of the default of `lengths`.
-        joined: sentences of a contrast view; two with mixup.
+        count: sequences of each objective, instead of the default of `draw_lengths`.
+        view_sentences: sentences of a contrast view; two with mixup.
     """
-    rng = np.random.default_rng([SEED, number, SHAPES.index(shape)])
-    sentences = {"mlm": 1, "tlm": 2, "query": joined, "key": joined}
+    rng = np.random.default_rng([SEED, seed, SHAPES.index(shape)])
+    sentences = {"mlm": 1, "tlm": 2, "query": view_sentences, "key": view_sentences}
     if "xlco" in objectives:
         objectives = (*objectives, "query", "key")
-    names = [name for name in sentences if name in objectives]
-    return pack({name: lengths(shape, rng, count, sentences[name]) for name in names}, vocabulary, rng)
+    lengths = {name: draw_lengths(shape, rng, count, n) for name, n in sentences.items() if name in objectives}
+    return pack_random_batch(lengths, vocabulary, rng)
 
 
-def pack(counts: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generator) -> PackedBatch:
-    """Return a micro-batch of random pieces. `counts` has the lengths of `mlm`, `tlm`, `query` and `key` sequences."""
-
-    def draw_sequences(name: str) -> Sequences:
-        return sequences(counts[name], vocabulary, rng) if name in counts else EMPTY
-
-    def draw_masked(name: str, group: int) -> MaskedSequences:
-        original = draw_sequences(name)
-        layout = Vocabulary.xlm_r(vocabulary)
-        masked_ids, rows = masking.mask(original.flat, original.lengths, layout, ObjectivesConfig(), rng)
-        return MaskedSequences(original, masked_ids, rows, np.full(len(original.lengths), group))
-
-    queries = draw_sequences("query")
-    keys = draw_sequences("key")
-    views = len(queries.lengths)
-    sentence_ids = rng.integers(0, 2**62, (views, 2))
-    contrast_views = ContrastViews(queries, keys, sentence_ids, group_ids=np.full(views, 2))
-    samples = DrawnSamples(draw_masked("mlm", 0), draw_masked("tlm", 1), contrast_views)
-    largest = max(len(lengths) for lengths in counts.values())  # so that everything fits into one micro-batch
-    (batch,) = pack_micro_batches(samples, largest)
+def pack_random_batch(lengths: dict[str, np.ndarray], vocabulary: int, rng: np.random.Generator) -> PackedBatch:
+    """Return one micro-batch of random tokens. `lengths` has those of the `mlm`, `tlm`, `query` and `key` sequences."""
+    none = np.array([], dtype=np.int64)
+    queries = draw_sequences(lengths.get("query", none), vocabulary, rng)
+    keys = draw_sequences(lengths.get("key", none), vocabulary, rng)
+    sentence_ids = rng.integers(0, 2**62, (len(queries.lengths), 2))
+    views = ContrastViews(queries, keys, sentence_ids, group_ids=np.full(len(queries.lengths), 2))
+    mlm = draw_masked(lengths.get("mlm", none), 0, vocabulary, rng)
+    tlm = draw_masked(lengths.get("tlm", none), 1, vocabulary, rng)
+    largest_count = max(map(len, lengths.values()))  # so that everything fits into one micro-batch
+    (batch,) = pack_micro_batches(DrawnSamples(mlm, tlm, views), largest_count)
     return batch
 
 
-def describe(batches: list[PackedBatch]) -> dict[str, float]:
-    """Return means over batches: real tokens, the share of padding that padding would add, targets."""
+def draw_sequences(lengths: np.ndarray, vocabulary: int, rng: np.random.Generator) -> Sequences:
+    """Return sequences of random tokens between `<s>` and `</s>`."""
+    if not len(lengths):
+        return EMPTY
+    tokens = rng.integers(FIRST_PIECE, vocabulary - 1, lengths.sum())
+    end_offsets = lengths.cumsum()
+    tokens[end_offsets - lengths] = BOS
+    tokens[end_offsets - 1] = EOS
+    return Sequences(tokens, lengths)
+
+
+def draw_masked(lengths: np.ndarray, group: int, vocabulary: int, rng: np.random.Generator) -> MaskedSequences:
+    """Return sequences of random tokens, masked as in pre-training."""
+    original = draw_sequences(lengths, vocabulary, rng)
+    layout = Vocabulary.xlm_r(vocabulary)
+    masked_ids, target_indices = masking.mask(original.flat, original.lengths, layout, ObjectivesConfig(), rng)
+    return MaskedSequences(original, masked_ids, target_indices, np.full(len(original.lengths), group))
+
+
+def describe_batches(batches: list[PackedBatch]) -> dict[str, float]:
+    """Return the mean tokens and targets of packed batches, and the share of padding that padded ones would have."""
     tokens = 0
     padded_tokens = 0
     for batch in batches:
-        for counts in split(batch).values():
-            if counts:
-                tokens += sum(counts)
-                padded_tokens += len(counts) * max(counts)
+        for lengths in split(batch).values():
+            if lengths:
+                tokens += sum(lengths)
+                padded_tokens += len(lengths) * max(lengths)
     return {
         "tokens": sum(batch.tokens for batch in batches) / len(batches),
         "padding": 1 - tokens / padded_tokens,
@@ -122,7 +126,7 @@ def padded_targets(batch: PackedBatch) -> Tensor:
 
 
 @torch.no_grad()
-def perturb(module: nn.Module, seed: int) -> None:
+def add_noise(module: nn.Module, seed: int) -> None:
     """Add N(0, 0.05²) to every parameter."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():

@@ -15,12 +15,12 @@ from benchmarks.speed.harness import OURS, Case
 
 
 def run(quick: bool) -> list[Case]:
-    """Measure the peak memory of every variant that is installed."""
+    """Measure the peak memory of every installed variant, each in its own process."""
     from benchmarks.speed import inputs, peers
 
     vocabulary = "32k" if quick else "250k"
     words = inputs.VOCABULARIES[vocabulary]
-    case = Case(f"memory, ragged, {vocabulary}", inputs.describe([inputs.batch("ragged", words, 1)]))
+    case = Case(f"memory, ragged, {vocabulary}", inputs.describe_batches([inputs.make_batch("ragged", words, 1)]))
     case.about = {
         OURS: "packed, logits of masked rows in one buffer; gradients included",
         "Hugging Face": peers.HuggingFace.about + ": logits of all rows; gradients included",
@@ -38,13 +38,13 @@ def run(quick: bool) -> list[Case]:
 
 
 def measure_peak(variant: str, words: int) -> int:
-    """Return the bytes that forward and backward of one batch need at most, above what is resident before."""
+    """Return the peak memory of a forward and backward pass in bytes, without the memory in use before it."""
     from benchmarks.speed import inputs, ours, peers
 
-    config = inputs.config({}, objectives={"tlm": 0, "xlco": 0})
+    config = inputs.make_config({}, objectives={"tlm": 0, "xlco": 0})
     model = ours.make_model(config, words)
-    small_batch = inputs.batch("ragged", words, 0, count=1)
-    batch = inputs.batch("ragged", words, 1)
+    small_batch = inputs.make_batch("ragged", words, 0, count=1)
+    batch = inputs.make_batch("ragged", words, 1)
     if variant == OURS:
         module = model
         loss = ours.FixedBatchLearner(config, model).mean_loss
@@ -60,9 +60,9 @@ def measure_peak(variant: str, words: int) -> int:
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    resident = read_status("VmRSS")
+    resident_bytes = read_status("VmRSS")
     loss(batch).backward()
-    return read_status("VmHWM") - resident
+    return read_status("VmHWM") - resident_bytes
 
 
 def read_status(field: str) -> int:

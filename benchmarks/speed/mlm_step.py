@@ -1,61 +1,64 @@
 """Masked LM, forward and backward: ours beside Hugging Face and fairseq, with a small and with XLM-R's vocabulary."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from benchmarks.speed import inputs, ours, peers
-from benchmarks.speed.harness import OURS, Case, differences, measure, require_equal
+from benchmarks.speed.harness import OURS, Case, compute_differences, measure, require_equal
 
 
 def run(quick: bool) -> list[Case]:
     """Measure sentences and full blocks, with 32,000 and 250,002 words."""
     rounds, count = (2, 4) if quick else (7, None)
     vocabularies = ["32k"] if quick else list(inputs.VOCABULARIES)
-    return [compare(shape, name, rounds, count=count) for name in vocabularies for shape in inputs.SHAPES]
+    return [compare_steps(shape, name, rounds, count=count) for name in vocabularies for shape in inputs.SHAPES]
 
 
-def compare(shape: str, vocabulary: str, rounds: int, size: dict | None = None, count: int | None = None) -> Case:
-    """Require one loss and one gradient of all variants, then time them. With `rounds` 0, time nothing."""
+def compare_steps(shape: str, vocabulary: str, rounds: int, size: dict | None = None, count: int | None = None) -> Case:
+    """Check that all variants have the same loss and gradient, then time `rounds` rounds. With 0, time nothing.
+
+    `vocabulary` is a name or a number of words, `size` has sizes of the encoder, `count` is the number of sequences.
+    """
     words = inputs.VOCABULARIES.get(vocabulary) or int(vocabulary)
-    config = inputs.config(size or {}, objectives={"tlm": 0, "xlco": 0})
+    config = inputs.make_config(size or {}, objectives={"tlm": 0, "xlco": 0})
     model = ours.make_model(config, words)
     learner = ours.FixedBatchLearner(config, model)
-    batches = [inputs.batch(shape, words, number, count=count) for number in range(rounds + 1)]
-    case = Case(f"mlm_step, {shape}, {vocabulary}", inputs.describe(batches[1:] or batches))
+    batches = [inputs.make_batch(shape, words, number, count=count) for number in range(rounds + 1)]
+    case = Case(f"mlm_step, {shape}, {vocabulary}", inputs.describe_batches(batches[1:] or batches))
     case.about = {OURS: "packed, head and last layer on masked rows"}
-    fairseq_problem = peers.why_no_fairseq()
     padded_peers: dict = {"Hugging Face": peers.HuggingFace(model)}
+    fairseq_problem = peers.why_no_fairseq()
     if fairseq_problem:
         case.skipped["fairseq"] = fairseq_problem
     else:
         padded_peers["fairseq"] = peers.Fairseq(model)
-
-    def backward(loss: torch.Tensor) -> float:
-        loss.backward()
-        return float(loss.detach())
-
-    loss = backward(learner.mean_loss(batches[0]))
-    variants = {OURS: make_step(model, learner.mean_loss, batches)}
+    loss = learner.mean_loss(batches[0])
+    loss.backward()
+    variants = {OURS: BackwardRounds(model, learner.mean_loss, batches).run}
     for name, peer in padded_peers.items():
-        peer_inputs = [peer.inputs(batch) for batch in batches]
-        peer_loss = backward(peer.loss(peer_inputs[0]))
-        relative = differences(
-            loss, peers.gradients_of(model), peer_loss, peer.gradients(), ignored=peers.ZERO_GRADIENTS
+        peer_batches = [peer.inputs(batch) for batch in batches]
+        peer_loss = peer.loss(peer_batches[0])
+        peer_loss.backward()
+        relative = compute_differences(
+            loss.item(), peers.gradients_of(model), peer_loss.item(), peer.gradients(), ignored=peers.ZERO_GRADIENTS
         )
         case.equality[name] = require_equal(case.name, name, relative)
         case.about[name] = peer.about
-        variants[name] = make_step(peer.model, peer.loss, peer_inputs)
+        variants[name] = BackwardRounds(peer.model, peer.loss, peer_batches).run
     return measure(case, variants, rounds)
 
 
-def make_step(module: nn.Module, loss: Callable[[Any], torch.Tensor], batches: list) -> Callable[[int], None]:
-    """Return a function that runs forward and backward on the batch of a round."""
+class BackwardRounds(NamedTuple):
+    """Rounds of one forward and backward pass each."""
 
-    def forward_backward(number: int) -> None:
-        module.zero_grad(set_to_none=True)
-        loss(batches[number]).backward()
+    module: nn.Module
+    loss_of_batch: Callable[[Any], torch.Tensor]
+    batches: list
 
-    return forward_backward
+    def run(self, number: int) -> None:
+        """Compute the gradients of the batch of a round."""
+        self.module.zero_grad(set_to_none=True)
+        self.loss_of_batch(self.batches[number]).backward()

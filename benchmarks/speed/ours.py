@@ -1,6 +1,5 @@
 """Our variant of every comparison: the learner and the step of the product, on given batches."""
 
-from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed import inputs
-from benchmarks.speed.inputs import SEED, perturb
+from benchmarks.speed.inputs import SEED, add_noise
 from infoxlm_core import manifests
 from infoxlm_core.config import OptimizationConfig, PretrainingConfig
 from infoxlm_core.data.batches import PackedBatch
@@ -27,11 +26,11 @@ from infoxlm_core.training.step import train_step
 
 
 def make_model(config: PretrainingConfig, vocabulary: int, noise: bool = True) -> InfoXLM:
-    """Return the query encoder with which a run of this config would start, plus noise."""
+    """Return the query encoder with which a pre-training run starts, by default with noise on its weights."""
     model = InfoXLM.from_config(config, EncoderSize.from_config(config.model, vocabulary))
     initialise(model, config.seed)
     if noise:
-        perturb(model, SEED)
+        add_noise(model, SEED)
     return model
 
 
@@ -48,13 +47,10 @@ class FixedBatchLearner(InfoXLMLearner):
         self.optimizer = make_adamw(model.parameters(), config.optimization)
 
     def make_contrast_hard(self) -> None:
-        """Add other noise to the key encoder, and fill the queue with near copies of real keys.
-
-        With equal weights on both sides, or with a queue of random numbers, the loss would be zero.
-        """
+        """Add noise to the key encoder and fill the queue with noisy keys, so that the contrast loss is not zero."""
         generator = torch.Generator().manual_seed(SEED)
-        perturb(self.xlco.key_encoder, SEED + 1)
-        views = inputs.batch("ragged", self.module.encoder.size.vocabulary, 999, ("xlco",))
+        add_noise(self.xlco.key_encoder, SEED + 1)
+        views = inputs.make_batch("ragged", self.module.encoder.size.vocabulary, seed=999, objectives=("xlco",))
         views = views.to(self.device)
         keys = self.xlco.key_encoder(views.key_ids, views.key_positions, views.key_lengths)
         rows = self.xlco.queue.rows
@@ -75,30 +71,34 @@ class FixedBatchLearner(InfoXLMLearner):
         train_step(self, self.optimizer, self.config.optimization, self.progress, [batch])
 
 
-def steps(learner: Learner, config: OptimizationConfig, count: int) -> Callable[[int], float]:
-    """Return a function that takes `count` optimizer steps on the learner's own batches and returns their tokens."""
-    optimizer = make_adamw(learner.module.parameters(), config)
-    progress = Progress()
+class TrainingRounds:
+    """Rounds of optimizer steps on the batches that a learner draws itself."""
 
-    def train(number: int) -> float:
+    def __init__(self, learner: Learner, config: OptimizationConfig, steps_per_round: int) -> None:
+        self.learner = learner
+        self.config = config
+        self.steps_per_round = steps_per_round
+        self.optimizer = make_adamw(learner.module.parameters(), config)
+        self.progress = Progress()
+
+    def run(self, number: int) -> float:
+        """Take the steps of a round and return their tokens. Each round continues the training, whatever its number."""
         tokens = 0.0
-        for _ in range(count):
-            batches = learner.batches(progress.step)
-            tokens += train_step(learner, optimizer, config, progress, batches)[0]["tokens"]
+        for _ in range(self.steps_per_round):
+            batches = self.learner.batches(self.progress.step)
+            metrics, *_ = train_step(self.learner, self.optimizer, self.config, self.progress, batches)
+            tokens += metrics["tokens"]
         return tokens
-
-    return train
 
 
 def write_two_pairs(directory: Path, vocabulary: int) -> Path:
-    """Write the shards with the least text that a learner accepts, and return their directory."""
+    """Write shards with two pairs of empty sentences, the least that a learner accepts. Return their directory."""
     rows = make_column(np.full(4, EOS), [2, 2])
     pairs = pa.table({"source": rows, "target": rows, "sentence_id": np.arange(2, dtype=np.uint64)})
     tables = {
         "mono/en/none": write_table(directory, "mono/en/none", [pa.table({"text": rows})]),
         "pairs/en-de/none": write_table(directory, "pairs/en-de/none", [pairs]),
     }
-    manifests.write(
-        directory, "shards", {"vocabulary_size": vocabulary, "tables": tables, "block_tokens": BLOCK_TOKENS}
-    )
+    facts = {"vocabulary_size": vocabulary, "tables": tables, "block_tokens": BLOCK_TOKENS}
+    manifests.write(directory, "shards", facts)
     return directory

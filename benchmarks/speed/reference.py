@@ -49,20 +49,21 @@ class Reference:
         return [*self.query.parameters(), self.projection]
 
     def inputs(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """Return MLM and TLM sequences, query and key views, each padded to its own longest."""
-        counts = split(batch)
-        mlm = batch.lm_sequences // 2  # half are MLM, half TLM
-        lm_ids, query_ids = batch.ids.split([sum(counts["lm"]), sum(counts["query"])])
-        labels = padded_targets(batch)
-        padded = {"query": pad(query_ids, counts["query"]), "key": pad(batch.key_ids, counts["key"])}
-        for name, rows in (("mlm", slice(mlm)), ("tlm", slice(mlm, None))):
-            longest = max(counts["lm"][rows])
-            padded[name] = pad(lm_ids, counts["lm"])[rows, :longest]
-            padded[f"{name} targets"] = labels[rows, :longest]
+        """Return the MLM and TLM sequences and the query and key views, each padded to its longest sequence."""
+        lengths = split(batch)
+        lm_ids, query_ids = batch.ids.split([sum(lengths["lm"]), sum(lengths["query"])])
+        lm_inputs = pad(lm_ids, lengths["lm"])
+        lm_targets = padded_targets(batch)
+        padded = {"query": pad(query_ids, lengths["query"]), "key": pad(batch.key_ids, lengths["key"])}
+        mlm_count = batch.lm_sequences // 2  # the first half are MLM sequences, the others TLM
+        for name, rows in (("mlm", slice(mlm_count)), ("tlm", slice(mlm_count, None))):
+            longest = max(lengths["lm"][rows])
+            padded[name] = lm_inputs[rows, :longest]
+            padded[f"{name} targets"] = lm_targets[rows, :longest]
         return padded
 
     def losses(self, inputs: dict[str, Tensor]) -> float:
-        """Compute the gradients of the mean loss of each objective, and return the sum of the losses."""
+        """Run a backward pass for each objective and return the sum of their mean losses."""
         total = 0.0
         for name in ("mlm", "tlm"):
             loss = fairseq_mlm(self.query, inputs[name], inputs[f"{name} targets"])
@@ -73,7 +74,7 @@ class Reference:
         return total + loss.item()
 
     def contrast(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the summed loss of the contrast between queries, their keys and the queue."""
+        """Return the contrast loss of a batch, summed: each query should match its key, not the keys of the queue."""
         layer = self.config.contrast.layer
         temperature = self.config.contrast.temperature
         with torch.no_grad():
@@ -85,8 +86,10 @@ class Reference:
         negative = query @ self.queue.clone().detach().T
         logits = torch.cat([positive, negative], dim=1).float() / temperature
         targets = torch.zeros(len(logits), dtype=torch.long)
-        unused = self.query.encoder.lm_head(features[:1, 0]).sum() * 0.0
-        return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), targets, reduction="sum") + unused
+        log_probabilities = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+        # Like the released code, add a masked-LM output times zero.
+        unused_head = self.query.encoder.lm_head(features[:1, 0]).sum() * 0.0
+        return F.nll_loss(log_probabilities, targets, reduction="sum") + unused_head
 
     def take_step(self, inputs: dict[str, Tensor]) -> None:
         self.optimizer.zero_grad()

@@ -11,28 +11,24 @@ DIRECTORY = Path(__file__).parents[1] / "results"
 
 def write(cases: list[Case], settings: dict[str, Any], name: str) -> Path:
     """Write results/NAME.md and return its path."""
-    lines = heading(settings)
+    lines = format_heading(settings)
     for case in cases:
-        lines += section(case)
+        lines += format_section(case)
     path = DIRECTORY / f"{name}.md"
     path.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     return path
 
 
-def heading(settings: dict[str, Any]) -> list[str]:
-    """Return the title, and a paragraph about the machine and the versions."""
+def format_heading(settings: dict[str, Any]) -> list[str]:
+    """Return the first lines of a report in Markdown: a title, and a paragraph about the machine and the versions."""
     machine = settings["machine"]
     ceilings = settings["ceilings"]
     load = settings["load"]
     title = f"# Benchmarks of {settings['date']}"
     if settings["quick"]:
         title += " (quick: too small to publish)"
-    versions = []
-    for name, version in machine["versions"].items():
-        versions.append(f"{name} {version}" if version else f"{name} absent")
-    instructions = []
-    for name in ("avx512_bf16", "amx"):
-        instructions.append(f"{name} yes" if machine[name] else f"{name} no")
+    versions = [f"{name} {version or 'absent'}" for name, version in machine["versions"].items()]
+    instructions = [f"{name} {'yes' if machine[name] else 'no'}" for name in ("avx512_bf16", "amx")]
     return [
         title,
         "",
@@ -48,9 +44,10 @@ def heading(settings: dict[str, Any]) -> list[str]:
     ]
 
 
-def section(case: Case) -> list[str]:
-    """Return settings, inputs and equality in words, then a table with one row per variant."""
-    lines = [f"## {case.name}", "", "Input: " + ", ".join(f"{number(v)} {k}" for k, v in case.inputs.items()) + "."]
+def format_section(case: Case) -> list[str]:
+    """Return the lines of a case in Markdown: its input, the variants, their differences, and a table of results."""
+    figures = ", ".join(f"{format_number(value)} {name}" for name, value in case.inputs.items())
+    lines = [f"## {case.name}", "", f"Input: {figures}."]
     lines.append("")
     lines += [f"- *{name}*: {about}" for name, about in case.about.items()]
     for peer, relative in case.equality.items():
@@ -67,10 +64,10 @@ def section(case: Case) -> list[str]:
         ratio = "1" if name == OURS else f"{statistics.median(ratios):.2f} [{min(ratios):.2f} … {max(ratios):.2f}]"
         cpu = statistics.median(case.cpu[name])
         wall = statistics.median(case.wall[name])
-        lines.append(f"| {name} | {cpu:.3g} | {wall:.3g} | {number(case.rate(name))} | {ratio} |")
+        lines.append(f"| {name} | {cpu:.3g} | {wall:.3g} | {format_number(case.rate(name))} | {ratio} |")
     return [*lines, ""]
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     without_decimals = value >= 100 or (value >= 1 and value == int(value))
     return f"{value:,.0f}" if without_decimals else f"{value:.3g}"

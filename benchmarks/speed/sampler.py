@@ -20,12 +20,13 @@ def run(quick: bool) -> list[Case]:
         OURS: "Sampler.draw and pack_micro_batches: MLM, TLM and mixup views, default config, 8 of 64 virtual shards"
     }
 
-    def draw(number: int) -> float:
+    def draw_round(number: int) -> float:
+        """Draw the micro-batches of some steps and return their tokens."""
         tokens = 0
-        for step in range(DRAWS_PER_ROUND * number, DRAWS_PER_ROUND * (number + 1)):
-            tokens += sum(
-                batch.tokens for batch in pack_micro_batches(sampler.draw(step, range(shards_per_worker)), 32)
-            )
+        first_step = DRAWS_PER_ROUND * number
+        for step in range(first_step, first_step + DRAWS_PER_ROUND):
+            samples = sampler.draw(step, range(shards_per_worker))
+            tokens += sum(batch.tokens for batch in pack_micro_batches(samples, 32))
         return tokens
 
-    return [measure(case, {OURS: draw}, 2 if quick else 7)]
+    return [measure(case, {OURS: draw_round}, 2 if quick else 7)]

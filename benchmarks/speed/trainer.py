@@ -17,43 +17,49 @@ from benchmarks.speed import inputs
 Rows = list[dict[str, Any]]
 
 
-def make_round(
-    model: nn.Module, rows: Rows, collate: Callable[[Rows], Any], sampling: str, batch: int, steps: int, **adamw: Any
-) -> Callable[[int], float]:
-    """Return a function that takes `steps` optimizer steps and returns their real tokens.
+class TrainerRounds:
+    """Rounds of optimizer steps of the Trainer.
 
     Args:
-        rows: every tokenized example: `input_ids` and the other fields that `collate` needs.
+        rows: every tokenized example: `input_ids` and the other fields that `collate` needs to make a batch.
         sampling: `random`, or `group_by_length`, which batches similar lengths.
-        adamw: options of AdamW beside its learning rate of 1e-5.
+        steps: optimizer steps in a round.
+        **adamw: options of AdamW beside its learning rate of 1e-5.
     """
-    transformers_logging.set_verbosity_error()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    output = tempfile.mkdtemp()
-    batches = draw_batches([len(row["input_ids"]) for row in rows], sampling, batch)
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True, **adamw)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
-    def train(number: int) -> float:
+    def __init__(self, model: nn.Module, rows: Rows, collate: Callable[[Rows], Any], sampling: str, batch_size: int,
+                 steps: int, **adamw: Any) -> None:  # fmt: skip
+        transformers_logging.set_verbosity_error()
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        self.model = model
+        self.rows = rows
+        self.collate = collate
+        self.batch_size = batch_size
+        self.steps = steps
+        self.output = tempfile.mkdtemp()
+        self.batches = draw_batches([len(row["input_ids"]) for row in rows], sampling, batch_size)
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(parameters, lr=1e-5, fused=True, **adamw)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 1.0)
+
+    def run(self, number: int) -> float:
+        """Take the steps of a round and return their tokens, without padding."""
         arguments = TrainingArguments(
-            output_dir=output, use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no",
-            disable_tqdm=True, max_steps=steps, per_device_train_batch_size=batch, seed=inputs.SEED + number,
-            train_sampling_strategy="sequential", max_grad_norm=1.0,
+            output_dir=self.output, use_cpu=True, report_to="none", save_strategy="no", logging_strategy="no",
+            disable_tqdm=True, max_steps=self.steps, per_device_train_batch_size=self.batch_size,
+            seed=inputs.SEED + number, train_sampling_strategy="sequential", max_grad_norm=1.0,
         )  # fmt: skip
         # Batches from anywhere in an epoch: grouping by length puts the longest sequences first.
         examples: Rows = []
-        for indices in random.Random(number).sample(batches, steps):
-            examples += [rows[index] for index in indices]
+        for indices in random.Random(number).sample(self.batches, self.steps):
+            examples += [self.rows[index] for index in indices]
         trainer = Trainer(
-            model, arguments, data_collator=lambda batch_rows: dict(collate(batch_rows)), train_dataset=examples,
-            optimizers=(optimizer, schedule),
+            self.model, arguments, data_collator=lambda batch_rows: dict(self.collate(batch_rows)),
+            train_dataset=examples, optimizers=(self.optimizer, self.schedule),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         return float(sum(len(example["input_ids"]) for example in examples))
-
-    return train
 
 
 def draw_batches(lengths: Sequence[int], sampling: str, batch: int) -> list[list[int]]:

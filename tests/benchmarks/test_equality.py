@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from benchmarks.speed import finetune_step, infoxlm_step, inputs, mlm_step, ours, peers
-from benchmarks.speed.harness import OURS, Case, Unequal, differences, measure, require_equal
+from benchmarks.speed.harness import OURS, Case, Unequal, compute_differences, measure, require_equal
 from tests.toys.models import write_tokenizer
 
 TOY = {"layers": 3, "hidden": 32, "ffn": 64, "heads": 2}
@@ -14,7 +14,7 @@ needs_fairseq = pytest.mark.skipif(peers.why_no_fairseq() is not None, reason=st
 
 @pytest.mark.parametrize("shape", inputs.SHAPES)
 def test_masked_lm_step_equals_that_of_the_peers(shape):
-    case = mlm_step.compare(shape, "500", rounds=0, size=TOY)
+    case = mlm_step.compare_steps(shape, "500", rounds=0, size=TOY)
 
     assert case.equality["Hugging Face"]["gradient"] <= 1e-5
     assert ("fairseq" in case.equality) != ("fairseq" in case.skipped)
@@ -22,7 +22,7 @@ def test_masked_lm_step_equals_that_of_the_peers(shape):
 
 @needs_fairseq
 def test_whole_step_equals_the_released_algorithm_in_all_objectives():
-    case = infoxlm_step.compare("ragged", "500", rounds=0, size=TOY, queue=64)
+    case = infoxlm_step.compare_steps("ragged", "500", rounds=0, size=TOY, queue=64)
 
     assert case.equality["reference algorithm"]["worst tensor"] <= 1e-4
 
@@ -32,14 +32,14 @@ def test_variants_are_still_equal_after_a_step():
     from benchmarks.speed.reference import Reference
 
     optimization = {"warmup_steps": 0, "learning_rate": 1e-3}
-    config = inputs.config(TOY, contrast={"layer": 2, "queue_size": 64}, optimization=optimization)
+    config = inputs.make_config(TOY, contrast={"layer": 2, "queue_size": 64}, optimization=optimization)
     model = ours.make_model(config, 500)
     learner = ours.FixedBatchLearner(config, model)
     reference = Reference(config, model, learner.xlco.key_encoder, learner.xlco.queue)
     for group in reference.optimizer.param_groups:
         group["lr"] = 1e-3
     before = model.projection.detach().clone()
-    batch = inputs.batch("ragged", 500, 0, ("mlm", "tlm", "xlco"))
+    batch = inputs.make_batch("ragged", 500, 0, ("mlm", "tlm", "xlco"))
 
     learner.take_step(batch)
     reference.take_step(reference.inputs(batch))
@@ -55,19 +55,19 @@ def test_variants_are_still_equal_after_a_step():
 def test_fine_tuning_step_equals_that_of_hugging_face(tmp_path):
     write_tokenizer(tmp_path, bert=False)
 
-    case = finetune_step.compare(np.arange(4, 500), tmp_path, "32k", rounds=0, steps=1, size=TOY)
+    case = finetune_step.compare_steps(np.arange(4, 500), tmp_path, "32k", rounds=0, steps=1, size=TOY)
 
     assert case.equality["Trainer"]["gradient"] <= 1e-5
     assert case.inputs["padding"] == pytest.approx(0.39, abs=0.02)
 
 
 def test_variant_that_computes_something_else_ends_the_benchmark():
-    relative = differences(2.0, {"a": torch.ones(3)}, 2.0, {"a": torch.tensor([1.0, 1.0, 1.1])})
+    relative = compute_differences(2.0, {"a": torch.ones(3)}, 2.0, {"a": torch.tensor([1.0, 1.0, 1.1])})
 
     with pytest.raises(Unequal, match="gradient differs from them by"):
         require_equal("some step", "them", relative)
     with pytest.raises(Unequal, match="Only one variant has a gradient for b"):
-        differences(2.0, {"a": torch.ones(3), "b": torch.ones(1)}, 2.0, {"a": torch.ones(3)})
+        compute_differences(2.0, {"a": torch.ones(3), "b": torch.ones(1)}, 2.0, {"a": torch.ones(3)})
 
 
 def test_variants_run_once_a_round_in_rotated_order(monkeypatch):

@@ -16,7 +16,13 @@ from infoxlm_core.model import encoder
 
 @pytest.mark.parametrize(
     "check",
-    [checks.attention, checks.dropout, checks.loss, checks.inference_then_training, checks.fewer_gpus_than_workers],
+    [
+        checks.check_attention,
+        checks.check_dropout,
+        checks.check_loss,
+        checks.check_training_after_inference,
+        checks.check_fewer_gpus_than_workers,
+    ],
 )
 def test_check_passes_on_a_cpu(check):
     rows = list(check(small=True))
@@ -33,7 +39,7 @@ def test_attention_to_another_sequence_fails_the_check(monkeypatch):
 
     monkeypatch.setattr(encoder, "attend", leaking)
 
-    assert not any(row["ok"] for row in checks.attention(small=True) if row["lengths"] == "ragged")
+    assert not any(row["ok"] for row in checks.check_attention(small=True) if row["lengths"] == "ragged")
 
 
 CHECKS = """
@@ -96,9 +102,9 @@ def test_step_that_does_not_fit_into_memory_skips_only_its_own_row(monkeypatch):
 
     monkeypatch.setattr(speed, "free_memory", lambda: None)
     monkeypatch.setattr(speed, "product_flops", lambda *shape: 6e14)
-    monkeypatch.setattr(speed, "step", step)
+    monkeypatch.setattr(speed, "measure_step", step)
 
-    rows = list(speed.steps(full=True))
+    rows = list(speed.measure_steps(full=True))
 
     skipped = [row for row in rows if "skipped" in row]
     assert len(rows) == 8
@@ -132,7 +138,7 @@ def in_this_process(monkeypatch):
 
 @pytest.mark.usefixtures("in_this_process")
 def test_killed_training_and_two_workers_have_the_losses_of_one_undisturbed_worker():
-    rows = list(trainings.compare(gpus=2, limit=1e-4))
+    rows = list(trainings.compare_losses(gpus=2, limit=1e-4))
 
     assert [row["training"] for row in rows] == ["one worker", "one worker, killed and resumed", "two workers"]
     assert [row["killed"] for row in rows] == [False, True, False]
@@ -150,7 +156,7 @@ def test_different_losses_fail_and_two_workers_need_two_gpus(monkeypatch):
 
     monkeypatch.setattr(trainings.tracker, "read", read_wrong_losses)
 
-    undisturbed, killed, two_workers = trainings.compare(gpus=1, limit=1e-4)
+    undisturbed, killed, two_workers = trainings.compare_losses(gpus=1, limit=1e-4)
 
     assert undisturbed["ok"]
     assert not killed["ok"]
