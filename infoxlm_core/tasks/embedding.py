@@ -41,12 +41,12 @@ Features = list[dict[str, list[int]]]
 POOLINGS = ("mean", "cls")  # those of the paper, which every evaluation measures at every layer
 ALL_POOLINGS = (*POOLINGS, "mean_no_special", "contrast")
 TOKENS_PER_TEXT = 256  # a batch of B texts has at most B times as many tokens, so that long texts fit into memory
-LEAST_FILLED = 0.8  # the shortest text of a batch has at least this share of the longest one's tokens
+LEAST_FILLED = 0.8  # the shortest text of a batch has at least this share of the longest text's tokens
 CHUNK = 16_384  # texts that are tokenized, and sorted by length, together
 
 
 class VectorSpec(NamedTuple):
-    """Which vector of a sentence is meant."""
+    """How a sentence vector is computed: the pooling, and the layer whose hidden states are pooled."""
 
     pooling: str
     layer: int
@@ -61,38 +61,43 @@ def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_token
     return [{name: columns[name][row] for name in input_names} for row in range(len(texts))]
 
 
-def batches(
+def iterate_batches(
     model: "Model", tokenizer: Tokenizer, features: Features, batch_size: int, language: str | None = None
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Group texts of similar length into padded batches on the model's device, the longest texts first.
+    """Yield padded batches of texts of similar length, the longest first, with the indices of their texts.
 
-    Yield the indices of the texts of a batch, and the batch. If the model has language embeddings, `language` selects
-    one.
+    Args:
+        model: reads the batches, which are on its device.
+        tokenizer: pads the batches.
+        features: the model's inputs of each text, from `encode`.
+        batch_size: largest number of texts in a batch.
+        language: that of the texts, for models with language embeddings.
     """
-    language_number = None if language is None else padded.find_language_id(model.config, language)
-    for rows in _group_by_length(features, batch_size):
-        batch = transformers.DataCollatorWithPadding(tokenizer)([features[row] for row in rows])
+    language_id = None if language is None else padded.find_language_id(model.config, language)
+    collator = transformers.DataCollatorWithPadding(tokenizer)
+    for indices in _group_by_length(features, batch_size):
+        batch = collator([features[index] for index in indices])
         batch = {name: values.to(model.device) for name, values in batch.items()}
-        if language_number is not None:
-            batch["langs"] = torch.full_like(batch["input_ids"], language_number)
-        yield rows, batch
+        if language_id is not None:
+            batch["langs"] = torch.full_like(batch["input_ids"], language_id)
+        yield indices, batch
 
 
 def _group_by_length(features: Features, batch_size: int) -> Iterator[list[int]]:
-    """Yield the indices of each batch: `batch_size` texts, or fewer long ones."""
+    """Yield the indices of the texts of each batch. Batches of long texts have fewer than `batch_size` texts."""
     lengths = [len(feature["input_ids"]) for feature in features]
-    longest_first = sorted(range(len(features)), key=lambda row: -lengths[row])
+    longest_first = sorted(range(len(features)), key=lambda index: -lengths[index])
     batch: list[int] = []
-    for row in longest_first:
+    for index in longest_first:
         if batch:
             longest = lengths[batch[0]]
             # A batch is padded to its longest text, so much shorter texts begin a new batch.
             is_full = len(batch) == batch_size or (len(batch) + 1) * longest > batch_size * TOKENS_PER_TEXT
-            is_too_short = lengths[row] < LEAST_FILLED * longest
+            is_too_short = lengths[index] < LEAST_FILLED * longest
             if is_full or is_too_short:
                 yield batch
                 batch = []
-        batch.append(row)
+        batch.append(index)
     if batch:
         yield batch
 
@@ -104,7 +109,7 @@ def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
 
 
 def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
-    """Return the mask (B, L) without special tokens. A text of special tokens alone keeps them.
+    """Remove special tokens from an attention mask (B, L), except in texts that have no other tokens.
 
     `<unk>` stands for a word, so it is not special here.
     """
@@ -137,7 +142,7 @@ class VectorEncoder:
         texts: Sequence[str],
         specs: Sequence[VectorSpec],
         language: str | None = None,
-        advance: Callable[[int], None] = lambda _: None,
+        advance: Callable[[int], None] | None = None,
     ) -> dict[VectorSpec, Tensor]:
         """Compute several vectors of N sentences in one pass: (N, d) float32 each, on the model's device.
 
@@ -145,33 +150,44 @@ class VectorEncoder:
             texts: N sentences.
             specs: the vectors to compute.
             language: that of the texts, for models with language embeddings, such as XLM; without it none is added.
-            advance: called with the number of sentences of every finished batch.
+            advance: updates a progress bar with the number of sentences of a finished batch.
         """
         model = self.model
         vectors = {spec: torch.empty(len(texts), model.config.hidden_size, device=model.device) for spec in specs}
         for start in range(0, len(texts), CHUNK):
             chunk = [self.prefix + text for text in texts[start : start + CHUNK]]
             features = encode(model, self.tokenizer, chunk, self.max_tokens)
-            for rows, batch in batches(model, self.tokenizer, features, self.batch_size, language):
-                layers = model.base_model(**batch, output_hidden_states=True).hidden_states  # T + 1 of (B, L, d)
+            for indices, batch in iterate_batches(model, self.tokenizer, features, self.batch_size, language):
+                hidden_states = model.base_model(**batch, output_hidden_states=True).hidden_states
                 mask = batch["attention_mask"]
                 word_mask = mask_special(self.tokenizer, batch["input_ids"], mask)
-                positions = torch.tensor(rows, device=model.device) + start
+                rows = torch.tensor(indices, device=model.device) + start
                 for spec in specs:
-                    vectors[spec][positions] = self._pool(layers[spec.layer], spec.pooling, mask, word_mask)
-                advance(len(rows))
+                    layer_states = hidden_states[spec.layer]  # (B, L, d)
+                    vectors[spec][rows] = self._pool(layer_states, spec.pooling, mask, word_mask)
+                if advance:
+                    advance(len(indices))
         return vectors
 
     def _pool(self, hidden: Tensor, pooling: str, mask: Tensor, word_mask: Tensor) -> Tensor:
-        """Pool hidden states (B, L, d) with the masks (B, L) of all tokens and of words: (B, d)."""
-        if pooling == "contrast":
-            contrast = contrast_space(self.model.config)
-            assert contrast and self.projection is not None  # noqa: S101 - `load_projection` has checked it
-            pooled = self._pool(hidden, contrast.pooling, mask, word_mask)
-            return project(pooled, self.projection, self.model.config.infoxlm["normalise"])
+        """Pool hidden states (B, L, d) to sentence vectors (B, d).
+
+        Args:
+            hidden: hidden states of one layer.
+            pooling: one of `ALL_POOLINGS`.
+            mask: (B, L) attention mask.
+            word_mask: (B, L) the same without special tokens.
+        """
         if pooling == "cls":
             return hidden[:, 0].float()
-        return mean_pool(hidden, mask if pooling == "mean" else word_mask)
+        if pooling == "mean":
+            return mean_pool(hidden, mask)
+        if pooling == "mean_no_special":
+            return mean_pool(hidden, word_mask)
+        contrast = contrast_space(self.model.config)
+        assert contrast and self.projection is not None  # noqa: S101 - `load_projection` has checked it
+        vectors = self._pool(hidden, contrast.pooling, mask, word_mask)
+        return project(vectors, self.projection, self.model.config.infoxlm["normalise"])
 
 
 @dataclass(frozen=True)
@@ -181,8 +197,8 @@ class Embedder:
     encoder: VectorEncoder
     spec: VectorSpec
 
-    def __call__(self, texts: Sequence[str], advance: Callable[[int], None] = lambda _: None) -> Tensor:
-        """Return the vectors of N sentences, (N, d) float32 on the CPU. `advance` is that of `VectorEncoder.embed`."""
+    def __call__(self, texts: Sequence[str], advance: Callable[[int], None] | None = None) -> Tensor:
+        """Return the vectors of N sentences, (N, d) float32 on the CPU. See `VectorEncoder.embed` for `advance`."""
         return self.encoder.embed(texts, [self.spec], advance=advance)[self.spec].cpu()
 
 
@@ -194,12 +210,12 @@ def load_embedder(
     max_tokens: int | None = None,
     prefix: str | None = None,
 ) -> Embedder:
-    """Load a model on disk as a function from sentences to vectors.
+    """Load a model that computes one vector of each sentence, by default the vector of `infoxlm embed`.
 
     Args:
         directory: the model in Hugging Face format.
-        layer: number as in `hidden_states`; None: the layer of the vectors that users get (`served_space`).
-        pooling: one of `ALL_POOLINGS`; None: the pooling of these vectors.
+        layer: number as in `hidden_states`; None: the layer of `served_space`.
+        pooling: one of `ALL_POOLINGS`; None: the pooling of `served_space`.
         batch_size: sentences per forward pass.
         max_tokens: longer sentences are truncated; None: `served_max_tokens`, the limit of sentence-transformers.
         prefix: text before every sentence; None: that of `served_prefix`.
@@ -208,10 +224,14 @@ def load_embedder(
         InputError: there is no model, or it has no such layer or pooling.
     """
     model, tokenizer = load_encoder(directory)
-    if layer is None or pooling is None:
-        served = served_space(model)
-        layer = served.layer if layer is None else layer
-        pooling = served.pooling if pooling is None else pooling
+    if layer is None:
+        layer = served_space(model).layer
+    if pooling is None:
+        pooling = served_space(model).pooling
+    if prefix is None:
+        prefix = served_prefix(model)
+    if max_tokens is None:
+        max_tokens = served_max_tokens(Path(directory))
     last_layer = model.config.num_hidden_layers
     if not 0 <= layer <= last_layer:
         raise InputError(f"{directory}: layer {layer} is not one of its layers: give 0 to {last_layer}")
@@ -224,8 +244,6 @@ def load_embedder(
             f"{directory}: its contrast vectors are of layer {contrast.layer}, not {layer}: leave layer out"
         )
     drop_layers(model, layer)
-    prefix = served_prefix(model) if prefix is None else prefix
-    max_tokens = served_max_tokens(Path(directory)) if max_tokens is None else max_tokens
     encoder = VectorEncoder(model, tokenizer, batch_size, max_tokens, prefix, projection)
     return Embedder(encoder, VectorSpec(pooling, layer))
 

@@ -40,15 +40,18 @@ Sets = dict[str, dict[str, list[Sentence]]]  # split -> language -> sentences
 
 
 def find_tagged_files(path: Path) -> list[TaggedFile]:
-    """Return the file itself, or the files of a folder whose names contain a split and a language."""
+    """Return the file itself, or the files of a folder, if split and language are in their names.
+
+    WikiANN's files have the language in the name of their folder.
+    """
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. {LAYOUT}")
     candidates = [path] if path.is_file() else [file for file in user_files.list_tree(path) if file.is_file()]
     files = []
     for file in candidates:
-        match = _NAME.fullmatch(file.name)
-        if match:
-            files.append(TaggedFile(file, SPLITS[match["split"]], two_letters(match["language"])))
+        name = _NAME.fullmatch(file.name)
+        if name:
+            files.append(TaggedFile(file, SPLITS[name["split"]], two_letters(name["language"])))
         elif file.stem in SPLITS and is_known(file.parent.name):
             files.append(TaggedFile(file, SPLITS[file.stem], two_letters(file.parent.name)))
     if not files:
@@ -63,53 +66,59 @@ def list_files(settings: NamedEntitiesConfig) -> list[TaggedFile]:
 
 
 def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train", "dev", "test")) -> Sets:
-    """Read the sentences of some splits. Of the training text, read only the training languages.
+    """Read the sentences of some splits. Training text in other languages than `train_languages` is not read.
 
     Raises:
         InputError: a file is missing or not readable, two files have the same split and language, or a line is not a
             word and its tag.
     """
     sets: Sets = {split: {} for split in splits}
-    languages = {two_letters(language) for language in settings.train_languages}
+    train_languages = {two_letters(language) for language in settings.train_languages}
     paths: dict[tuple[str, str], Path] = {}
     for path, split, language in list_files(settings):
-        if split not in sets or (split == "train" and language not in languages):
+        if split not in sets or (split == "train" and language not in train_languages):
             continue
         if (split, language) in paths:
             raise InputError(
                 f"{paths[split, language]} and {path} both have {split} sentences in {language}. Keep one."
             )
         paths[split, language] = path
-        sets[split][language] = list(_read_sentences(path))
+        sets[split][language] = _read_sentences(path)
     return sets
 
 
-def _read_sentences(path: Path) -> Iterator[Sentence]:
-    """Yield the sentences of one file, in which blank lines separate them."""
+def _read_sentences(path: Path) -> list[Sentence]:
+    """Read the sentences of one file, in which blank lines separate them."""
+    sentences: list[Sentence] = []
     language_prefix: str | None = None  # of all words of the file; unknown before the first word
     words: list[str] = []
     tags: list[str] = []
+    for line_number, line in enumerate(_read_lines(path), 1):
+        if line.strip():
+            word, _, tag = line.partition("\t")
+            if not _TAG.fullmatch(tag):
+                raise InputError(f"{path}:{line_number}: {line!r:.80} is not a word, a tab and O, B-… or I-….")
+            if language_prefix is None:
+                language_prefix = _find_language_prefix(word)
+            words.append(word.removeprefix(language_prefix))
+            tags.append(tag)
+        elif words:
+            sentences.append(Sentence(tuple(words), tuple(tags)))
+            words = []
+            tags = []
+    if words:  # the last sentence needs no blank line after it
+        sentences.append(Sentence(tuple(words), tuple(tags)))
+    return sentences
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file without line ends. Only a line feed ends a line. Raise EncodingError if not UTF-8."""
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
-            for line_number, line_with_end in enumerate(file, 1):
-                line = line_with_end.rstrip("\r\n")
-                if not line.strip():
-                    if words:
-                        yield Sentence(tuple(words), tuple(tags))
-                    words = []
-                    tags = []
-                    continue
-                word, _, tag = line.partition("\t")
-                if not _TAG.fullmatch(tag):
-                    raise InputError(f"{path}:{line_number}: {line!r:.80} is not a word, a tab and O, B-… or I-….")
-                if language_prefix is None:
-                    language_prefix = _find_language_prefix(word)
-                words.append(word.removeprefix(language_prefix))
-                tags.append(tag)
+            for line in file:
+                yield line.rstrip("\r\n")
     except UnicodeDecodeError:
         raise EncodingError(f"{path}: not UTF-8. Convert the file.") from None
-    if words:  # the last sentence needs no blank line after it
-        yield Sentence(tuple(words), tuple(tags))
 
 
 def _find_language_prefix(word: str) -> str:
@@ -121,7 +130,7 @@ def _find_language_prefix(word: str) -> str:
 
 
 def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
-    """Return the distinct tags of the training text. Raise CorpusTooSmall if it has no entity."""
+    """Return the sorted tags of the training text. Raise CorpusTooSmall if it has fewer than two."""
     labels: set[str] = set()
     for sentences in sets["train"].values():
         for sentence in sentences:

@@ -9,8 +9,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from transformers import BatchEncoding
 
 from infoxlm_core import manifests
 from infoxlm_core.data.examples import Examples, from_lists
@@ -28,7 +30,13 @@ from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
 FirstTokens = Mapping[int, int]  # index of a word -> position of its first token; words without tokens are missing
-EncodedSentences = tuple[Examples, list[FirstTokens]]
+
+
+class EncodedSentences(NamedTuple):
+    """N tokenised sentences."""
+
+    examples: Examples
+    first_tokens: list[FirstTokens]  # of each sentence
 
 
 def list_test_files(settings: NamedEntitiesConfig) -> list[Path]:
@@ -37,10 +45,10 @@ def list_test_files(settings: NamedEntitiesConfig) -> list[Path]:
 
 
 def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
-    """Raise InputError if a set is missing or not readable, including the development sets that a selection needs."""
+    """Raise InputError if a set is not readable, or if the data lack one that training, selection or the test needs."""
     sets = read_tagged(settings)
     list_labels(settings, sets)
-    needs_dev = has_grid or settings.selection.rule != "last"
+    needs_dev = has_grid or settings.selection.rule != "last"  # to compare grid points or checkpoints
     required_splits = ["dev", "test"] if needs_dev else ["test"]
     for split in required_splits:
         if not sets[split]:
@@ -56,14 +64,13 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
     labels = list_labels(settings, sets)
     languages = list(dict.fromkeys(map(two_letters, settings.train_languages)))  # without duplicates
     train_sentences: list[Sentence] = []
-    language_of_sentence: list[str] = []
+    sentence_languages: list[str] = []
     for language in languages:
         sentences = sets["train"].get(language, [])
         train_sentences += sentences
-        language_of_sentence += [language] * len(sentences)
-    examples, first_tokens = encode(train_sentences, encoder, settings.max_tokens, language_of_sentence)
-
-    targets = _build_targets(train_sentences, first_tokens, labels, int(examples.lengths.max()))
+        sentence_languages += [language] * len(sentences)
+    train = encode(train_sentences, encoder, settings.max_tokens, sentence_languages)
+    targets = _build_targets(train_sentences, train.first_tokens, labels, int(train.examples.lengths.max()))
 
     # Development sets are scored many times during training, so they are tokenised once.
     dev_sets = {language: sets["dev"][language] for language in sorted(sets["dev"])}
@@ -73,7 +80,7 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
 
     return Training(
         HEAD,
-        examples,
+        train.examples,
         targets,
         labels,
         source_language=languages[0],
@@ -89,8 +96,8 @@ def _score_dev(
     """Return the F1 of a tagger on the development set of each language."""
     f1_by_language = {}
     for language, sentences in sets.items():
-        examples, first_tokens = encoded_sets[language]
-        f1_by_language[language] = span_f1(sentences, tag(tagger, sentences, examples, first_tokens))
+        predicted_tags = tag(tagger, sentences, encoded_sets[language])
+        f1_by_language[language] = span_f1(sentences, predicted_tags)
     return f1_by_language
 
 
@@ -101,34 +108,33 @@ def _build_targets(
     label_ids = {label: label_id for label_id, label in enumerate(labels)}
     targets = np.full((len(sentences), max_tokens), NO_TARGET, np.int16)
     for row, (sentence, positions) in enumerate(zip(sentences, first_tokens, strict=True)):
-        for word, position in positions.items():
-            targets[row, position] = label_ids[sentence.tags[word]]
+        for word_index, position in positions.items():
+            targets[row, position] = label_ids[sentence.tags[word_index]]
     return targets
 
 
-def measure(settings: NamedEntitiesConfig, model: Path, output: Path) -> Scores:
-    """Tag the test sets with a fine-tuned model, and write `predictions/LANGUAGE.tsv`."""
-    tests = read_tagged(settings, ("test",))["test"]
-    if not tests:
+def measure(settings: NamedEntitiesConfig, models: Path, output: Path) -> Scores:
+    """Tag the test set of each language with the model selected for it, and write `predictions/LANGUAGE.tsv`."""
+    test_sets = read_tagged(settings, ("test",))["test"]
+    if not test_sets:
         raise InputError(f"{name_data(settings)}: no test sentences. {LAYOUT}")
     predicted_tags: dict[str, list[list[str]]] = {}
-    for directory, tagger, languages in load_selected_models(model, HEAD, tests):
+    for directory, tagger, languages in load_selected_models(models, HEAD, test_sets):
         for language in languages:
-            sentences = tests[language]
-            language_of_sentence = [language] * len(sentences)
-            examples, first_tokens = encode(sentences, directory, settings.max_tokens, language_of_sentence)
-            predicted_tags[language] = tag(tagger, sentences, examples, first_tokens)
+            sentences = test_sets[language]
+            encoded = encode(sentences, directory, settings.max_tokens, [language] * len(sentences))
+            predicted_tags[language] = tag(tagger, sentences, encoded)
     scores = {}
-    for language, sentences in tests.items():
+    for language, sentences in test_sets.items():
         _write_predictions(output / "predictions" / f"{language}.tsv", sentences, predicted_tags[language])
         scores[language] = {"f1": span_f1(sentences, predicted_tags[language])}
     return Scores.from_languages(
         "named_entities",
         scores,
         two_letters(settings.train_languages[0]),
-        model,
-        counts={language: len(sentences) for language, sentences in tests.items()},
-        test_set=manifests.digest(tests),
+        models,
+        counts={language: len(sentences) for language, sentences in test_sets.items()},
+        test_set=manifests.digest(test_sets),
     )
 
 
@@ -146,47 +152,49 @@ def encode(
     Raises:
         InputError: the tokenizer cannot map tokens to words.
     """
+    encoding = _tokenise_words(sentences, directory, max_tokens)
+    first_tokens: list[FirstTokens] = []
+    for row in range(len(sentences)):
+        positions: dict[int, int] = {}
+        for position, word_index in enumerate(encoding.word_ids(row)):
+            if word_index is not None:  # None for special tokens
+                positions.setdefault(word_index, position)
+        first_tokens.append(positions)
+    num_words = sum(len(sentence.words) for sentence in sentences)
+    num_with_token = sum(len(positions) for positions in first_tokens)
+    if num_with_token < num_words:
+        num_without_token = num_words - num_with_token
+        logger.warning("%d of %d words are truncated or have no token, and are tagged O", num_without_token, num_words)
+    examples = from_lists(encoding["input_ids"], encoding["token_type_ids"])
+    examples = padded.set_language_ids(examples, padded.read_config(directory), languages)
+    return EncodedSentences(examples, first_tokens)
+
+
+def _tokenise_words(sentences: Sequence[Sentence], directory: Path, max_tokens: int) -> BatchEncoding:
+    """Tokenise the words of sentences with a model's tokenizer. Raise InputError if it cannot map tokens to words."""
     tokenizer = tokenizers.load(directory)
     if not tokenizer.is_fast:
         raise InputError(f"{directory}: its tokenizer cannot map tokens to words. Give one with a tokenizer.json.")
     limit = min(max_tokens, pretrained.find_max_tokens(pretrained.read_config(directory)))
     words = [list(sentence.words) for sentence in sentences]
     try:
-        columns = tokenizer(
-            words, is_split_into_words=True, truncation=True, max_length=limit, return_token_type_ids=True
-        )
+        return tokenizer(words, is_split_into_words=True, truncation=True, max_length=limit, return_token_type_ids=True)
     except AssertionError as error:  # RoBERTa's tokenizer needs an option to accept words
         reason = " ".join(str(error).split())
         raise InputError(
             f"{directory}: its tokenizer refuses words ({reason}). Change tokenizer_config.json."
         ) from None
-    first_tokens: list[FirstTokens] = []
-    for row in range(len(sentences)):
-        positions: dict[int, int] = {}
-        for position, word in enumerate(columns.word_ids(row)):
-            if word is not None:
-                positions.setdefault(word, position)
-        first_tokens.append(positions)
-    num_words = sum(len(sentence_words) for sentence_words in words)
-    num_with_token = sum(len(positions) for positions in first_tokens)
-    if num_with_token < num_words:
-        num_without_token = num_words - num_with_token
-        logger.warning("%d of %d words are truncated or have no token, and are tagged O", num_without_token, num_words)
-    examples = from_lists(columns["input_ids"], columns["token_type_ids"])
-    return padded.set_language_ids(examples, padded.read_config(directory), languages), first_tokens
 
 
-def tag(
-    tagger: TaskModel, sentences: Sequence[Sentence], examples: Examples, first_tokens: Sequence[FirstTokens]
-) -> list[list[str]]:
+def tag(tagger: TaskModel, sentences: Sequence[Sentence], encoded: EncodedSentences) -> list[list[str]]:
     """Return the most probable tag of each word, or O for words without a token."""
     tags: list[list[str]] = []
-    logits_of_sentences = task_models.compute_logits(tagger, examples)
-    for sentence, logits, positions in zip(sentences, logits_of_sentences, first_tokens, strict=True):
+    logits_of_sentences = task_models.compute_logits(tagger, encoded.examples)
+    for sentence, logits, first_tokens in zip(sentences, logits_of_sentences, encoded.first_tokens, strict=True):
         label_ids = logits.argmax(dim=1).tolist()  # (tokens, labels) -> the label of each token
         sentence_tags = ["O"] * len(sentence.words)
-        for word, position in positions.items():
-            sentence_tags[word] = tagger.labels[label_ids[position]]
+        for word_index, position in first_tokens.items():
+            sentence_tags[word_index] = tagger.labels[label_ids[position]]
         tags.append(sentence_tags)
     return tags
 

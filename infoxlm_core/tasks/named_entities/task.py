@@ -33,10 +33,10 @@ class NamedEntitiesConfig(RecipeConfig):
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Return the summed cross-entropy of the first tokens of words, and which predictions are correct, (T,) bool.
+    """Return the cross-entropy at the first token of each word, summed, and which tokens are right, (T,) bool.
 
     Args:
-        logits: (T, labels) of N packed sentences.
+        logits: (T, labels) of the tokens of N packed sentences.
         targets: (N, longest sentence) label ids; NO_TARGET at tokens that are not the first of a word.
         lengths: tokens of each sentence.
     """
@@ -45,9 +45,10 @@ def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["
 
     from infoxlm_core.model.objectives import full_precision
 
-    packed = torch.cat([row[:length] for row, length in zip(targets, lengths, strict=True)])  # (T,)
-    total = F.cross_entropy(full_precision(logits), packed, ignore_index=NO_TARGET, reduction="sum")
-    return total, logits.argmax(dim=1) == packed
+    unpadded_targets = [sentence[:length] for sentence, length in zip(targets, lengths, strict=True)]
+    packed_targets = torch.cat(unpadded_targets)  # (T,)
+    total = F.cross_entropy(full_precision(logits), packed_targets, ignore_index=NO_TARGET, reduction="sum")
+    return total, logits.argmax(dim=1) == packed_targets
 
 
 HEAD = Head(

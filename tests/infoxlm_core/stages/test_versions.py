@@ -296,7 +296,7 @@ def make_scores(tmp_path: Path, encoder: Path) -> Any:
         scores.append(mean_over(score_by_language) | {"languages": score_by_language})
     languages = ["en", "de", "de", "fr", "en", "en"]
     accuracy = run.accuracy_by_language(list("xyxyxx"), list("xyyyxy"), languages)
-    gaps = [perplexity.choose_gaps(tokens, make_rng(1, "gaps", tokens)).tolist() for tokens in (1, 9, 40)]
+    gaps = [perplexity.choose_masked_positions(tokens, make_rng(1, "gaps", tokens)).tolist() for tokens in (1, 9, 40)]
     return [drawn, gaps, scores, accuracy, transfer_gap(accuracy)]
 
 

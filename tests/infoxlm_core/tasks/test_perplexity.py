@@ -14,7 +14,7 @@ def test_perplexity_of_uniform_predictions_is_the_vocabulary_size(tmp_path):
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
 
-    value = perplexity.measure(model, tokenizer, TEXTS, batch_size=2, max_tokens=32, seed=1)
+    value = perplexity.compute_perplexity(model, tokenizer, TEXTS, batch_size=2, max_tokens=32, seed=1)
 
     assert value == pytest.approx(len(tokenizer), rel=1e-5)
 
@@ -23,7 +23,7 @@ def test_perplexity_depends_on_the_seed_but_not_on_the_batch_size(tmp_path):
     model, tokenizer = load_encoder(save_model(tmp_path))
 
     value, value_of_large_batch, value_of_other_seed = (
-        perplexity.measure(model, tokenizer, TEXTS, batch_size, max_tokens=32, seed=seed)
+        perplexity.compute_perplexity(model, tokenizer, TEXTS, batch_size, max_tokens=32, seed=seed)
         for batch_size, seed in ((1, 1), (4, 1), (4, 2))
     )
 
@@ -31,10 +31,10 @@ def test_perplexity_depends_on_the_seed_but_not_on_the_batch_size(tmp_path):
     assert value != pytest.approx(value_of_other_seed, rel=1e-3)
 
 
-def test_gaps_are_15_percent_of_the_tokens_and_at_least_one():
+def test_masked_tokens_are_15_percent_of_the_tokens_and_at_least_one():
     rng = default_rng(0)
-    counts = [len(perplexity.choose_gaps(30, rng)) for _ in range(4000)]
+    counts = [len(perplexity.choose_masked_positions(30, rng)) for _ in range(4000)]
 
     assert set(counts) == {4, 5}
     assert sum(counts) / 4000 == pytest.approx(4.5, abs=3 * 0.5 / 4000**0.5)
-    assert len(perplexity.choose_gaps(1, rng)) == 1
+    assert len(perplexity.choose_masked_positions(1, rng)) == 1

@@ -130,8 +130,7 @@ def test_truncated_words_are_tagged_o(encoder, tmp_path, caplog):
         tagger.output.weight.zero_()
         tagger.output.bias.copy_(torch.tensor([1.0, 0.0]))  # predicts a place everywhere
 
-    examples, first_tokens = run.encode(rows, encoder, 6, ["en"] * len(rows))
-    tags = run.tag(tagger, rows, examples, first_tokens)
+    tags = run.tag(tagger, rows, run.encode(rows, encoder, 6, ["en"] * len(rows)))
 
     assert tags == [["B-LOC"] * 4 + ["O"] * 6]
     assert "6 of 10 words are truncated or have no token, and are tagged O" in caplog.text
