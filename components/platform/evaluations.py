@@ -122,7 +122,7 @@ def measure(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> M
         encoder = sources.fetch_model(source, step.local_store)
         model = encoder
         training_facts: dict[str, Any] = {}
-        if task.trained:
+        if task.is_finetuned:
             model = _fine_tune(step, settings, local_settings, source, encoder, num_workers)
             training_facts = manifests.load(model)["facts"] | {"tuned": f"tuned/{model.name}"}
         model_digests = fingerprint.digest_inputs(str(model))

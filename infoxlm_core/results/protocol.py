@@ -74,7 +74,7 @@ def compare_protocol(
     settings = suite_task.settings
     task = task_of(settings)
     ours = {"test set": _describe_counts(counts, task.unit), **task.describe(settings, suite_task.table)}
-    if task.trained:
+    if task.is_finetuned:
         ours |= _describe_fine_tuning(suite_task, finished_scores)
     paper = published.protocols().get(suite_task.table, {})
     return [Fact(aspect, description, paper.get(aspect, "")) for aspect, description in ours.items()]

@@ -96,7 +96,7 @@ def plan(config: SuiteConfig) -> list[PlannedTrial]:
             name = f"{model} {task}"
             if grid:
                 name += f" {describe_grid_point(grid)}"
-            if task_of(suite_task.settings).trained:
+            if task_of(suite_task.settings).is_finetuned:
                 name += f" seed {seed}"
             trial = Trial(name, model, seed, task, grid)
             planned_trials.append(PlannedTrial(trial, source, apply_grid_point(task, suite_task, grid, seed)))
@@ -133,7 +133,7 @@ def apply_grid_point(task: str, suite_task: SuiteTaskConfig, grid: Mapping[str, 
     values = suite_task.settings.model_dump(mode="json")
     for name, value in grid.items():
         set_by_name(values, name, value, f"tasks.{task}.grid.{name}")  # `parse` rejects unknown names
-    if task_of(suite_task.settings).trained:
+    if task_of(suite_task.settings).is_finetuned:
         values["seed"] = seed
     return type(suite_task.settings).parse(values, f"tasks.{task}.settings")
 
@@ -163,7 +163,7 @@ def _check_grid_and_seeds(task: str, suite_task: SuiteTaskConfig) -> None:
     """Raise ConfigError if seeds or grid values of a task are repeated or have no effect."""
     settings = suite_task.settings
     location = f"tasks.{task}"
-    if not task_of(settings).trained:
+    if not task_of(settings).is_finetuned:
         if suite_task.grid or len(suite_task.seeds) > 1:
             raise ConfigError(f"{location}: {settings.task} trains nothing. Leave out grid and seeds.")
         return
@@ -216,7 +216,7 @@ def measure_model(settings: Settings, encoder: Path, model: Path, training: Mapp
         for path in map(Path, paths):
             if corpus is None and (path / "held_out").is_dir():
                 corpus = path
-    leaked_files = unreserved.find(encoder, task.list_test_files(settings), corpus)
+    leaked_files = unreserved.find_unreserved_files(encoder, task.list_test_files(settings), corpus)
     scores = task.measure(settings, model, output)
     details = dict(scores.details)
     if leaked_files:

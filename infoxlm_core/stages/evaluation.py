@@ -83,7 +83,7 @@ def _measure(
     """Return the scores of each model in each task that can measure it: name -> task -> scores."""
     scores: dict[str, dict[str, Scores]] = {}
     for task in EVALUATED_TASKS:
-        models = classifiers if task.trained else encoders
+        models = classifiers if task.is_finetuned else encoders
         for name, directory in models.items():
             task_scores = task.measure_held_out(questions, directory, config)
             if task_scores is not None:
@@ -172,7 +172,7 @@ def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path, corpus:
     if manifest and "merge" in manifest["facts"]:
         description["merge"] = manifest["facts"]["merge"]
     test_files = sorted((corpus / "held_out").glob("*/*.parquet"))
-    unreserved_files = unreserved.find(encoder, test_files, corpus)
+    unreserved_files = unreserved.find_unreserved_files(encoder, test_files, corpus)
     if unreserved_files:
         description["not_reserved"] = unreserved_files
     return description

@@ -88,7 +88,7 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
     texts = _choose_texts(settings, aligned_sentences, trimmed, prefix)
     formats = _write_formats(encoder, settings.formats, output)
     measurements = export_measurements.measure(source, encoder, output, formats, texts, aligned_sentences)
-    reference_vectors.write(output)
+    reference_vectors.write_reference(output)
     if SENTENCE_TRANSFORMERS not in settings.formats:
         (output / FILES[SENTENCE_TRANSFORMERS]).unlink()
     card = page.render(

@@ -58,7 +58,7 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
     if output.exists():
         raise InputError(f"{output} exists: give another directory")
     interpolate(start, encoder, weight, output)
-    reference_vectors.write(output)
+    reference_vectors.write_reference(output)
     encoder_manifest = manifests.load_if_ours(encoder) or {}
     lineage = dict(encoder_manifest.get("inputs", {}))
     for name, directory in (("encoder", encoder), ("start", start)):

@@ -109,7 +109,7 @@ def _export(
     model.load_state_dict(weights)
     system.export(model, config, shards, output / "encoder")
     export_curves(run, output / "encoder")
-    reference_vectors.write(output / "encoder")
+    reference_vectors.write_reference(output / "encoder")
     facts = {"steps": config.optimization.steps} | _describe_training_text(config, shards)
     lineage = inputs | {"corpus": shards.manifest["facts"]["corpus"]}
     manifests.write(output / "encoder", "encoder", facts, lineage)

@@ -10,17 +10,18 @@ from statistics import fmean
 
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from infoxlm_core.model.export import sentence_encoder
 from infoxlm_core.model.export.sentence_encoder import Run, SentenceEncoder
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.tasks.embedding import load_embedder
-from infoxlm_core.tasks.reference_vectors import Reference, compare
+from infoxlm_core.tasks.reference_vectors import Reference, compare_vectors
 from infoxlm_core.tasks.retrieval.files import AlignedSentences
 from infoxlm_core.tasks.retrieval.nearest import accuracy, find_nearest_in_both_directions
 
-Embed = Callable[[Sequence[str]], Tensor]  # from N texts to their vectors, (N, d)
+EmbedFunction = Callable[[Sequence[str]], Tensor]  # from N texts to their vectors, (N, d)
 
 PASSES = 3  # over all texts; the fastest one gives the speed
 ORIGINAL = "original"
@@ -60,7 +61,7 @@ def measure(
     texts: Sequence[str],
     sets: Mapping[str, AlignedSentences],
 ) -> list[Measurement]:
-    """Compare every format with the model that it was made from, which comes first in the result.
+    """Measure the original model and every format of its export, in this order.
 
     Args:
         source: directory of the original model.
@@ -74,34 +75,34 @@ def measure(
         DataCorrupt: a format in fp32 gives other vectors than the original model.
     """
     settings = encoder.settings
-    # The prefix is added here, because the functions of exported formats do not add it.
+    # The prefix is added here, because exported formats do not add it.
     embed_original = load_embedder(source, settings.layer, settings.pooling, prefix="")
     prefixed_texts = [settings.prefix + text for text in texts]
     original_vectors = F.normalize(embed_original(prefixed_texts), dim=1)  # (N, d)
-    expected = Reference(settings.layer, settings.pooling, tuple(texts), original_vectors)
+    reference = Reference(settings.layer, settings.pooling, tuple(texts), original_vectors)
     tokenizer = sentence_encoder.load_tokenizer(output)
-    embed_functions = [partial(sentence_encoder.embed, encoder.run, tokenizer)]
-    embed_functions += [partial(sentence_encoder.embed, file_format.run, tokenizer) for file_format in formats]
-    original_speed, *speeds = _measure_speeds(embed_functions, prefixed_texts)
+    runs = [encoder.run, *(file_format.run for file_format in formats)]
+    speeds = _measure_speeds(runs, tokenizer, prefixed_texts)
     original = Measurement(
         format=ORIGINAL,
         megabytes=_measure_megabytes(pretrained.find_weight_files(source)),
-        sentences_per_second=original_speed,
+        sentences_per_second=speeds[0],
         difference=0.0,
         cosine=1.0,
         retrieval=_measure_retrieval(embed_original, sets, settings.prefix),
     )
     measurements = [original]
-    for file_format, embed, speed in zip(formats, embed_functions[1:], speeds, strict=True):
+    for file_format, speed in zip(formats, speeds[1:], strict=True):
+        embed = partial(sentence_encoder.embed, file_format.run, tokenizer)
         vectors = F.normalize(embed(prefixed_texts), dim=1)
         if file_format.is_exact:
-            compare(expected, vectors, f"the format {file_format.name}")
+            compare_vectors(reference, vectors, f"the format {file_format.name}")
         measurement = Measurement(
             format=file_format.name,
             megabytes=_measure_megabytes(file_format.weights),
             sentences_per_second=speed,
-            difference=(vectors - expected.vectors).abs().max().item(),
-            cosine=F.cosine_similarity(vectors, expected.vectors).min().item(),
+            difference=(vectors - original_vectors).abs().max().item(),
+            cosine=F.cosine_similarity(vectors, original_vectors).min().item(),
             retrieval=_measure_retrieval(embed, sets, settings.prefix),
         )
         measurements.append(measurement)
@@ -109,30 +110,38 @@ def measure(
 
 
 def _measure_megabytes(paths: Sequence[Path]) -> float:
+    """Return the size of files in megabytes."""
     return sum(path.stat().st_size for path in paths) / 1e6
 
 
-def _measure_speeds(embed_functions: Sequence[Embed], texts: Sequence[str]) -> list[float]:
-    """Return the sentences per second of each function in its fastest pass.
+def _measure_speeds(runs: Sequence[Run], tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
+    """Return how many sentences each format embeds per second, in the fastest of several passes over the texts.
 
-    The passes of the functions alternate, so that other work on the machine slows all of them.
+    The formats take turns, so that other work on the machine slows all of them.
     """
-    fastest_seconds = [math.inf] * len(embed_functions)
+    fastest_seconds = [math.inf] * len(runs)
     for _ in range(PASSES):
-        for number, embed in enumerate(embed_functions):
+        for index, run in enumerate(runs):
             start = time.perf_counter()
-            embed(texts)
-            fastest_seconds[number] = min(fastest_seconds[number], time.perf_counter() - start)
+            sentence_encoder.embed(run, tokenizer, texts)
+            seconds = time.perf_counter() - start
+            fastest_seconds[index] = min(fastest_seconds[index], seconds)
     return [len(texts) / seconds for seconds in fastest_seconds]
 
 
-def _measure_retrieval(embed: Embed, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:
-    """Return the retrieval accuracy, mean over directions and languages, or None without sets."""
-    shares = []
+def _measure_retrieval(embed: EmbedFunction, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:
+    """Return the mean accuracy of retrieval over both directions of all languages, or None without aligned sentences.
+
+    Args:
+        embed: returns the vectors of sentences that already have their prefix.
+        sets: sentences of the pivot and their translations by language.
+        prefix: text before every sentence.
+    """
+    accuracies = []
     for sources, translations in sets.values():
         source_vectors = embed([prefix + text for text in sources])
         translation_vectors = embed([prefix + text for text in translations])
-        rows = torch.arange(len(sources))
-        for nearest in find_nearest_in_both_directions(source_vectors, translation_vectors):
-            shares.append(accuracy(nearest == rows))
-    return fmean(shares) if shares else None
+        correct_rows = torch.arange(len(sources))
+        for nearest_rows in find_nearest_in_both_directions(source_vectors, translation_vectors):
+            accuracies.append(accuracy(nearest_rows == correct_rows))
+    return fmean(accuracies) if accuracies else None

@@ -1,7 +1,9 @@
-"""The phase of a preparation that measures how similar the two sides of each translation pair are.
+"""The phase of a preparation that measures how similar source and target of each translation pair are.
 
 It writes similarities/PART: a float32 cosine for each pair of a part that no other filter drops.
 """
+
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +15,11 @@ from infoxlm_core.corpora.phases import deduplicate
 from infoxlm_core.corpora.phases.job import Job, Record
 from infoxlm_core.tasks.embedding import Embedder, load_embedder
 
-_embedder_of_process: dict[str, Embedder] = {}  # path or URI of the encoder -> the one that this process has loaded
+_embedder_of_process: dict[str, Embedder] = {}  # path or URI of the encoder -> its embedder; at most one
 
 
 def measure(job: Job, part_number: int) -> Record:
-    """Write the cosine similarity of the two sides of each training pair of a part.
+    """Write the cosine similarity of source and target of each training pair in one part of the corpus.
 
     Chunks, batches and the number of threads are fixed, so the results are equal bit for bit for any number of workers.
     Another kind of processor changes the last bits, which matters only for pairs very close to the minimum.
@@ -29,26 +31,30 @@ def measure(job: Job, part_number: int) -> Record:
     drop_reasons = deduplicate.find_reasons(job, part, rows)
     is_training = drop_reasons == 0
     pairs = rows["texts"].filter(pa.array(is_training)).to_pylist()
-    embedder = _load_embedder(job)
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # Ray gives its tasks one thread
-    try:
-        similarities = [_compare_sides(embedder, pairs[start : start + CHUNK]) for start in range(0, len(pairs), CHUNK)]
-    finally:
-        torch.set_num_threads(num_threads)
-    job.files.put(f"similarities/{part.name}", np.concatenate([np.empty(0, np.float32), *similarities]).tobytes())
+    similarities = _compute_similarities(_load_embedder(job), pairs)
+    job.files.put(f"similarities/{part.name}", similarities.tobytes())
     return {}
 
 
-def _compare_sides(embedder: Embedder, pairs: list[tuple[str, str]]) -> np.ndarray:
-    """Return the cosine of the vectors of the two sides of each pair, (N,) float32."""
-    source_vectors = embedder([source for source, _ in pairs])
-    target_vectors = embedder([target for _, target in pairs])
-    return torch.cosine_similarity(source_vectors, target_vectors).numpy()
+def _compute_similarities(embedder: Embedder, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    """Return the cosine of the vectors of source and target of each pair, (N,) float32."""
+    similarities = np.empty(len(pairs), np.float32)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as Ray sets it for its tasks
+    try:
+        for start in range(0, len(pairs), CHUNK):
+            chunk = pairs[start : start + CHUNK]
+            source_vectors = embedder([source for source, _ in chunk])
+            target_vectors = embedder([target for _, target in chunk])
+            cosines = torch.cosine_similarity(source_vectors, target_vectors)
+            similarities[start : start + CHUNK] = cosines.numpy()
+    finally:
+        torch.set_num_threads(num_threads)
+    return similarities
 
 
 def _load_embedder(job: Job) -> Embedder:
-    """Return the encoder of the config. A process fetches and loads it once."""
+    """Return the embedder that the config names. A process fetches and loads it once."""
     encoder = _get_encoder(job.config)
     if encoder not in _embedder_of_process:
         config = job.config.model_copy(update={"corpora": (), "evaluation_sets": ()})  # fetch nothing but the encoder

@@ -95,9 +95,7 @@ def compute_perplexity(
     for indices, batch in iterate_batches(model, tokenizer, masked_features, batch_size, language):
         batch_sentences = [masked_sentences[index] for index in indices]
         masked_per_sentence = [len(sentence.positions) for sentence in batch_sentences]
-        rows = torch.from_numpy(
-            np.repeat(np.arange(len(indices)), masked_per_sentence)
-        )  # (masked tokens of the batch,)
+        rows = torch.from_numpy(np.repeat(np.arange(len(indices)), masked_per_sentence))  # of all masked tokens
         columns = torch.from_numpy(np.concatenate([sentence.positions for sentence in batch_sentences]))
         targets = torch.from_numpy(np.concatenate([sentence.targets for sentence in batch_sentences]))
         logits = _predict_positions(model, batch, rows.to(model.device), columns.to(model.device))

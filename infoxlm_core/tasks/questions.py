@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -32,15 +33,18 @@ class Questions:
     counts: Mapping[str, int]  # language -> number of held-out pairs, from which `pairs` were drawn
     pairs: Mapping[str, Pairs]
     sentences: Mapping[str, list[str]]  # the pivot's first
-    unshared: Mapping[str, Tensor]  # (N,) bool: whether a pair's sentences share no token of the model under test
+    unshared: Mapping[str, Tensor]  # (N,) bool: whether the sentences of a pair have no token in common
     training_text: Mapping[str, list[str]] = field(default_factory=dict)  # sentences of each language; empty if unknown
 
     def select_unshared(self, language: str) -> Tensor:
-        """Return which pairs of a language count for the score `no_overlap`, (N,) bool. If there are few, none does."""
-        unshared = self.unshared[language]
-        if unshared.sum() < FEWEST_UNSHARED:
-            return torch.zeros_like(unshared)
-        return unshared
+        """Return which pairs of a language count for the score `no_overlap`, (N,) bool.
+
+        These are the pairs without a common token, or none if there are fewer than `FEWEST_UNSHARED`.
+        """
+        is_unshared = self.unshared[language]
+        if is_unshared.sum() < FEWEST_UNSHARED:
+            return torch.zeros_like(is_unshared)
+        return is_unshared
 
     @cached_property
     def digest(self) -> str:
@@ -49,7 +53,7 @@ class Questions:
 
 
 def draw_questions(corpus: Path, model: Path, config: EvaluationConfig) -> Questions:
-    """Draw pairs for retrieval and sentences for perplexity.
+    """Draw the pairs for retrieval and the sentences for perplexity from the held-out pairs of a prepared corpus.
 
     Args:
         corpus: a prepared corpus.
@@ -60,16 +64,20 @@ def draw_questions(corpus: Path, model: Path, config: EvaluationConfig) -> Quest
         InputError: the corpus has no held-out pairs.
     """
     pivot, held_out = read_held_out(corpus)
-    pairs = {language: draw_pairs(rows, config) for language, rows in held_out.items()}
     tokenizer = tokenizers.load(model)
-    unshared = {language: mark_unshared(tokenizer, drawn, config.max_tokens) for language, drawn in pairs.items()}
-    counts = {language: len(rows) for language, rows in held_out.items()}
+    counts = {}
+    pairs = {}
+    unshared = {}
+    for language, held_out_pairs in held_out.items():
+        counts[language] = len(held_out_pairs)
+        pairs[language] = draw_pairs(held_out_pairs, config)
+        unshared[language] = mark_unshared(tokenizer, pairs[language], config.max_tokens)
     sentences = draw_sentences(pivot, held_out, config)
     training_text = draw_training_text(corpus, sentences, config.seed)
     return Questions(pivot, counts, pairs, sentences, unshared, training_text)
 
 
-def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
+def draw_pairs(pairs: Pairs, config: EvaluationConfig) -> Pairs:
     """Draw pairs of which no two have a sentence in common, so that every question has one right answer.
 
     The order of pivot sentences is the same in all languages, so that languages share as many questions as possible.
@@ -77,7 +85,7 @@ def draw_pairs(rows: Pairs, config: EvaluationConfig) -> Pairs:
     drawn: Pairs = []
     drawn_sources: set[str] = set()
     drawn_targets: set[str] = set()
-    for source, target in sorted(rows, key=lambda pair: _make_sort_key(config.seed, pair[0])):
+    for source, target in sorted(pairs, key=lambda pair: _make_sort_key(config.seed, pair[0])):
         source_key = source.casefold()
         target_key = target.casefold()
         if source_key not in drawn_sources and target_key not in drawn_targets:
@@ -103,9 +111,9 @@ def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: Evaluation
 
 
 def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dict[str, list[str]]:
-    """Draw up to `CENTRE_SENTENCES` training sentences of each language, or none if a language has no training text.
+    """Draw up to `CENTRE_SENTENCES` training sentences of each language, whose mean vector centres its vectors.
 
-    Their mean vector is the centre of the language.
+    Return an empty mapping if a language has no training text.
     """
     drawn: dict[str, list[str]] = {}
     for language in languages:
@@ -129,38 +137,39 @@ def _make_sort_key(seed: int, text: str) -> bytes:
 
 
 def mark_unshared(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor:
-    """Return which of N pairs have sentences without a common token, (N,) bool.
+    """Return whether the two sentences of each of N pairs have no token in common, (N,) bool.
 
     Such pairs cannot be found by names, numbers or placeholders that a translation copies. Only tokens with a letter or
     digit count, because nearly all pairs share punctuation and spaces.
     """
     options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": max_tokens}
-    source_ids = tokenizer([source for source, _ in pairs], **options)["input_ids"]
-    target_ids = tokenizer([target for _, target in pairs], **options)["input_ids"]
-    token_ids = set(itertools.chain(*source_ids, *target_ids))
+    ids_of_sources = tokenizer([source for source, _ in pairs], **options)["input_ids"]
+    ids_of_targets = tokenizer([target for _, target in pairs], **options)["input_ids"]
     word_ids = set()
-    for token_id in token_ids:
-        if any(character.isalnum() for character in str(tokenizer.decode([token_id]))):
+    for token_id in set(itertools.chain(*ids_of_sources, *ids_of_targets)):
+        text = str(tokenizer.decode([token_id]))
+        if any(character.isalnum() for character in text):
             word_ids.add(token_id)
     is_unshared = []
-    for source, target in zip(source_ids, target_ids, strict=True):
-        shared_ids = set(source) & set(target)
+    for source_ids, target_ids in zip(ids_of_sources, ids_of_targets, strict=True):
+        shared_ids = set(source_ids) & set(target_ids)
         is_unshared.append(word_ids.isdisjoint(shared_ids))
     return torch.tensor(is_unshared)
 
 
 def tabulate_outcomes(
     task: str,
-    language: Any,
+    language: ArrayLike,
     question_ids: Sequence[str],
-    is_right: Any,
+    scores: ArrayLike,
     vector: str = "",
     direction: str = "",
-    unshared: Any = False,
+    is_unshared: ArrayLike = False,
 ) -> pd.DataFrame:
-    """Return a table with a row for each question. `results/evidence.py` describes its columns and reads it.
+    """Return a table with the outcome of each question, from which two models are compared.
 
-    `language`, `is_right` and `unshared` are one value for all questions, or an array with one for each.
+    `language`, `scores` and `is_unshared` are one value for all questions, or an array with one value for each. A score
+    is True or False for a right or wrong answer. `results/evidence.py` describes the columns.
     """
     return pd.DataFrame(
         {
@@ -169,8 +178,8 @@ def tabulate_outcomes(
             "language": language,
             "direction": direction,
             "question": question_ids,
-            "unshared": unshared,
-            "right": is_right,
+            "unshared": is_unshared,
+            "right": scores,
         }
     )
 

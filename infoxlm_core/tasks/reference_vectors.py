@@ -55,7 +55,7 @@ class _Content(TypedDict):
 
 @dataclass(frozen=True)
 class Reference:
-    """Sentences, and the vectors that a copy of the model must give for them."""
+    """Ten sentences, and the vectors that a copy of the model must give for them."""
 
     layer: int
     pooling: str
@@ -65,7 +65,7 @@ class Reference:
 
     @property
     def tolerance(self) -> float:
-        """The largest difference that rounding explains between two fp32 computations, as a share of a vector's length.
+        """The largest relative difference that rounding explains between two fp32 computations of a vector.
 
         A kernel adds n terms in its own order, each rounded by up to 2^-24. Errors have both signs, so their sum is
         about sqrt(n) 2^-24. The longest sum, in the feed-forward layer, has 4 d terms. Errors of consecutive products
@@ -76,18 +76,22 @@ class Reference:
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest differences between computed vectors and those of the file."""
+    """The largest differences between computed vectors and reference vectors."""
 
-    share: float  # length of the difference as a share of the vector's length
-    absolute: float  # difference of two numbers
+    relative: float  # largest length of a difference, as a share of the vector's length
+    absolute: float  # largest difference of two numbers
     cosine: float  # lowest cosine
 
     def __str__(self) -> str:
-        return f"worst cosine {self.cosine:.7f}, worst difference {self.absolute:.2g}, {self.share:.2g} of the length"
+        differences = f"worst difference {self.absolute:.2g}, {self.relative:.2g} of the length"
+        return f"worst cosine {self.cosine:.7f}, {differences}"
 
 
-def write(directory: Path) -> None:
-    """Write the file beside an exported model. Models without tokenizer, as in tests, get none."""
+def write_reference(directory: Path) -> None:
+    """Compute the reference vectors of an exported model, and write them beside it.
+
+    Models without tokenizer, as in tests, get none.
+    """
     if not (directory / "tokenizer_config.json").is_file():
         return
     model, tokenizer = load_encoder(directory, "cpu")
@@ -102,12 +106,12 @@ def write(directory: Path) -> None:
     manifests.write_atomically(directory / FILE, json.dumps(content, ensure_ascii=False) + "\n")
 
 
-def read(directory: Path) -> Reference:
-    """Read the file.
+def read_reference(directory: Path) -> Reference:
+    """Read the reference vectors beside a model.
 
     Raises:
-        InputError: the model has none.
-        DataCorrupt: the file is not readable.
+        InputError: the model has no reference vectors.
+        DataCorrupt: their file is not readable.
     """
     path = directory / FILE
     if not path.is_file():
@@ -119,6 +123,7 @@ def read(directory: Path) -> Reference:
         content = user_files.read_json(path, _Content, "copy or export the model again", DataCorrupt)
         sentences = content["sentences"]
         vectors = torch.tensor(content["vectors"], dtype=torch.float32)
+        # The last condition is also true for NaN, so that all lengths are above 0.
         if vectors.ndim != 2 or len(vectors) != len(sentences) or not vectors.norm(dim=1).min() > 0:
             raise ValueError(f"{tuple(vectors.shape)} numbers for {len(sentences)} sentences")
         return Reference(content["layer"], content["pooling"], tuple(sentences), vectors, content.get("prefix", ""))
@@ -126,14 +131,14 @@ def read(directory: Path) -> Reference:
         raise DataCorrupt(f"{path} cannot be read ({error}). Copy or export the model again.") from None
 
 
-def compare(reference: Reference, vectors: Tensor, name: str, how_computed: str = "") -> Difference:
-    """Return how far computed vectors are from the registered ones.
+def compare_vectors(reference: Reference, vectors: Tensor, name: str, explanation: str = "") -> Difference:
+    """Return the differences between computed vectors and the reference vectors.
 
     Args:
-        reference: the registered vectors.
-        vectors: the vectors to check.
+        reference: the reference vectors.
+        vectors: the computed vectors of the same sentences.
         name: the model's name in messages.
-        how_computed: end of error messages, such as ": computed by torch 2.8".
+        explanation: end of error messages, such as ": computed by torch 2.8".
 
     Raises:
         DataCorrupt: the vectors differ by more than rounding errors can explain.
@@ -141,37 +146,41 @@ def compare(reference: Reference, vectors: Tensor, name: str, how_computed: str 
     expected = reference.vectors.double()
     actual = vectors.double()
     if actual.shape != expected.shape:
-        raise DataCorrupt(f"{name} gives vectors {tuple(actual.shape)}, expected {tuple(expected.shape)}{how_computed}")
+        raise DataCorrupt(f"{name} gives vectors {tuple(actual.shape)}, expected {tuple(expected.shape)}{explanation}")
     errors = actual - expected
     relative_errors = errors.norm(dim=1) / expected.norm(dim=1)
     cosines = torch.nn.functional.cosine_similarity(actual, expected)
     difference = Difference(relative_errors.max().item(), errors.abs().max().item(), cosines.min().item())
-    if not difference.share <= reference.tolerance:  # true for NaN too
+    if not difference.relative <= reference.tolerance:  # true for NaN too
         sentence = reference.sentences[int(relative_errors.argmax())]
         raise DataCorrupt(
             f"{name} gives other vectors than were registered: {difference}, allowed is {reference.tolerance:.2g} "
-            f"({sentence!r}){how_computed}"
+            f"({sentence!r}){explanation}"
         )
     return difference
 
 
 def check_with_transformers(directory: Path, name: str, python: str = sys.executable) -> str:
-    """Compute the vectors in a new process of `python`, without this project, and compare them with the file.
+    """Compute a model's reference vectors again with transformers alone, and return a line that reports the difference.
 
-    Return a line that reports the difference.
+    A new process of `python` computes them, in which this project cannot be imported.
 
     Raises:
-        InputError: the model has no vectors to compare with, or the process cannot load it.
+        InputError: the model has no reference vectors, or the process cannot load it.
         DataCorrupt: the vectors differ.
     """
-    reference = read(directory)
-    request = {"directory": str(directory.resolve()), "layer": reference.layer, "pooling": reference.pooling}
-    texts = [reference.prefix + sentence for sentence in reference.sentences]
-    result = _compute_in_process(python, request | {"sentences": texts}, name)
+    reference = read_reference(directory)
+    request = {
+        "directory": str(directory.resolve()),
+        "layer": reference.layer,
+        "pooling": reference.pooling,
+        "sentences": [reference.prefix + sentence for sentence in reference.sentences],
+    }
+    result = _run_plain_transformers(python, request, name)
     if len(result["blocked"]) != len(plain_transformers.BLOCKED_PACKAGES):
         raise InputError(f"{python} could import this project, although it must use transformers alone")
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
-    difference = compare(
+    difference = compare_vectors(
         reference,
         torch.tensor(result["vectors"], dtype=torch.float32),
         name,
@@ -184,17 +193,27 @@ def check_with_transformers(directory: Path, name: str, python: str = sys.execut
     )
 
 
-def _compute_in_process(python: str, request: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Run `plain_transformers.py` with a request and return its answer. Raise InputError if it fails."""
-    quiet_environment = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [python, "-I", plain_transformers.__file__]  # isolated: no PYTHONPATH, no folder of the script
+def _run_plain_transformers(python: str, request: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Run `plain_transformers.py` with a request on its stdin, and return the JSON that it prints.
+
+    Raises:
+        InputError: `python` cannot be run, or it cannot load the model `name`.
+    """
+    # -I isolates the process: PYTHONPATH is ignored, and the script's folder is not on the path of imports.
+    command = [python, "-I", plain_transformers.__file__]
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",  # it would warn about forks
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
     try:
         process = subprocess.run(  # noqa: S603
-            command, input=json.dumps(request), capture_output=True, text=True, env={**os.environ, **quiet_environment}
+            command, input=json.dumps(request), capture_output=True, text=True, env=environment
         )
     except OSError as error:
         raise InputError(f"{python} cannot be run ({error}). Give the Python of an environment.") from None
     if process.returncode:
-        reason = (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise InputError(f"{name} cannot be loaded by {python} ({reason[:300]}). It needs torch and transformers.")
+        error_lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+        reason = error_lines[-1][:300]
+        raise InputError(f"{name} cannot be loaded by {python} ({reason}). It needs torch and transformers.")
     return json.loads(process.stdout.splitlines()[-1])

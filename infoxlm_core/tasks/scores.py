@@ -34,28 +34,28 @@ class Scores:
 
     @classmethod
     def from_languages(
-        cls, task: str, languages: ByLanguage, source: str, tuned: Path | None = None, **other_fields: Any
+        cls, task: str, languages: ByLanguage, source: str, models: Path | None = None, **other_fields: Any
     ) -> Self:
-        """Compute means and transfer gap from the scores of each language.
+        """Return the scores of a fine-tuned model, with means and transfer gap.
 
         Args:
             task: name of the task.
             languages: scores by language and metric.
             source: the language of the training text, from which the transfer gap is measured.
-            tuned: directory of a fine-tuned model; its development scores and selection are read.
+            models: directory of the fine-tuned models, from which development scores and selection are read.
             **other_fields: fields of the class that are not computed here.
         """
-        mean = mean_over(languages)
+        means = mean_over(languages)
         gap_by_metric = None
         if source in languages and len(languages) > 1:
             gap_by_metric = {}
-            for metric in mean:
-                scores_of_metric = {language: scores[metric] for language, scores in languages.items()}
-                gap_by_metric[metric] = transfer_gap(scores_of_metric, source)
-        if tuned:
-            other_fields["dev"] = selection.read_development_scores(tuned)
-            other_fields["selection"] = selection.read(tuned)
-        return cls(task=task, languages=languages, mean=mean, transfer_gap=gap_by_metric, **other_fields)
+            for metric in means:
+                score_by_language = {language: scores[metric] for language, scores in languages.items()}
+                gap_by_metric[metric] = transfer_gap(score_by_language, source)
+        if models:
+            other_fields["dev"] = selection.read_development_scores(models)
+            other_fields["selection"] = selection.read(models)
+        return cls(task=task, languages=languages, mean=means, transfer_gap=gap_by_metric, **other_fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of scores.json, in which `details` are beside the other fields."""
@@ -100,40 +100,39 @@ def mean_over(languages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def transfer_gap(scores: Mapping[str, float], source: str = "en") -> float:
-    """Return the score of the source language minus the mean of the others. Lower is better."""
+    """Return the score of the source language minus the mean of the other languages. Lower is better."""
     return scores[source] - fmean(score for language, score in scores.items() if language != source)
 
 
-def summarise_mixed(cells: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> dict[str, Any]:
-    """Return the content of `Scores.mixed`: means within and across languages, and the scores of each language pair.
+def summarise_mixed(scores_by_pair: Mapping[tuple[str, str], Mapping[str, float]], metric: str) -> dict[str, Any]:
+    """Return the scores of each language pair, and their means within a language and across two languages.
 
     Args:
-        cells: scores by (language of premise or paragraph, language of hypothesis or question).
-        metric: the metric of the means `within` and `across`.
+        scores_by_pair: scores by (language of premise or paragraph, language of hypothesis or question).
+        metric: the metric that is averaged.
     """
-    scores_of_metric = {pair: scores[metric] for pair, scores in cells.items()}
-    within, across = average_within_and_across(scores_of_metric)
-    named_cells = {"-".join(pair): scores for pair, scores in cells.items()}
-    return {"within": within, "across": across, "cells": named_cells}
+    within, across = average_within_and_across({pair: scores[metric] for pair, scores in scores_by_pair.items()})
+    scores_by_name = {"-".join(pair): scores for pair, scores in scores_by_pair.items()}
+    return {"within": within, "across": across, "cells": scores_by_name}
 
 
-def average_within_and_across(cells: Mapping[tuple[str, str], float]) -> tuple[float, float]:
-    """Return the mean score of pairs of texts in the same language, and that of pairs in two languages.
+def average_within_and_across(score_by_pair: Mapping[tuple[str, str], float]) -> tuple[float, float]:
+    """Return the mean score of text pairs in one language, and the mean score of text pairs in two languages.
 
-    The scores of two languages are averaged for each language first, so that every language has the same weight
+    The scores of two languages are first averaged for each language, so that every language has the same weight
     (InfoXLM, section 6).
 
     Args:
-        cells: (language of one text, language of the other) -> score; some pairs may be missing.
+        score_by_pair: (language of one text, language of the other) -> score; some pairs may be missing.
     """
-    languages = [first for first, second in cells if first == second]
-    across_by_language = []
+    languages = [first for first, second in score_by_pair if first == second]
+    within = fmean(score_by_pair[language, language] for language in languages)
+    means_across = []
     for language in languages:
-        mixed_scores = []
-        for pair, score in cells.items():
-            if language in pair and pair[0] != pair[1]:
-                mixed_scores.append(score)
-        if mixed_scores:
-            across_by_language.append(fmean(mixed_scores))
-    within = fmean(cells[language, language] for language in languages)
-    return within, fmean(across_by_language)
+        scores_across = []
+        for (first, second), score in score_by_pair.items():
+            if first != second and language in (first, second):
+                scores_across.append(score)
+        if scores_across:
+            means_across.append(fmean(scores_across))
+    return within, fmean(means_across)

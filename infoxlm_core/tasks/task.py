@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings", bound=StageConfig)
 Fetch = Callable[[str], str]  # a path or URI -> a path on this machine
 SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "test": "test"}
-"""Name of a split in files and columns -> our name."""
+"""Name of a split in files and columns -> its name in this project."""
 
 
 class Fact(NamedTuple):
@@ -58,11 +58,11 @@ class Task(Generic[Settings]):
     tables: ClassVar[tuple[str, ...]] = ()  # names of published tables that a suite may show beside our scores
     presets: ClassVar[Mapping[str, Preset]] = {}  # by name on the command line of `evaluate`
     head: ClassVar[Head | None] = None  # the head to fine-tune; None if the encoder is measured as it is
-    roles: ClassVar[tuple[str, ...]] = ("data",)  # fields of the settings that contain paths of data
-    only_tested: ClassVar[tuple[str, ...]] = ()  # fields of the settings that change tests but not the trained model
+    data_fields: ClassVar[tuple[str, ...]] = ("data",)  # fields of the settings that contain paths of data
+    test_only_fields: ClassVar[tuple[str, ...]] = ()  # fields that change tests but not the fine-tuned model
 
     @property
-    def trained(self) -> bool:
+    def is_finetuned(self) -> bool:
         """Whether an encoder is fine-tuned for the task."""
         return self.head is not None
 
@@ -76,15 +76,18 @@ class Task(Generic[Settings]):
         return True
 
     def list_data(self, settings: Settings) -> dict[str, list[str]]:
-        """Return the paths of each data field of the settings, by the name of the field."""
-        paths: dict[str, list[str]] = {}
-        for role in self.roles:
-            value = getattr(settings, role)
-            if isinstance(value, str):
-                paths[role] = [value]
-            elif value or role not in settings.added_later:  # as in `StageConfig.result_fields`
-                paths[role] = list(value or ())  # None if an optional field is not set
-        return paths
+        """Return the paths in each data field of the settings, by the name of the field."""
+        paths_by_field: dict[str, list[str]] = {}
+        for name in self.data_fields:
+            value = getattr(settings, name)
+            if value is None:
+                value = ()
+            elif isinstance(value, str):
+                value = (value,)
+            # Fields of later versions are left out if they are empty, so that digests of earlier results still match.
+            if value or name not in settings.added_later:
+                paths_by_field[name] = list(value)
+        return paths_by_field
 
     @property
     def run(self) -> Any:
@@ -96,19 +99,19 @@ class Task(Generic[Settings]):
         return self.run.list_test_files(settings)
 
     def localise(self, settings: Settings, fetch: Fetch) -> Settings:
-        """Return the settings with every path replaced by the local path that `fetch` returns."""
-        local: dict[str, Any] = {}
-        for role in self.roles:
-            value = getattr(settings, role)
+        """Return the settings with local paths. `fetch` maps each path or URI to a path on this machine."""
+        local_values: dict[str, Any] = {}
+        for name in self.data_fields:
+            value = getattr(settings, name)
             if isinstance(value, str):
-                local[role] = fetch(value)
+                local_values[name] = fetch(value)
             elif value is not None:
-                local[role] = tuple(fetch(path) for path in value)
-        return settings.model_copy(update=local)
+                local_values[name] = tuple(fetch(path) for path in value)
+        return settings.model_copy(update=local_values)
 
     def without_data(self, settings: Settings) -> Settings:
         """Return the settings without paths, for artifact keys, which identify data by digests."""
-        return _clear_fields(settings, self.roles)
+        return _clear_fields(settings, self.data_fields)
 
     def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
         """Raise ConfigError if a suite cannot measure these settings, without reading data.
@@ -117,11 +120,11 @@ class Task(Generic[Settings]):
         """
 
     def check(self, settings: Settings, has_grid: bool) -> None:
-        """Read all local sets once, so that a mistake is found before hours of training.
+        """Read all training, development and test sets once, so that a mistake is found before hours of training.
 
         Args:
-            settings: with local paths.
-            has_grid: whether the suite tries several grid points, which development sets must compare.
+            settings: settings with local paths.
+            has_grid: whether the suite tries several grid points, which are compared on development sets.
 
         Raises:
             InputError: a set is missing, not readable or incomplete.
@@ -130,7 +133,7 @@ class Task(Generic[Settings]):
 
     def build_test_settings(self, data: str) -> dict[str, Any]:
         """Return settings, as plain values, that measure any fine-tuned model on the test sets at `data`."""
-        return {role: data for role in self.roles if role not in self.only_tested}
+        return {name: data for name in self.data_fields if name not in self.test_only_fields}
 
     def select_training_inputs(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
         """Return the settings and the data that a fine-tuned model depends on, without those for tests.
@@ -138,14 +141,14 @@ class Task(Generic[Settings]):
         The data are paths by the name of their field.
         """
         data = self.list_data(settings)
-        training_data = {role: paths for role, paths in data.items() if role not in self.only_tested}
-        return _clear_fields(settings, self.only_tested), training_data
+        training_data = {name: paths for name, paths in data.items() if name not in self.test_only_fields}
+        return _clear_fields(settings, self.test_only_fields), training_data
 
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
         """Return whether the trained weights depend on the number of workers.
 
-        They do if each worker draws dropout for its own tokens. This is the case in the encoder, in heads that label
-        tokens, and in models that run in Hugging Face's code.
+        They do if each worker draws dropout masks for its own tokens. This is the case in the encoder, in heads that
+        classify tokens, and in models that run in Hugging Face's code.
         """
         from infoxlm_core.model.huggingface import pretrained
 
@@ -196,19 +199,22 @@ class Task(Generic[Settings]):
         return {}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:  # noqa: ARG002
-        """Return the scores as metrics for the tracking server: `PREFIX/mean`, `PREFIX/en`.
+        """Return the scores as metrics for the tracking server, without those that are missing or not finite.
 
-        If a task has several metrics, their names contain the metric: `PREFIX/f1`, `PREFIX/f1/en`. Scores that were not
-        measured or are not finite are left out. `settings` are those of `measure`, or the `Questions` of an evaluation.
+        The names are `PREFIX/mean` and `PREFIX/en`. If a task has several metrics, its names contain the metric:
+        `PREFIX/f1` (the mean) and `PREFIX/f1/en`.
+
+        Args:
+            scores: the scores.
+            settings: the settings of `measure`, or the `Questions` of an evaluation.
+            prefix: start of each name.
         """
         values: dict[str, Any] = self._name_shared_metrics(scores, prefix)
+        has_one_metric = len(self.metrics) == 1
         for metric in self.metrics:
-            if len(self.metrics) == 1:
-                metric_prefix = prefix
-                values[f"{prefix}/mean"] = scores.mean[metric]
-            else:
-                metric_prefix = f"{prefix}/{metric}"
-                values[metric_prefix] = scores.mean[metric]
+            metric_prefix = prefix if has_one_metric else f"{prefix}/{metric}"
+            mean_name = f"{prefix}/mean" if has_one_metric else metric_prefix
+            values[mean_name] = scores.mean[metric]
             for language, language_scores in scores.languages.items():
                 values[f"{metric_prefix}/{language}"] = language_scores[metric]
         return select_finite(values)
@@ -232,18 +238,27 @@ def _clear_fields(settings: Settings, fields: Iterable[str]) -> Settings:
     return settings.model_copy(update=empty_values)
 
 
-def load_selected_models(
-    tuned: Path, head: Head, languages: Iterable[str]
-) -> Iterator[tuple[Path, "TaskModel", list[str]]]:
-    """Yield each model that was selected for some of the languages: its directory, the model, and these languages.
+class SelectedModel(NamedTuple):
+    """A fine-tuned model, and the languages that it was selected for."""
 
-    Models are loaded one after the other, so that memory holds only one.
+    directory: Path
+    model: "TaskModel"
+    languages: list[str]
+
+
+def load_selected_models(models: Path, head: Head, languages: Iterable[str]) -> Iterator[SelectedModel]:
+    """Load the fine-tuned models that were selected for the languages, one after the other to save memory.
+
+    Args:
+        models: directory of the fine-tuned models.
+        head: the head of the models.
+        languages: each model is loaded once for all of these languages that it was selected for.
     """
     from infoxlm_core.model import task_models
 
     languages_by_directory: dict[Path, list[str]] = {}
-    for language in dict.fromkeys(languages):
-        directory = selection.find_directory(tuned, language)
+    for language in dict.fromkeys(languages):  # without duplicates
+        directory = selection.find_directory(models, language)
         languages_by_directory.setdefault(directory, []).append(language)
     for directory, model_languages in languages_by_directory.items():
-        yield directory, task_models.load(directory, head), model_languages
+        yield SelectedModel(directory, task_models.load(directory, head), model_languages)

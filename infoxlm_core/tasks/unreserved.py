@@ -1,6 +1,6 @@
-"""Find test files that one of our encoders may have been trained on.
+"""Find test files that an encoder of this project may have been trained on.
 
-The encoder's manifest lists the digests of the test files whose sentences were removed from its training text. Of
+The encoder's manifest lists the digests of the test files whose sentences were removed from its training text. For
 encoders that were trained elsewhere, nothing is known.
 """
 
@@ -24,12 +24,12 @@ def load_pretraining_manifest(encoder: Path) -> dict[str, Any] | None:
     return manifest | {"inputs": inputs if isinstance(inputs, Mapping) else {}}
 
 
-def find(encoder: Path, tests: Iterable[Path], corpus: Path | None = None) -> list[str]:
+def find_unreserved_files(encoder: Path, test_files: Iterable[Path], corpus: Path | None = None) -> list[str]:
     """Return the names of test files whose sentences were not removed from an encoder's training text.
 
     Args:
         encoder: directory of the encoder.
-        tests: the test files.
+        test_files: the test files.
         corpus: the prepared corpus that the files belong to, if any. Its held-out text was removed from its own
             training text, but not from that of another corpus, on which the encoder may have been trained before.
     """
@@ -38,11 +38,11 @@ def find(encoder: Path, tests: Iterable[Path], corpus: Path | None = None) -> li
         return []
     facts = manifest["facts"]
     if corpus and (corpus / manifests.NAME).is_file() and not facts.get("other_corpora"):
-        digest = manifests.load(corpus)["digest"]
-        if digest and digest == manifest["inputs"].get("corpus"):
+        corpus_digest = manifests.load(corpus)["digest"]
+        if corpus_digest and corpus_digest == manifest["inputs"].get("corpus"):
             return []
     reserved_digests = set(facts.get("reserved", ()))
-    unreserved_names = [file.name for file in tests if evaluation_sets.digest(file) not in reserved_digests]
+    unreserved_names = [file.name for file in test_files if evaluation_sets.digest(file) not in reserved_digests]
     if unreserved_names:
         logger.warning(
             "%s may have been trained on this test: %d of its files (%s, …) were not removed from its training text. "

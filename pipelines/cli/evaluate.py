@@ -186,7 +186,7 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
             local_settings, encoder=directory, model=directory, training={}, output=output / trial.model
         )
     summary = summarise(config, scores_by_trial)
-    if task_definition.trained:
+    if task_definition.is_finetuned:
         summary = _drop_training_protocol(summary, task)
     page.write_sweep_report(output, "suite", summary)
     typer.echo((output / "suite.md").read_text(encoding="utf-8"))

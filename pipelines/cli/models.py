@@ -178,9 +178,9 @@ def serve(
     from pipelines import serving
 
     directory = _load_model(model, store)
-    reference = reference_vectors.read(directory)
+    reference = reference_vectors.read_reference(directory)
     embed = embedding.load_embedder(directory, reference.layer, reference.pooling)
-    differences = reference_vectors.compare(reference, embed(reference.sentences), model)
+    differences = reference_vectors.compare_vectors(reference, embed(reference.sentences), model)
     logging.info("%s: %d reference vectors are equal, %s", model, len(reference.sentences), differences)
     serving.serve_embeddings(embed, name, host, port)
 

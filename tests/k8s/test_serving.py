@@ -112,7 +112,7 @@ def register_champion(encoder: Path, folder: Path) -> None:
 @pytest.mark.slow
 def test_the_deployments_command_serves_the_champion_with_read_only_rights(on_locked_server, tmp_path):
     model = save_model(tmp_path / "model")
-    reference_vectors.write(model)
+    reference_vectors.write_reference(model)
     register_champion(model, tmp_path)
     login = {"MLFLOW_TRACKING_USERNAME": "serving", "MLFLOW_TRACKING_PASSWORD": "password-of-serving"}
     with logged_in(ADMIN):
@@ -142,7 +142,7 @@ def test_the_deployments_command_serves_the_champion_with_read_only_rights(on_lo
     log = tmp_path / "log.txt"
 
     with serving(command, url, log, environment) as server:
-        reference = reference_vectors.read(model)
+        reference = reference_vectors.read_reference(model)
         status, answer = request_json(f"{url}:predict", {"instances": list(reference.sentences)})
         _, answer_for_one = request_json(f"{url}:predict", {"instances": [reference.sentences[3]]})
         os.kill(server.pid, signal.SIGTERM)
@@ -150,6 +150,6 @@ def test_the_deployments_command_serves_the_champion_with_read_only_rights(on_lo
 
     assert (status, exit_code) == (200, 0), log.read_text()
     vectors = torch.tensor(answer["predictions"])
-    assert reference_vectors.compare(reference, vectors, "served").cosine > 0.999999
+    assert reference_vectors.compare_vectors(reference, vectors, "served").cosine > 0.999999
     assert torch.allclose(torch.tensor(answer_for_one["predictions"][0]), reference.vectors[3], atol=1e-5)
     assert "10 reference vectors are equal, worst cosine" in log.read_text()

@@ -94,8 +94,8 @@ class Classification(Task[ClassificationConfig]):
     tables: ClassVar[tuple[str, ...]] = ("xnli",)
     presets: ClassVar[Mapping[str, Preset]] = {"xnli": Preset("xnli"), "classification": Preset()}
     head = HEAD
-    roles: ClassVar[tuple[str, ...]] = ("data", "translated_test")
-    only_tested: ClassVar[tuple[str, ...]] = ("mixed", "translated_test")
+    data_fields: ClassVar[tuple[str, ...]] = ("data", "translated_test")
+    test_only_fields: ClassVar[tuple[str, ...]] = ("mixed", "translated_test")
 
     def has_training_text(self, settings: ClassificationConfig, corpus_files: Collection[str]) -> bool:
         # The labels of a prepared corpus are the names of its corpora of pairs, and a classifier needs two labels.

@@ -113,8 +113,8 @@ class QuestionAnswering(Task[AnsweringConfig]):
         **dict.fromkeys(("xquad", "tydiqa", "squad", "question-answering"), Preset()),
     }
     head = HEAD
-    roles: ClassVar[tuple[str, ...]] = ("train", "dev", "test", "translated_test")
-    only_tested: ClassVar[tuple[str, ...]] = ("test", "mixed", "translated_test")
+    data_fields: ClassVar[tuple[str, ...]] = ("train", "dev", "test", "translated_test")
+    test_only_fields: ClassVar[tuple[str, ...]] = ("test", "mixed", "translated_test")
 
     def build_test_settings(self, data: str) -> dict[str, Any]:
         return {"train": [TRAIN_PLACEHOLDER], "test": [data]}

@@ -56,7 +56,7 @@ def measure(config: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores
     test_set = manifests.digest(sets)
     details: dict[str, list[str]] = {}
     corpus = data if (data / "held_out").is_dir() else None
-    unreserved_files = unreserved.find(model, list_test_files(data), corpus)
+    unreserved_files = unreserved.find_unreserved_files(model, list_test_files(data), corpus)
     if unreserved_files:
         details["not_reserved"] = unreserved_files
     return Scores(

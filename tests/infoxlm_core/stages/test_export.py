@@ -69,7 +69,7 @@ def test_every_format_is_measured_and_described_on_the_card(source, data, tmp_pa
     assert "It was made from ours/mine, whose licence is mit." in body
     assert re.findall(r"^\| (\S+) \|.*\|$", body, re.MULTILINE) == ["format", "original", *ALL_FORMATS]
     assert {line.count("|") for line in body.splitlines() if line.startswith("|")} == {9}
-    reference = reference_vectors.read(output)
+    reference = reference_vectors.read_reference(output)
     assert torch.allclose(reference.vectors, load_embedder(source)(reference.sentences), atol=1e-5)
     assert "computed by torch" in reference_vectors.check_with_transformers(output, "the export")
     code_blocks = re.findall(r"```python\n(.*?)```", body, re.DOTALL)

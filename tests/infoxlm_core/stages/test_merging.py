@@ -78,7 +78,7 @@ def test_merged_encoder_is_a_complete_export_with_its_weight_and_curve(corpus, m
         "encoder": manifests.load(encoder)["digest"],
         "start": manifests.load(start)["digest"],
     }
-    reference = reference_vectors.read(merged)
+    reference = reference_vectors.read_reference(merged)
     torch.testing.assert_close(load_embedder(merged)(reference.sentences), reference.vectors, atol=1e-5, rtol=0)
 
 

@@ -54,7 +54,7 @@ def exported_with_prefix(corpus, tmp_path_factory) -> Path:
     tokenization = TokenizationConfig(vocabulary_size=96, processes=1, prefix=PREFIX)
     shards = open_shards(tokenized(tokenization, corpus, folder / "shards"))
     export(learner_of(config_of("InfoXLM"), shards), shards, folder / "encoder")
-    reference_vectors.write(folder / "encoder")
+    reference_vectors.write_reference(folder / "encoder")
     return folder / "encoder"
 
 
@@ -70,9 +70,9 @@ def rewrite(directory: Path, **changes) -> None:
 
 def compare(directory: Path) -> reference_vectors.Difference:
     """Do what `check` does, but in this process."""
-    reference = reference_vectors.read(directory)
+    reference = reference_vectors.read_reference(directory)
     vectors = plain_transformers.embed(str(directory), reference.layer, reference.pooling, list(reference.sentences))
-    return reference_vectors.compare(reference, torch.tensor(vectors), "models:/m/1")
+    return reference_vectors.compare_vectors(reference, torch.tensor(vectors), "models:/m/1")
 
 
 def test_an_exported_model_has_ten_vectors_in_a_file_of_its_manifest(exported):
@@ -88,7 +88,7 @@ def test_an_exported_model_has_ten_vectors_in_a_file_of_its_manifest(exported):
 
 def test_the_prefix_of_training_is_used_for_reference_vectors_and_evaluation(exported_with_prefix, tmp_path):
     model = shutil.copytree(exported_with_prefix, tmp_path / "model")
-    reference = reference_vectors.read(model)
+    reference = reference_vectors.read_reference(model)
     prefixed_sentences = [PREFIX + sentence for sentence in reference.sentences]
     vectors = embed_sentences(model, prefixed_sentences, prefix="")
     prefixed_pairs = [(PREFIX + english, PREFIX + german) for english, german in PAIRS[:40]]
@@ -121,12 +121,12 @@ def test_transformers_alone_computes_the_vectors_in_a_new_process(exported_with_
 @pytest.mark.parametrize("row", ["XLM-MLM", "mBERT"])
 def test_a_model_without_contrast_is_compared_at_its_last_layer(shards, tmp_path, row):
     export(learner_of(config_of(row, model={"max_tokens": 64}), open_shards(shards)), open_shards(shards), tmp_path)
-    reference_vectors.write(tmp_path)
+    reference_vectors.write_reference(tmp_path)
 
-    reference = reference_vectors.read(tmp_path)
+    reference = reference_vectors.read_reference(tmp_path)
 
     assert (reference.layer, reference.pooling) == (2, "mean")
-    assert compare(tmp_path).share < reference.tolerance
+    assert compare(tmp_path).relative < reference.tolerance
 
 
 def test_weights_in_half_precision_are_detected(model):
@@ -148,17 +148,17 @@ def test_another_layer_or_pooling_is_detected(model, change):
 
 
 def test_the_tolerance_is_above_rounding_in_fp32_and_below_half_precision(exported):
-    reference = reference_vectors.read(exported)
+    reference = reference_vectors.read_reference(exported)
     rounded_vectors = reference.vectors * (1 + 2**-22)  # differs in the last two of 24 bits
 
-    assert reference_vectors.compare(reference, rounded_vectors, "m").share < reference.tolerance / 20
+    assert reference_vectors.compare_vectors(reference, rounded_vectors, "m").relative < reference.tolerance / 20
     for vectors, reason in (
         (reference.vectors.half().float(), "gives other vectors"),
         (reference.vectors * float("nan"), "nan"),
         (reference.vectors[:, :3], r"\(10, 3\), expected \(10, 16\)"),
     ):
         with pytest.raises(DataCorrupt, match=reason):
-            reference_vectors.compare(reference, vectors, "m")
+            reference_vectors.compare_vectors(reference, vectors, "m")
 
 
 @pytest.mark.parametrize(

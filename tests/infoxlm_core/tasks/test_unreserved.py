@@ -7,7 +7,8 @@ import pytest
 from infoxlm_core import manifests
 from infoxlm_core.corpora import evaluation_sets
 from infoxlm_core.results import trials
-from infoxlm_core.tasks import TASKS, unreserved
+from infoxlm_core.tasks import TASKS
+from infoxlm_core.tasks.unreserved import find_unreserved_files
 from tests.toys.models import save_model
 
 
@@ -27,20 +28,23 @@ def write_manifest(directory: Path, kind: str = "encoder", inputs: dict | None =
 
 def test_files_not_removed_from_the_training_text_are_named(test_files, tmp_path, caplog):
     digests = [evaluation_sets.digest(path) for path in test_files]
+    encoder = write_manifest(tmp_path / "a", steps=9, reserved=digests)
+    encoder_without_second_file = write_manifest(tmp_path / "b", steps=9, reserved=digests[:1])
+    encoder_without_files = write_manifest(tmp_path / "c", steps=9)
 
-    assert unreserved.find(write_manifest(tmp_path / "a", steps=9, reserved=digests), test_files) == []
+    assert find_unreserved_files(encoder, test_files) == []
     assert not caplog.messages
-    assert unreserved.find(write_manifest(tmp_path / "b", steps=9, reserved=digests[:1]), test_files) == ["a.en-de.en"]
-    assert unreserved.find(write_manifest(tmp_path / "c", steps=9), test_files) == ["a.en-de.de", "a.en-de.en"]
+    assert find_unreserved_files(encoder_without_second_file, test_files) == ["a.en-de.en"]
+    assert find_unreserved_files(encoder_without_files, test_files) == ["a.en-de.de", "a.en-de.en"]
     assert "2 of its files (a.en-de.de, …) were not removed from its training text. Add them" in caplog.messages[-1]
 
 
 def test_only_encoders_pretrained_here_are_checked(test_files, tmp_path):
     (tmp_path / "other").mkdir()
 
-    assert unreserved.find(tmp_path / "other", test_files) == []
-    assert unreserved.find(write_manifest(tmp_path / "untrained", steps=0), test_files) == []
-    assert unreserved.find(write_manifest(tmp_path / "tuned", "classifier", steps=9), test_files) == []
+    assert find_unreserved_files(tmp_path / "other", test_files) == []
+    assert find_unreserved_files(write_manifest(tmp_path / "untrained", steps=0), test_files) == []
+    assert find_unreserved_files(write_manifest(tmp_path / "tuned", "classifier", steps=9), test_files) == []
 
 
 def test_held_out_text_is_reserved_for_models_of_its_own_corpus_only(test_files, tmp_path):
@@ -52,9 +56,9 @@ def test_held_out_text_is_reserved_for_models_of_its_own_corpus_only(test_files,
     encoder = write_manifest(tmp_path / "a", inputs=inputs, steps=9)
     encoder_of_both = write_manifest(tmp_path / "b", inputs=inputs, steps=9, other_corpora=other_digests)
 
-    assert unreserved.find(encoder, test_files, corpus) == []
-    assert len(unreserved.find(encoder, test_files, other_corpus)) == 2
-    assert len(unreserved.find(encoder_of_both, test_files, corpus)) == 2
+    assert find_unreserved_files(encoder, test_files, corpus) == []
+    assert len(find_unreserved_files(encoder, test_files, other_corpus)) == 2
+    assert len(find_unreserved_files(encoder_of_both, test_files, corpus)) == 2
 
 
 def test_scores_name_the_test_files_that_were_not_reserved(test_files, tmp_path):

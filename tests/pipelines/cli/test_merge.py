@@ -18,5 +18,5 @@ def test_merged_model_has_reference_vectors_and_is_not_overwritten(tmp_path):
     assert result.exit_code == 0, result.stderr
     assert result.stdout == f"wrote {output}: {start} + 0.5 * ({encoder} - {start})\n"
     assert manifests.load_verified(output, "encoder", "merge")["facts"] == {"merge": {"weight": 0.5}}
-    assert len(reference_vectors.read(output).sentences) == 10
+    assert len(reference_vectors.read_reference(output).sentences) == 10
     assert_refused(second_result, "exists: give another directory")

@@ -46,7 +46,7 @@ def register(store: Path, model: Path) -> None:
 @pytest.mark.slow
 def test_serve_check_prints_the_worst_difference_in_one_line(store, tmp_path):
     model = save_model(tmp_path / "model")
-    reference_vectors.write(model)
+    reference_vectors.write_reference(model)
     register(store, model)
 
     result = invoke("serve-check", "models:/tiny@champion", "--store", store)
