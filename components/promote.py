@@ -38,7 +38,7 @@ def promote(
         os.environ["INFOXLM_IMAGE"] = image
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
         with artifacts.exclusive(store, *promotion.LOCK):
-            promoted = promotion.promote_model(model, gate, step.local_store, to, by_hand)
+            promoted = promotion.promote_model(model, gate, step.local_store, target=to, manual_reason=by_hand)
         gains: dict[str, float] = {}
         for metric, figures in promoted.verdict.figures.items():
             gains |= {f"{metric}/{name}": figures[name] for name in ("gain", "lower", "upper")}

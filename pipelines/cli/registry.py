@@ -44,7 +44,7 @@ def promote(
     local_store = artifacts.local_directory(store)
     connection.connect_existing(local_store)  # first, because the lock would create the folder of a mistyped store
     with artifacts.exclusive(store, *promotion.LOCK):
-        promoted = promotion.promote_model(model, gate, local_store, to, by_hand)
+        promoted = promotion.promote_model(model, gate, local_store, target=to, manual_reason=by_hand)
     typer.echo(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
 
 

@@ -64,7 +64,7 @@ def test_component_compares_finished_trials_and_fails_unfinished_ones(ablation, 
     description = run.data.tags["mlflow.note.content"]
     assert f"/runs/{parent}/artifacts/comparison/comparison.html" in description
     assert "Not finished: -TLM seed 1" in description
-    unfinished = [trial_run for trial_run in trial_runs.read(parent) if trial_run.trial.model == "-TLM"]
+    unfinished = [trial_run for trial_run in trial_runs.read_trials(parent) if trial_run.trial.model == "-TLM"]
     assert [trial_run.status for trial_run in unfinished] == ["FAILED", "FAILED"]
 
 

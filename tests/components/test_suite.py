@@ -112,7 +112,7 @@ def test_trial_is_logged_to_mlflow_and_a_damaged_model_is_not_measured(planned, 
     directory = measure_trial(planned[WORDS], store, tmp_path)
 
     client, parent = connection.connect(store), tracking.open_run(str(store)).id
-    [trial_run] = trial_runs.read(parent)
+    [trial_run] = trial_runs.read_trials(parent)
     run = client.get_run(trial_run.run_id)
     tags = {name: run.data.tags[name] for name in ("model", "task", "seed", "grid")}
     assert tags == {"model": "toy", "task": "words", "seed": "1", "grid": "optimization.learning_rate=0.003"}
@@ -168,7 +168,7 @@ def test_task_without_training_is_measured_once_under_two_names(planned, store, 
     assert not (store / "tuned").exists()
     assert (scores / "misses.parquet").is_file()
     assert json.loads((scores / "scores.json").read_text())["training"] == {}
-    metrics = {run.trial.task: set(run.metrics) for run in trial_runs.read(tracking.open_run(str(store)).id)}
+    metrics = {run.trial.task: set(run.metrics) for run in trial_runs.read_trials(tracking.open_run(str(store)).id)}
     assert "pairs/xx_en" in metrics["pairs"]
     assert "tatoeba/xx_en" in metrics["tatoeba"] - metrics["pairs"]
 
@@ -206,7 +206,7 @@ def test_failed_or_killed_trial_is_lost_alone_and_a_stopped_step_starts_no_other
     outcome = json.loads((store / "outcome/toy-1/measure-toy-gone.json").read_text())
     assert exit_info.value.code == outcome["code"] == code
     assert (outcome["stage"], outcome["class"]) == ("measure toy gone", error_class)
-    runs_of_trials = trial_runs.read(tracking.open_run(str(store)).id)
+    runs_of_trials = trial_runs.read_trials(tracking.open_run(str(store)).id)
     assert [run.trial.name for run in runs_of_trials if run.status == "FINISHED"] == finished
 
 

@@ -149,14 +149,14 @@ def test_ensure_creates_a_user_and_updates_a_changed_password(locked_server):
         return status
 
     with logged_in(ADMIN):
-        user.ensure(locked_server.url, "steps", "first-password")
+        user.create_user(locked_server.url, "steps", "first-password")
         assert create_experiment("first-password") == 200
-        user.ensure(locked_server.url, "steps", "second-password")
+        user.create_user(locked_server.url, "steps", "second-password")
 
     assert create_experiment("first-password") == 401
     assert create_experiment("second-password") == 200
     with logged_in(("admin", "not-the-password")), pytest.raises(InputError, match="MLFLOW_AUTH_ADMIN_PASSWORD"):
-        user.ensure(locked_server.url, "steps", "third-password")
+        user.create_user(locked_server.url, "steps", "third-password")
 
 
 @pytest.mark.slow
@@ -177,8 +177,8 @@ def test_a_reading_user_can_read_and_a_promoting_user_can_move_the_champion(lock
     ada, grace = ("ada", "password-of-ada"), ("grace", "password-of-grace")
     for login, permission in ((ada, "read"), (grace, "promote"), (grace, "promote")):  # twice: nothing changes
         with logged_in(ADMIN):
-            user.ensure(locked_server.url, *login)
-            user.allow(locked_server.url, login[0], "of-people", "people", permission)
+            user.create_user(locked_server.url, *login)
+            user.grant_access(locked_server.url, login[0], "of-people", "people", permission)
 
     alias = {"name": "people", "alias": "champion", "version": "1"}
     tag = {"run_id": run_id, "key": "decision", "value": "yes"}
@@ -190,7 +190,7 @@ def test_a_reading_user_can_read_and_a_promoting_user_can_move_the_champion(lock
     assert status(grace, "DELETE", "registered-models/delete", {"name": "people"}) == 403
     assert status(grace, "POST", "users/create", {"username": "x", "password": "long enough for it"}) == 403
     with logged_in(ADMIN), pytest.raises(InputError, match="no experiment nowhere: the first run creates it"):
-        user.allow(locked_server.url, "ada", "nowhere", "people", "read")
+        user.grant_access(locked_server.url, "ada", "nowhere", "people", "read")
 
 
 @pytest.mark.slow
@@ -240,4 +240,4 @@ def test_ensure_reports_an_unreachable_server_as_temporary(clean_environment, mo
     monkeypatch.setitem(environment.MLFLOW, "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
     with pytest.raises(StorageUnavailable, match="does not answer"):
-        user.ensure("http://127.0.0.1:9", "steps", "password")
+        user.create_user("http://127.0.0.1:9", "steps", "password")

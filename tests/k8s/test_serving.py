@@ -116,8 +116,8 @@ def test_the_deployments_command_serves_the_champion_with_read_only_rights(on_lo
     register_champion(model, tmp_path)
     login = {"MLFLOW_TRACKING_USERNAME": "serving", "MLFLOW_TRACKING_PASSWORD": "password-of-serving"}
     with logged_in(ADMIN):
-        user.ensure(on_locked_server.url, *login.values())
-        user.allow(on_locked_server.url, "serving", "infoxlm", "infoxlm", "read")
+        user.create_user(on_locked_server.url, *login.values())
+        user.grant_access(on_locked_server.url, "serving", "infoxlm", "infoxlm", "read")
 
     [container] = read_pod_spec("serving")["containers"]
     from_config_map = {

@@ -38,17 +38,19 @@ _ROLE_TAGS = (GATE, DECISION, PREVIOUS)
 
 
 @dataclass(frozen=True)
-class Copy:
+class VersionCopy:
     """A version to register on another server."""
 
     name: str
     """Name of the registered model on the other server."""
-    files: Path
-    """All files of the version."""
+    digest: str
+    """Digest by which a second call finds the copy."""
     tags: dict[str, str]
+    """All tags of the version."""
     origin: str
     """Server and version from which it is copied."""
     store: Path
+    """Directory with MLflow's database if MLFLOW_TRACKING_URI names no server."""
 
 
 def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: str) -> "ModelVersion":
@@ -56,10 +58,10 @@ def copy_within_server(client: "MlflowClient", version: "ModelVersion", name: st
 
     Both versions point to the same files.
     """
-    digest = model_versions.digest_of(version)
-    origin = model_versions.uri_of(version)
+    digest = model_versions.read_digest(version)
+    origin = model_versions.make_uri(version)
     with translate_errors(f"registered model {name}"):
-        if not model_versions.versions_of(client, name, digest):
+        if not model_versions.find_by_digest(client, name, digest):
             client.copy_model_version(origin, name)
         return _make_candidate(client, name, digest, origin)
 
@@ -71,26 +73,32 @@ def run_on_server(uri: str, function: Callable[..., T], *arguments: Any) -> T:
         return executor.submit(function, *arguments).result()
 
 
-def register(client: "MlflowClient", copied: Copy) -> "ModelVersion":
-    """Register a copy on this process's server, once per digest, and give it the alias `candidate`.
+def register(client: "MlflowClient", version_copy: VersionCopy, files: Path) -> "ModelVersion":
+    """Register a copy on the server of this process, once per digest, and give it the alias `candidate`.
+
+    Args:
+        client: client of the registry.
+        version_copy: the version to register.
+        files: folder with all files of the version.
 
     Raises:
         DataCorrupt: the files on the server are not those that were sent.
-        InputError: the version has no digest, or the server refuses.
+        InputError: the server refuses.
         StorageUnavailable: the server does not answer.
     """
-    digest = copied.tags["digest"]
-    title = f"copy of {copied.origin}"
-    run_id = runs.open_run("infoxlm", f"copy of {copied.name}", {runs.RUN_TAG: title}, copied.store)
-    with translate_errors(f"registered model {copied.name} of the target"):
-        if not model_versions.versions_of(client, copied.name, digest):
+    name = version_copy.name
+    run_tags = {runs.RUN_TAG: f"copy of {version_copy.origin}"}
+    run_id = runs.open_run("infoxlm", f"copy of {name}", run_tags, version_copy.store)
+    with translate_errors(f"registered model {name} of the target"):
+        if not model_versions.find_by_digest(client, name, version_copy.digest):
             logged_model = model_versions.open_upload(client, run_id)
-            source = model_versions.upload(client, run_id, logged_model, copied.files)
-            copied_tags = {key: value for key, value in copied.tags.items() if key not in _ROLE_TAGS}
-            model_versions.create(client, copied.name, source, run_id, copied_tags)
-        version = _make_candidate(client, copied.name, digest, copied.origin)
-        with model_versions.fetched(client, version) as received_files:  # also checks signature and registered digest
-            _compare_files(copied.files, received_files, f"{copied.name} version {version.version}")
+            source = model_versions.upload(client, run_id, logged_model, files)
+            copied_tags = {key: value for key, value in version_copy.tags.items() if key not in _ROLE_TAGS}
+            model_versions.create(client, name, source, run_id, copied_tags)
+        version = _make_candidate(client, name, version_copy.digest, version_copy.origin)
+        # The download also checks the signature and the registered digest.
+        with model_versions.checked_download(client, version) as received_files:
+            _compare_files(files, received_files, f"{name} version {version.version}")
     MlflowRun(run_id).end()
     return version
 
@@ -107,10 +115,9 @@ def _switch_server(uri: str) -> None:
 
 
 def _compare_files(sent_files: Path, received_files: Path, version: str) -> None:
-    """Compare the encoder, its evaluation, its signature and its card. MLflow changes other files of a version.
+    """Raise DataCorrupt if the encoder, its evaluation, its signature or its card differs between two folders.
 
-    Raises:
-        DataCorrupt: one of them differs.
+    The other files of a version are not compared, because MLflow changes them.
     """
     for name in (model_versions.MODEL, model_versions.EVALUATION, signing.FILE, model_versions.CARD):
         sent = sent_files / name
@@ -122,13 +129,13 @@ def _compare_files(sent_files: Path, received_files: Path, version: str) -> None
 
 
 def _make_candidate(client: "MlflowClient", name: str, digest: str, origin: str) -> "ModelVersion":
-    """Keep the oldest version of the digest, tag it with its origin, and make it `candidate`. Return it.
+    """Tag the version with a digest with its origin, give it the alias `candidate`, and return it.
 
-    The alias is set last, so that a candidate always has its tags.
+    Duplicates of the version are deleted. The alias is set last, so that a candidate always has its tags.
     """
     version = model_versions.keep_oldest(client, name, digest)
     if ORIGIN not in version.tags:
-        # A copy within a server has all tags of its origin, also those that are not to be copied.
+        # MLflow copies all tags within a server, also those that describe the role of the original.
         for tag in version.tags.keys() & set(_ROLE_TAGS):
             client.delete_model_version_tag(name, version.version, tag)
         client.set_model_version_tag(name, version.version, ORIGIN, origin)

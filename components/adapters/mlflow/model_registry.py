@@ -67,7 +67,7 @@ def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) ->
     Args:
         name: name of the registered model.
         encoder: the encoder with its evaluation.
-        gate: metric -> least gain; higher scores are better.
+        gate: least gain by metric; higher scores are better.
 
     Raises:
         InputError: a score of the gate is missing or not finite, or the directory holds no encoder.
@@ -79,7 +79,7 @@ def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) ->
     directories.check_encoder(encoder.directory)
     client = MlflowClient()
     with translate_errors(f"registered model {name}"):
-        if not model_versions.versions_of(client, name, encoder.digest):
+        if not model_versions.find_by_digest(client, name, encoder.digest):
             source = log_model(encoder.run_id, encoder.directory, encoder.evaluation)
             score_tags = {metric: repr(float(score)) for metric, score in encoder.metrics.items()}
             tags = {**encoder.tags, **score_tags, "digest": encoder.digest}
@@ -138,7 +138,7 @@ def _save_encoder(encoder_dir: Path, files: Path, description: "MlflowModel", ca
     import mlflow
     from huggingface_hub import ModelCard
 
-    pipeline, example_input, example_output = _try_model(encoder_dir)
+    example = _run_example(encoder_dir)
     requirements = []
     for library in ("torch", "transformers", "safetensors"):
         public_version, _, _ = importlib.metadata.version(library).partition("+")  # without a build such as +cu130
@@ -147,18 +147,27 @@ def _save_encoder(encoder_dir: Path, files: Path, description: "MlflowModel", ca
     if card_file.exists():
         card = ModelCard(card_file.read_text(encoding="utf-8"), ignore_metadata_errors=True)
     mlflow.transformers.save_model(
-        pipeline,
+        example.pipeline,
         files,
         mlflow_model=description,
         model_card=card,
-        signature=mlflow.models.infer_signature([example_input], [example_output]),
+        signature=mlflow.models.infer_signature([example.sentence], [example.output]),
         pip_requirements=requirements,
     )
     shutil.rmtree(files / model_versions.MODEL)
 
 
-def _try_model(encoder_dir: Path) -> tuple[Any, str, Any]:
-    """Return a transformers pipeline of a model, a sentence, and the pipeline's output for the sentence.
+@dataclass(frozen=True)
+class _Example:
+    """One call of a transformers pipeline."""
+
+    pipeline: Any
+    sentence: str
+    output: Any
+
+
+def _run_example(encoder_dir: Path) -> _Example:
+    """Call a transformers pipeline of a model on one sentence, which tests the model.
 
     A model with a language-model head predicts a masked token. Other models compute a vector for each token.
     """
@@ -166,20 +175,22 @@ def _try_model(encoder_dir: Path) -> tuple[Any, str, Any]:
 
     from infoxlm_core.model.huggingface import any_encoder  # takes seconds
 
-    loaded: tuple[Any, Any] = any_encoder.load_encoder(encoder_dir, "cpu")
-    model, tokenizer = loaded
+    model: Any
+    tokenizer: Any
+    model, tokenizer = any_encoder.load_encoder(encoder_dir, "cpu")
     if any_encoder.has_language_model_head(encoder_dir):
         fill_mask = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer)
         sentence = f"One {tokenizer.mask_token} is hidden."
-        return fill_mask, sentence, fill_mask(sentence, top_k=1)[0]["token_str"]
+        (best_prediction,) = fill_mask(sentence, top_k=1)
+        return _Example(fill_mask, sentence, best_prediction["token_str"])
     extract_features: Any = transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer)
     sentence = "One sentence."
     (token_vectors,) = extract_features(sentence)
-    return extract_features, sentence, token_vectors[0]
+    return _Example(extract_features, sentence, token_vectors[0])
 
 
 def _write_export(encoder_dir: Path, files: Path) -> None:
-    """Write the encoder for sentence-transformers among the files of a version, if it has such a form."""
+    """Export an encoder for sentence-transformers into the files of a version. Log a warning if that is impossible."""
     from infoxlm_core.stages.export import SENTENCE_TRANSFORMERS, ExportSettings, export  # takes seconds
 
     directory = files / model_versions.EXPORT
@@ -193,7 +204,11 @@ def _write_export(encoder_dir: Path, files: Path) -> None:
 
 
 def load_encoder(source: str | Path, store: Path) -> Path:
-    """Return a local Hugging Face directory for a directory, `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
+    """Return the local Hugging Face directory of an encoder, which is downloaded if the registry is remote.
+
+    Args:
+        source: a directory, `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
+        store: directory of the store, which has the registry if MLFLOW_TRACKING_URI is not set.
 
     Raises:
         InputError: there is no such model, or its files are not an encoder.
@@ -210,7 +225,7 @@ def load_encoder(source: str | Path, store: Path) -> Path:
         if client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
             files = model_versions.download(client, version, "", None)  # without a copy
         else:
-            # The caller reads the files until this process ends.
+            # Deleted when this process ends, because the caller may read the files until then.
             files = Path(tempfile.mkdtemp(prefix="infoxlm-"))
             atexit.register(shutil.rmtree, files, ignore_errors=True)
             model_versions.download_encoder(client, version, files)

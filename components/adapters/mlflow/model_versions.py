@@ -55,8 +55,8 @@ def is_uri(source: str) -> bool:
     return bool(_URI.fullmatch(source))
 
 
-def uri_of(version: "ModelVersion") -> str:
-    """Return models:/NAME/VERSION."""
+def make_uri(version: "ModelVersion") -> str:
+    """Return the URI models:/NAME/VERSION of a version."""
     return f"models:/{version.name}/{version.version}"
 
 
@@ -64,7 +64,7 @@ def find(client: "MlflowClient", uri: str) -> "ModelVersion":
     """Return the version that models:/NAME@ALIAS or models:/NAME/VERSION names.
 
     Raises:
-        InputError: the address is malformed, or there is no such version.
+        InputError: the URI is malformed, or there is no such version.
     """
     match = _URI.fullmatch(uri)
     if not match:
@@ -74,7 +74,7 @@ def find(client: "MlflowClient", uri: str) -> "ModelVersion":
         return client.get_model_version(match["name"], number)
 
 
-def digest_of(version: "ModelVersion") -> str:
+def read_digest(version: "ModelVersion") -> str:
     """Return the digest that a version was registered with.
 
     Raises:
@@ -88,8 +88,8 @@ def digest_of(version: "ModelVersion") -> str:
     return str(digest)
 
 
-def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVersion]":
-    """Return all versions with a digest, the oldest first."""
+def find_by_digest(client: "MlflowClient", name: str, digest: str) -> "list[ModelVersion]":
+    """Return all versions of a registered model that have a digest, the oldest first."""
     filter_string = f"name = {connection.quote(name)} and tags.digest = {connection.quote(digest)}"
     versions = client.search_model_versions(filter_string)
     return sorted(versions, key=lambda version: int(version.version))
@@ -97,14 +97,14 @@ def versions_of(client: "MlflowClient", name: str, digest: str) -> "list[ModelVe
 
 def keep_oldest(client: "MlflowClient", name: str, digest: str) -> "ModelVersion":
     """Return the oldest version with a digest. Delete the others, which requests that were sent twice have created."""
-    oldest, *duplicates = versions_of(client, name, digest)
+    oldest, *duplicates = find_by_digest(client, name, digest)
     for duplicate in duplicates:
         client.delete_model_version(name, duplicate.version)
     return oldest
 
 
 def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
-    """Return the digests and keys of the artifacts from which registered versions were created, from their tags.
+    """Return the digests and keys of the artifacts from which registered versions were created.
 
     Args:
         aliases: include only versions with one of these aliases; default: all versions.
@@ -124,7 +124,7 @@ def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
                 if aliases and str(version.version) not in selected_versions:
                     continue
                 for tag_value in version.tags.values():
-                    _, _, key = str(tag_value).rpartition("/")  # tags have the form kind/key, or are digests
+                    _, _, key = str(tag_value).rpartition("/")  # a tag names an artifact as kind/key, or by its digest
                     source_artifacts.add(key)
     if unknown_aliases:
         alias = sorted(unknown_aliases)[0]
@@ -149,7 +149,7 @@ def create(client: "MlflowClient", name: str, source: str, run_id: str, tags: Ma
     try:
         client.create_model_version(name, source, run_id, tags=dict(tags), model_id=source.removeprefix("models:/"))
     except MlflowException:  # the answer may be lost, so check whether the version exists
-        if not versions_of(client, name, tags["digest"]):
+        if not find_by_digest(client, name, tags["digest"]):
             raise
 
 
@@ -195,23 +195,42 @@ def _list_files(client: "MlflowClient", version: "ModelVersion", folder: str = "
     return {Path(entry.path).name for entry in entries}
 
 
-def read_outcomes(client: "MlflowClient", version: "ModelVersion", of_start: bool = False) -> evidence.Outcomes | None:
-    """Return whether a version's answer to each question is right, or None if it was registered without its answers.
-
-    With `of_start`, the answers are those of the model that the version's training started from.
-    """
-    if evidence.FILE not in _list_files(client, version, EVALUATION):
+def read_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.Outcomes | None:
+    """Return which questions a version answered correctly, or None if it was registered without its answers."""
+    if not _has_answers(client, version):
         return None
     with tempfile.TemporaryDirectory() as folder:
         evaluation = download(client, version, EVALUATION, Path(folder))
-        file = evaluation / evidence.FILE
         scores = evidence.read_scores(evaluation)
-        model = evidence.find_start(file) if of_start else scores["model"]
-        return evidence.Outcomes(evidence.read(file, model), scores["pivot"]) if model else None
+        answers = evidence.read(evaluation / evidence.FILE, scores["model"])
+        return evidence.Outcomes(answers, scores["pivot"])
+
+
+def read_start_outcomes(client: "MlflowClient", version: "ModelVersion") -> evidence.Outcomes | None:
+    """Return which questions the model answered correctly from which the training of a version started.
+
+    Returns:
+        None if the version was registered without the answers of that model.
+    """
+    if not _has_answers(client, version):
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        evaluation = download(client, version, EVALUATION, Path(folder))
+        scores = evidence.read_scores(evaluation)
+        start = evidence.find_start(evaluation / evidence.FILE)
+        if not start:
+            return None
+        answers = evidence.read(evaluation / evidence.FILE, start)
+        return evidence.Outcomes(answers, scores["pivot"])
+
+
+def _has_answers(client: "MlflowClient", version: "ModelVersion") -> bool:
+    """Return whether a version was registered with the answer to each question of its evaluation."""
+    return evidence.FILE in _list_files(client, version, EVALUATION)
 
 
 @contextmanager
-def fetched(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
+def checked_download(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
     """Download all files of a version into a temporary directory, and check them. Raises as `check` does."""
     with tempfile.TemporaryDirectory(prefix="infoxlm-") as folder:
         files = download(client, version, "", Path(folder))
@@ -220,7 +239,11 @@ def fetched(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
 
 
 def check(files: Path, version: "ModelVersion") -> None:
-    """Check that the files of a version are those that were registered: complete, unchanged, signed, an encoder.
+    """Check that the files of a version are complete, unchanged since the registration, signed, and an encoder.
+
+    Args:
+        files: folder with the files of the version.
+        version: the registered version.
 
     Raises:
         DataCorrupt: the files are not those that were registered.
@@ -230,8 +253,9 @@ def check(files: Path, version: "ModelVersion") -> None:
     model = files / MODEL
     name = f"{version.name} version {version.version}"
     signing.verify(model, files / signing.FILE, name)
+    # Versions that other tools registered have no manifest. If a tag says that we made it, the manifest must be there.
     has_manifest = (model / manifests.NAME).is_file() or MADE_AS in version.tags
-    if has_manifest:  # versions that other tools registered have none
+    if has_manifest:
         kind = "translator" if directories.is_translator(model) else "encoder"
         digest = manifests.load_verified(model, kind, producer="the registration of another version")["digest"]
         registered_digest = version.tags.get("digest", "nothing")

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,17 @@ def make_metrics(values: Mapping[str, float], step: int, start_ms: int) -> list[
 
 
 def ship(path: Path, run_id: str, prefix: str = "") -> None:
-    """Ship a whole `metrics.jsonl`, with `prefix` before each name, except the points that MLflow already has."""
+    """Send all metrics in a `metrics.jsonl` that MLflow does not have yet, with `prefix` before each name."""
     with translate_errors(f"{path} -> MLflow run {run_id}"):
         _Outbox(path, run_id, prefix).ship()
 
 
 class MlflowTracker:
-    """A `FileTracker` whose file a daemon thread ships to MLflow in step order. A restart ships what is missing.
+    """Tracker of a training run that writes metrics to a file, from which a background thread sends them to MLflow.
 
-    Training neither waits for MLflow nor sees its errors: points that are not shipped stay in the file for `ship`.
-    Only a rewind waits, because it truncates the file. MLflow keeps the points that are cut off, so the repeated steps
-    get other names, such as `rewind1/loss/mlm`.
+    Training neither waits for MLflow nor sees its errors: metrics that are not sent stay in the file, and a restart or
+    `ship` sends them. Only a rewind waits, because it truncates the file. MLflow keeps the metrics of the steps that it
+    cuts off, so those of the repeated steps get other names, such as `rewind1/loss/mlm`.
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
@@ -54,7 +54,7 @@ class MlflowTracker:
     def resume(self, step: int) -> None:
         """Truncate the file after a step, and start shipping it."""
         if self._thread.is_alive():
-            self._outbox.shorten(lambda: self._file.resume(step))
+            self._outbox.ship_and_truncate(self._file, step)
             return
         self._file.resume(step)
         self._previous_environment = {variable: os.environ.get(variable) for variable in _RETRY_VARIABLES}
@@ -70,45 +70,54 @@ class MlflowTracker:
         self._file.sync()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Ship the remaining points, for `timeout` seconds at most, and log how many are not in MLflow."""
+        """Send the remaining metrics for at most `timeout` seconds, and log how many lines are not in MLflow."""
         self._file.close()
         self._deadline = time.monotonic() + timeout
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout)
+        self._restore_environment()
+        missing_count = self._outbox.count_missing()
+        if missing_count:
+            path = self._file.path
+            logger.warning("%d lines of %s are not in MLflow run %s", missing_count, path, self._outbox.run_id)
+
+    def _restore_environment(self) -> None:
+        """Give the environment variables of `_RETRY_VARIABLES` the values that they had before the thread started."""
         for variable, value in self._previous_environment.items():
             if value is None:
                 del os.environ[variable]
             else:
                 os.environ[variable] = value
         self._previous_environment = {}
-        missing_count = self._outbox.count_missing()
-        if missing_count:
-            path = self._file.path
-            logger.warning("%d lines of %s are not in MLflow run %s", missing_count, path, self._outbox.run_id)
 
     def _ship_until_closed(self) -> None:
-        """Ship new lines of the file until `close` was called and all are shipped, or its time is over."""
+        """Send new lines until the tracker is closed, and MLflow has all lines or the deadline has passed."""
         failure_count = 0
         while True:
-            is_closing = self._closing.is_set()  # read first, so that the last shipping has all points before close()
-            try:
-                self._outbox.ship()
-                if failure_count:
-                    logger.info("MLflow receives metrics again, after %d failed attempts", failure_count)
-                failure_count = 0
-            except Exception as error:  # no error of MLflow may stop the training
-                if not failure_count:
-                    reason = one_line(error)
-                    logger.warning("cannot send metrics to MLflow (%s): they wait in %s", reason, self._file.path)
-                failure_count += 1
-            if not is_closing:
+            is_closing = self._closing.is_set()  # read first, so that the last call sends all lines before close()
+            is_shipped = self._try_to_ship(failure_count)
+            failure_count = 0 if is_shipped else failure_count + 1
+            if is_closing and (is_shipped or time.monotonic() > self._deadline):
+                return
+            if is_closing:
+                time.sleep(1)
+            else:
                 pause = 2**failure_count  # 1 second without a failure, so that several steps share a request
                 self._closing.wait(min(pause, _MAX_PAUSE_SECONDS))
-            elif failure_count == 0 or time.monotonic() > self._deadline:
-                return
-            else:
-                time.sleep(1)
+
+    def _try_to_ship(self, failure_count: int) -> bool:
+        """Send new lines of the file, and return whether MLflow accepted them. Log only the first of many failures."""
+        try:
+            self._outbox.ship()
+        except Exception as error:  # no error of MLflow may stop the training
+            if failure_count == 0:
+                reason = one_line(error)
+                logger.warning("cannot send metrics to MLflow (%s): they wait in %s", reason, self._file.path)
+            return False
+        if failure_count > 0:
+            logger.info("MLflow receives metrics again, after %d failed attempts", failure_count)
+        return True
 
 
 class _Outbox:
@@ -133,15 +142,15 @@ class _Outbox:
             file.seek(self._shipped_bytes)
             return sum(1 for _ in file)
 
-    def shorten(self, truncate: Callable[[], None]) -> None:
-        """Ship all points if MLflow accepts them, then call `truncate`, which shortens the file."""
+    def ship_and_truncate(self, file: FileTracker, step: int) -> None:
+        """Ship all lines if MLflow accepts them, and then delete the lines of the file after a step."""
         with self._lock:
             try:
                 self._ship_new_lines()
             except Exception as error:  # no error of MLflow may stop the training
                 lost_count = self.count_missing()
                 logger.warning("cannot send metrics to MLflow (%s): %d lines are lost", one_line(error), lost_count)
-            truncate()
+            file.resume(step)
             self._shipped_bytes = min(self._shipped_bytes, self.path.stat().st_size)
 
     def ship(self) -> None:
@@ -161,22 +170,33 @@ class _Outbox:
             self._last_steps = {metric.key: metric.step for metric in run.data.to_proto().metrics}
         metrics: list[Any] = []
         position = self._shipped_bytes
-        with self.path.open("rb") as file:
-            file.seek(position)
-            for line in file:
-                if not line.endswith(b"\n"):  # the line is being written
-                    break
-                step, values = parse(line, f"{self.path}, byte {position}")
-                prefix = self.prefix
-                is_after_rewind = values.pop("repeated", None)
-                if is_after_rewind:  # MLflow keeps the points of the first attempt, so this attempt gets other names
-                    prefix += f"rewind{values['rewinds']:.0f}/"
-                new_values: dict[str, float] = {}
-                for name, value in values.items():
-                    last_step = self._last_steps.get(prefix + name, -1)
-                    if step > last_step:
-                        new_values[prefix + name] = value
-                metrics += make_metrics(new_values, step, run.info.start_time)
-                position += len(line)
+        for line in self._read_new_lines():
+            step, values = parse(line, f"{self.path}, byte {position}")
+            new_values = self._select_new_values(step, values)
+            metrics += make_metrics(new_values, step, run.info.start_time)
+            position += len(line)
         client.log_batch(self.run_id, metrics)  # in as many requests as MLflow's limits need
         self._shipped_bytes = position  # only now, so that a failed request is repeated
+
+    def _read_new_lines(self) -> list[bytes]:
+        """Return the complete lines of the file that were not shipped. The training may be writing the last line."""
+        with self.path.open("rb") as file:
+            file.seek(self._shipped_bytes)
+            lines = file.readlines()
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        return lines
+
+    def _select_new_values(self, step: int, values: dict[str, float]) -> dict[str, float]:
+        """Return the values of a step that MLflow does not have, by the name of the metric in MLflow."""
+        prefix = self.prefix
+        is_after_rewind = values.pop("repeated", None)
+        if is_after_rewind:  # MLflow keeps the metrics of the first attempt, so this attempt gets other names
+            prefix += f"rewind{values['rewinds']:.0f}/"
+        last_steps = self._last_steps or {}
+        new_values: dict[str, float] = {}
+        for name, value in values.items():
+            last_step = last_steps.get(prefix + name, -1)
+            if step > last_step:
+                new_values[prefix + name] = value
+        return new_values

@@ -48,75 +48,89 @@ class Decision(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Promoted:
-    """A new champion."""
+class Promotion:
+    """A version that was compared with the champion, and the result."""
 
     name: str
+    """Name of the registered model."""
     version: int
     verdict: Verdict
 
 
-def promote_model(model: str, gate: Mapping[str, float], store: Path, to: str = "", by_hand: str = "") -> Promoted:
-    """Make a registered model champion if it passes the gate, or by hand. A second call changes nothing.
+def promote_model(
+    model: str, gate: Mapping[str, float], store: Path, target: str = "", manual_reason: str = ""
+) -> Promotion:
+    """Make a registered model the champion if it passes the gate. A second call changes nothing.
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
-        gate: metric -> least gain.
+        gate: least gain by metric.
         store: directory with MLflow's database if MLFLOW_TRACKING_URI names no server.
-        to: NAME, another registered model of the same server, or URI/NAME of another server. The model is copied
+        target: NAME, another registered model of the same server, or URI/NAME of another server. The model is copied
             there first, and compared with the champion there.
-        by_hand: the reason for a promotion without the gate.
+        manual_reason: the reason for a promotion by hand, without the gate.
 
     Raises:
         NotPromoted: the gate refuses; the message has the figures, and the alias stays.
-        InputError: `model` or `to` is malformed, or MLflow refuses.
+        InputError: `model` or `target` is malformed, or MLflow refuses.
         DataCorrupt, SignatureInvalid: the files are not those that were registered; the alias stays.
         LeaseHeld: the champion changed during the comparison.
         StorageUnavailable: MLflow does not answer.
     """
     client = connection.connect_existing(store)
     version = model_versions.find(client, model)
-    target = _MODEL_ON_SERVER.fullmatch(to)
-    if target:
-        origin = f"{connection.public_uri(store)} {model_versions.uri_of(version)}"
-        model_versions.digest_of(version)  # raises if the version has no digest, by which a second call finds the copy
-        with translate_errors(model), model_versions.fetched(client, version) as files:
-            copied = copies.Copy(target["name"], files, dict(version.tags), origin, store)
-            name, number, verdict = copies.run_on_server(target["uri"], _promote_copy, copied, gate, by_hand)
+    model_on_server = _MODEL_ON_SERVER.fullmatch(target)
+    if model_on_server:
+        version_copy = copies.VersionCopy(
+            name=model_on_server["name"],
+            digest=model_versions.read_digest(version),
+            tags=dict(version.tags),
+            origin=f"{connection.public_uri(store)} {model_versions.make_uri(version)}",
+            store=store,
+        )
+        with translate_errors(model), model_versions.checked_download(client, version) as files:
+            arguments = (version_copy, files, gate, manual_reason)
+            promotion = copies.run_on_server(model_on_server["uri"], _promote_copy, *arguments)
     else:
-        if ":" in to or "/" in to:
-            raise InputError(f"{to!r}: give the NAME of a registered model, or https://HOST/NAME for another server")
-        if to:
-            version = copies.copy_within_server(client, version, to)
-        name = version.name
-        number = int(version.version)
-        verdict = promote(client, version, gate, by_hand)
-    if not verdict.passed:
-        raise NotPromoted(f"models:/{name}/{number} stays {verdict.reason}")
-    return Promoted(name, number, verdict)
+        if ":" in target or "/" in target:
+            raise InputError(
+                f"{target!r}: give the NAME of a registered model, or https://HOST/NAME for another server"
+            )
+        if target:
+            version = copies.copy_within_server(client, version, target)
+        verdict = promote(client, version, gate, manual_reason)
+        promotion = Promotion(version.name, int(version.version), verdict)
+    if not promotion.verdict.passed:
+        raise NotPromoted(f"models:/{promotion.name}/{promotion.version} stays {promotion.verdict.reason}")
+    return promotion
 
 
-def _promote_copy(copied: copies.Copy, gate: Mapping[str, float], by_hand: str) -> tuple[str, int, Verdict]:
-    """Register a copy on the server of this process, and promote it there. Return its name, number and verdict."""
-    client = connection.connect(copied.store)
-    version = copies.register(client, copied)
-    return version.name, int(version.version), promote(client, version, gate, by_hand)
+def _promote_copy(
+    version_copy: copies.VersionCopy, files: Path, gate: Mapping[str, float], manual_reason: str
+) -> Promotion:
+    """Register a copy on the server of this process, and promote it there."""
+    client = connection.connect(version_copy.store)
+    version = copies.register(client, version_copy, files)
+    verdict = promote(client, version, gate, manual_reason)
+    return Promotion(version.name, int(version.version), verdict)
 
 
-def champion_of(client: "MlflowClient", name: str) -> str | None:
+def find_champion(client: "MlflowClient", name: str) -> str | None:
     """Return the number of the champion, or None if the model has no champion."""
     number = client.get_registered_model(name).aliases.get(CHAMPION)
     return None if number is None else str(number)  # MLflow returns an int from a database, a str from a server
 
 
-def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float], by_hand: str = "") -> Verdict:
-    """Make a version champion if it passes the gate. Record the decision in either case.
+def promote(
+    client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, float], manual_reason: str = ""
+) -> Verdict:
+    """Make a version the champion if it passes the gate. Record the decision in either case.
 
     Args:
         client: client of the registry.
         version: the candidate.
-        gate: metric -> least gain; the whole interval must lie above it.
-        by_hand: the reason for a promotion without the gate. The files are still checked.
+        gate: least gain by metric; the whole confidence interval must lie above it.
+        manual_reason: the reason for a promotion by hand, without the gate. The files are still checked.
 
     Raises:
         As `promote_model`, except NotPromoted.
@@ -124,26 +138,31 @@ def promote(client: "MlflowClient", version: "ModelVersion", gate: Mapping[str, 
     name = version.name
     number = str(version.version)
     with translate_errors(f"champion of {name}"):
-        champion = champion_of(client, name)
-        is_champion = champion == number
-        if is_champion:  # an earlier call moved the alias, and may have died before it set the tag
+        champion = find_champion(client, name)
+        if champion == number:  # an earlier call moved the alias, and may have died before it set the tag
             decision = _read_decision(client.get_model_version(name, number))
             verdict = Verdict(True, decision.get("reason", "champion already"), decision.get("figures", {}))
-        elif by_hand:
-            verdict = Verdict(True, f"champion by hand: {by_hand}")
+        elif manual_reason:
+            verdict = Verdict(True, f"champion by hand: {manual_reason}")
+            _make_champion(client, version, verdict, champion)
         else:
             verdict = compare(client, version, champion, gate)
-        if not verdict.passed:
-            record(client, version, "refused", verdict, champion)
-        elif not is_champion:
-            _check_files(client, version)
-            record(client, version, "promoted", verdict, champion)
-            if champion_of(client, name) != champion:  # moved by a process of another store, which has its own lock
-                raise LeaseHeld(f"The champion of {name} changed during the comparison. Run the command again.")
-            client.set_registered_model_alias(name, CHAMPION, number)
+            if verdict.passed:
+                _make_champion(client, version, verdict, champion)
+            else:
+                record(client, version, "refused", verdict, champion)
         client.set_model_version_tag(name, number, GATE, verdict.reason)
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
+
+
+def _make_champion(client: "MlflowClient", version: "ModelVersion", verdict: Verdict, champion: str | None) -> None:
+    """Check the files of a version, record the promotion, and give the version the alias of the current champion."""
+    _check_files(client, version)
+    record(client, version, "promoted", verdict, champion)
+    if find_champion(client, version.name) != champion:  # moved by a process of another store, which has its own lock
+        raise LeaseHeld(f"The champion of {version.name} changed during the comparison. Run the command again.")
+    client.set_registered_model_alias(version.name, CHAMPION, str(version.version))
 
 
 def compare(
@@ -151,15 +170,19 @@ def compare(
 ) -> Verdict:
     """Return the gate's verdict on a candidate.
 
-    The candidate is compared with the version whose number is `champion`, if any, and with its start if its tag
-    `AGAINST` demands it.
+    Args:
+        client: client of the registry.
+        version: the candidate. If its tag `against` is `start`, it must also be better than the model that its training
+            started from.
+        champion: number of the version to compare with, if there is a champion.
+        gate: least gain by metric.
     """
     current_champion = None
     if champion:
         current_champion = _make_contender(client, client.get_model_version(version.name, champion))
     start = None
     if version.tags.get(AGAINST) == "start":
-        read_outcomes = functools.partial(model_versions.read_outcomes, client, version, of_start=True)
+        read_outcomes = functools.partial(model_versions.read_start_outcomes, client, version)
         start = Contender("its start", {"test_set": version.tags.get("test_set", "")}, read_outcomes)
     return decide(_make_contender(client, version), current_champion, gate, start)
 
@@ -172,7 +195,7 @@ def _make_contender(client: "MlflowClient", version: "ModelVersion") -> Contende
 
 def _check_files(client: "MlflowClient", version: "ModelVersion") -> None:
     """Raise an error if the files of a version are incomplete, changed or not signed."""
-    with model_versions.fetched(client, version):
+    with model_versions.checked_download(client, version):
         pass
 
 
@@ -186,7 +209,7 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
         DataCorrupt, SignatureInvalid: the files are not those that were registered; the alias stays.
     """
     with translate_errors(f"champion of {name}"):
-        champion = champion_of(client, name)
+        champion = find_champion(client, name)
         if champion is None:
             raise InputError(f"{name} has no champion: promote a version instead")
         replaced_version = client.get_model_version(name, champion)
@@ -199,14 +222,18 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
         restored_version = client.get_model_version(name, previous)
         _check_files(client, restored_version)
         replaced_verdict = Verdict(False, f"rolled back to version {previous}: {reason}")
-        record(client, replaced_version, "rolled back", replaced_verdict, None)
-        client.set_model_version_tag(name, replaced_version.version, GATE, replaced_verdict.reason)
+        _record_rollback(client, replaced_version, "rolled back", replaced_verdict)
         restored_verdict = Verdict(True, f"champion again after version {champion}: {reason}")
-        record(client, restored_version, ROLLED_BACK_TO, restored_verdict, None)
-        client.set_model_version_tag(name, restored_version.version, GATE, restored_verdict.reason)
+        _record_rollback(client, restored_version, ROLLED_BACK_TO, restored_verdict)
         client.set_registered_model_alias(name, CHAMPION, previous)
     logger.info("%s: champion is version %s again", name, previous)
     return int(previous)
+
+
+def _record_rollback(client: "MlflowClient", version: "ModelVersion", action: str, verdict: Verdict) -> None:
+    """Record a rollback in one of its two versions."""
+    record(client, version, action, verdict, None)
+    client.set_model_version_tag(version.name, version.version, GATE, verdict.reason)
 
 
 def record(

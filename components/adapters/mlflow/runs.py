@@ -62,10 +62,11 @@ def find_unfinished(experiment: str, key: str, store: Path) -> list[str]:
             return []
         experiment_ids = [mlflow_experiment.experiment_id]
         run_tag_filter = f"tags.`{RUN_TAG}` = {quote(key)}"
-        parents = list(client.search_runs(experiment_ids, run_tag_filter))
+        parents = []
         plugin_run_id = os.environ.get("MLFLOW_RUN_ID")
         if plugin_run_id:
-            parents.insert(0, client.get_run(find_outermost_run(client, plugin_run_id)))
+            parents.append(client.get_run(find_outermost_run(client, plugin_run_id)))
+        parents.extend(client.search_runs(experiment_ids, run_tag_filter))
         unfinished_ids = [parent.info.run_id for parent in parents if parent.info.status == "RUNNING"]
         for parent in parents:
             unfinished_trials_filter = f"tags.`{PARENT}` = '{parent.info.run_id}' AND attributes.status = 'RUNNING'"
@@ -84,33 +85,44 @@ def find_outermost_run(client: "MlflowClient", run_id: str) -> str:
 
 
 def find_or_create(client: "MlflowClient", experiment: str, name: str, tags: dict[str, str]) -> str:
-    """Return the oldest run of an experiment with the same `RUN_TAG`. Create it if there is none."""
+    """Return the id of the oldest run of an experiment with the same `RUN_TAG`. Create it if there is none."""
     experiment_id = _find_or_create_experiment(client, experiment)
-    run_tag_filter = f"tags.`{RUN_TAG}` = {quote(tags[RUN_TAG])}"
-    oldest_first = ["start_time ASC", "run_id ASC"]
-    created_id = ""
-    for _ in range(2):  # the second search finds the created run, or an older run that another stage has just created
-        runs = client.search_runs([experiment_id], run_tag_filter, order_by=oldest_first)
-        if runs:
-            oldest_id = runs[0].info.run_id
-            if created_id and created_id != oldest_id:
-                client.delete_run(created_id)
-            return oldest_id
-        created_id = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
-    raise StorageUnavailable("MLflow does not list the run that was just created: check the server, then run again")
+    existing_id = _find_oldest_run(client, experiment_id, tags[RUN_TAG])
+    if existing_id:
+        return existing_id
+    created_id = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
+    oldest_id = _find_oldest_run(client, experiment_id, tags[RUN_TAG])
+    if not oldest_id:
+        raise StorageUnavailable("MLflow does not list the run that was just created: check the server, then run again")
+    if oldest_id != created_id:  # another stage has created its run at the same time
+        client.delete_run(created_id)
+    return oldest_id
 
 
-def source_tags() -> dict[str, str]:
+def _find_oldest_run(client: "MlflowClient", experiment_id: str, run_tag: str) -> str | None:
+    """Return the id of the oldest run of an experiment with a value of `RUN_TAG`, or None if there is none."""
+    run_tag_filter = f"tags.`{RUN_TAG}` = {quote(run_tag)}"
+    runs = client.search_runs([experiment_id], run_tag_filter, order_by=["start_time ASC", "run_id ASC"])
+    return runs[0].info.run_id if runs else None
+
+
+def make_source_tags() -> dict[str, str]:
     """Return MLflow's tags for the commit of the image or of the checkout, or no tags if it is unknown."""
-    root = Path(__file__).parents[3]
-    git = shutil.which("git")
-    commit = os.environ.get(COMMIT, "")
-    if not commit and git and (root / ".git").exists():
-        completed = subprocess.run([git, "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)  # noqa: S603
-        commit = completed.stdout.strip()
-    if not re.fullmatch("[0-9a-f]{40}", commit):
+    commit = os.environ.get(COMMIT) or _read_checkout_commit()
+    is_commit = re.fullmatch("[0-9a-f]{40}", commit)
+    if not is_commit:
         return {}
     return {"mlflow.source.name": "infoxlm", "mlflow.source.git.commit": commit}
+
+
+def _read_checkout_commit() -> str:
+    """Return the commit of the checkout that contains this file, or "" if there is none."""
+    root = Path(__file__).parents[3]
+    git = shutil.which("git")
+    if not git or not (root / ".git").exists():
+        return ""
+    completed = subprocess.run([git, "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True)  # noqa: S603
+    return completed.stdout.strip()
 
 
 def _find_or_create_experiment(client: "MlflowClient", name: str) -> str:

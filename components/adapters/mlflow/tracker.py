@@ -28,7 +28,7 @@ def open_run(key: str, name: str, store: str, local_store: Path, trial: Trial | 
     """
     if "://" in store and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise InputError(f"{store} is shared by many machines, but an SQLite file is not: set MLFLOW_TRACKING_URI")
-    tags = {runs.RUN_TAG: key, **runs.source_tags()}
+    tags = {runs.RUN_TAG: key, **runs.make_source_tags()}
     run_id = runs.open_run(_experiment_name(), name, tags, local_store)
     if trial:
         run_id = trial_runs.open_trial(run_id, key, trial)
@@ -64,7 +64,7 @@ class MlflowRun:
     @property
     def name(self) -> str:
         """The name of the run, or of the outermost run that it is nested in."""
-        return trial_runs.name_of(self.id)
+        return trial_runs.read_name(self.id)
 
     def log_params(self, config: Mapping[str, Any]) -> None:
         """Log a nested config as parameters such as `pretraining.optimization.steps`.
@@ -145,7 +145,7 @@ class MlflowRun:
 
     def trials(self) -> list[trial_runs.TrialRun]:
         """Return the trials of a sweep, oldest first."""
-        return trial_runs.read(self.id)
+        return trial_runs.read_trials(self.id)
 
     def end(self, status: str = "FINISHED", stage: str = "", message: str = "") -> None:
         """End the run, unless it is or contains the run of MLFLOW_RUN_ID, which KFP's plugin ends.

@@ -40,12 +40,12 @@ class TrialRun(NamedTuple):
     """Empty if it is not finished."""
 
     def read_scores(self) -> Scores:
-        """Download the scores of a suite's trial from the artifacts of its run."""
+        """Return the scores of a suite's trial, which are an artifact of its run."""
         with self._downloaded(SCORES) as (scores_file,):
             return read_scores(scores_file)
 
     def read_outcomes(self) -> Outcomes | None:
-        """Download the outcomes by question of an ablation's trial. Return None if its evaluation is not stored."""
+        """Return which questions the trial of an ablation answered correctly, or None if it stored no evaluation."""
         from mlflow import MlflowClient
 
         answers_path = f"{EVALUATION}/{evidence.FILE}"
@@ -58,7 +58,7 @@ class TrialRun(NamedTuple):
             return Outcomes(evidence.read(answers_file, scores["model"]), scores["pivot"])
 
     def read_json(self, path: str) -> dict[str, Any]:
-        """Download a JSON file from the artifacts of the trial's run."""
+        """Return the content of a JSON file among the artifacts of the trial's run."""
         with self._downloaded(path) as (json_file,):
             return user_files.read_json(json_file, dict[str, Any], "run the trial again")
 
@@ -87,16 +87,10 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
     from mlflow import MlflowClient
     from mlflow.entities import RunTag
 
-    is_of_suite = bool(trial.task)
-    if is_of_suite:
-        grid = " ".join(f"{field}={value}" for field, value in sorted(trial.grid.items()))
-        trial_tags = {"point": trial.name, "model": trial.model, "task": trial.task, "grid": grid}
-    else:
-        trial_tags = {"variant": trial.model, "what": trial.what, "rank": str(trial.rank)}
     client = MlflowClient()
     with translate_errors(f"MLflow run of {trial.name}"):
         run_tags = {RUN_TAG: f"{pipeline_run}/{trial.name}", PARENT: runs.find_outermost_run(client, parent)}
-        tags = {**trial_tags, "seed": str(trial.seed), **run_tags}
+        tags = _make_trial_tags(trial) | run_tags
         experiment = client.get_experiment(client.get_run(parent).info.experiment_id).name
         run_id = runs.find_or_create(client, experiment, trial.name, tags)
         client.update_run(run_id, status="RUNNING")
@@ -104,7 +98,17 @@ def open_trial(parent: str, pipeline_run: str, trial: Trial) -> str:
     return run_id
 
 
-def name_of(run_id: str) -> str:
+def _make_trial_tags(trial: Trial) -> dict[str, str]:
+    """Return the tags by which `_make_trial_run` recognizes a trial."""
+    if trial.task:  # only trials of a suite have a task
+        grid = " ".join(f"{field}={value}" for field, value in sorted(trial.grid.items()))
+        tags = {"point": trial.name, "model": trial.model, "task": trial.task, "grid": grid}
+    else:
+        tags = {"variant": trial.model, "what": trial.what, "rank": str(trial.rank)}
+    return {**tags, "seed": str(trial.seed)}
+
+
+def read_name(run_id: str) -> str:
     """Return the name of the outermost run that contains a run, or of the run itself."""
     from mlflow import MlflowClient
 
@@ -114,8 +118,8 @@ def name_of(run_id: str) -> str:
         return client.get_run(outermost_id).info.run_name or run_id
 
 
-def read(run_id: str) -> list[TrialRun]:
-    """Return the trials of a sweep, oldest first."""
+def read_trials(run_id: str) -> list[TrialRun]:
+    """Return the trials of a sweep, oldest first, whose pipeline run has or contains the MLflow run `run_id`."""
     from mlflow import MlflowClient
 
     client = MlflowClient()
@@ -161,7 +165,7 @@ def find_ablation(ablation: str, store: Path) -> str:
         for trial in trials:
             parent = trial.data.tags.get(PARENT)
             if parent is not None and parent not in names_by_id:
-                names_by_id[parent] = name_of(parent)
+                names_by_id[parent] = read_name(parent)
     if not names_by_id:
         raise InputError(f"{connection.tracking_uri(store)} has no ablation: run `infoxlm ablate` first")
     for run_id, name in names_by_id.items():

@@ -17,6 +17,7 @@ from components.settings import environment
 from infoxlm_core.errors import InfoXLMError, InputError
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.server.auth.client import AuthServiceClient
 
 PERMISSIONS = {
@@ -33,35 +34,34 @@ version: if the answer to a request is lost, the request is repeated.
 _ADMIN = "MLFLOW_AUTH_ADMIN_PASSWORD"
 
 
-def ensure(server: str, user: str, password: str) -> None:
+def create_user(server: str, user: str, password: str) -> None:
     """Create a user, or set the password of the user if it exists.
 
-    This and `allow` act as the user whom MLFLOW_TRACKING_USERNAME names: an administrator.
+    This and `grant_access` act as the user whom MLFLOW_TRACKING_USERNAME names: an administrator.
 
     Raises:
         InputError: MLflow refuses.
         StorageUnavailable: MLflow does not answer.
     """
-    client = _client(server)
+    client = _make_client(server)
+    is_new = False
     with translate_errors(f"{server}: user {user}", _ADMIN):
         with ignore_error("RESOURCE_ALREADY_EXISTS"):
             client.create_user(user, password)
-            return
-        client.update_user_password(user, password)
+            is_new = True
+        if not is_new:
+            client.update_user_password(user, password)
 
 
-def allow(server: str, user: str, experiment: str, model: str, may: str) -> None:
-    """Grant a user permissions on an experiment and on a model. `*` means all experiments or models.
-
-    The administrator creates the model of a user who may register. Otherwise the first training would create it, and
-    the user who creates a model has all permissions on it.
+def grant_access(server: str, user: str, experiment: str, model: str, access: str) -> None:
+    """Grant a user permissions on an experiment and on a registered model. `*` means all experiments or models.
 
     Args:
         server: URL of MLflow.
         user: name of the account.
         experiment: name of the experiment, or `*`.
         model: name of the registered model, or `*`.
-        may: a key of `PERMISSIONS`.
+        access: a key of `PERMISSIONS`.
 
     Raises:
         InputError: MLflow refuses, or has no such experiment.
@@ -70,17 +70,14 @@ def allow(server: str, user: str, experiment: str, model: str, may: str) -> None
     from mlflow import MlflowClient
 
     registry = MlflowClient(server)
+    experiment_permission, model_permission = PERMISSIONS[access]
     with translate_errors(f"{server}: permissions of {user}", _ADMIN):
-        experiment_id = "*"
-        if experiment != "*":
-            mlflow_experiment = registry.get_experiment_by_name(experiment)
-            if not mlflow_experiment:
-                raise InputError(f"{server}: MLflow has no experiment {experiment}: the first run creates it")
-            experiment_id = mlflow_experiment.experiment_id
-        if may == "register" and model != "*":
+        experiment_id = _find_experiment(registry, server, experiment)
+        if access == "register" and model != "*":
+            # The administrator creates the model. Otherwise, the first registration would create it, and the user who
+            # creates a model has all permissions on it.
             with ignore_error("RESOURCE_ALREADY_EXISTS"):
                 registry.create_registered_model(model)
-        experiment_permission, model_permission = PERMISSIONS[may]
         _grant(server, user, "experiment", experiment_id, experiment_permission)
         _grant(server, user, "registered_model", model, model_permission)
         if experiment_permission == "EDIT" and experiment_id == "*":
@@ -88,9 +85,19 @@ def allow(server: str, user: str, experiment: str, model: str, may: str) -> None
             _grant(server, user, "run", "*", "MANAGE")
 
 
+def _find_experiment(registry: "MlflowClient", server: str, name: str) -> str:
+    """Return the id of an experiment, or `*` for all experiments."""
+    if name == "*":
+        return name
+    experiment = registry.get_experiment_by_name(name)
+    if not experiment:
+        raise InputError(f"{server}: MLflow has no experiment {name}: the first run creates it")
+    return experiment.experiment_id
+
+
 def _grant(server: str, user: str, kind: str, resource: str, permission: str) -> None:
-    """Grant a permission on a resource. It replaces the user's previous one."""
-    client = _client(server)
+    """Replace the permission of a user on a resource."""
+    client = _make_client(server)
     with ignore_error("RESOURCE_DOES_NOT_EXIST"):
         if client.get_user_permission(user, kind, resource).permission == permission:
             return  # revoking it, even briefly, would interrupt the user's work
@@ -98,7 +105,8 @@ def _grant(server: str, user: str, kind: str, resource: str, permission: str) ->
     client.grant_user_permission(user, kind, resource, permission)
 
 
-def _client(server: str) -> "AuthServiceClient":
+def _make_client(server: str) -> "AuthServiceClient":
+    """Return a client of MLflow's accounts."""
     os.environ.update(environment.MLFLOW)
     from mlflow.server.auth.client import AuthServiceClient
 
@@ -106,7 +114,7 @@ def _client(server: str) -> "AuthServiceClient":
 
 
 def main() -> None:
-    """Run the command."""
+    """Create the user that the environment names, and grant the permissions that the command line names."""
     parser = argparse.ArgumentParser(description="Create a user of MLflow; the variables of MLflow name the user.")
     parser.add_argument("--may", choices=PERMISSIONS, default="read", help="on --experiment and --model; default: read")
     parser.add_argument("--experiment", help="by name, or * for all")
@@ -114,23 +122,27 @@ def main() -> None:
     arguments = parser.parse_args()
     if bool(arguments.experiment) != bool(arguments.model):
         parser.error("--experiment and --model go together")
-    variables = ("MLFLOW_TRACKING_URI", _ADMIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     try:
-        for name in variables:
-            if not os.environ.get(name):
-                raise InputError(f"{name} is not set: the Job make-user of k8s/base sets it")
+        _check_environment()
         server = os.environ["MLFLOW_TRACKING_URI"]
         user = os.environ["MLFLOW_TRACKING_USERNAME"]
         password = os.environ["MLFLOW_TRACKING_PASSWORD"]
         # From here on, this process calls MLflow as the administrator.
         os.environ["MLFLOW_TRACKING_USERNAME"] = "admin"
         os.environ["MLFLOW_TRACKING_PASSWORD"] = os.environ[_ADMIN]
-        ensure(server, user, password)
+        create_user(server, user, password)
         for model in arguments.model or ():
-            allow(server, user, arguments.experiment, model, arguments.may)
+            grant_access(server, user, arguments.experiment, model, access=arguments.may)
     except InfoXLMError as error:
         print(f"mlflow user: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _check_environment() -> None:
+    """Raise InputError if an environment variable that this command reads is not set."""
+    for name in ("MLFLOW_TRACKING_URI", _ADMIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        if not os.environ.get(name):
+            raise InputError(f"{name} is not set: the Job make-user of k8s/base sets it")
 
 
 if __name__ == "__main__":

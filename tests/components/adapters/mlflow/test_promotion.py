@@ -124,7 +124,7 @@ def test_equal_candidate_is_refused_but_can_be_promoted_by_hand(equal, store, mo
     assert read_champion(equal) == 1
     assert read_decision(equal, 2)["what"] == "refused"
 
-    promotion.promote_model("models:/tiny@candidate", GATE, store, by_hand="agreed on 3 May")
+    promotion.promote_model("models:/tiny@candidate", GATE, store, manual_reason="agreed on 3 May")
     assert read_champion(equal) == 2
     assert read_decision(equal, 2)["reason"] == "champion by hand: agreed on 3 May"
     assert read_decision(equal, 2)["by"]["user"] == "ada"
@@ -175,7 +175,7 @@ def test_champion_that_changed_during_the_comparison_is_not_replaced(better, sto
     with pytest.raises(LeaseHeld, match="champion of tiny changed during the comparison"):
         promotion.promote_model("models:/tiny/2", GATE, store)
 
-    assert promotion.champion_of(better, "tiny") is None
+    assert promotion.find_champion(better, "tiny") is None
 
 
 # ---------------------------------------------------------------- signatures and digests
@@ -222,7 +222,7 @@ FORGERIES: dict[str, Callable[[Path], object]] = {
 def test_model_that_is_not_as_signed_is_neither_promoted_nor_loaded(signing_keys, better, store, tmp_path, monkeypatch):
     def assert_refused(message: str) -> None:
         with pytest.raises(SignatureInvalid, match=message):
-            promotion.promote_model("models:/tiny/2", GATE, store, by_hand="reason")
+            promotion.promote_model("models:/tiny/2", GATE, store, manual_reason="reason")
         with pytest.raises(SignatureInvalid, match=message):
             model_registry.load_encoder("models:/tiny/2", store)
         assert read_champion(better) == 1
@@ -255,7 +255,7 @@ def test_model_that_does_not_match_its_digest_is_neither_promoted_nor_loaded(sto
     flip_bit(model)
     with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256"):
         promotion.promote_model("models:/tiny/1", GATE, store)
-    assert promotion.champion_of(client, "tiny") is None
+    assert promotion.find_champion(client, "tiny") is None
     with pytest.raises(DataCorrupt, match=r"model\.safetensors has sha256"):
         model_registry.load_encoder("models:/tiny/1", store)
 
@@ -272,8 +272,8 @@ def test_model_that_does_not_match_its_digest_is_neither_promoted_nor_loaded(sto
 
 
 def test_copy_within_a_server_is_created_once_and_compared_with_its_champion(equal, store):
-    first = promotion.promote_model("models:/tiny/2", GATE, store, to="production.tiny")
-    second = promotion.promote_model("models:/tiny/2", GATE, store, to="production.tiny")
+    first = promotion.promote_model("models:/tiny/2", GATE, store, target="production.tiny")
+    second = promotion.promote_model("models:/tiny/2", GATE, store, target="production.tiny")
 
     assert (first.name, first.version) == ("production.tiny", 1)
     assert second.version == 1
@@ -283,22 +283,22 @@ def test_copy_within_a_server_is_created_once_and_compared_with_its_champion(equ
     assert "previous_champion" not in version.tags
     assert read_champion(equal) == 1
     with pytest.raises(NotPromoted, match="not shown to be better than version 1"):
-        promotion.promote_model("models:/tiny/1", GATE, store, to="production.tiny")
+        promotion.promote_model("models:/tiny/1", GATE, store, target="production.tiny")
 
     for invalid_target in ("https://", "https://host", "a/b", "models:/x"):
         with pytest.raises(InputError, match="give the NAME of a registered model"):
-            promotion.promote_model("models:/tiny/2", GATE, store, to=invalid_target)
+            promotion.promote_model("models:/tiny/2", GATE, store, target=invalid_target)
     with pytest.raises(InputError, match="give models:/NAME@ALIAS"):
         promotion.promote_model("tiny", GATE, store)
     equal.delete_model_version_tag("tiny", "2", "digest")  # as in a version that another tool created
     for target in ("other", "https://host/other"):
         with pytest.raises(InputError, match="tiny version 2 has no tag digest"):
-            promotion.promote_model("models:/tiny/2", GATE, store, to=target)
+            promotion.promote_model("models:/tiny/2", GATE, store, target=target)
 
 
 def read_files(client: "MlflowClient", name: str, version: int) -> dict[Path, bytes]:
     """Return the content of all files of a version, by path."""
-    with model_versions.fetched(client, client.get_model_version(name, str(version))) as folder:
+    with model_versions.checked_download(client, client.get_model_version(name, str(version))) as folder:
         return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
@@ -313,7 +313,7 @@ def test_copy_to_another_server_has_all_files_and_tags_and_passes_the_gate(
     files = read_files(better, "tiny", 2)
 
     for number in (1, 2, 2):
-        promoted = promotion.promote_model(f"models:/tiny/{number}", GATE, store, to=f"{mlflow_server}/production")
+        promoted = promotion.promote_model(f"models:/tiny/{number}", GATE, store, target=f"{mlflow_server}/production")
 
     assert os.environ["MLFLOW_TRACKING_URI"] == source_uri
     assert os.environ["MLFLOW_TRACKING_USERNAME"] == "staging"

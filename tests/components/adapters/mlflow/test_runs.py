@@ -109,7 +109,7 @@ def test_description_links_to_files_of_its_run(store):
 def test_valid_commit_of_the_image_is_the_source_of_the_run(monkeypatch, commit):
     monkeypatch.setenv(runs.COMMIT, commit)
 
-    assert runs.source_tags().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
+    assert runs.make_source_tags().get("mlflow.source.git.commit", "") == (commit if len(commit) == 40 else "")
 
 
 def test_run_with_a_quotation_mark_in_its_name_is_found_again(store):
