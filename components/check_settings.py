@@ -74,7 +74,7 @@ def check_settings(
         trials = step.read(trials)
         overrides = step.read(overrides)
         if trials:
-            tracking.tracker().check_sweeps()
+            tracking.get_tracker().check_sweeps()
             # In an ablation, only the trials have these sections.
             first_trial = trials[0]
             sections |= {name: first_trial[name] for name in ("pretraining", "translation") if name in first_trial}

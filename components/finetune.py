@@ -62,7 +62,7 @@ def finetune(
             "classifier", key, checked, num_workers, cluster, task_config, inputs, checkpoint_folder=run
         )
         step.publish(classifier, directory, metrics)
-        encoder_facts = manifests.load(artifacts.locate(encoder_location, hashed=False))["facts"]
+        encoder_facts = manifests.load(artifacts.locate_unverified(encoder_location))["facts"]
         is_trained = encoder_facts["steps"] > 0
         name = "finetune" if is_trained else "finetune_of_start"
         step.run.log_curves(directory / "metrics.jsonl", prefix=f"{name}/")

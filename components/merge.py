@@ -43,7 +43,7 @@ def merge(
             return
         start_location, start_digest = artifacts.read_pointer(start)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
-        local_config = sources.localise_guard(checked, step.local_store)
+        local_config = sources.fetch_guard_set(checked, step.local_store)
         key = sources.compute_key_with_guard("merged", local_config, corpus_digest, encoder_digest, start_digest)
 
         def build(output: Path) -> dict[str, Any]:

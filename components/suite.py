@@ -34,13 +34,13 @@ def plan_suite(
     from infoxlm_core.results.suite_config import SuiteConfig
 
     with stage_run("plan_suite", store, reports_to_tracker=False) as step:
-        tracking.tracker().check_sweeps()
+        tracking.get_tracker().check_sweeps()
         checked = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
         planned = [trial.to_dict() for trial in trials.plan(checked)]
         for source in checked.models.values():
             sources.fetch_model(source, step.local_store)
         for task, suite_task in checked.tasks.items():
-            trials.check(task, suite_task, sources.localise(suite_task.settings, step.local_store))
+            trials.check(task, suite_task, sources.fetch_task_data(suite_task.settings, step.local_store))
             logging.info("The data of task %s are complete.", task)
         logging.info("%d trials: %d models, %d tasks.", len(planned), len(checked.models), len(checked.tasks))
         batches = parameters.split_trials(planned)

@@ -124,7 +124,7 @@ def make_corpus_config(path: str, languages: Sequence[str]) -> dict[str, Any]:
 
 def count_pairs(preparation: PreparationConfig, store: Path, limit: int) -> int:
     """Return the number of translation pairs of all corpora before cleaning, at most `limit`."""
-    local = sources.localise_corpora(preparation, store)
+    local = sources.fetch_corpora(preparation, store)
     count = 0
     for corpus in local.corpora:
         paths = [Path(path) for path in corpus.paths]

@@ -48,7 +48,7 @@ def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path,
         os.environ[launchers.VARIABLE] = launcher
     # Both calls raise ConfigError for an unknown name, before the first step starts.
     launchers.choose_local_launcher()
-    tracking.tracker()
+    tracking.get_tracker()
     store = str(store).rstrip("/")
     local_store = artifacts.local_directory(store).resolve()
     local_store.mkdir(parents=True, exist_ok=True)

@@ -51,14 +51,14 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
     Args:
         directory: the artifact, with its manifest.
         uri: URI of the uploaded artifact.
-        before_commit: is called when all files except the manifest are uploaded.
+        before_commit: called after the upload of all files except the manifest, which makes the artifact visible.
         replace: whether to delete an existing artifact at this URI first.
 
     Raises:
         DataCorrupt: a file differs from the manifest.
         InputError: the storage refuses, or the URI holds an artifact with other content.
-        StorageUnavailable: the storage does not answer, or a stored file differs from what was sent. The uploaded files
-            are not an artifact without a manifest.
+        StorageUnavailable: the storage does not answer, or a stored file differs from what was sent. Readers ignore the
+            uploaded files, because there is no manifest.
     """
     # Read the manifest first, because it must describe the files that are uploaded, even if it changes meanwhile.
     manifest_content = (directory / manifests.NAME).read_bytes()
@@ -159,14 +159,19 @@ def verify(directory: Path, kind: str) -> dict[str, Any]:
 
     The files are hashed only if any of them was touched since the last `record_verified`.
     """
+    producer = f"the stage that builds {kind}"
     # Computed before the files are read, so that a change during the verification leads to another one.
     state = compute_state(directory)
-    should_hash = not is_verified(directory, state)
-    producer = f"the stage that builds {kind}"
-    manifest = manifests.load_verified(directory, kind, producer=producer, should_hash=lambda _: should_hash)
-    if should_hash:
-        record_verified(directory, state)
+    if is_verified(directory, state):
+        return manifests.load_verified(directory, kind, producer, should_hash=_should_hash_nothing)
+    manifest = manifests.load_verified(directory, kind, producer)
+    record_verified(directory, state)
     return manifest
+
+
+def _should_hash_nothing(_: Path) -> bool:
+    """Return False for every file, so that only its size is verified."""
+    return False
 
 
 def compute_state(directory: Path) -> str:
@@ -180,24 +185,25 @@ def compute_state(directory: Path) -> str:
     return manifests.digest(states)
 
 
-def marker_of(directory: Path) -> Path:
-    """Return the path of the file that records the `compute_state` at which a directory was last verified."""
+def find_marker(directory: Path) -> Path:
+    """Return the path of the file that records in which state a directory was last verified (`compute_state`)."""
     kind_folder = directory.parent
     return kind_folder.parent / "verified" / f"{kind_folder.name}-{directory.name}"
 
 
 def is_verified(directory: Path, state: str) -> bool:
-    """Return whether a directory was verified in this `compute_state`."""
+    """Return whether a directory was verified in a state, which `compute_state` returns."""
     with contextlib.suppress(OSError):  # without a readable marker, the directory counts as not verified
-        return marker_of(directory).read_bytes() == state.encode()
+        return find_marker(directory).read_bytes() == state.encode()
     return False
 
 
 def record_verified(directory: Path, state: str) -> None:
-    """Record that a directory was verified in this `compute_state`. Do nothing in a read-only store."""
+    """Record that a directory was verified in a state of `compute_state`. Do nothing in a read-only store."""
     with contextlib.suppress(OSError):
-        marker_of(directory).parent.mkdir(exist_ok=True)
-        manifests.write_atomically(marker_of(directory), state)
+        marker = find_marker(directory)
+        marker.parent.mkdir(exist_ok=True)
+        manifests.write_atomically(marker, state)
 
 
 def verify_files(directory: Path) -> None:

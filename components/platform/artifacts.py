@@ -11,7 +11,7 @@ artifact once, under a digest of everything that decides its content (`compute_k
     STORE/outcome/demo-2026…/…json       why a stage of a pipeline run failed; KFP keeps no exit codes
     STORE/verified/                      the state in which each artifact was last verified, since hashing takes long
     STORE/parameters/                    settings that are passed by reference (`parameters`)
-    STORE/work/j-pretrain-….json         the work of a RayJob
+    STORE/work/j-pretrain-….json         the artifact that a RayJob builds (`builds.BuildSpec`)
     STORE/leases/                        locks of uploads
 
 STORE is a directory, or `s3://bucket/prefix` (see `adapters/storage.py`). Each machine has a local copy of a remote
@@ -27,7 +27,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import TypedDict
 
@@ -48,7 +48,7 @@ MAX_UPLOAD_SECONDS = 6 * 3600.0
 MAX_BUILD_SECONDS = 14 * 86_400.0
 """Longest time to wait for another machine that builds the same artifact; a training run may take weeks."""
 _NOT_IN_STORE = "is no longer in the store: run again without Kubeflow's cache (--no-cache)"
-_COPY_OF = "COPY_OF"  # file in the local copy of a remote store; contains the URI of the store
+_URI_FILE = "COPY_OF"  # file in the local copy of a remote store that contains the URI of the store
 
 
 # ---------------------------------------------------------------- the store
@@ -64,7 +64,7 @@ def local_directory(store: str) -> Path:
     digest = manifests.digest(store).removeprefix("sha256:")[:8]
     root = cache() / "stores" / f"{readable_name}-{digest}"
     root.mkdir(parents=True, exist_ok=True)
-    uri_file = root / _COPY_OF
+    uri_file = root / _URI_FILE
     if not uri_file.is_file() or uri_file.read_bytes() != store.encode():
         manifests.write_atomically(uri_file, store)
     return root
@@ -73,7 +73,7 @@ def local_directory(store: str) -> Path:
 def find_uri(location: Path) -> str:
     """Return the URI of a path in the local copy of a remote store. Return any other path unchanged."""
     for root in location.parents:
-        uri_file = root / _COPY_OF
+        uri_file = root / _URI_FILE
         if uri_file.is_file():
             return f"{uri_file.read_text()}/{location.relative_to(root)}"
     return str(location)
@@ -91,7 +91,7 @@ def write(store: str, name: str, content: str) -> None:
 
 
 def read(store: str, name: str) -> bytes | None:
-    """Read a small file of the store. Return None if there is none."""
+    """Return the content of a small file of the store, or None if there is no such file."""
     stored = storage.open(store).get(name)
     if stored is None:
         return None
@@ -121,7 +121,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
     manifest = artifact_files.read_manifest(uri)
     if manifest is None:
         return None
-    with _locked(path.parent / f".{name}.fetching"):
+    with _waiting_lock(path.parent / f".{name}.fetching"):
         if not _is_intact(path, kind, manifest["digest"]):
             artifact_files.pull(uri, path)  # verifies every file
             artifact_files.record_verified(path, artifact_files.compute_state(path))
@@ -206,7 +206,7 @@ def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]
 @contextlib.contextmanager
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
     """Let only one process at a time build a costly artifact, so that the others wait for it and reuse it."""
-    with _locked(local_directory(store) / kind / f".{name}.lock"):
+    with _waiting_lock(local_directory(store) / kind / f".{name}.lock"):
         if not storage.is_remote(store):
             yield
             return
@@ -215,7 +215,7 @@ def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _waiting_lock(path: Path) -> Iterator[None]:
     """Hold a lock file, so that other processes of this machine wait. Log a line if this process has to wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -271,82 +271,105 @@ def resolve(artifact: Any) -> tuple[Path, str]:
     return locate(location), digest
 
 
-def locate(location: str, hashed: bool = True) -> Path:
-    """Return the local path of an artifact, or of a folder in it such as `s3://bucket/prefix/pretrained/7b…/encoder`.
+class _ArtifactLocation(NamedTuple):
+    """The parts of a location in a remote store."""
+
+    store: str
+    kind: str
+    name: str
+    inner_path: str
+    """Path of a folder in the artifact; empty for the artifact itself."""
+
+
+def locate(location: str) -> Path:
+    """Return the local path of an artifact, or of a folder in it. Download it if needed, and verify every file.
+
+    A damaged local copy is downloaded again.
 
     Args:
-        location: location as `publish` writes it.
-        hashed: whether to verify every file, because the caller will read the files. A damaged local copy is
-            downloaded again.
+        location: location as `publish` writes it, such as `s3://bucket/prefix/pretrained/7b…/encoder`.
 
     Raises:
         InputError: there is no such artifact, or the location is malformed or leads out of the store.
         DataCorrupt: a file differs from the manifest.
     """
-    artifact, path = _fetch(location)
-    if not hashed or not (path / manifests.NAME).is_file():
+    path = locate_unverified(location)
+    if not (path / manifests.NAME).is_file():
         return path
     try:
         artifact_files.verify_files(path)
     except DataCorrupt:
         if not storage.is_remote(location):
             raise
-        artifact_files.marker_of(artifact).unlink(missing_ok=True)  # so that `lookup` hashes the files
-        _fetch(location)
+        store, kind, name, _ = _split_location(location)
+        artifact = local_directory(store) / kind / name
+        artifact_files.find_marker(artifact).unlink(missing_ok=True)  # so that `lookup` hashes the files
+        return locate_unverified(location)
     return path
 
 
-def _fetch(location: str) -> tuple[Path, Path]:
-    """Return the local directory of an artifact, and the local path of the location in it. Download them if needed."""
+def locate_unverified(location: str) -> Path:
+    """Return the same path as `locate`, but do not hash the files again, for a caller that reads only the manifest.
+
+    Raises:
+        InputError: there is no such artifact, or the location is malformed or leads out of the store.
+        DataCorrupt: a file differs from the manifest.
+    """
     directory = storage.open(location).directory
     if directory:
-        return directory, directory
+        return directory
     store, kind, name, inner_path = _split_location(location)
     artifact = lookup(store, kind, name)
     if artifact is None:
         raise InputError(f"{location} {_NOT_IN_STORE}")
-    path = manifests.join_inside(artifact, inner_path) if inner_path else artifact
-    return artifact, path
+    return manifests.join_inside(artifact, inner_path) if inner_path else artifact
 
 
-def _split_location(location: str) -> tuple[str, str, str, str]:
-    """Return the store, kind and name of an artifact, and the path in it, from a location in a remote store."""
+def _split_location(location: str) -> _ArtifactLocation:
+    """Split a location in a remote store. Raise InputError if it is malformed."""
     # The first group is greedy, because a folder above the store may be named like a kind.
     match = re.fullmatch(rf"(.+?://.+)/({'|'.join(KINDS)})/([0-9a-f]{{16}})(?:/(.*))?", location)
     if not match:
         raise InputError(f"{location} is not an artifact (STORE/KIND/KEY): repeat the step that builds it")
-    store, kind, name, inner_path = match.groups(default="")
-    return store, kind, name, inner_path
+    return _ArtifactLocation(*match.groups(default=""))
 
 
-def open_shards(location: str) -> tuple[Path, storage.Store | None]:
-    """Return a local folder of token shards, and the storage from which a training run streams their tokens.
+class ShardsLocation(NamedTuple):
+    """Where a training run reads token shards."""
 
-    Without a complete copy on this machine, only the manifest and the tokenizer are downloaded, and the folder receives
-    the tokens during the training. With a complete copy, the storage is None.
+    directory: Path
+    """Local folder with the manifest and the tokenizer, and with all or some of the tokens."""
+    source: storage.Store | None
+    """Storage from which the missing tokens are streamed; None if the folder has all tokens."""
+
+
+def open_shards(location: str) -> ShardsLocation:
+    """Return where a training run reads token shards, which it streams if this machine has no complete copy.
+
+    For streaming, the manifest and the tokenizer are downloaded.
 
     Raises:
         InputError: the shards do not exist.
         DataCorrupt: a file differs from the manifest.
     """
     if not storage.is_remote(location):
-        return locate(location), None
-    store, kind, name, _ = _split_location(location)
-    local_copy = local_directory(store) / kind / name
+        return ShardsLocation(locate(location), None)
+    store, kind, key, _ = _split_location(location)
+    local_copy = local_directory(store) / kind / key
     if (local_copy / manifests.NAME).is_file():
-        return locate(location), None
+        return ShardsLocation(locate(location), None)
     manifest = artifact_files.read_manifest(location)
     if manifest is None:
         raise InputError(f"{location} {_NOT_IN_STORE}")
     directory = streaming_directory(local_copy)
     source = storage.open(location)
-    tables = manifest["facts"]["tables"]
-    small_files = [name for name in manifest["files"] if name.rpartition("/")[0] not in tables]
-    for name in (*small_files, manifests.NAME):
+    token_folders = manifest["facts"]["tables"]
+    small_files = [name for name in manifest["files"] if name.rpartition("/")[0] not in token_folders]
+    for name in (*small_files, manifests.NAME):  # the manifest is written last, as in every artifact
         path = manifests.join_inside(directory, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         manifests.write_atomically(path, source.read(name))
-    return directory, source
+    return ShardsLocation(directory, source)
 
 
 def streaming_directory(artifact: Path) -> Path:

@@ -122,7 +122,7 @@ def _make_training_arguments(spec: BuildSpec, run: Path) -> dict[str, Any]:
     arguments = TRAINING_INPUTS[spec.stage](spec)
     arguments["run"] = run
     if spec.tracker_run:
-        arguments["track"] = tracking.tracker().find_run(spec.tracker_run).follow
+        arguments["track"] = tracking.get_tracker().find_run(spec.tracker_run).follow
     if storage.is_remote(spec.store):
         holder = spec.job or f"{socket.gethostname()} {run}"
         arguments["remote"] = RemoteRun(f"{spec.store}/runs/{spec.run}", holder)
@@ -154,8 +154,8 @@ def _fetch_pretraining_inputs(spec: BuildSpec) -> dict[str, Any]:
         start = str(sources.fetch_model(config.model.start, artifacts.local_directory(spec.store)))
         model_config = config.model.model_copy(update={"start": start})
         config = config.model_copy(update={"model": model_config})
-    shards_path, shards_source = artifacts.open_shards(spec.artifacts["shards_path"])
-    return {"config": config, "shards_path": shards_path, "shards_source": shards_source}
+    shards = artifacts.open_shards(spec.artifacts["shards_path"])
+    return {"config": config, "shards_path": shards.directory, "shards_source": shards.source}
 
 
 def _fetch_finetuning_inputs(spec: BuildSpec) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def _fetch_finetuning_inputs(spec: BuildSpec) -> dict[str, Any]:
     from infoxlm_core import tasks
 
     local_store = artifacts.local_directory(spec.store)
-    config = sources.localise(tasks.parse(spec.config, "finetuning"), local_store)
+    config = sources.fetch_task_data(tasks.parse(spec.config, "finetuning"), local_store)
     paths = {name: artifacts.locate(location) for name, location in spec.artifacts.items()}
     for name, source in (spec.sources or {}).items():
         paths[name] = sources.fetch_model(source, local_store)
@@ -201,7 +201,7 @@ def _prepare_corpus(spec: BuildSpec, parallel_map: "ParallelMap | None", output:
     # Absolute paths, because workers may run in another folder.
     config = sources.make_paths_absolute(PreparationConfig.parse(spec.config, "preparation"))
     local_store = artifacts.local_directory(spec.store).absolute()
-    fetch_corpora = functools.partial(sources.localise_corpora, store=local_store)
+    fetch_corpora = functools.partial(sources.fetch_corpora, store=local_store)
     run_tasks = parallel_map or map_in_process
     folder = _intermediate_folder(spec)
     if os.environ.get("RAY_ADDRESS") and storage.is_remote(spec.store):

@@ -46,7 +46,7 @@ def read_model(name: str, encoder: Any, classifier: Any) -> EvaluatedModel:
 def read_start(encoder: Any, classifier: Any) -> EvaluatedModel:
     """Return the model that the training started from. Its name says whether it is public or has random weights."""
     location, _ = artifacts.read_pointer(encoder)
-    inputs = manifests.load(artifacts.locate(location, hashed=False))["inputs"]
+    inputs = manifests.load(artifacts.locate_unverified(location))["inputs"]
     name = evidence.PUBLIC_START if "model.start" in inputs else evidence.UNTRAINED
     return read_model(name, encoder, classifier)
 
@@ -61,7 +61,7 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
         models: the trained model, optionally followed by the model before its training.
     """
     corpus_location, corpus_digest = artifacts.read_pointer(corpus)
-    local_config = sources.localise_guard(config, step.local_store)
+    local_config = sources.fetch_guard_set(config, step.local_store)
     names = [model.name for model in models]
     digests = [digest for model in models for digest in model.digests]
     key = sources.compute_key_with_guard("scores", local_config, corpus_digest, *names, *digests)
@@ -70,26 +70,40 @@ def build_scores(step: StageRun, config: EvaluationConfig, corpus: Any, models: 
     hours_before = costs.add_up(step.run.read_metrics()) if is_adaptation else {}
 
     def build(output: Path) -> dict[str, float]:
-        from infoxlm_core.model.huggingface import origin
         from infoxlm_core.stages.evaluation import evaluate
 
-        encoders = {}
-        classifiers = {}
-        for model in models:
-            encoder = artifacts.locate(model.encoder_location)
-            # A trial of an ablation keeps the name of its variant and seed.
-            is_adapted_model = is_adaptation and model is models[0] and not step.trial
-            name = origin.name_adapted(encoder) if is_adapted_model else model.name
-            encoders[name] = encoder
-            classifier = artifacts.locate(model.classifier_location)
-            is_trained = manifests.load(classifier)["facts"]["steps"] > 0
-            if is_trained:  # without labelled text, `finetune` trains nothing
-                classifiers[name] = classifier
+        # A trial of an ablation keeps the name of its variant and seed.
+        encoders, classifiers = _locate_models(models, names_adapted_model=is_adaptation and not step.trial)
         corpus_path = artifacts.locate(corpus_location)
         with costs.record_process_duration(step.store, "scores", key):
             return evaluate(local_config, corpus_path, encoders, classifiers, output, hours_before)
 
     return artifacts.get_or_build(step.store, "scores", key, build)
+
+
+def _locate_models(
+    models: Sequence[EvaluatedModel], names_adapted_model: bool
+) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Return the local directories of the encoders and of the trained classifiers, by the name of the model.
+
+    Args:
+        models: the trained model, optionally followed by the model before its training.
+        names_adapted_model: whether the trained model is named after the public model from which it was adapted.
+    """
+    from infoxlm_core.model.huggingface import origin
+
+    encoders = {}
+    classifiers = {}
+    trained_model = models[0]
+    for model in models:
+        encoder = artifacts.locate(model.encoder_location)
+        name = origin.name_adapted(encoder) if names_adapted_model and model is trained_model else model.name
+        encoders[name] = encoder
+        classifier = artifacts.locate(model.classifier_location)
+        is_trained = manifests.load(classifier)["facts"]["steps"] > 0
+        if is_trained:  # without labelled text, `finetune` trains nothing
+            classifiers[name] = classifier
+    return encoders, classifiers
 
 
 class MeasuredTrial(NamedTuple):
@@ -117,14 +131,15 @@ def measure(planned_trial: Mapping[str, Any], store: str, num_workers: int) -> M
     with stage_run("measure", store, trial) as step:
         settings = trials.read_settings(planned_trial["settings"])
         step.report(model=trial["model"], source=source, task=trial["task"], settings=settings)
-        local_settings = sources.localise(settings, step.local_store)
+        local_settings = sources.fetch_task_data(settings, step.local_store)
         task = task_of(local_settings)
         encoder = sources.fetch_model(source, step.local_store)
-        model = encoder
-        training_facts: dict[str, Any] = {}
         if task.is_finetuned:
             model = _fine_tune(step, settings, local_settings, source, encoder, num_workers)
             training_facts = manifests.load(model)["facts"] | {"tuned": f"tuned/{model.name}"}
+        else:
+            model = encoder
+            training_facts = {}
         model_digests = fingerprint.digest_inputs(str(model))
         data_digest = fingerprint.digest_inputs_by_role(task.list_data(local_settings))
         key = artifacts.compute_key("points", task.without_data(local_settings), *model_digests, data_digest)
@@ -174,7 +189,8 @@ def _fine_tune(
         tracker_run=step.run.id,
     )
     with artifacts.exclusive(step.store, "tuned", name):  # another trial may need the same model
-        model = artifacts.locate(artifacts.find_uri(launchers.run(training)))  # `locate` verifies every file
+        location = artifacts.find_uri(launchers.run(training))
+        model = artifacts.locate(location)  # verifies every file
         builds.delete_checkpoints(training)
     step.run.log_curves(model / "metrics.jsonl")
     return model
@@ -190,7 +206,7 @@ def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_wor
     if len(planned_trials) == 1:
         only_trial = planned_trials[0]
         return {only_trial["point"]["name"]: measure(only_trial, store, num_workers)}
-    finished: dict[str, MeasuredTrial] = {}
+    finished_trials: dict[str, MeasuredTrial] = {}
     exit_codes: list[int] = []
     stop_requested = threading.Event()
 
@@ -203,15 +219,16 @@ def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_wor
             name = planned_trial["point"]["name"]
             logger.info("Trial %d of %d: %s.", number, len(planned_trials), name)
             try:
-                finished[name] = _measure_in_child(planned_trial, store, num_workers, stop_requested)
+                finished_trials[name] = _measure_in_child(planned_trial, store, num_workers, stop_requested)
             except SystemExit as failure:
                 exit_codes.append(int(failure.code or 0))
             if stop_requested.is_set():
                 break
     if exit_codes:
-        logger.error("%d of %d trials are finished, %d failed.", len(finished), len(planned_trials), len(exit_codes))
+        message = "%d of %d trials are finished, %d failed."
+        logger.error(message, len(finished_trials), len(planned_trials), len(exit_codes))
         sys.exit(exit_codes[-1])  # the store also has the error of the last failure
-    return finished
+    return finished_trials
 
 
 def _measure_in_child(

@@ -26,6 +26,7 @@ FOLDERS = (*artifacts.KINDS, *NOTES, "runs", "outcome", "cost", "preparing")
 _FILES_WITH_DIGESTS = (manifests.NAME, checkpoints.META)
 _KEY = re.compile(r"(?<![0-9a-f])[0-9a-f]{16}(?![0-9a-f])")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_OWN_DIGEST = re.compile(rf'"digest": "({_DIGEST.pattern})"')  # of a manifest, in the manifest itself
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,12 @@ class Item:
     """Time of its newest file."""
     identifiers: frozenset[str]
     """Digests and keys by which other items refer to it."""
-    mentions: frozenset[str]
+    references: frozenset[str]
     """All digests and keys in its manifests, checkpoints and notes."""
 
 
 def list_items(store: str) -> list[Item]:
-    """Return all items of a store, sorted by name. Their manifests, notes and the metadata of checkpoints are read."""
+    """Return all items of a store, sorted by name. Read the files in which they refer to other items."""
     opened_store = storage.open(store)
     stored_files = opened_store.entries()
     if opened_store.directory is None:  # a preparation without a cluster keeps its files in the local copy of the store
@@ -75,28 +76,29 @@ def _name_item(path: str) -> str:
 
 
 def _read_item(store: storage.Store, name: str, files: list[Entry]) -> Item:
-    """Return an item with the digests and keys in its manifests, checkpoints and notes."""
+    """Return an item, with the digests and keys in its manifests, checkpoints and notes."""
     is_note = name.partition("/")[0] in NOTES
     identifiers = set(_KEY.findall(name))
-    mentions: set[str] = set()
+    references: set[str] = set()
     for stored_file in files:
         has_digests = Path(stored_file.name).name in _FILES_WITH_DIGESTS
         if is_note or has_digests:
             content, _ = store.get(stored_file.name) or (b"", "")
             text = content.decode(errors="replace")
-            mentions.update(_DIGEST.findall(text))
-            mentions.update(_KEY.findall(text))
-            identifiers.update(re.findall(rf'"digest": "({_DIGEST.pattern})"', text))  # the digest of a manifest itself
+            references.update(_DIGEST.findall(text), _KEY.findall(text))
+            identifiers.update(_OWN_DIGEST.findall(text))
     manifest = f"{name}/{manifests.NAME}"
-    file_names = [stored_file.name for stored_file in files]
-    file_names.sort(key=lambda file_name: (file_name != manifest, file_name))  # the manifest first, for `delete`
+    file_names = sorted(stored_file.name for stored_file in files)
+    if manifest in file_names:  # the manifest first, because `delete` begins with the first file
+        file_names.remove(manifest)
+        file_names.insert(0, manifest)
     return Item(
         name,
         files=tuple(file_names),
         size=sum(stored_file.size for stored_file in files),
         modified=max(stored_file.modified for stored_file in files),
         identifiers=frozenset(identifiers),
-        mentions=frozenset(mentions),
+        references=frozenset(references),
     )
 
 
@@ -114,37 +116,40 @@ def find_deletable(
     newest_deletable_time = (current_time or datetime.now(UTC)) - min_age
     needed_identifiers = set(roots)
     needed_run_keys: set[str] = set()
-    candidates = list(items)  # items that no needed item mentions so far
-
-    def is_needed(item: Item) -> bool:
-        if item.modified > newest_deletable_time:
-            return True
-        if item.name.startswith(("runs/", "cost/")):  # no artifact depends on them
-            return False
-        if item.name.startswith(NOTES):  # a restarted job and a resumed training run read their notes
-            return not needed_run_keys.isdisjoint(item.mentions)
-        return not needed_identifiers.isdisjoint(item.identifiers)
-
+    candidates = list(items)  # items that no needed item refers to so far
     while True:
-        needed_items = [item for item in candidates if is_needed(item)]
+        needed_items = []
+        for item in candidates:
+            is_young = item.modified > newest_deletable_time
+            if is_young or _is_referenced(item, needed_identifiers, needed_run_keys):
+                needed_items.append(item)
         if not needed_items:
             return candidates
         candidates = [item for item in candidates if item not in needed_items]
-        # Everything that these items mention is needed as well, so the remaining candidates must be checked again.
+        # Everything that these items refer to is needed as well, so the remaining candidates must be checked again.
         for item in needed_items:
-            needed_identifiers |= item.mentions
+            needed_identifiers |= item.references
             if item.name.startswith("runs/"):
                 needed_run_keys |= item.identifiers
+
+
+def _is_referenced(item: Item, needed_identifiers: set[str], needed_run_keys: set[str]) -> bool:
+    """Return whether a needed item depends on an item."""
+    if item.name.startswith(("runs/", "cost/")):  # no artifact depends on them
+        return False
+    if item.name.startswith(NOTES):  # a restarted job and a resumed training run read their notes
+        return not needed_run_keys.isdisjoint(item.references)
+    return not needed_identifiers.isdisjoint(item.identifiers)
 
 
 def delete(store: str, item: Item) -> None:
     """Delete an item, beginning with its manifest, so that no reader sees a partial artifact. Delete its local copy."""
     opened_store = storage.open(store)
-    manifest, *other_files = item.files
-    opened_store.delete(manifest)
+    first_file, *other_files = item.files  # the manifest, if the item has one
+    opened_store.delete(first_file)
     if other_files:
         opened_store.delete(*other_files)
     path = (opened_store.directory or artifacts.local_directory(store)) / item.name
     for folder in (path, artifacts.streaming_directory(path)):
         shutil.rmtree(folder, ignore_errors=True)
-    artifact_files.marker_of(path).unlink(missing_ok=True)
+    artifact_files.find_marker(path).unlink(missing_ok=True)

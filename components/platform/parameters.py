@@ -4,7 +4,7 @@
 
 Kubeflow passes all inputs of a step to its pod in a single environment variable, which Linux limits to 128 KiB. Argo
 keeps the inputs of all steps of a run in a single object of at most 1 MiB. Therefore, only small settings are passed
-directly. Every step calls `resolve` on its parameters.
+directly. Every step calls `dereference` on its parameters.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def write_reference(store: str, value: Any) -> Any:
     return [reference] if isinstance(value, list) else reference
 
 
-def resolve(store: str, value: Any) -> Any:
+def dereference(store: str, value: Any) -> Any:
     """Return the content of a reference from `write_reference`. Return any other value unchanged.
 
     Raises:

@@ -14,7 +14,7 @@ import fnmatch
 import itertools
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from infoxlm_core.training.finetuning import selection
 
 if TYPE_CHECKING:
     from infoxlm_core.config import EvaluationConfig, PreparationConfig, PretrainingConfig
+    from infoxlm_core.config.corpora import SimilarityConfig
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +53,12 @@ class Listing:
         return manifests.digest([self.uri, states])
 
 
-def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
-    """Return the local directory of an encoder.
+def fetch_model(source: str, store: Path) -> Path:
+    """Return the local directory of an encoder, which is copied to the store if it is remote.
 
     Args:
-        source: a source of this module's list; with `only`, it may also be a file or the URI of a file, whose local
-            path is returned.
+        source: one of the sources in the docstring of this module.
         store: directory of the store; copies go to `store/models`. Without an MLflow server, it also has the registry.
-        only: names of the files that the caller needs, such as those of a tokenizer. The directory may lack some of
-            them and have others.
 
     Raises:
         InputError: there is no such model, or it contains pickles or requires custom code.
@@ -68,41 +66,55 @@ def fetch_model(source: str, store: Path, only: Sequence[str] = ()) -> Path:
         SignatureInvalid: a registered version is not signed with the key that is set.
         StorageUnavailable: the storage, the hub or MLflow does not answer.
     """
-    path: Path | None
-    is_verified = False
-    if Path(source).exists():
-        path = Path(source)
-    elif _is_storage_uri(source):
-        path = _copy_model(source, store.resolve() / "models", only)
-        is_verified = True  # `_copy` compares the files with the manifest
-    elif storage.scheme(source, ":") == "models":
-        from components.adapters.mlflow import model_registry
-
-        path = model_registry.fetch(source, store)
-    else:
-        from components.adapters.sources import hub
-
-        path = hub.fetch_snapshot(source, store, only)
-    if not path:  # the source cannot be the name of a model on the hub
-        raise InputError(f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME")
-    if only:
-        return path
-    if is_verified:
-        directories.check_encoder(path)
+    path = _fetch_unchecked_model(source, store)
+    is_from_storage = _is_storage_uri(source) and not Path(source).exists()
+    if is_from_storage:
+        directories.check_encoder(path)  # without the manifest, with which `_copy` has compared the files
     else:
         directories.check_model(path)
     return path
 
 
-def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
-    """Return the local path of a tokenizer and the digests of its files.
+def fetch_model_files(source: str, store: Path, file_names: Sequence[str]) -> Path:
+    """Return a local directory with some files of a model, such as those of its tokenizer.
 
-    The path is that of a SentencePiece model, of a tokenizer.json, or of the directory of a model. Raises as
-    `fetch_model` does.
+    Args:
+        source: one of the sources in the docstring of this module, or a file, whose local path is returned.
+        store: directory of the store.
+        file_names: names of the files that the caller needs. The directory may lack some of them and have others.
+
+    Raises as `fetch_model` does, but the files are not checked.
+    """
+    return _fetch_unchecked_model(source, store, file_names)
+
+
+def _fetch_unchecked_model(source: str, store: Path, file_names: Sequence[str] = ()) -> Path:
+    """Return the local path of a model, with all of its files, or at least those with the given names."""
+    if Path(source).exists():
+        return Path(source)
+    if _is_storage_uri(source):
+        return _copy_model(source, store.resolve() / "models", file_names)
+    if storage.scheme(source, ":") == "models":
+        from components.adapters.mlflow import model_registry
+
+        return model_registry.fetch(source, store)
+    from components.adapters.sources import hub
+
+    path = hub.fetch_snapshot(source, store, file_names)
+    if not path:  # the source cannot be the name of a model on the hub
+        raise InputError(f"{source}: no such file or directory: give a path, s3://…, models:/NAME@ALIAS or ORG/NAME")
+    return path
+
+
+def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
+    """Return the local path of a tokenizer, and the digests of its files.
+
+    The path leads to a SentencePiece model, to a tokenizer.json, or to the directory of a model. Raises as
+    `fetch_model_files` does.
     """
     from infoxlm_core.model.huggingface import tokenizers  # takes seconds
 
-    path = fetch_model(source, store, only=tokenizers.ALL_FILES)
+    path = fetch_model_files(source, store, tokenizers.ALL_FILES)
     files = tokenizers.find_files(path)
     return str(path), fingerprint.digest_inputs([str(file) for file in files])
 
@@ -110,7 +122,7 @@ def fetch_tokenizer(source: str, store: Path) -> tuple[str, list[str]]:
 def check_start(config: "PretrainingConfig", store: Path) -> None:
     """Check that a training run can start from `model.start`, if it is set, without downloading its weights.
 
-    The names of the files, the class and the sizes of the model are checked. Raises as `fetch_model` and
+    The names of the files, the class and the sizes of the model are checked. Raises as `fetch_model_files` and
     `System.check_start_files` do.
     """
     source = config.model.start
@@ -119,18 +131,22 @@ def check_start(config: "PretrainingConfig", store: Path) -> None:
     from infoxlm_core.model.huggingface import tokenizers
     from infoxlm_core.systems.table import SYSTEMS
 
-    directory = fetch_model(source, store, only=tokenizers.ALL_FILES)
+    directory = fetch_model_files(source, store, tokenizers.ALL_FILES)
     directories.check_no_code(directory)
-    file_names = _list_names(source, directory)
+    file_names = _list_model_files(source, directory)
     if file_names is not None:
         directories.check_file_names(source, file_names)
     SYSTEMS[config.system].check_start_files(config, directory)
 
 
-def _list_names(source: str, partial_copy: Path) -> list[str] | None:
-    """Return the names of all files of a model that was copied in part, or None if the hub does not answer."""
+def _list_model_files(source: str, partial_copy: Path) -> list[str] | None:
+    """Return the names of all files of a model, of which `partial_copy` may have only some.
+
+    Returns:
+        None if the hub does not answer.
+    """
     if _is_storage_uri(source):
-        return list(_list(source, deep=False).files)
+        return list(_list(source, recursive=False).files)
     is_on_hub = not Path(source).exists() and storage.scheme(source, ":") != "models"
     if is_on_hub:
         from components.adapters.sources import hub
@@ -145,9 +161,9 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
     Files of a storage are downloaded again only if a name, size or version has changed.
 
     Args:
-        source: a source of this module's list.
+        source: one of the sources in the docstring of this module.
         store: directory of the store.
-        sha256: expected digest, for sources whose file may change.
+        sha256: expected SHA-256 of a file from the package index, which may change there.
 
     Raises:
         InputError: there is no such file, folder, bucket, prefix or version.
@@ -155,7 +171,7 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         StorageUnavailable: the storage or the package index does not answer.
     """
     if _is_storage_uri(source):
-        listing = _list(source, deep=True)
+        listing = _list(source, recursive=True)
         subfolder = "" if listing.is_file else PurePosixPath(listing.uri).name
         return _copy(listing, store.resolve() / "data", subfolder)
     if Path(source).exists():
@@ -167,13 +183,13 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
     raise InputError(f"{source}: no such file or folder: give a path, or s3://bucket/prefix")
 
 
-def localise(settings: Any, store: Path) -> Any:
+def fetch_task_data(settings: Any, store: Path) -> Any:
     """Fetch all data of a task, and return its settings with local paths. Raises as `fetch_data` does."""
     return task_of(settings).localise(settings, lambda source: str(fetch_data(source, store)))
 
 
 def expand_patterns(config: "PreparationConfig") -> "PreparationConfig":
-    """Return the config with one corpus for each file that the path of a corpus with a `*` matches, in sorted order.
+    """Replace each corpus whose path is a pattern with a `*` by one corpus for each matching file, in sorted order.
 
     Raises:
         InputError: no file matches, or there is no such folder, bucket or prefix.
@@ -192,7 +208,7 @@ def _find_matches(pattern: str) -> list[str]:
     """Return the sorted paths or URIs of the files that match a pattern. Raises as `expand_patterns` does."""
     folder, _, name_pattern = pattern.rpartition("/")
     if _is_storage_uri(pattern):
-        names = list(_list(folder, deep=False).files)
+        names = list(_list(folder, recursive=False).files)
     else:
         names = [path.name for path in Path(folder or ".").glob("*") if path.is_file()]
     matching_names = sorted(fnmatch.filter(names, name_pattern))
@@ -201,58 +217,66 @@ def _find_matches(pattern: str) -> list[str]:
     return [f"{folder}/{name}" if folder else name for name in matching_names]
 
 
-def localise_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":
+def fetch_corpora(config: "PreparationConfig", store: Path) -> "PreparationConfig":
     """Fetch all corpora, test sets and the encoder of the pair filter, and return the config with local paths.
 
     Raises as `fetch_data` and `fetch_model` do.
     """
+    corpora = []
+    for corpus in config.corpora:
+        paths = tuple(_fetch_text(path, store, corpus.sha256) for path in corpus.paths)
+        corpora.append(corpus.model_copy(update={"path": paths}))
+    evaluation_sets = tuple(_fetch_text(path, store) for path in config.evaluation_sets)
+    config = config.model_copy(update={"corpora": tuple(corpora), "evaluation_sets": evaluation_sets})
+    similarity = config.cleaning.similarity
+    if similarity is None:
+        return config
+    encoder = str(fetch_model(similarity.encoder, store))
+    return _replace_similarity(config, similarity.model_copy(update={"encoder": encoder}))
 
-    def fetch(path: str, sha256: str | None = None) -> str:
-        return str(fetch_data(path, store, sha256)) if storage.scheme(path, ":") else path
 
-    def fetch_encoder(source: str) -> str:
-        return str(fetch_model(source, store))
-
-    return _replace_paths(config, fetch, fetch_encoder)
+def _fetch_text(path: str, store: Path, sha256: str | None = None) -> str:
+    """Return the local path of a file of text. A path without a scheme is local, whether the file exists or not."""
+    if not storage.scheme(path, ":"):
+        return path
+    return str(fetch_data(path, store, sha256))
 
 
 def make_paths_absolute(config: "PreparationConfig") -> "PreparationConfig":
     """Return the config with absolute local paths, because workers may run in another folder."""
-
-    def make_absolute(source: str, *_: str | None) -> str:
-        is_local = Path(source).exists()  # else it is a URI, or the name of a model on the hub
-        return str(Path(source).absolute()) if is_local else source
-
-    return _replace_paths(config, make_absolute, make_absolute)
-
-
-def _replace_paths(
-    config: "PreparationConfig", replace_path: Callable[..., str], replace_encoder: Callable[[str], str]
-) -> "PreparationConfig":
-    """Return the config with `replace_path(path, sha256)` for each path of text, and `replace_encoder(source)`."""
     corpora = []
     for corpus in config.corpora:
-        paths = tuple(replace_path(path, corpus.sha256) for path in corpus.paths)
+        paths = tuple(_make_absolute(path) for path in corpus.paths)
         corpora.append(corpus.model_copy(update={"path": paths}))
-    evaluation_sets = tuple(replace_path(path) for path in config.evaluation_sets)
-    cleaning = config.cleaning
-    if cleaning.similarity:
-        encoder = replace_encoder(cleaning.similarity.encoder)
-        similarity = cleaning.similarity.model_copy(update={"encoder": encoder})
-        cleaning = cleaning.model_copy(update={"similarity": similarity})
-    return config.model_copy(
-        update={"corpora": tuple(corpora), "evaluation_sets": evaluation_sets, "cleaning": cleaning}
-    )
+    evaluation_sets = tuple(_make_absolute(path) for path in config.evaluation_sets)
+    config = config.model_copy(update={"corpora": tuple(corpora), "evaluation_sets": evaluation_sets})
+    similarity = config.cleaning.similarity
+    if similarity is None:
+        return config
+    encoder = _make_absolute(similarity.encoder)
+    return _replace_similarity(config, similarity.model_copy(update={"encoder": encoder}))
+
+
+def _make_absolute(source: str) -> str:
+    """Return the absolute path of a local file or folder. Return a URI or the name of a model on the hub unchanged."""
+    is_local = Path(source).exists()
+    return str(Path(source).absolute()) if is_local else source
+
+
+def _replace_similarity(config: "PreparationConfig", similarity: "SimilarityConfig") -> "PreparationConfig":
+    """Return the config with other settings for the filter of translation pairs by their similarity."""
+    cleaning = config.cleaning.model_copy(update={"similarity": similarity})
+    return config.model_copy(update={"cleaning": cleaning})
 
 
 def digest_training_data(settings: Any, store: Path) -> list[str]:
     """Fetch the training data of a task, and return the digests of its files."""
-    local_settings = localise(settings, store)
+    local_settings = fetch_task_data(settings, store)
     _, paths_by_role = task_of(local_settings).select_training_inputs(local_settings)
     return fingerprint.digest_inputs(list(itertools.chain.from_iterable(paths_by_role.values())))
 
 
-def localise_guard(config: "EvaluationConfig", store: Path) -> "EvaluationConfig":
+def fetch_guard_set(config: "EvaluationConfig", store: Path) -> "EvaluationConfig":
     """Fetch the guard set of an evaluation, if it has one, and return the config with its local path."""
     if config.guard is None:
         return config
@@ -265,7 +289,7 @@ def compute_key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs:
 
     Args:
         kind: kind of the artifact.
-        local_config: result of `localise_guard`.
+        local_config: result of `fetch_guard_set`.
         inputs: digests of the other inputs.
     """
     guard = local_config.guard
@@ -276,15 +300,15 @@ def compute_key_with_guard(kind: str, local_config: "EvaluationConfig", *inputs:
 
 
 def digest_stored_sources(sources: Iterable[str]) -> list[str]:
-    """Return a digest of the names, sizes and versions of the files of each source in a storage.
+    """Return one digest for each source that is a URI of a storage. Other sources are left out.
 
-    Other sources have no digest in the result. Nothing is downloaded.
+    A digest covers the names, sizes and versions of the files at the URI. Nothing is downloaded.
 
     Raises:
         InputError: there is no such bucket or prefix.
         StorageUnavailable: the storage does not answer.
     """
-    return [_list(source, deep=True).digest() for source in sources if _is_storage_uri(source)]
+    return [_list(source, recursive=True).digest() for source in sources if _is_storage_uri(source)]
 
 
 def _is_storage_uri(source: str) -> bool:
@@ -295,25 +319,40 @@ def _is_storage_uri(source: str) -> bool:
 # ---------------------------------------------------------------- copies of files in a storage
 
 
-def _copy_model(source: str, copies: Path, only: Sequence[str]) -> Path:
-    """Copy the files of a model from its URI and from its known subfolders; other subfolders may have checkpoints."""
-    listing = _list(source, deep=False)
+def _copy_model(source: str, copies: Path, file_names: Sequence[str]) -> Path:
+    """Copy a model from its URI, with the subfolders that belong to it. Other subfolders may have checkpoints.
+
+    Args:
+        source: URI of the model.
+        copies: folder of all copies.
+        file_names: files to copy, if the URI has any of them; empty: all files.
+
+    Returns:
+        the folder of the copy, or the file if the URI is that of a file.
+    """
+    listing = _list(source, recursive=False)
     files = listing.files
-    if only:
-        chosen_files = {name: files[name] for name in only if name in files}
-        return _copy(replace(listing, files=chosen_files or files), copies)
-    subfolders = []
-    if selection.FILE in files:  # a fine-tuned model may have a model for each language
-        subfolders.append("steps")
-    if directories.MODULES in files:
-        subfolders.append(directories.POOLING)
-    for subfolder in subfolders:
-        inner_files = _list_files(storage.open(f"{listing.uri}/{subfolder}"), deep=True)
-        files |= {f"{subfolder}/{name}": entry for name, entry in inner_files.items()}
+    requested_files = {name: files[name] for name in file_names if name in files}
+    if requested_files:
+        return _copy(replace(listing, files=requested_files), copies)
+    if not file_names:
+        for subfolder in _list_model_subfolders(files):
+            inner_files = _list_files(storage.open(f"{listing.uri}/{subfolder}"), recursive=True)
+            files |= {f"{subfolder}/{name}": entry for name, entry in inner_files.items()}
     return _copy(listing, copies)
 
 
-def _list(source: str, deep: bool) -> Listing:
+def _list_model_subfolders(files: Mapping[str, Entry]) -> list[str]:
+    """Return the subfolders that belong to a model with these files."""
+    subfolders = []
+    if selection.FILE in files:  # a fine-tuned model may have a model for each language
+        subfolders.append("steps")
+    if directories.MODULES in files:  # a model of sentence-transformers
+        subfolders.append(directories.POOLING)
+    return subfolders
+
+
+def _list(source: str, recursive: bool) -> Listing:
     """List the files below a URI, or the file at the URI if there are none below it.
 
     Raises:
@@ -321,7 +360,7 @@ def _list(source: str, deep: bool) -> Listing:
     """
     uri = source.rstrip("/")
     store = storage.open(uri)
-    files = _list_files(store, deep)
+    files = _list_files(store, recursive)
     if files:
         return Listing(uri, files, is_file=False)
     single_file = store.head()
@@ -330,20 +369,18 @@ def _list(source: str, deep: bool) -> Listing:
     raise InputError(f"{uri} has no files: check the bucket and the prefix")
 
 
-def _list_files(store: storage.Store, deep: bool) -> dict[str, Entry]:
+def _list_files(store: storage.Store, recursive: bool) -> dict[str, Entry]:
     """Return the files of a storage by name, without the empty objects that some programs store for each folder."""
-    return {entry.name: entry for entry in store.entries(deep) if not entry.name.endswith("/")}
+    return {entry.name: entry for entry in store.entries(recursive) if not entry.name.endswith("/")}
 
 
 def _copy(listing: Listing, copies: Path, subfolder: str = "") -> Path:
-    """Copy listed files into a folder of `copies` that is named by their digest.
-
-    An existing copy is used if it was not touched since its download.
+    """Download listed files into a folder that is named after their digest, unless an intact copy exists.
 
     Args:
         listing: the files to copy.
         copies: folder of all copies.
-        subfolder: folder within the copy that receives the files, if the name of the folder describes them.
+        subfolder: folder within the copy that receives the files; empty: the copy itself.
 
     Returns:
         the folder, or the file if the URI is that of a file.
@@ -351,14 +388,17 @@ def _copy(listing: Listing, copies: Path, subfolder: str = "") -> Path:
     manifests.make_directory(copies)
     digest = listing.digest().removeprefix("sha256:")
     copy = copies / f"{storage.scheme(listing.uri)}-{digest[:16]}"
-    marker = artifact_files.marker_of(copy)
+    marker = artifact_files.find_marker(copy)
     if not _is_intact(copy):
         marker.parent.mkdir(exist_ok=True)
         with locks.acquire(marker.with_suffix(".lock")):
             if not _is_intact(copy):  # unless another process has just downloaded it
                 _download(listing, copy, subfolder)
     folder = copy / subfolder
-    return folder / next(iter(listing.files)) if listing.is_file else folder
+    if listing.is_file:
+        (file_name,) = listing.files
+        return folder / file_name
+    return folder
 
 
 def _is_intact(copy: Path) -> bool:
@@ -393,12 +433,12 @@ def _download(listing: Listing, copy: Path, subfolder: str) -> None:
 
 
 def _compare_with_manifest(folder: Path, paths: dict[str, Path], source: str) -> None:
-    """Verify files against our manifest, if they include one."""
+    """Verify downloaded files against the manifest of our artifacts, if one of the files is such a manifest."""
     if not (folder / manifests.NAME).is_file():
         return
     try:
         entries = manifests.load(folder)["files"]
-    except DataCorrupt:  # a data set may have its own file of this name
+    except DataCorrupt:  # the file has another format, because a data set may have its own file of this name
         return
     for name, entry in entries.items():
         if name in paths:

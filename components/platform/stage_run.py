@@ -79,7 +79,7 @@ class StageRun:
 
     def read(self, parameter: Any) -> Any:
         """Return the value of a component's parameter, and read it from the store if it is a reference."""
-        return parameters.resolve(self.store, parameter)
+        return parameters.dereference(self.store, parameter)
 
     def publish(self, output: Any, directory: Path, metrics: Any = None) -> dict[str, float]:
         """Make a KFP output point to an artifact. With a KFP output for metrics, log and return its numeric facts."""

@@ -78,7 +78,7 @@ def read_scores(step: StageRun) -> dict[str, Scores]:
     for run in runs:  # before the scores are downloaded, because a download may fail
         if run.status == "RUNNING":
             final = runtime.find_final_status(step.store)
-            tracking.tracker().find_run(run.run_id).end(final.status)
+            tracking.get_tracker().find_run(run.run_id).end(final.status)
     return {run.trial.name: run.read_scores() for run in runs if run.status == "FINISHED"}
 
 

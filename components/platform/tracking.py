@@ -43,7 +43,7 @@ class TrialRun(Protocol):
         """Return the scores in `scores.json` among the files of a suite's trial."""
 
     def read_outcomes(self) -> Outcomes | None:
-        """Return the outcomes by question of an ablation's trial, or None if its evaluation is not stored."""
+        """Return which questions an ablation's trial answered correctly, or None if its evaluation is not stored."""
 
     def read_json(self, path: str) -> dict[str, Any]:
         """Return the content of a JSON file among the files of the trial."""
@@ -185,8 +185,8 @@ def _mlflow() -> RunTracker:
 TRACKERS: dict[str, Callable[[], RunTracker]] = {"mlflow": _mlflow, "none": Untracked}
 
 
-def tracker(name: str = "") -> RunTracker:
-    """Return a tracker by name. By default, INFOXLM_TRACKER names it, or it is MLflow if the variable is not set.
+def get_tracker(name: str = "") -> RunTracker:
+    """Return a tracker by name; by default, the tracker that INFOXLM_TRACKER names, or MLflow.
 
     Raises:
         ConfigError: there is no such tracker.
@@ -203,7 +203,7 @@ def open_run(store: str, trial: Mapping[str, Any] | None = None, tracker_name: s
     Args:
         store: directory, or s3://bucket/prefix.
         trial: the trial of an ablation or a suite.
-        tracker_name: see `tracker`.
+        tracker_name: see `get_tracker`.
 
     Raises:
         ConfigError: there is no such tracker, or it does not store trials.
@@ -211,10 +211,10 @@ def open_run(store: str, trial: Mapping[str, Any] | None = None, tracker_name: s
     key = runtime.read_run_id()
     name = os.environ.get("RUN_NAME", key)
     parsed_trial = Trial.parse(trial) if trial else None
-    return tracker(tracker_name).open_run(key, name, store, artifacts.local_directory(store), parsed_trial)
+    return get_tracker(tracker_name).open_run(key, name, store, artifacts.local_directory(store), parsed_trial)
 
 
 def end_unfinished(store: str, final: FinalStatus) -> None:
     """End the tracker's run of this pipeline run, unless it has ended or does not exist."""
     local_store = artifacts.local_directory(store)
-    tracker().end_unfinished(runtime.read_run_id(), local_store, final.status, final.failed_stage, final.message)
+    get_tracker().end_unfinished(runtime.read_run_id(), local_store, final.status, final.failed_stage, final.message)

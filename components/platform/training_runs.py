@@ -90,7 +90,7 @@ def choose_run(
     if previous and previous["run"] != run and _has_saved(store, previous["run"]):
         is_finished = artifacts.exists(store, kind, previous["artifact"])
         if not is_finished:
-            _report_unfinished(store, previous, current)
+            _refuse_or_warn_about_change(store, previous, current)
     if current != previous:
         artifacts.write(store, path, json.dumps(current, indent=1, sort_keys=True))
     return run
@@ -107,8 +107,11 @@ def _read_started_training(store: str, path: str) -> StartedTraining | None:
     return started
 
 
-def _report_unfinished(store: str, previous: StartedTraining, current: StartedTraining) -> None:
-    """Log that the previous training is not continued. Raise ConfigMismatch if this pipeline run started it."""
+def _refuse_or_warn_about_change(store: str, previous: StartedTraining, current: StartedTraining) -> None:
+    """Raise ConfigMismatch if this pipeline run started the previous, unfinished training with other settings.
+
+    If another pipeline run started it, log a warning that it is not continued.
+    """
     changes = fingerprint.list_differences(previous["fingerprint"], current["fingerprint"])
     unfinished_run = f"{store}/runs/{previous['run']}"
     if previous["pipeline_run"] == current["pipeline_run"]:

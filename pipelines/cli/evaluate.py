@@ -177,7 +177,7 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
     for directory in model_directories.values():
         check_architecture(directory, task_definition)
 
-    local_settings = sources.localise(settings, store)
+    local_settings = sources.fetch_task_data(settings, store)
     scores_by_trial = {}
     for planned in trials.plan(config):
         trial = planned.trial

@@ -96,7 +96,7 @@ def compare(
     from infoxlm_core.results import page
     from infoxlm_core.results.summary import summarise_metrics
 
-    ablation = tracking.tracker().find_ablation(run, artifacts.local_directory(store))
+    ablation = tracking.get_tracker().find_ablation(run, artifacts.local_directory(store))
     trial_runs = sorted(ablation.trials(), key=lambda trial_run: trial_run.trial.rank)
     results = [(trial_run.trial, trial_run.metrics) for trial_run in trial_runs]
     summary = summarise_metrics(ablation.name, results, split_list(metrics), sweeps.read_outcomes(ablation))

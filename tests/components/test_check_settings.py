@@ -30,7 +30,9 @@ def test_every_section_is_returned_with_its_overrides(tmp_path):
 
     *references, trials = check_settings.python_func(str(tmp_path), **SECTIONS, overrides=overrides)
 
-    preparation, _, pretraining, _, evaluation, *_ = (parameters.resolve(str(tmp_path), item) for item in references)
+    preparation, _, pretraining, _, evaluation, *_ = (
+        parameters.dereference(str(tmp_path), reference) for reference in references
+    )
     assert preparation["languages"] == ["en", "de"]
     assert pretraining["optimization"]["steps"] == 20_000
     assert evaluation["retrieval_pairs"] == 7
@@ -47,7 +49,7 @@ def test_trials_are_validated_with_their_own_settings(tmp_path):
         overrides={"pretraining.optimization.steps": 120},
     )
 
-    pretraining = parameters.resolve(str(tmp_path), trials[0]["pretraining"])
+    pretraining = parameters.dereference(str(tmp_path), trials[0]["pretraining"])
     assert pretraining == {"optimization": {"steps": 120, "warmup_steps": 90}, "seed": 3}
 
 
@@ -75,7 +77,7 @@ def test_unsuitable_start_is_refused(tiny_encoders, tmp_path, overrides, config_
         "batches": {"block_tokens": 30, "side_tokens": 30},
     }
     _, tokenization, *_ = check_settings.python_func(str(tmp_path), **SECTIONS, pretraining=pretraining)
-    assert parameters.resolve(str(tmp_path), tokenization)["model"] == str(start)
+    assert parameters.dereference(str(tmp_path), tokenization)["model"] == str(start)
     config = json.loads((start / "config.json").read_text())
     (start / "config.json").write_text(json.dumps(config | config_change))
 
@@ -100,6 +102,6 @@ def test_large_sections_are_read_and_returned_by_reference(tmp_path):
     *sections, checked_trials = check_settings.python_func(str(tmp_path), **references)
 
     assert all(set(section) == {"in_store"} for section in sections)
-    assert len(parameters.resolve(str(tmp_path), sections[0])["corpora"]) == 600
+    assert len(parameters.dereference(str(tmp_path), sections[0])["corpora"]) == 600
     assert checked_trials[0]["trial"] == TRIAL
     assert all(set(checked_trials[0][name]) == {"in_store"} for name in ("pretraining", "finetuning", "evaluation"))

@@ -32,7 +32,7 @@ def config(tmp_path_factory) -> SuiteConfig:
 def plan(config: SuiteConfig, store: Path, **arguments) -> list[list[dict]]:
     """Return the trials of each batch of a suite."""
     batches = plan_suite.python_func(suite=config.listed(), store=str(store), **arguments)
-    return [parameters.resolve(str(store), batch["points"]) for batch in batches]
+    return [parameters.dereference(str(store), batch["points"]) for batch in batches]
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ def test_large_settings_are_passed_through_the_store(kubeflow, config, tmp_path,
     [body] = kubeflow.list_bodies("/runs")
     values = body["runtime_config"]["parameters"]
     assert len(json.dumps(values)) < 4096
-    assert len(parameters.resolve("s3://models/store", values["preparation"])["corpora"]) == 400
+    assert len(parameters.dereference("s3://models/store", values["preparation"])["corpora"]) == 400
 
 
 @pytest.mark.parametrize("last_state", ["FAILED", "CANCELED"])

@@ -104,7 +104,7 @@ def test_files_are_hashed_again_only_after_a_change(tmp_path, monkeypatch):
     artifacts.lookup(str(tmp_path), "corpus", "abc")
     assert hashed == [directory / "part/file"]
 
-    artifact_files.marker_of(directory).write_bytes(b"\xff\xfe")  # an unreadable record
+    artifact_files.find_marker(directory).write_bytes(b"\xff\xfe")  # an unreadable record
     artifacts.lookup(str(tmp_path), "corpus", "abc")
     assert hashed == [directory / "part/file"] * 2
 

@@ -15,7 +15,7 @@ def test_small_parameters_are_passed_directly_without_the_store():
     values = {"section": SECTION, "trials": TRIALS[:5], "image": "x@sha256:1"}
 
     assert parameters.store_if_large("s3://nowhere/store", values) == values
-    assert all(parameters.resolve("s3://nowhere/store", value) is value for value in values.values())
+    assert all(parameters.dereference("s3://nowhere/store", value) is value for value in values.values())
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_large_parameters_are_passed_by_reference_and_come_back_unchanged(anywhe
     assert len(json.dumps(references)) < 1024
     assert isinstance(references["section"], dict)  # as the pipeline declares it
     assert isinstance(references["trials"], list)
-    resolved = {name: parameters.resolve(anywhere, value) for name, value in references.items()}
+    resolved = {name: parameters.dereference(anywhere, value) for name, value in references.items()}
     assert json.dumps(resolved) == json.dumps(values)
     assert parameters.store_if_large(anywhere, values) == references  # so that Kubeflow's cache recognises the step
 
@@ -47,10 +47,10 @@ def test_a_reference_to_missing_or_changed_content_is_refused(tmp_path):
     file.write_text("{}")
 
     with pytest.raises(DataCorrupt, match="was changed after it was written"):
-        parameters.resolve(str(tmp_path), reference)
+        parameters.dereference(str(tmp_path), reference)
     file.unlink()
     with pytest.raises(InputError, match="a parameter of this run, does not exist"):
-        parameters.resolve(str(tmp_path), reference)
+        parameters.dereference(str(tmp_path), reference)
 
 
 @pytest.mark.parametrize(("trials", "steps"), [(1, 1), (150, 150), (151, 16), (242, 25), (1500, 150)])
