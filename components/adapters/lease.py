@@ -3,8 +3,8 @@
     {"holder": "…", "attempt": 3, "beat": 17}       the lease is free if holder is ""
 
 The file changes only by compare-and-swap (`Store.put_if`), so two processes never hold a lease at once. Clocks of
-different machines are not compared: a process that waits for the lease times the beats on its own clock. A holder that
-was declared dead and wakes up sees that the lease has another holder, and stops.
+different machines are not compared: a process that waits for the lease measures the time between heartbeats on its own
+clock. A holder that was declared dead and wakes up sees that the lease has another holder, and stops.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from infoxlm_core.errors import DataCorrupt, Fenced, InfoXLMError, LeaseHeld, St
 
 logger = logging.getLogger(__name__)
 
-BEAT = 20.0
-"""Seconds between two beats."""
-PATIENCE = 60.0
-"""Seconds without a beat after which a holder counts as dead."""
-_POLL = 5.0  # seconds between two calls of `meanwhile`
-# BEAT and PATIENCE are much shorter in tests, so the pauses below are at most a part of them.
+HEARTBEAT_SECONDS = 20.0
+"""Time between two heartbeats of a holder."""
+EXPIRY_SECONDS = 60.0
+"""Time without a heartbeat after which a holder counts as dead."""
+_POLL_SECONDS = 5.0  # seconds between two calls of `periodic_check`
+# HEARTBEAT_SECONDS and EXPIRY_SECONDS are much shorter in tests, so the pauses below are at most a part of them.
 
 
 class State(TypedDict):
@@ -60,13 +60,13 @@ def read(url: str) -> tuple[dict[str, Any], str | None]:
 
 
 class Lease:
-    """Hold the lease at `url` inside a `with` block, while a thread writes the beats.
+    """Hold the lease at `url` inside a `with` block, while a thread writes heartbeats.
 
     Args:
         url: URL of the lease.
         holder: name of this process. A restarted process with the same name takes its lease over at once.
         wait: seconds to wait for a live holder before raising LeaseHeld.
-        meanwhile: called every few seconds while the lease is held.
+        periodic_check: called every few seconds while the lease is held.
 
     Raises:
         LeaseHeld: another process holds the lease, and is alive.
@@ -74,21 +74,21 @@ class Lease:
     """
 
     def __init__(
-        self, url: str, holder: str = "", wait: float = 0.0, meanwhile: Callable[[], None] | None = None
+        self, url: str, holder: str = "", wait: float = 0.0, periodic_check: Callable[[], None] | None = None
     ) -> None:
         self.url = url
         self.holder = holder or uuid.uuid4().hex
         self.wait = wait
-        self.meanwhile = meanwhile or (lambda: None)
+        self.periodic_check = periodic_check or (lambda: None)
         self.attempt = 0
-        self.beat = 0
+        self.heartbeat_count = 0
         self.lost = False
         self._writer = uuid.uuid4().hex  # distinguishes two processes with the same holder name
         self._file = storage.open(url)
         self._version: str | None = None
         self._lock = threading.Lock()
         self._released = threading.Event()
-        self._thread = threading.Thread(target=self._beat_until_released, name="lease", daemon=True)
+        self._thread = threading.Thread(target=self._write_heartbeats, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
         """Wait until the lease is free or its holder counts as dead, take it, and start the thread."""
@@ -99,20 +99,22 @@ class Lease:
             state, _ = read(self.url)
             current_time = time.monotonic()
             if state != last_state:
-                is_alive = last_state is not None  # the holder has written a beat while this process waited
+                is_alive = last_state is not None  # the holder has written a heartbeat while this process waited
                 if is_alive and current_time - start_time > self.wait:
                     raise LeaseHeld(f"{self.url}: {state['holder']} holds the lease: wait for it or stop it")
                 last_state = state
                 last_change_time = current_time
-            elif current_time - last_change_time >= PATIENCE and self._take(dead_state=state):
-                logger.warning("took the lease %s from %s: no beat for %.0f s", self.url, state["holder"], PATIENCE)
+            elif current_time - last_change_time >= EXPIRY_SECONDS and self._take(dead_state=state):
+                logger.warning(
+                    "took the lease %s from %s: no heartbeat for %.0f s", self.url, state["holder"], EXPIRY_SECONDS
+                )
                 break
-            time.sleep(min(1.0, PATIENCE / 10))
+            time.sleep(min(1.0, EXPIRY_SECONDS / 10))
         self._thread.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop the beats, and release the lease."""
+        """Stop the heartbeats, and release the lease."""
         self._released.set()
         self._thread.join()
         if not self.lost:
@@ -125,9 +127,9 @@ class Lease:
 
         Raises:
             Fenced: another process has taken the lease.
-            StorageUnavailable: the storage has not answered for `PATIENCE` seconds.
+            StorageUnavailable: the storage has not answered for `EXPIRY_SECONDS`.
         """
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + EXPIRY_SECONDS
         while not self.lost:
             try:
                 if not self._write():
@@ -136,7 +138,7 @@ class Lease:
             except StorageUnavailable:
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(min(1.0, PATIENCE / 10))
+                time.sleep(min(1.0, EXPIRY_SECONDS / 10))
         if self.lost:
             raise Fenced(f"{self.url}: another process has taken the lease, so this process must stop")
 
@@ -155,11 +157,21 @@ class Lease:
         return self._write(quick=False)
 
     def _write(self, holder: str | None = None, quick: bool = True) -> bool:
-        """Write the next beat, unless another process has changed the file. Return whether the beat was written."""
+        """Write the next heartbeat, unless another process has changed the file. Return whether it was written.
+
+        Args:
+            holder: name of the holder; "" releases the lease; default: this process.
+            quick: whether the request fails soon if the storage does not answer.
+        """
         with self._lock:
-            self.beat += 1
-            state = {"holder": self.holder if holder is None else holder, "attempt": self.attempt, "beat": self.beat}
-            content = json.dumps(state | {"by": self._writer})
+            self.heartbeat_count += 1
+            state = {
+                "holder": self.holder if holder is None else holder,
+                "attempt": self.attempt,
+                "beat": self.heartbeat_count,
+                "by": self._writer,
+            }
+            content = json.dumps(state)
             version = self._file.put_if("", content, self._version, quick)
             if version is None:
                 unconfirmed_version = self._find_unconfirmed_version()
@@ -180,21 +192,21 @@ class Lease:
             return None
         return version if state.get("by") == self._writer else None
 
-    def _beat_until_released(self) -> None:
-        """Write beats, and call `meanwhile`, until the block ends or the lease is lost."""
-        last_beat = time.monotonic()
-        while not self._released.wait(min(_POLL, BEAT)):
+    def _write_heartbeats(self) -> None:
+        """Write heartbeats, and call `periodic_check`, until the block ends or the lease is lost."""
+        last_heartbeat = time.monotonic()
+        while not self._released.wait(min(_POLL_SECONDS, HEARTBEAT_SECONDS)):
             try:
-                if time.monotonic() - last_beat >= BEAT:
+                if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
                     if not self.lost and not self._write():
                         self.lost = True
-                    last_beat = time.monotonic()
-            except Exception as error:  # the next beat may succeed; if none does, `renew` raises
+                    last_heartbeat = time.monotonic()
+            except Exception as error:  # the next heartbeat may succeed; if none does, `renew` raises
                 self._warn("the lease could not be renewed", error)
             if self.lost:
                 return
             try:
-                self.meanwhile()
+                self.periodic_check()
             except Exception as error:  # an error here must not lose the lease
                 self._warn("requests could not be read", error)
 

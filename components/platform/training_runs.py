@@ -155,7 +155,7 @@ class RemoteRun:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the lease of the run inside the block, after removing incomplete uploads and checkpoints."""
-        with Lease(f"{self.url}/lease.json", self.holder, meanwhile=self._check_for_stop) as self._lease:
+        with Lease(f"{self.url}/lease.json", self.holder, periodic_check=self._check_for_stop) as self._lease:
             self._store.sweep()
             self.delete_stop_request()  # the request was meant for an earlier process
             incomplete_checkpoints = set(self._checkpoint_folders()) - set(self.names())

@@ -47,7 +47,7 @@ def public_uri(store: Path) -> str:
 
 
 def check_uri(uri: str) -> None:
-    """Raise a clear error for a URI with which MLflow would wait for minutes or fail with an unclear message.
+    """Check a tracking URI before MLflow uses it. MLflow would wait for minutes, or fail with an unclear message.
 
     Raises:
         InputError: the URI is neither a server nor a file that is, or may become, MLflow's database.
@@ -56,7 +56,7 @@ def check_uri(uri: str) -> None:
     setting = f"MLFLOW_TRACKING_URI={without_password(uri)}"
     scheme = uri.partition("://")[0] if "://" in uri else ""
     if scheme in ("http", "https"):
-        _check_answer(uri)
+        _check_server_answers(uri)
     elif scheme.startswith("sqlite"):
         if not _SQLITE_FILE_URI.fullmatch(uri):
             raise InputError(
@@ -73,10 +73,10 @@ def check_uri(uri: str) -> None:
 
 
 @functools.cache
-def _check_answer(uri: str) -> None:
-    """Raise StorageUnavailable if a server accepts connections but does not answer: MLflow would wait for 8 minutes.
+def _check_server_answers(uri: str) -> None:
+    """Raise StorageUnavailable if a server accepts connections but does not answer. MLflow would wait for 8 minutes.
 
-    A server that refuses connections may be starting, so MLflow's own retries handle it.
+    A server that refuses connections may be starting, so that case is left to MLflow's own retries.
     """
     import requests
 
@@ -93,10 +93,10 @@ def _check_answer(uri: str) -> None:
 
 
 def connect(store: Path) -> "MlflowClient":
-    """Connect this process and its child processes to `tracking_uri(store)`.
+    """Connect this process and its child processes to the MLflow server, or to the SQLite file of the store.
 
     Raises:
-        InputError, StorageUnavailable: as `check_uri` and `translate_errors`.
+        InputError, StorageUnavailable: see `check_uri` and `translate_errors`.
     """
     os.environ.update(environment.MLFLOW)
     uri = tracking_uri(store)
@@ -123,10 +123,11 @@ def connect(store: Path) -> "MlflowClient":
 
 
 def connect_existing(store: Path) -> "MlflowClient":
-    """Connect as `connect` does, but never create a database: a store without one is probably mistyped.
+    """Connect as `connect` does, but refuse a store without a database, because its name is probably mistyped.
 
     Raises:
-        InputError: there is no database; and as `connect`.
+        InputError: there is no database.
+        and the errors of `connect`.
     """
     database = _find_sqlite_file(tracking_uri(store))
     if database and not database.exists():
@@ -143,10 +144,9 @@ def artifact_root() -> str:
 
 
 def check_location(location: str) -> None:
-    """Refuse artifacts outside of `artifact_root`: a user of MLflow can let an experiment or model point to any path.
+    """Raise InputError if artifacts are not below `artifact_root`, for instance because the store was moved.
 
-    Raises:
-        InputError: the artifacts are somewhere else, for instance because the store was moved.
+    Such artifacts are not read, because a user of MLflow can let an experiment or a model point to any path.
     """
     root = artifact_root()
     is_below_root = location == root or location.startswith(root.rstrip("/") + "/")
@@ -160,7 +160,7 @@ def check_location(location: str) -> None:
 
 
 def quote(value: str) -> str:
-    """Quote a text for a filter of MLflow, which cannot escape quotation marks.
+    """Return a value in quotation marks for a filter of MLflow's search, which has no escape character.
 
     Raises:
         InputError: the text contains a backtick, or both other kinds of quotation marks.

@@ -16,7 +16,7 @@ def translate_errors(
     """Translate errors of MLflow to InfoXLMErrors of one line each.
 
     Args:
-        subject: what the block works on; each message begins with it.
+        subject: the object that the block reads or changes; each message begins with it.
         account: environment variables with the login, to name in messages.
 
     Raises:
@@ -32,11 +32,11 @@ def translate_errors(
         raise
     except Exception as error:
         status = error.get_http_status_code() if isinstance(error, MlflowException) else 0
-        translated = user_files.translate_error(error, subject)
-        if not translated:
-            translated = _translate_database_error(error, subject, status)
-        if not translated:
-            translated = _translate_server_error(error, subject, status, account)
+        translated = (
+            user_files.translate_error(error, subject)
+            or _translate_database_error(error, subject, status)
+            or _translate_server_error(error, subject, status, account)
+        )
         if not translated:
             raise
         raise translated from error
@@ -75,23 +75,23 @@ def _translate_database_error(error: Exception, subject: str, status: int) -> In
 
 
 def _translate_server_error(error: Exception, subject: str, status: int, account: str) -> InfoXLMError | None:
-    """Translate an error answer of the server. Return None if the error is not MLflow's (status 0).
-
-    MLflow answers 503 while its database is away, and 500 if the request itself fails, which repeating does not help.
-    The requests for artifacts are an exception: they fail with 500 while S3 is away.
-    """
+    """Translate an error that MLflow's client raised with an HTTP status. Return None if it has no status (0)."""
+    if not status:
+        return None
     reason = one_line(error)
     if status >= 500:
         answered_status = _read_answered_status(error)
         if not answered_status:
             return StorageUnavailable(f"{subject}: MLflow does not answer ({reason}): run again")
+        # MLflow answers 503 while its database is away, and 500 if the request itself is at fault, so that another
+        # attempt would fail as well. Only requests for artifacts fail with 500 while S3 is away.
         is_artifact_request = "/mlflow-artifacts/" in str(error)
         if answered_status == 500 and not is_artifact_request:
             return InputError(f"{subject}: MLflow fails with 500 ({reason}): see its log, repair it, then run again")
         return StorageUnavailable(f"{subject}: MLflow is not ready ({reason}): run again")
     if status in (401, 403):
         return InputError(f"{subject}: MLflow refuses this account ({status}): check {account}")
-    return InputError(f"{subject}: MLflow refuses ({reason})") if status else None
+    return InputError(f"{subject}: MLflow refuses ({reason})")
 
 
 def _read_answered_status(error: Exception) -> int:

@@ -13,8 +13,8 @@ from pathlib import Path
 from infoxlm_core.errors import InputError, SignatureInvalid, one_line
 
 FILE = "signature.json"
-SIGNING = "INFOXLM_SIGNING_KEY"
-VERIFYING = "INFOXLM_VERIFYING_KEY"
+SIGNING_KEY = "INFOXLM_SIGNING_KEY"
+VERIFYING_KEY = "INFOXLM_VERIFYING_KEY"
 
 
 def sign(model: Path, signature: Path) -> None:
@@ -23,7 +23,7 @@ def sign(model: Path, signature: Path) -> None:
     Raises:
         InputError: the key cannot be used.
     """
-    key_path = os.environ.get(SIGNING)
+    key_path = os.environ.get(SIGNING_KEY)
     if not key_path:
         return
     from model_signing import signing
@@ -32,7 +32,7 @@ def sign(model: Path, signature: Path) -> None:
         signing.Config().use_elliptic_key_signer(private_key=key_path).sign(model, signature)
     except (OSError, TypeError, ValueError) as error:
         raise InputError(
-            f"{SIGNING}={key_path}: {one_line(error)}: give an elliptic-curve key without password"
+            f"{SIGNING_KEY}={key_path}: {one_line(error)}: give an elliptic-curve key without password"
         ) from None
 
 
@@ -43,13 +43,13 @@ def verify(model: Path, signature: Path, name: str) -> None:
         InputError: the key cannot be read.
         SignatureInvalid: the signature is missing, belongs to another key, or does not fit the files.
     """
-    key_path = os.environ.get(VERIFYING)
+    key_path = os.environ.get(VERIFYING_KEY)
     if not key_path:
         return
     if not Path(key_path).is_file():
-        raise InputError(f"{VERIFYING}={key_path}: no such file: give a public key (PEM)")
+        raise InputError(f"{VERIFYING_KEY}={key_path}: no such file: give a public key (PEM)")
     if not signature.is_file():
-        raise SignatureInvalid(f"{name} is not signed: register it again with {SIGNING} set")
+        raise SignatureInvalid(f"{name} is not signed: register it again with {SIGNING_KEY} set")
     from model_signing import verifying
 
     try:

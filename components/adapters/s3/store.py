@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 LIMITS = {"attempts": 10, "connect_seconds": 5, "read_seconds": 60}
 QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
-"""Limits of calls that must fail sooner than a lease expires (`lease.PATIENCE`)."""
+"""Limits of calls that must fail sooner than a lease expires (`lease.EXPIRY_SECONDS`)."""
 _READ_ATTEMPTS = 3  # botocore does not repeat a request whose body breaks off
 _DELETION_BATCH = 1000  # largest number of objects that S3 deletes in one request
 _MISSING = 404  # HTTP status if there is no such object

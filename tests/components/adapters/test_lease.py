@@ -20,9 +20,9 @@ S3_URL = "s3://models/store/lease.json"
 def short_intervals(monkeypatch):
     """Notice a dead holder within seconds, but still tolerate a busy machine."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.01)
-    monkeypatch.setattr(lease, "BEAT", 0.5)
-    monkeypatch.setattr(lease, "PATIENCE", 5.0)
-    monkeypatch.setattr(lease, "_POLL", 0.1)
+    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "EXPIRY_SECONDS", 5.0)
+    monkeypatch.setattr(lease, "_POLL_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_stopped_holder_is_replaced_and_fenced_when_it_continues(url):
         import sys, time
         from components.adapters import lease
         from infoxlm_core.errors import Fenced
-        lease.BEAT, lease._POLL = 0.1, 0.05
+        lease.HEARTBEAT_SECONDS, lease._POLL_SECONDS = 0.1, 0.05
         with lease.Lease(sys.argv[1], "first") as held:
             print("held", flush=True)
             while not held.lost:
@@ -93,13 +93,13 @@ def test_restarted_holder_takes_its_lease_at_once_and_fences_the_old_process(url
     start = time.monotonic()
 
     with Lease(url, "job"):
-        assert time.monotonic() - start < lease.PATIENCE
+        assert time.monotonic() - start < lease.EXPIRY_SECONDS
         with pytest.raises(Fenced):
             first.renew()
     first.__exit__(None, None, None)
 
 
-def test_error_of_meanwhile_does_not_lose_the_lease(url):
+def test_error_of_the_periodic_check_does_not_lose_the_lease(url):
     call_count = 0
 
     def fail() -> None:
@@ -107,7 +107,7 @@ def test_error_of_meanwhile_does_not_lose_the_lease(url):
         call_count += 1
         raise RuntimeError
 
-    with Lease(url, "first", meanwhile=fail) as first:
+    with Lease(url, "first", periodic_check=fail) as first:
         until(lambda: call_count > 1 and read_beat(url) > 2)
         assert_held_by_first(url)
         first.renew()
@@ -125,8 +125,8 @@ def test_holder_keeps_its_lease_if_all_answers_to_its_beats_are_lost(bucket, fau
 
 @pytest.mark.item("P7")
 def test_renewal_waits_until_the_storage_answers_again(bucket, faults, monkeypatch):
-    monkeypatch.setattr(lease, "BEAT", 100.0)
-    monkeypatch.setattr(lease, "PATIENCE", 60.0)  # a busy machine may need seconds for five attempts
+    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 100.0)
+    monkeypatch.setattr(lease, "EXPIRY_SECONDS", 60.0)  # a busy machine may need seconds for five attempts
     with Lease(S3_URL, "first") as first:
         faults.inject("PUT", "lease.json", "503", times=5)
 

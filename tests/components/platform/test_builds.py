@@ -184,7 +184,7 @@ def test_failed_upload_of_the_last_checkpoint_fails_the_run(bucket, faults, spec
 
 @pytest.mark.item("F19")
 def test_stopped_pod_waits_until_the_training_has_saved(bucket, tiny_shards, monkeypatch):
-    monkeypatch.setattr(lease, "_POLL", 0.05)
+    monkeypatch.setattr(lease, "_POLL_SECONDS", 0.05)
     spec, location = submit_job(tiny_shards, "j-pretrain-1")
     job.request_stop(location, 60)  # returns at once, because nothing is trained yet
     with ThreadPoolExecutor(1) as pool:
@@ -202,7 +202,7 @@ def test_stopped_pod_waits_until_the_training_has_saved(bucket, tiny_shards, mon
 
 @pytest.mark.slow
 def test_driver_forwards_a_stop_request_to_workers_on_other_disks(bucket, tiny_shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(lease, "_POLL", 0.05)
+    monkeypatch.setattr(lease, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(job, "_STOP_POLL_SECONDS", 0.05)
     spec, _ = submit_job(tiny_shards, "j-pretrain-3")
     disk = tmp_path / "disk of the driver"
@@ -223,7 +223,7 @@ def test_job_without_heartbeats_saves_and_ends_itself(bucket, tiny_shards):
     _, location = submit_job(tiny_shards, "j-pretrain-2")
     artifacts.write(URL, launchers.heartbeat_path("j-pretrain-2"), "the step 1")
     script = "import sys; from components.adapters import lease; from components.platform import job; "
-    script += "lease._POLL = 0.2; job.HEARTBEAT_TIMEOUT_SECONDS = 5.0; job.main(sys.argv[1])"
+    script += "lease._POLL_SECONDS = 0.2; job.HEARTBEAT_TIMEOUT_SECONDS = 5.0; job.main(sys.argv[1])"
 
     environment = os.environ | {"RUN_ID": ""}
     command = [sys.executable, "-c", script, location]

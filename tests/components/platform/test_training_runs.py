@@ -119,8 +119,8 @@ def test_run_to_resume_must_exist_and_be_a_single_one(tmp_path):
 @pytest.fixture
 def remote(bucket, tmp_path, monkeypatch) -> RemoteRun:
     monkeypatch.setenv("INFOXLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(lease, "BEAT", 0.5)
-    monkeypatch.setattr(lease, "_POLL", 0.1)
+    monkeypatch.setattr(lease, "HEARTBEAT_SECONDS", 0.5)
+    monkeypatch.setattr(lease, "_POLL_SECONDS", 0.1)
     return RemoteRun(f"{URL}/runs/r", "job")
 
 

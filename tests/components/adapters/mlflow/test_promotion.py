@@ -198,8 +198,8 @@ def write_key_pair(folder: Path, name: str) -> tuple[Path, Path]:
 def signing_keys(tmp_path, monkeypatch) -> None:
     """Sign and verify with a key pair."""
     private_path, public_path = write_key_pair(tmp_path, "ours")
-    monkeypatch.setenv(signing.SIGNING, str(private_path))
-    monkeypatch.setenv(signing.VERIFYING, str(public_path))
+    monkeypatch.setenv(signing.SIGNING_KEY, str(private_path))
+    monkeypatch.setenv(signing.VERIFYING_KEY, str(public_path))
 
 
 def flip_bit(model: Path) -> None:
@@ -237,7 +237,7 @@ def test_model_that_is_not_as_signed_is_neither_promoted_nor_loaded(signing_keys
         shutil.copytree(tmp_path / "signed", files)
     _, other_public_key = write_key_pair(tmp_path, "theirs")
     with monkeypatch.context() as patch:
-        patch.setenv(signing.VERIFYING, str(other_public_key))
+        patch.setenv(signing.VERIFYING_KEY, str(other_public_key))
         assert_refused("Key mismatch")
 
     assert promotion.promote_model("models:/tiny/2", GATE, store).version == 2
