@@ -1,8 +1,8 @@
 """Upload, download, delete and verify the files of an artifact, so that no reader ever sees a part of it.
 
-push      uploads every file with its SHA-256, and the manifest last
-pull      downloads into a temporary folder, and renames the folder when every file matches the manifest
-drop      deletes the manifest first, and then the files
+upload    uploads every file with its SHA-256, and the manifest last
+download  downloads into a temporary folder, and renames the folder when every file matches the manifest
+delete    deletes the manifest first, and then the files
 verify    hashes the files if any of them was touched since the last verification
 """
 
@@ -43,7 +43,7 @@ def manifest_exists(uri: str) -> bool:
     return storage.open(uri).head(manifests.NAME) is not None
 
 
-def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: None, replace: bool = False) -> None:
+def upload(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: None, replace: bool = False) -> None:
     """Upload an artifact. After an interruption, a repeated call uploads only the missing files.
 
     The caller must hold a lease on the URI, because unfinished uploads below it are removed.
@@ -66,7 +66,7 @@ def push(directory: Path, uri: str, before_commit: Callable[[], None] = lambda: 
     store = storage.open(uri)
     store.sweep()
     if replace and manifest_exists(uri):
-        drop(uri)
+        delete(uri)
     for name, digest in sorted(digests.items()):
         path = manifests.join_inside(directory, name)
         if _is_stored(store, name, path, digest):  # an interrupted call has uploaded this file
@@ -97,7 +97,7 @@ def _list_digests(directory: Path) -> dict[str, str]:
     return digests
 
 
-def pull(uri: str, directory: Path) -> None:
+def download(uri: str, directory: Path) -> None:
     """Download the files that the manifest of an artifact lists, and the manifests of nested artifacts.
 
     Raises:
@@ -142,7 +142,7 @@ def _choose_local_paths(remote_manifest: dict[str, Any], directory: Path, uri: s
     return {str(path.relative_to(directory)): path for path in paths}
 
 
-def drop(uri: str) -> None:
+def delete(uri: str) -> None:
     """Delete an artifact, beginning with the manifest, so that no reader sees a partial artifact."""
     store = storage.open(uri)
     store.delete(manifests.NAME)

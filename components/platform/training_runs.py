@@ -160,7 +160,7 @@ class RemoteRun:
             self.delete_stop_request()  # the request was meant for an earlier process
             incomplete_checkpoints = set(self._checkpoint_folders()) - set(self.names())
             for name in incomplete_checkpoints:
-                artifact_files.drop(f"{self.url}/{name}")
+                artifact_files.delete(f"{self.url}/{name}")
             yield
 
     def names(self) -> list[str]:
@@ -170,7 +170,7 @@ class RemoteRun:
 
     def fetch(self, name: str, directory: Path) -> None:
         """Download a checkpoint."""
-        artifact_files.pull(f"{self.url}/{name}", directory)
+        artifact_files.download(f"{self.url}/{name}", directory)
 
     def send(self, directory: Path, keep: int, bad: Collection[str] = (), spacing: int = 0) -> None:
         """Upload a checkpoint, and delete checkpoints that are no longer needed. Arguments: see `select_outdated`.
@@ -179,19 +179,19 @@ class RemoteRun:
         checkpoint.
         """
         lease = self._held_lease()
-        artifact_files.push(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
+        artifact_files.upload(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)
         self._store.put("saved.json", json.dumps({"step": directory.name}))
         # This module imports torch, which a step that only chooses a run does not need.
         from infoxlm_core.training.checkpoints import select_outdated
 
         for outdated_name in select_outdated(self.names(), keep, bad, spacing):
             with suppress(InfoXLMError):  # the next save tries again
-                artifact_files.drop(f"{self.url}/{outdated_name}")
+                artifact_files.delete(f"{self.url}/{outdated_name}")
 
     def drop(self, name: str) -> None:
         """Delete a checkpoint. Raises Fenced if another process has taken the run over."""
         self._held_lease().renew()
-        artifact_files.drop(f"{self.url}/{name}")
+        artifact_files.delete(f"{self.url}/{name}")
 
     def has_saved(self) -> bool:
         """Return whether the run has ever saved a checkpoint."""

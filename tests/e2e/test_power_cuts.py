@@ -72,7 +72,7 @@ def test_artifacts_of_a_store_survive(disk, tmp_path, record_property):
 
 def test_a_copied_artifact_survives(disk, tmp_path):
     made = artifacts.get_or_build(str(tmp_path / "store"), "corpus", "1" * 16, build)
-    artifact_files.pull(str(made), disk.root / "copy")
+    artifact_files.download(str(made), disk.root / "copy")
     disk.acknowledge("copy")
 
     for acknowledged, folder in disk.remains(tmp_path):

@@ -94,7 +94,7 @@ def register(client: "MlflowClient", version_copy: VersionCopy, files: Path) -> 
             logged_model = model_versions.open_upload(client, run_id)
             source = model_versions.upload(client, run_id, logged_model, files)
             copied_tags = {key: value for key, value in version_copy.tags.items() if key not in _ROLE_TAGS}
-            model_versions.create(client, name, source, run_id, copied_tags)
+            model_versions.create_version(client, name, source, run_id, copied_tags)
         version = _make_candidate(client, name, version_copy.digest, version_copy.origin)
         # The download also checks the signature and the registered digest.
         with model_versions.checked_download(client, version) as received_files:

@@ -83,7 +83,7 @@ def register(name: str, encoder: EvaluatedEncoder, gate: Mapping[str, float]) ->
             source = log_model(encoder.run_id, encoder.directory, encoder.evaluation)
             score_tags = {metric: repr(float(score)) for metric, score in encoder.metrics.items()}
             tags = {**encoder.tags, **score_tags, "digest": encoder.digest}
-            model_versions.create(client, name, source, encoder.run_id, tags)
+            model_versions.create_version(client, name, source, encoder.run_id, tags)
         version = model_versions.keep_oldest(client, name, encoder.digest)
         if GATE not in version.tags:
             client.set_registered_model_alias(name, CANDIDATE, version.version)
@@ -220,7 +220,7 @@ def load_encoder(source: str | Path, store: Path) -> Path:
         directories.check_model(Path(source))
         return Path(source)
     client = connection.connect_existing(store)
-    version = model_versions.find(client, str(source))
+    version = model_versions.find_version(client, str(source))
     with translate_errors(str(source)):
         if client.get_model_version_download_uri(version.name, version.version).startswith("file:"):
             files = model_versions.download(client, version, "", None)  # without a copy
@@ -229,14 +229,14 @@ def load_encoder(source: str | Path, store: Path) -> Path:
             files = Path(tempfile.mkdtemp(prefix="infoxlm-"))
             atexit.register(shutil.rmtree, files, ignore_errors=True)
             model_versions.download_encoder(client, version, files)
-    model_versions.check(files, version)
+    model_versions.check_files(files, version)
     return files / model_versions.MODEL
 
 
-def fetch(source: str, store: Path) -> Path:
-    """Copy a registered model to the store, where all processes of a run can read it. Return the copy.
+def copy_to_store(source: str, store: Path) -> Path:
+    """Copy a registered model to the store, where all processes of a run can read it, and return the copy.
 
-    A damaged copy is replaced. Raises as `load_encoder`.
+    A damaged copy is replaced. Raises as `load_encoder` does.
     """
     model = load_encoder(source, store)
     digest = manifests.digest_files(model)  # of all files, because the same weights may have another tokenizer
@@ -265,7 +265,7 @@ def read_registration(uri: str, store: Path) -> Registration:
         StorageUnavailable: MLflow does not answer.
     """
     client = connection.connect_existing(store)
-    version = model_versions.find(client, uri)
+    version = model_versions.find_version(client, uri)
     with translate_errors(uri):
         return _read_registration(client, version.name, version.version)
 

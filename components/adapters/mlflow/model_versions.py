@@ -60,7 +60,7 @@ def make_uri(version: "ModelVersion") -> str:
     return f"models:/{version.name}/{version.version}"
 
 
-def find(client: "MlflowClient", uri: str) -> "ModelVersion":
+def find_version(client: "MlflowClient", uri: str) -> "ModelVersion":
     """Return the version that models:/NAME@ALIAS or models:/NAME/VERSION names.
 
     Raises:
@@ -132,7 +132,7 @@ def find_source_artifacts(aliases: Collection[str] = ()) -> set[str]:
     return source_artifacts
 
 
-def create(client: "MlflowClient", name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:
+def create_version(client: "MlflowClient", name: str, source: str, run_id: str, tags: Mapping[str, str]) -> None:
     """Create a version, and the registered model if it does not exist.
 
     Args:
@@ -231,14 +231,14 @@ def _has_answers(client: "MlflowClient", version: "ModelVersion") -> bool:
 
 @contextmanager
 def checked_download(client: "MlflowClient", version: "ModelVersion") -> Iterator[Path]:
-    """Download all files of a version into a temporary directory, and check them. Raises as `check` does."""
+    """Download all files of a version into a temporary directory, and check them. Raises as `check_files` does."""
     with tempfile.TemporaryDirectory(prefix="infoxlm-") as folder:
         files = download(client, version, "", Path(folder))
-        check(files, version)
+        check_files(files, version)
         yield files
 
 
-def check(files: Path, version: "ModelVersion") -> None:
+def check_files(files: Path, version: "ModelVersion") -> None:
     """Check that the files of a version are complete, unchanged since the registration, signed, and an encoder.
 
     Args:

@@ -78,7 +78,7 @@ def promote_model(
         StorageUnavailable: MLflow does not answer.
     """
     client = connection.connect_existing(store)
-    version = model_versions.find(client, model)
+    version = model_versions.find_version(client, model)
     model_on_server = _MODEL_ON_SERVER.fullmatch(target)
     if model_on_server:
         version_copy = copies.VersionCopy(
@@ -150,7 +150,7 @@ def promote(
             if verdict.passed:
                 _make_champion(client, version, verdict, champion)
             else:
-                record(client, version, "refused", verdict, champion)
+                record_decision(client, version, "refused", verdict, champion)
         client.set_model_version_tag(name, number, GATE, verdict.reason)
     logger.info("%s version %s: %s", name, number, verdict.reason)
     return verdict
@@ -159,7 +159,7 @@ def promote(
 def _make_champion(client: "MlflowClient", version: "ModelVersion", verdict: Verdict, champion: str | None) -> None:
     """Check the files of a version, record the promotion, and give the version the alias of the current champion."""
     _check_files(client, version)
-    record(client, version, "promoted", verdict, champion)
+    record_decision(client, version, "promoted", verdict, champion)
     if find_champion(client, version.name) != champion:  # moved by a process of another store, which has its own lock
         raise LeaseHeld(f"The champion of {version.name} changed during the comparison. Run the command again.")
     client.set_registered_model_alias(version.name, CHAMPION, str(version.version))
@@ -232,11 +232,11 @@ def roll_back(client: "MlflowClient", name: str, reason: str) -> int:
 
 def _record_rollback(client: "MlflowClient", version: "ModelVersion", action: str, verdict: Verdict) -> None:
     """Record a rollback in one of its two versions."""
-    record(client, version, action, verdict, None)
+    record_decision(client, version, action, verdict, None)
     client.set_model_version_tag(version.name, version.version, GATE, verdict.reason)
 
 
-def record(
+def record_decision(
     client: "MlflowClient", version: "ModelVersion", action: str, verdict: Verdict, previous: str | None
 ) -> None:
     """Record a decision as a tag of the version and as a file of its MLflow run.

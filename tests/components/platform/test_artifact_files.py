@@ -43,15 +43,15 @@ def test_uploaded_artifact_can_be_downloaded_until_it_is_dropped(request, direct
         request.getfixturevalue("bucket")
     uri = URL if storage == "s3" else str(tmp_path / "store/a")
 
-    artifact_files.push(directory, uri)
-    artifact_files.pull(uri, tmp_path / "copy")
+    artifact_files.upload(directory, uri)
+    artifact_files.download(uri, tmp_path / "copy")
 
     assert contents(tmp_path / "copy") == contents(directory)
     assert artifact_files.read_manifest(uri)["facts"] == {"lines": 3}
-    artifact_files.drop(uri)
+    artifact_files.delete(uri)
     assert artifact_files.read_manifest(uri) is None
     with pytest.raises(InputError, match=rf"{uri} has no manifest.json"):
-        artifact_files.pull(uri, tmp_path / "second copy")
+        artifact_files.download(uri, tmp_path / "second copy")
     assert not (tmp_path / "second copy").exists()
 
 
@@ -60,11 +60,11 @@ def test_failed_upload_leaves_no_artifact_and_the_next_one_sends_missing_files(b
     faults.inject("PUT", "small", "503")
 
     with pytest.raises(StorageUnavailable, match="run again"):
-        artifact_files.push(directory, URL)
+        artifact_files.upload(directory, URL)
     assert artifact_files.read_manifest(URL) is None
     faults.heal()
     faults.requests.clear()
-    artifact_files.push(directory, URL)
+    artifact_files.upload(directory, URL)
 
     assert artifact_files.manifest_exists(URL)
     assert not [target for method, target in faults.requests if method == "PUT" and "inner/large" in target]
@@ -72,11 +72,11 @@ def test_failed_upload_leaves_no_artifact_and_the_next_one_sends_missing_files(b
 
 @pytest.mark.item("F07")
 def test_bit_that_flips_during_a_download_is_found(bucket, faults, directory, tmp_path):
-    artifact_files.push(directory, URL)
+    artifact_files.upload(directory, URL)
     faults.inject("GET", "inner/large", "flipped")
 
     with pytest.raises((DataCorrupt, StorageUnavailable)):
-        artifact_files.pull(URL, tmp_path / "copy")
+        artifact_files.download(URL, tmp_path / "copy")
 
     assert faults.injected
     assert not (tmp_path / "copy").exists()
@@ -101,7 +101,7 @@ def test_objects_that_no_manifest_lists_are_not_downloaded(objects, directory, t
     objects["store/a/unnamed/manifest.json"] = b"{}"
     objects["store/a/my-manifest.json"] = b"{}"
 
-    artifact_files.pull(URL, tmp_path / "copy")
+    artifact_files.download(URL, tmp_path / "copy")
 
     assert contents(tmp_path / "copy") == contents(directory)
     assert not (tmp_path / "outside").exists()
@@ -116,7 +116,7 @@ def test_manifest_with_a_path_outside_is_refused_before_a_download(objects, tmp_
     manifest["digest"] = manifests.digest({part: manifest[part] for part in ("kind", "files", "facts")})
     objects |= {"store/a/manifest.json": json.dumps(manifest).encode(), f"store/a/{name}": b"x"}
 
-    for download in (artifact_files.pull, lambda _, copy: RemoteRun("s3://models/store", "job").fetch("a", copy)):
+    for download in (artifact_files.download, lambda _, copy: RemoteRun("s3://models/store", "job").fetch("a", copy)):
         with pytest.raises(InputError, match=r"store/a/.*outside: the file name leads out of its directory"):
             download(URL, tmp_path / "copy")
 

@@ -124,7 +124,7 @@ def test_training_that_stopped_on_one_machine_continues_exactly_on_another(
 
 def test_training_streams_shards_from_s3(bucket, spec, undisturbed_losses, tiny_shards):
     shards = f"{URL}/shards/{KEY}"
-    artifact_files.push(tiny_shards, shards)
+    artifact_files.upload(tiny_shards, shards)
 
     artifact = launchers.run(replace(spec, artifacts={"shards_path": shards}))
 
