@@ -28,7 +28,7 @@ from infoxlm_core.training import tracker
 
 EVALUATED_TASKS: tuple[Task[Any], ...] = (TASKS["retrieval"], Guard(), Perplexity(), TASKS["classification"])
 
-CURVE_POINTS = 400  # of each training curve in scores.json
+CURVE_POINTS = 400  # largest number of points of a training curve in scores.json
 
 
 def evaluate(
@@ -62,7 +62,7 @@ def evaluate(
         raise InputError("No encoder to evaluate. Give at least one model directory.")
     tested_model = next(iter(encoders))
     questions = draw_questions(corpus, encoders[tested_model], config)
-    scores = _measure(config, questions, encoders, classifiers)
+    scores = _measure_models(config, questions, encoders, classifiers)
     outcomes = _collect_outcomes(scores)
     record = _build_record(config, corpus, questions, encoders, scores)
     sections = []
@@ -77,10 +77,10 @@ def evaluate(
     return _name_metrics(scores, questions)
 
 
-def _measure(
+def _measure_models(
     config: EvaluationConfig, questions: Questions, encoders: Mapping[str, Path], classifiers: Mapping[str, Path]
 ) -> dict[str, dict[str, Scores]]:
-    """Return the scores of each model in each task that can measure it: name -> task -> scores."""
+    """Measure each model on each task that supports it. Return the scores by name of the model and of the task."""
     scores: dict[str, dict[str, Scores]] = {}
     for task in EVALUATED_TASKS:
         models = classifiers if task.is_finetuned else encoders
@@ -92,10 +92,10 @@ def _measure(
 
 
 def _collect_outcomes(scores: Mapping[str, Mapping[str, Scores]]) -> dict[str, pd.DataFrame]:
-    """Return for each model a table of the questions that it answered correctly, over all tasks that record them."""
+    """Return for each model a table with the outcome of every question, over all tasks that record outcomes."""
     outcomes = {}
     for name, scores_by_task in scores.items():
-        tables = [result.outcomes for result in scores_by_task.values() if result.outcomes is not None]
+        tables = [task_scores.outcomes for task_scores in scores_by_task.values() if task_scores.outcomes is not None]
         outcomes[name] = pd.concat(tables, ignore_index=True)
     return outcomes
 
@@ -107,7 +107,7 @@ def _build_record(
     encoders: Mapping[str, Path],
     scores: Mapping[str, Mapping[str, Scores]],
 ) -> dict[str, Any]:
-    """Return the content of scores.json without the comparison with the start."""
+    """Return the content of scores.json, to which the caller adds the comparison with the start model."""
     models = {}
     for name, scores_by_task in scores.items():
         models[name] = _describe_model(scores_by_task, encoders[name], corpus)
@@ -134,7 +134,7 @@ def _build_record(
 
 
 def _summarise(record: Mapping[str, Any], questions: Questions, scores: Mapping[str, Mapping[str, Scores]]) -> Summary:
-    """Return the means, intervals and comparisons that the report shows."""
+    """Return the means, confidence intervals and comparisons that the report shows."""
     title = f"{record['model']}: how well it carries meaning across languages"
     descriptions = {name: report.describe_encoder(result["encoder"]) for name, result in record["models"].items()}
     tasks_with_settings = [(task, questions) for task in EVALUATED_TASKS]
@@ -142,21 +142,24 @@ def _summarise(record: Mapping[str, Any], questions: Questions, scores: Mapping[
 
 
 def _compare_with_start(
-    start: pd.DataFrame, tested: pd.DataFrame, questions: Questions, corpus_report: Mapping[str, Any] | None
+    start_outcomes: pd.DataFrame,
+    tested_outcomes: pd.DataFrame,
+    questions: Questions,
+    corpus_report: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Compare the outcomes before and after the training.
+    """Compare the outcomes of the start model with those of the model under test.
 
-    On the guard, languages of the training text and other languages are compared separately. The report of the corpus
-    lists the languages of the training text.
+    Languages that the training text contains are compared separately from other languages.
     """
-    codes = {questions.pivot, *questions.pairs}
+    language_codes = {questions.pivot, *questions.pairs}
     if corpus_report:
         for file in corpus_report.get("files", ()):
-            if file["kept"] and not file["kind"].startswith("held_out"):
-                codes.add(file["language"])
-    trained_languages = {languages.two_letters(code) for code in codes}
-    before = evidence.Outcomes(start, questions.pivot)
-    after = evidence.Outcomes(tested, questions.pivot)
+            is_training_file = file["kept"] and not file["kind"].startswith("held_out")
+            if is_training_file:
+                language_codes.add(file["language"])
+    trained_languages = {languages.two_letters(code) for code in language_codes}
+    before = evidence.Outcomes(start_outcomes, questions.pivot)
+    after = evidence.Outcomes(tested_outcomes, questions.pivot)
     return before_after.compare_outcomes(before, after, trained_languages)
 
 
@@ -179,11 +182,14 @@ def _describe_model(scores_by_task: Mapping[str, Scores], encoder: Path, corpus:
 
 
 def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questions) -> dict[str, float]:
-    """Return the scores of all models as metrics. The metrics of the first model have no prefix."""
+    """Return the scores of all models as metrics. All models but the first have their name as a prefix."""
     metrics: dict[str, float] = {}
-    for model_index, (name, scores_by_task) in enumerate(scores.items()):
-        name_in_metrics = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        prefix = "" if model_index == 0 else f"{name_in_metrics}/"
+    tested_model = next(iter(scores))
+    for name, scores_by_task in scores.items():
+        prefix = ""
+        if name != tested_model:
+            metric_safe_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+            prefix = f"{metric_safe_name}/"
         for task in EVALUATED_TASKS:
             if task.name in scores_by_task:
                 metrics |= task.name_metrics(scores_by_task[task.name], questions, prefix + task.name)
@@ -191,7 +197,7 @@ def _name_metrics(scores: Mapping[str, Mapping[str, Scores]], questions: Questio
 
 
 def _read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
-    """Read the training curves of an encoder from its folder: metric -> (step, value), at most `CURVE_POINTS` each."""
+    """Read the training curves that an encoder's page shows, as lists of (step, value) by metric."""
     path = encoder / "metrics.jsonl"
     if not path.is_file():
         return {}
@@ -201,4 +207,7 @@ def _read_curves(encoder: Path) -> dict[str, list[Sequence[float]]]:
             is_shown = name.startswith("loss/") or name in ("xlco/accuracy", "probe/retrieval")  # not by language
             if is_shown:
                 curves.setdefault(name, []).append((step, value))
-    return {name: curve[:: math.ceil(len(curve) / CURVE_POINTS)] for name, curve in curves.items()}
+    for name, curve in curves.items():
+        spacing = math.ceil(len(curve) / CURVE_POINTS)
+        curves[name] = curve[::spacing]
+    return curves

@@ -50,12 +50,12 @@ class ExportSettings:
 
 
 def export(source: Path, name: str, settings: ExportSettings, output: Path) -> list[Measurement]:
-    """Write formats of an encoder, with a model card and reference vectors, and measure each format.
+    """Write an encoder in several formats, with a model card and reference vectors, and measure each format.
 
     Args:
         source: a Hugging Face directory.
         name: name of the model, for its card.
-        settings: what to export.
+        settings: formats, languages and text.
         output: the directory to write; must be empty or missing.
 
     Returns:
@@ -68,29 +68,28 @@ def export(source: Path, name: str, settings: ExportSettings, output: Path) -> l
     check_settings(settings, output)
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
-        partial_output = Path(folder, output.name)
-        measurements = _write_export(source, name, settings, partial_output)
-        manifests.move_into_place(partial_output, output)
+        unfinished_output = Path(folder, output.name)
+        measurements = _write_export(source, name, settings, unfinished_output)
+        manifests.move_into_place(unfinished_output, output)
     return measurements
 
 
 def _write_export(source: Path, name: str, settings: ExportSettings, output: Path) -> list[Measurement]:
     """Write all files of an export and return the measurements. See `export`."""
-    aligned_sentences: dict[str, AlignedSentences] = {}
-    if settings.data:
-        other_languages = [code for code in settings.languages if two_letters(code) != two_letters(settings.pivot)]
-        aligned_sentences = read_aligned(settings.data, settings.pivot, other_languages or "all")
+    aligned_sentences = _read_aligned_sentences(settings)
     encoder = sentence_encoder.load(source)
     prefix = encoder.settings.prefix
     tokenizer_json = sentence_transformers.read_tokenizer(source)
-    trimmed = _trim(encoder, tokenizer_json, settings)
-    sentence_transformers.write(encoder, source, output, trimmed.content if trimmed else tokenizer_json)
-    texts = _choose_texts(settings, aligned_sentences, trimmed, prefix)
+    trimmed_tokenizer = _trim(encoder, tokenizer_json, settings)
+    if trimmed_tokenizer:
+        tokenizer_json = trimmed_tokenizer.content
+    sentence_transformers.write(encoder, source, output, tokenizer_json)
+    texts = _choose_texts(settings, aligned_sentences, trimmed_tokenizer, prefix)
     formats = _write_formats(encoder, settings.formats, output)
     measurements = export_measurements.measure(source, encoder, output, formats, texts, aligned_sentences)
     reference_vectors.write_reference(output)
     if SENTENCE_TRANSFORMERS not in settings.formats:
-        (output / FILES[SENTENCE_TRANSFORMERS]).unlink()
+        (output / FILES[SENTENCE_TRANSFORMERS]).unlink()  # the measurements needed it
     card = page.render(
         "export_card.md",
         name=name,
@@ -98,7 +97,7 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
         vector=encoder.settings,
         config=encoder.encoder.config,
         max_tokens=any_encoder.served_max_tokens(output),
-        kept_share=_compute_unchanged_share(trimmed, aligned_sentences, prefix),
+        kept_share=_compute_unchanged_share(trimmed_tokenizer, aligned_sentences, prefix),
         measurements=measurements,
         files=FILES,
         text_count=len(texts),
@@ -111,6 +110,14 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
     page.write_files(output, {"README.md": card})
     manifests.write(output, "export", inputs={"encoder": pretrained.digest_weights(source)})
     return measurements
+
+
+def _read_aligned_sentences(settings: ExportSettings) -> dict[str, AlignedSentences]:
+    """Read the aligned sentences of the exported languages, or of all languages. Return none without `data`."""
+    if settings.data is None:
+        return {}
+    other_languages = [code for code in settings.languages if two_letters(code) != two_letters(settings.pivot)]
+    return read_aligned(settings.data, settings.pivot, other_languages or "all")
 
 
 def check_settings(settings: ExportSettings, output: Path) -> None:
@@ -128,7 +135,7 @@ def check_settings(settings: ExportSettings, output: Path) -> None:
 
 
 def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSettings) -> TrimmedTokenizer | None:
-    """Remove the pieces that the text or the languages do not need from the vocabulary and the embeddings.
+    """Remove tokens that the text or the languages do not need from the vocabulary and the embeddings.
 
     Args:
         encoder: the model, whose embeddings are changed in place.
@@ -139,19 +146,21 @@ def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSetting
         The smaller tokenizer, or None if the settings name neither text nor languages.
     """
     if settings.texts:
-        prefix = encoder.settings.prefix
-        needed_ids = vocabulary.pieces_of_text(tokenizer_json, (prefix + line for line in _read_lines(settings.texts)))
+        prefixed_lines = (encoder.settings.prefix + line for line in _read_lines(settings.texts))
+        needed_ids = vocabulary.pieces_of_text(tokenizer_json, prefixed_lines)
     elif settings.languages:
-        scripts = {script for code in settings.languages for script in cleaning.find_scripts(two_letters(code))}
+        scripts: set[str] = set()
+        for code in settings.languages:
+            scripts.update(cleaning.find_scripts(two_letters(code)))
         needed_ids = vocabulary.pieces_of_scripts(tokenizer_json, sorted(scripts))
     else:
         return None
     # Prompts must stay usable, also in another script than the text, such as "query: " before Russian text.
     needed_ids |= vocabulary.pieces_of_text(tokenizer_json, encoder.settings.prompts.values())
     pad_id = encoder.encoder.config.pad_token_id or 0
-    trimmed = TrimmedTokenizer(tokenizer_json, needed_ids, pad_id)
-    vocabulary.trim(encoder, trimmed)
-    return trimmed
+    trimmed_tokenizer = TrimmedTokenizer(tokenizer_json, needed_ids, pad_id)
+    vocabulary.trim(encoder, trimmed_tokenizer)
+    return trimmed_tokenizer
 
 
 def _read_lines(paths: Sequence[Path]) -> Iterator[str]:
@@ -166,52 +175,52 @@ def _read_lines(paths: Sequence[Path]) -> Iterator[str]:
 def _choose_texts(
     settings: ExportSettings,
     aligned_sentences: Mapping[str, AlignedSentences],
-    trimmed: TrimmedTokenizer | None,
+    trimmed_tokenizer: TrimmedTokenizer | None,
     prefix: str,
 ) -> list[str]:
-    """Return up to `MAX_TEXTS` texts, on which vectors and speed of the formats are compared.
+    """Choose up to `MAX_TEXTS` texts, on which vectors and speed of the formats are compared.
 
-    They are aligned sentences, in equal numbers of each language; without them, the first lines of the text; without
-    text, the reference sentences. Texts that the trimmed tokenizer splits differently are left out, because their
-    vectors differ from the original ones.
+    These are aligned sentences if there are any, else the first lines of the text, else the reference sentences.
+
+    Raises:
+        InputError: the trimmed tokenizer splits all of them differently.
     """
+    candidates: list[str] = []
     if aligned_sentences:
-        columns = [column for pair in aligned_sentences.values() for column in pair]
-        texts_per_column = math.ceil(MAX_TEXTS / len(columns))
-        candidates = [text for column in columns for text in column[:texts_per_column]]
+        texts_per_side = math.ceil(MAX_TEXTS / (2 * len(aligned_sentences)))
+        for sources, targets in aligned_sentences.values():
+            candidates += sources[:texts_per_side]
+            candidates += targets[:texts_per_side]
     elif settings.texts:
         candidates = list(islice(_read_lines(settings.texts), MAX_TEXTS))
     else:
         candidates = list(reference_vectors.SENTENCES)
-    texts = [text for text in candidates if trimmed is None or trimmed.splits_as_before(prefix + text)]
+    texts = candidates
+    if trimmed_tokenizer:  # a text that is split differently has another vector than the original one
+        texts = [text for text in candidates if trimmed_tokenizer.splits_as_before(prefix + text)]
     if not texts:
         raise InputError("no text to measure the export on: give text, or aligned sentences in its languages")
     return texts[:MAX_TEXTS]
 
 
 def _compute_unchanged_share(
-    trimmed: TrimmedTokenizer | None, aligned_sentences: Mapping[str, AlignedSentences], prefix: str
+    trimmed_tokenizer: TrimmedTokenizer | None, aligned_sentences: Mapping[str, AlignedSentences], prefix: str
 ) -> float | None:
-    """Return the share of aligned sentences that a trimmed tokenizer splits as before.
+    """Return the share of aligned sentences that a trimmed tokenizer splits as the original one did.
 
     Return None without a trimmed tokenizer or without sentences.
     """
-    sentences = [text for pair in aligned_sentences.values() for column in pair for text in column]
-    if trimmed is None or not sentences:
+    sentences: list[str] = []
+    for sources, targets in aligned_sentences.values():
+        sentences += [*sources, *targets]
+    if trimmed_tokenizer is None or not sentences:
         return None
-    return fmean(trimmed.splits_as_before(prefix + text) for text in sentences)
+    return fmean(trimmed_tokenizer.splits_as_before(prefix + sentence) for sentence in sentences)
 
 
 def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output: Path) -> list[Format]:
     """Write the ONNX files and return all formats, loaded from their files."""
-    onnx_path = output / FILES[ONNX]
-    if {ONNX, INT8} & set(format_names):
-        onnx.write(encoder, onnx_path)
-    if INT8 in format_names:
-        onnx.quantise(onnx_path, output / FILES[INT8])
-    if ONNX not in format_names:  # it was written only to be quantised, or not at all
-        for path in onnx_path.parent.glob(f"{onnx_path.name}*"):
-            path.unlink()
+    _write_onnx_files(encoder, format_names, output)
     formats = []
     for format_name in format_names:
         path = output / FILES[format_name]
@@ -220,6 +229,19 @@ def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output
             run: Run = SentenceEncoder(model.base_model, encoder.settings).run
         else:
             run = onnx.load(path)
-        weights = sorted(path.parent.glob(f"{path.name}*"))  # a large ONNX file has its weights beside it
-        formats.append(Format(format_name, weights, run, is_exact=format_name != INT8))
+        weight_files = sorted(path.parent.glob(f"{path.name}*"))  # a large ONNX file has its weights beside it
+        formats.append(Format(format_name, weight_files, run, is_exact=format_name != INT8))
     return formats
+
+
+def _write_onnx_files(encoder: SentenceEncoder, format_names: Sequence[str], output: Path) -> None:
+    """Write the requested ONNX files: in fp32, quantised to int8, or both."""
+    if ONNX not in format_names and INT8 not in format_names:
+        return
+    onnx_path = output / FILES[ONNX]
+    onnx.write(encoder, onnx_path)
+    if INT8 in format_names:
+        onnx.quantise(onnx_path, output / FILES[INT8])
+    if ONNX not in format_names:  # the file in fp32 was only needed for quantisation
+        for path in onnx_path.parent.glob(f"{onnx_path.name}*"):
+            path.unlink()

@@ -4,7 +4,6 @@ All tasks share one training loop, which uses every example once per epoch and r
 development sets. The task provides the examples and the scores.
 """
 
-import functools
 import hashlib
 import json
 import logging
@@ -55,7 +54,7 @@ def finetune(
         remote: storage of the checkpoints if the machines share no disk.
 
     Returns:
-        The figures of the last step, `steps`, and the number of training `examples`.
+        The metrics of the last step, `steps`, and the number of training `examples`.
 
     Raises:
         InputError: data or encoder cannot be used, or the selection rule lacks development sets.
@@ -67,16 +66,16 @@ def finetune(
         encoder, training.head, training.labels, config.dropout, training.head_dropout, config.seed
     ).to(distributed.device())
     optimization = choose_steps(config, len(training.examples))
-    best = BestCheckpoints(run, config.selection, training.source_language)
+    best_checkpoints = BestCheckpoints(run, config.selection, training.source_language)
     fingerprint = _make_fingerprint(config, encoder, training)
     # To save memory and time, only the embeddings of tokens that occur in the examples are trained.
     limited_training, restore_embeddings = active_vocabulary.limit(module, training, optimization.weight_decay)
-    learner = TaskLearner(config, module, limited_training, optimization.steps, best)
+    learner = TaskLearner(config, module, limited_training, optimization.steps, best_checkpoints)
     logger.info("fine-tuning on %d examples, %d steps", len(training.examples), optimization.steps)
     with run_directory(run, fingerprint, config.checkpoints, track, remote) as (checkpoints, tracker):
-        figures = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
-        distributed.on_first(functools.partial(_export, learner, encoder, run, output, restore_embeddings))
-    return figures | {"steps": optimization.steps, "examples": len(training.examples)}
+        metrics = loop.train(learner, optimization, checkpoints, tracker, config.log_every, learner.observe)
+        distributed.on_first(lambda: _export(learner, encoder, run, output, restore_embeddings))
+    return metrics | {"steps": optimization.steps, "examples": len(training.examples)}
 
 
 def read_training(config: RecipeConfig, encoder: Path, corpus: Path | None) -> Training:
@@ -94,11 +93,12 @@ def choose_steps(config: RecipeConfig, num_examples: int) -> OptimizationConfig:
 
 
 def _make_fingerprint(config: RecipeConfig, encoder: Path, training: Training) -> Fingerprint:
-    """Return what must not change for a run to resume: the settings of the training and the content of its data."""
+    """Return the settings and the digests of the data that must be equal for a run to resume."""
     settings, data = task_of(config).select_training_inputs(config)
     # Development sets are included, because they decide which step is exported.
-    data_digests = {role: manifests.digest(digest_inputs(paths)) for role, paths in data.items()}
-    inputs = {"encoder": pretrained.digest_weights(encoder), "examples": digest_training(training), **data_digests}
+    inputs = {"encoder": pretrained.digest_weights(encoder), "examples": digest_training(training)}
+    for role, paths in data.items():
+        inputs[role] = manifests.digest(digest_inputs(paths))
     return Fingerprint.of(settings, manifests.FINETUNING, inputs)
 
 
@@ -118,21 +118,21 @@ def _export(
     output: Path,
     restore_embeddings: Callable[[], AbstractContextManager[Any]],
 ) -> None:
-    """Write the models that the selection rule chose, and the scores by which it chose them.
+    """Write the models that the selection rule chooses, with the scores of the development sets.
 
-    The best weights are loaded into the learner's module, so training cannot continue afterwards.
+    The chosen weights are loaded into the learner's module, so training cannot continue afterwards.
 
     Args:
         learner: the finished learner.
         encoder: directory of the encoder that the training started from.
         run: directory of the run, with its curves.
         output: receives the models.
-        restore_embeddings: returns a context in which the module has the embeddings of the complete vocabulary.
+        restore_embeddings: returns a context manager, in which the module has the embeddings of all tokens again.
     """
     rule = learner.config.selection.rule
     evaluations = learner.best.evaluations()
     chosen_steps = learner.best.choose(evaluations, learner.steps)
-    for step in dict.fromkeys(chosen_steps.values()):
+    for step in dict.fromkeys(chosen_steps.values()):  # several languages may share a step
         directory = selection.directory_of(output, chosen_steps, step)
         if rule != "last":  # the module holds the last weights already
             learner.best.load(learner.module, step)

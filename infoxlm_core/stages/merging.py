@@ -32,7 +32,7 @@ LARGEST_LOSS = 0.005
 """The accuracy that the merged encoder may lose on the guard: half a percentage point."""
 
 
-class Point(NamedTuple):
+class MergedAccuracies(NamedTuple):
     """The retrieval accuracies (0 to 1) of the merged encoder at one weight."""
 
     weight: float
@@ -50,7 +50,7 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
         encoder: directory of the trained model.
         weight: from 0, the start, to 1, the encoder.
         output: directory to create.
-        facts: further facts about the merge for the manifest.
+        facts: further facts about the merge, to be recorded in the manifest.
 
     Raises:
         InputError: `output` exists, or the models differ in more than the values of their weights.
@@ -59,47 +59,55 @@ def merge(start: Path, encoder: Path, weight: float, output: Path, facts: Mappin
         raise InputError(f"{output} exists: give another directory")
     interpolate(start, encoder, weight, output)
     reference_vectors.write_reference(output)
-    encoder_manifest = manifests.load_if_ours(encoder) or {}
-    lineage = dict(encoder_manifest.get("inputs", {}))
-    for name, directory in (("encoder", encoder), ("start", start)):
-        manifest = manifests.load_if_ours(directory)
-        if manifest:
-            lineage[name] = manifest["digest"]
-    merge_facts = {"merge": {"weight": weight, **(facts or {})}}
-    manifests.write(output, "encoder", encoder_manifest.get("facts", {}) | merge_facts, lineage)
+    merged_facts: dict[str, Any] = {}
+    inputs: dict[str, str] = {}
+    encoder_manifest = manifests.load_if_ours(encoder)
+    if encoder_manifest:  # the merged encoder was trained on the same text
+        merged_facts |= encoder_manifest["facts"]
+        inputs |= encoder_manifest["inputs"]
+        inputs["encoder"] = encoder_manifest["digest"]
+    start_manifest = manifests.load_if_ours(start)
+    if start_manifest:
+        inputs["start"] = start_manifest["digest"]
+    merged_facts["merge"] = {"weight": weight, **(facts or {})}
+    manifests.write(output, "encoder", merged_facts, inputs)
 
 
 def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Path, output: Path) -> dict[str, Any]:
-    """Write the merged encoder with the largest weight that loses little on the guard, see `choose_weight`.
+    """Write the merged encoder with the largest weight that keeps the accuracy on the guard, see `choose_weight`.
 
-    If the loss is too large at every weight, the smallest one is taken, and a warning is logged.
+    If every weight loses too much accuracy, the smallest one is taken, and a warning is logged.
 
     Args:
         config: settings of the evaluation, with weights and guard.
-        corpus: a prepared corpus, on whose held-out pairs each weight is measured for comparison.
+        corpus: a prepared corpus; the accuracy on its held-out pairs is reported, but does not affect the choice.
         encoder: directory of the trained model.
         start: directory of the model that its training started from.
         output: receives the model in `encoder/`.
 
     Returns:
-        The chosen weight, `passed` (1 if its loss is small enough, else 0), and the accuracies at this weight.
+        The chosen weight, its accuracies, and `passed`: 1 if it keeps the accuracy on the guard, else 0.
     """
     held_out: dict[str, AlignedSentences] = {}
     for language, pairs in draw_questions(corpus, encoder, config).pairs.items():
         held_out[language] = ([source for source, _ in pairs], [target for _, target in pairs])
-    start_accuracies, start_answers = _measure(start, config, held_out)
-    curve = [Point(0.0, **start_accuracies, guard_lower=0.0)]
+    start_accuracies, start_scores = _measure(start, config, held_out)
+    start_point = MergedAccuracies(0.0, **start_accuracies, guard_lower=0.0)
+    candidates = []
     for weight in sorted(set(config.merge)):
         with tempfile.TemporaryDirectory(prefix="infoxlm-merge-") as folder:
-            interpolate(start, encoder, weight, Path(folder, "encoder"))
-            accuracies, answers = _measure(Path(folder, "encoder"), config, held_out)
-        interval = paired_bootstrap(answers, start_answers)  # of the gain over the start
-        curve.append(Point(weight, **accuracies, guard_lower=interval.lower))
+            merged_encoder = Path(folder, "encoder")
+            interpolate(start, encoder, weight, merged_encoder)
+            accuracies, guard_scores = _measure(merged_encoder, config, held_out)
+        gain_interval = paired_bootstrap(guard_scores, start_scores)
+        candidates.append(MergedAccuracies(weight, **accuracies, guard_lower=gain_interval.lower))
         logger.info("weight %g: held out %.4f, guard %.4f", weight, accuracies["held_out"], accuracies["guard"])
-    chosen, passed = choose_weight(curve[1:])
+    chosen = choose_weight(candidates)
+    passed = keeps_guard_accuracy(chosen)
     if not passed:
         logger.warning("every weight of evaluation.merge loses too much: the smallest one, %g, is taken", chosen.weight)
-    facts = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": [point._asdict() for point in curve]}
+    curve = [accuracies._asdict() for accuracies in (start_point, *candidates)]
+    facts = {"passed": passed, "largest_loss": LARGEST_LOSS, "curve": curve}
     merge(start, encoder, chosen.weight, output / "encoder", facts)
     return chosen._asdict() | {"passed": int(passed)}
 
@@ -107,7 +115,7 @@ def merge_best(config: EvaluationConfig, corpus: Path, encoder: Path, start: Pat
 def _measure(
     model: Path, config: EvaluationConfig, held_out: Mapping[str, AlignedSentences]
 ) -> tuple[dict[str, float], pd.Series]:
-    """Return the accuracies of a model on the held-out pairs and the guard, and its score of each guard question."""
+    """Return the accuracies of a model on the held-out pairs and the guard, and its scores by guard question."""
     assert config.guard  # noqa: S101 - EvaluationConfig requires a guard if `merge` has weights
     embedder = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
     hits = guard.retrieve(held_out, embedder)
@@ -118,13 +126,16 @@ def _measure(
     return accuracies, outcomes.score_questions("guard/mean")
 
 
-def choose_weight(curve: Sequence[Point]) -> tuple[Point, bool]:
-    """Return the point with the largest weight that passes, or with the smallest weight if none passes.
+def keeps_guard_accuracy(accuracies: MergedAccuracies) -> bool:
+    """Return whether the confidence interval excludes a loss of `LARGEST_LOSS` on the guard, as in the gate."""
+    return accuracies.guard_lower > -LARGEST_LOSS
 
-    A point passes if the paired interval of the gain over the start on the guard lies above -`LARGEST_LOSS`, as in the
-    promotion gate. The second value tells whether the returned point passes.
+
+def choose_weight(candidates: Sequence[MergedAccuracies]) -> MergedAccuracies:
+    """Return the candidate with the largest weight that keeps the accuracy on the guard.
+
+    If there is none, return the candidate with the smallest weight.
     """
-    accepted = [point for point in curve if point.guard_lower > -LARGEST_LOSS]
-    if accepted:
-        return max(accepted, key=lambda point: point.weight), True
-    return min(curve, key=lambda point: point.weight), False
+    by_weight = sorted(candidates)  # by the first field
+    accepted = [candidate for candidate in by_weight if keeps_guard_accuracy(candidate)]
+    return accepted[-1] if accepted else by_weight[0]

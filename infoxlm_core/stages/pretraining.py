@@ -3,7 +3,6 @@
 The system provides the model, the batches and the losses. The training loop is the same for all systems.
 """
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,12 +49,13 @@ def pretrain(
         shards_source: storage of the text if `shards_path` has only the manifest and the tokenizer.
 
     Returns:
-        The figures of the last step, and the number of steps.
+        The metrics of the last step, and the number of steps.
     """
     system = SYSTEMS[config.system]
     shards = open_shards(shards_path, shards_source)
-    config = _choose_steps(config, shards)
-    learner = system.create_learner(config, system.build(config, shards), shards)
+    config = _resolve_steps(config, shards)
+    model = system.build(config, shards)
+    learner = system.create_learner(config, model, shards)
     observe = system.create_observer(config, learner, shards)
     inputs = {"shards": shards.manifest["digest"], "tokenizer": shards.manifest["facts"]["tokenizer"]}
     if config.model.start:
@@ -63,25 +63,26 @@ def pretrain(
     fingerprint = Fingerprint.of(config, manifests.VERSIONS["pretrained"], inputs)
     saves_in_background = distributed.device().type == "cuda"  # on a CPU, writing would slow down the steps
     may_rewind = config.guard.rewinds > 0
-    directory = run_directory(run, fingerprint, config.checkpoints, track, remote, saves_in_background, may_rewind)
-    with directory as (checkpoints, tracker):
-        figures = loop.train(
+    opened_run = run_directory(run, fingerprint, config.checkpoints, track, remote, saves_in_background, may_rewind)
+    with opened_run as (checkpoints, tracker):
+        metrics = loop.train(
             learner, config.optimization, checkpoints, tracker, config.log_every, observe, config.guard
         )
         weights = distributed.tensors_on_first(dict(learner.module.named_parameters()))
-        distributed.on_first(functools.partial(_export, config, weights, shards, inputs, run, output))
-    return figures | {"steps": config.optimization.steps}
+        distributed.on_first(lambda: _export(config, weights, shards, inputs, run, output))
+    return metrics | {"steps": config.optimization.steps}
 
 
-def _choose_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConfig:
-    """Set the number of steps such that the run processes `config.tokens` tokens. 0 leaves the number unchanged.
+def _resolve_steps(config: PretrainingConfig, shards: Shards) -> PretrainingConfig:
+    """Return the config with the number of steps that process `config.tokens` tokens, if this setting is not 0.
 
     Raises:
-        ConfigError: there are no more steps than those of the warm-up.
+        ConfigError: the tokens are not enough for the steps of the warm-up.
     """
     if not config.tokens:
         return config
-    tokens_per_step = SYSTEMS[config.system].count_tokens(config, shards, range(COUNTED_STEPS)) / COUNTED_STEPS
+    counted_tokens = SYSTEMS[config.system].count_tokens(config, shards, range(COUNTED_STEPS))
+    tokens_per_step = counted_tokens / COUNTED_STEPS
     steps = round(config.tokens / tokens_per_step)
     optimization = config.optimization
     if steps <= optimization.warmup_steps:
@@ -100,9 +101,18 @@ def _export(
     run: Path,
     output: Path,
 ) -> None:
-    """Write two models in Hugging Face format: `start` before the first step, and `encoder` after the last step."""
+    """Write the models `start/`, before the first step, and `encoder/`, after the last step, in Hugging Face format.
+
+    Args:
+        config: settings of the stage.
+        weights: the trained weights.
+        shards: token shards of the training.
+        inputs: digests of the artifacts that the run depends on, for the manifests.
+        run: directory of the run, with its curves.
+        output: receives both models.
+    """
     system = SYSTEMS[config.system]
-    model = system.build(config, shards)
+    model = system.build(config, shards)  # has the same weights as before the first step
     system.export(model, config, shards, output / "start")
     if config.model.start and config.system == "infoxlm":
         any_encoder.keep_served_space(Path(config.model.start), output / "start")
@@ -117,28 +127,31 @@ def _export(
 
 
 def _describe_training_text(config: PretrainingConfig, shards: Shards) -> dict[str, Any]:
-    """Return the facts of the encoder's manifest that tell an evaluation on which text the encoder was trained.
+    """Describe the training text for the encoder's manifest, so that an evaluation can detect leaked test sets.
 
-    `origin` describes the published model that the training started from. `reserved` lists the files of test sets that
-    were removed from the text of this training and of its start model. `other_corpora` lists further corpora that the
-    start model was trained on: they may contain sentences that this corpus holds out.
+    Returns:
+        `origin`: the published model that the training started from. `reserved`: files of test sets that were removed
+        from the text of this training and of its start model. `other_corpora`: further corpora that the start model was
+        trained on, which may contain sentences that this corpus holds out. Empty entries are left out.
     """
-    reserved = set(shards.manifest["facts"].get("reserved", ()))
+    reserved_files = set(shards.manifest["facts"].get("reserved", ()))
     other_corpora: set[str] = set()
-    entries: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if config.model.start:
         start = Path(config.model.start)
-        published_start = origin.read(start)
-        if published_start:
-            entries[origin.FACT] = published_start
+        published_model = origin.read(start)
+        if published_model:
+            facts[origin.FACT] = published_model
         start_manifest = unreserved.load_pretraining_manifest(start)
         if start_manifest:
             start_facts = start_manifest["facts"]
-            reserved &= set(start_facts.get("reserved", ()))
-            other_corpora = {start_manifest["inputs"].get("corpus"), *start_facts.get("other_corpora", ())}
-            other_corpora -= {None, shards.manifest["facts"]["corpus"]}
-    if reserved:
-        entries["reserved"] = sorted(reserved)
+            reserved_files &= set(start_facts.get("reserved", ()))
+            other_corpora = set(start_facts.get("other_corpora", ()))
+            if "corpus" in start_manifest["inputs"]:
+                other_corpora.add(start_manifest["inputs"]["corpus"])
+            other_corpora.discard(shards.manifest["facts"]["corpus"])
+    if reserved_files:
+        facts["reserved"] = sorted(reserved_files)
     if other_corpora:
-        entries["other_corpora"] = sorted(other_corpora)
-    return entries
+        facts["other_corpora"] = sorted(other_corpora)
+    return facts

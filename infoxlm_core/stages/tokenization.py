@@ -10,9 +10,9 @@ import io
 import itertools
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,7 @@ from infoxlm_core.model.huggingface import tokenizers
 from infoxlm_core.progress import show_progress
 
 logger = logging.getLogger(__name__)
-MAX_REPEATS = 5  # of a training sentence; with more, whole words of a few sentences become pieces
+MAX_REPEATS = 5  # of a training sentence; with more, words that occur in only a few sentences become pieces
 ADDED_IDS = 2  # <pad> and <mask>, which SentencePiece does not count
 COMPARED_SENTENCES = 2_000  # of each language, on which both tokenizers are compared
 
@@ -50,7 +50,7 @@ def tokenize(
         parallel_map: encodes chunks of sentences; None: in `config.processes` processes. The result is the same.
 
     Returns:
-        What the manifest records: the numbers of sequences and tokens, the tokenizer, and the sizes of all tables.
+        The facts for the manifest: the numbers of sequences and tokens, the tokenizer, and the sizes of all tables.
 
     Raises:
         InputError: `corpus` is not a prepared corpus, or `config.model` is not a tokenizer.
@@ -93,35 +93,54 @@ def tokenize(
 # ---------------------------------------------------------------- tokenizer
 
 
+class CreatedTokenizer(NamedTuple):
+    """A tokenizer that was written to a folder."""
+
+    model: bytes  # a SentencePiece model or a serialized tokenizer.json
+    vocabulary: Vocabulary
+    special_tokens: list[str]
+    file_name: str  # the file whose digest identifies the tokenizer
+
+
 def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> tuple[SerializedTokenizer, str]:
     """Write a tokenizer to a folder. Return the tokenizer and the name of the file whose digest identifies it."""
     source_files = tokenizers.find_files(Path(config.model)) if config.model else []
     if source_files and source_files[0].suffix == ".json":
-        fast_tokenizer = tokenizers.copy_files(source_files, folder)
-        vocabulary = tokenizers.read_vocabulary(fast_tokenizer, source_files[0])
-        model = serialize(fast_tokenizer.backend_tokenizer, vocabulary.special_ids)
-        special_tokens = fast_tokenizer.all_special_tokens
-        identifying_file = tokenizers.FAST
+        tokenizer = _copy_fast_tokenizer(source_files, folder)
+    elif source_files:
+        # XLM-R's tokenizer.json differs from its SentencePiece model on the few sentences that have two segmentations
+        # of equal score.
+        tokenizer = _write_sentencepiece(_read_model(source_files[0]), folder, corpus, max_different_share=0.001)
     else:
-        model = _read_model(source_files[0]) if source_files else _train_model(config, corpus)
-        (folder / tokenizers.MODEL).write_bytes(model)
-        tokenizers.write_fast(model, folder)
-        # With XLM-R's model, the two tokenizers differ on the few sentences that have two segmentations of equal score.
-        # With a model of ours they never do, because its scores are rounded.
-        max_different_share = 0.001 if source_files else 0.0
-        _compare_tokenizers(folder, model, corpus, max_different_share)
-        vocabulary = Vocabulary.xlm_r(tokenizers.vocabulary_size(model))
-        special_tokens = list(SPECIAL_TOKENS)
-        identifying_file = tokenizers.MODEL
-    if config.vocabulary_size not in (None, vocabulary.size):
+        # The scores of a new model are rounded, so its segmentations are always equal.
+        tokenizer = _write_sentencepiece(_train_model(config, corpus), folder, corpus, max_different_share=0.0)
+    vocabulary_size = tokenizer.vocabulary.size
+    if config.vocabulary_size not in (None, vocabulary_size):
         raise TokenizerMismatch(
-            f"{config.model} gives {vocabulary.size} ids, tokenization.vocabulary_size says {config.vocabulary_size}: "
-            f"set it to {vocabulary.size}"
+            f"{config.model} gives {vocabulary_size} ids, tokenization.vocabulary_size says {config.vocabulary_size}: "
+            f"set it to {vocabulary_size}"
         )
-    for token in special_tokens:
+    for token in tokenizer.special_tokens:
         if token in config.prefix:
             raise ConfigError(f"tokenization.prefix contains the special token {token}: remove it")
-    return SerializedTokenizer(model, vocabulary, config.prefix), identifying_file
+    return SerializedTokenizer(tokenizer.model, tokenizer.vocabulary, config.prefix), tokenizer.file_name
+
+
+def _copy_fast_tokenizer(source_files: list[Path], folder: Path) -> CreatedTokenizer:
+    """Copy the files of a model's tokenizer, of which the first is tokenizer.json."""
+    fast_tokenizer = tokenizers.copy_files(source_files, folder)
+    vocabulary = tokenizers.read_vocabulary(fast_tokenizer, source_files[0])
+    model = serialize(fast_tokenizer.backend_tokenizer, vocabulary.special_ids)
+    return CreatedTokenizer(model, vocabulary, fast_tokenizer.all_special_tokens, tokenizers.FAST)
+
+
+def _write_sentencepiece(model: bytes, folder: Path, corpus: Path, max_different_share: float) -> CreatedTokenizer:
+    """Write a SentencePiece model and its tokenizer.json, and compare both on the corpus."""
+    (folder / tokenizers.MODEL).write_bytes(model)
+    tokenizers.write_fast(model, folder)
+    _compare_tokenizers(folder, model, corpus, max_different_share)
+    vocabulary = Vocabulary.xlm_r(tokenizers.vocabulary_size(model))
+    return CreatedTokenizer(model, vocabulary, list(SPECIAL_TOKENS), tokenizers.MODEL)
 
 
 def _read_model(path: Path) -> bytes:
@@ -137,45 +156,47 @@ def _read_model(path: Path) -> bytes:
 
 
 def _draw_sentences(config: TokenizationConfig, corpus: Path) -> list[str]:
-    """Draw the sentences that train the vocabulary. The same sentence may occur several times."""
-    rows_by_language = {}
+    """Draw the sentences on which the vocabulary is trained. The same sentence may occur several times."""
+    sentence_counts: dict[str, int] = {}  # by language
     for folder in sorted(corpus.glob("mono/*")):
-        rows = sum(count_rows(path) for path in folder.glob("*.parquet"))
-        if rows:
-            rows_by_language[folder.name] = rows
-    if not rows_by_language:
+        count = sum(count_rows(path) for path in folder.glob("*.parquet"))
+        if count:
+            sentence_counts[folder.name] = count
+    if not sentence_counts:
         raise CorpusTooSmall(f"{corpus}/mono has no text to train a vocabulary (have=0 need=1): prepare more text")
-    counts = _choose_sentence_counts(np.array(list(rows_by_language.values())), config)
+    drawn_counts = _choose_sentence_counts(np.array(list(sentence_counts.values())), config)
     sentences: list[str] = []
-    for (language, rows), count in zip(rows_by_language.items(), counts, strict=True):
-        # Every sentence is repeated equally often, and a random choice of them once more.
-        repeats = np.full(rows, count // rows)
-        order = make_rng(config.seed, "vocabulary", language).permutation(rows)
-        repeats[order[: count % rows]] += 1
+    for (language, count), drawn_count in zip(sentence_counts.items(), drawn_counts, strict=True):
+        # Take all sentences as often as they fit into the count, and a random choice of them once more.
+        repeats = np.full(count, drawn_count // count)
+        random_order = make_rng(config.seed, "vocabulary", language).permutation(count)
+        repeats[random_order[: drawn_count % count]] += 1
         for text, repeat_count in zip(_read_texts(corpus / "mono" / language), repeats, strict=True):
             sentences += [text] * repeat_count
     return sentences
 
 
-def _choose_sentence_counts(rows: np.ndarray, config: TokenizationConfig) -> np.ndarray:
-    """Return how many sentences of each language train the vocabulary. Their shares are proportional to rows^alpha.
+def _choose_sentence_counts(sentence_counts: np.ndarray, config: TokenizationConfig) -> np.ndarray:
+    """Return how many sentences of each language to draw, in proportion to the number of its sentences ^ alpha.
 
-    A small language repeats each sentence up to `MAX_REPEATS` times. If its share needs more repeats, the total is
+    A small language repeats each sentence up to `MAX_REPEATS` times. If this is not enough for its share, the total is
     reduced, but to no less than half. A language that is too small even for half the total gets less than its share.
 
     Args:
-        rows: (languages,) sentences of each language, at least 1.
+        sentence_counts: (languages,) sentences of each language, at least 1.
         config: the exponent and the largest total.
     """
-    shares = probabilities(rows, config.alpha)
-    total = min(config.training_sentences, rows.sum())
-    largest_totals = MAX_REPEATS * rows / shares  # for which the repeated sentences of each language suffice
-    total = min([total, *largest_totals[largest_totals >= total / 2]])
-    return np.minimum(np.rint(shares * total), MAX_REPEATS * rows).astype(np.int64)
+    shares = probabilities(sentence_counts, config.alpha)
+    total = min(config.training_sentences, sentence_counts.sum())
+    available_counts = MAX_REPEATS * sentence_counts
+    largest_totals = available_counts / shares  # of which each language can still fill its share
+    acceptable_totals = largest_totals[largest_totals >= total / 2]
+    total = min([total, *acceptable_totals])
+    return np.minimum(np.rint(shares * total), available_counts).astype(np.int64)
 
 
 def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
-    """Train a SentencePiece unigram model, and return it with rounded scores."""
+    """Train a SentencePiece unigram model on the corpus. Return it with rounded scores."""
     sentences = _draw_sentences(config, corpus)
     model = io.BytesIO()
     try:
@@ -185,18 +206,22 @@ def _train_model(config: TokenizationConfig, corpus: Path) -> bytes:
             model_type="unigram",
             vocab_size=config.new_vocabulary_size - ADDED_IDS,
             character_coverage=config.character_coverage,
-            num_threads=2,  # fixed: the result depends on it
+            num_threads=2,  # the result depends on it, so it must not depend on the machine
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explain_failure(str(error), config, f"{corpus}: {len(sentences)} sentences") from None
+        text_description = f"{corpus}: {len(sentences)} sentences"
+        raise _explain_failure(str(error), config, text_description) from None
     logger.info("trained a vocabulary of %d ids on %d sentences", config.new_vocabulary_size, len(sentences))
     return tokenizers.round_scores(model.getvalue())
 
 
-def _explain_failure(message: str, config: TokenizationConfig, subject: str) -> CorpusTooSmall:
-    """Translate an error message of SentencePiece, which fails if the text does not fit the vocabulary's size."""
-    problem = f"{subject} do not give a vocabulary of {config.new_vocabulary_size}"
+def _explain_failure(message: str, config: TokenizationConfig, text_description: str) -> CorpusTooSmall:
+    """Return an error that says how to solve a failure of SentencePiece's training.
+
+    The training fails if the text has too many characters, or too few different pieces, for the vocabulary size.
+    """
+    problem = f"{text_description} do not give a vocabulary of {config.new_vocabulary_size}"
     required_characters = re.search(r"required_chars\. \d+ vs (\d+)", message)
     if required_characters:
         needed_ids = int(required_characters[1]) + ADDED_IDS
@@ -204,7 +229,7 @@ def _explain_failure(message: str, config: TokenizationConfig, subject: str) -> 
             f"{problem} (their characters alone need {needed_ids}): raise tokenization.vocabulary_size to {needed_ids} "
             f"or more, or lower tokenization.character_coverage ({config.character_coverage}; at least 0.98)"
         )
-    reason = " ".join(message.split())[-160:]
+    reason = " ".join(message.split())[-160:]  # the end of the message has the reason
     largest_size = re.search(r"value <= (\d+)", message)
     if largest_size:
         reason = f"at most {int(largest_size[1]) + ADDED_IDS} are possible"
@@ -212,14 +237,13 @@ def _explain_failure(message: str, config: TokenizationConfig, subject: str) -> 
 
 
 def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_share: float) -> None:
-    """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on more than a share of sentences."""
+    """Raise TokenizerMismatch if tokenizer.json and SentencePiece differ on more than the given share of texts."""
     fast_tokenizer = tokenizers.load_fast(folder).backend_tokenizer
     encode = load_encoder(model)
     compared_count = 0
     differences = []
     for language_folder in sorted(corpus.glob("mono/*")):
-        ordinary_texts = itertools.filterfalse(_contains_special_token, _read_texts(language_folder))
-        texts = list(itertools.islice(ordinary_texts, COMPARED_SENTENCES))
+        texts = _read_comparable_texts(language_folder)
         encodings = fast_tokenizer.encode_batch(texts, add_special_tokens=False)
         for text, token_ids, encoding in zip(texts, encode(texts), encodings, strict=True):
             if token_ids.tolist() != encoding.ids:
@@ -234,12 +258,25 @@ def _compare_tokenizers(folder: Path, model: bytes, corpus: Path, max_different_
         )
 
 
-def _contains_special_token(text: str) -> bool:
-    """Return whether a text contains "<s>" or the like, which only `transformers` reads as a special token."""
-    return any(token in text for token in SPECIAL_TOKENS)
+def _read_comparable_texts(folder: Path) -> list[str]:
+    """Return the first sentences of a language without special tokens, which SentencePiece reads as ordinary text."""
+    texts: list[str] = []
+    for text in _read_texts(folder):
+        if len(texts) == COMPARED_SENTENCES:
+            break
+        if not any(token in text for token in SPECIAL_TOKENS):
+            texts.append(text)
+    return texts
 
 
 # ---------------------------------------------------------------- shards
+
+
+class NamedChunk(NamedTuple):
+    """Consecutive rows of a table of a prepared corpus."""
+
+    table_name: str  # such as mono/en/news
+    rows: pa.Table
 
 
 def _encode(
@@ -250,22 +287,39 @@ def _encode(
     for kind in ("held_out", "mono", "pairs"):
         files += sorted(corpus.glob(f"{kind}/*/*.parquet"))
     row_count = sum(count_rows(path) for path in files)
-    # The results have no file names, so the chunks are iterated twice: to encode them, and to name their results.
-    paths_and_chunks = ((path, chunk) for path in files for chunk in _iterate_chunks(path))
-    chunks, chunks_to_encode = itertools.tee(paths_and_chunks)
+    # The results of `parallel_map` have no names, so the chunks are iterated twice: to encode and to name them.
+    chunks, chunks_to_encode = itertools.tee(_iterate_named_chunks(files, corpus))
     encode = functools.partial(encode_chunk, tokenizer=tokenizer)
-    encoded_chunks = parallel_map(encode, (chunk for _, chunk in chunks_to_encode))
+    encoded_rows = parallel_map(encode, (chunk.rows for chunk in chunks_to_encode))
     tables: dict[str, dict[str, Any]] = {}
     with show_progress("tokenizing", row_count, "rows") as advance:
-
-        def name_results() -> Iterator[tuple[str, pa.Table]]:
-            for (path, chunk), encoded_chunk in zip(chunks, encoded_chunks, strict=True):
-                yield str(path.relative_to(corpus).with_suffix("")), encoded_chunk
-                advance(len(chunk))
-
-        for name, named_results in itertools.groupby(name_results(), key=lambda named_result: named_result[0]):
-            tables[name] = write_table(output, name, (result for _, result in named_results), block_tokens)
+        chunks_and_results = zip(chunks, encoded_rows, strict=True)
+        for table_name, table_results in itertools.groupby(chunks_and_results, key=_get_table_name):
+            tables[table_name] = write_table(output, table_name, _iterate_results(table_results, advance), block_tokens)
     return tables
+
+
+def _iterate_named_chunks(files: Iterable[Path], corpus: Path) -> Iterator[NamedChunk]:
+    """Yield the chunks of all tables of a prepared corpus, one table after the other."""
+    for path in files:
+        table_name = str(path.relative_to(corpus).with_suffix(""))
+        for rows in _iterate_chunks(path):
+            yield NamedChunk(table_name, rows)
+
+
+def _get_table_name(chunk_and_result: tuple[NamedChunk, pa.Table]) -> str:
+    """Return the name of the table to which a chunk and its encoded rows belong."""
+    chunk, _ = chunk_and_result
+    return chunk.table_name
+
+
+def _iterate_results(
+    chunks_and_results: Iterable[tuple[NamedChunk, pa.Table]], advance: Callable[[int], None]
+) -> Iterator[pa.Table]:
+    """Yield the encoded rows of each chunk, and advance the progress bar after their use."""
+    for chunk, encoded_rows in chunks_and_results:
+        yield encoded_rows
+        advance(len(chunk.rows))
 
 
 def _read_texts(folder: Path) -> Iterator[str]:

@@ -13,7 +13,7 @@ from infoxlm_core import manifests
 from infoxlm_core.config import AlignedSetConfig, EvaluationConfig
 from infoxlm_core.errors import InputError
 from infoxlm_core.stages import merging
-from infoxlm_core.stages.merging import Point, choose_weight
+from infoxlm_core.stages.merging import MergedAccuracies, choose_weight, keeps_guard_accuracy
 from infoxlm_core.tasks import reference_vectors
 from infoxlm_core.tasks.embedding import load_embedder
 from tests.toys.models import save_model
@@ -31,11 +31,12 @@ ENGLISH = [f"a{first} b{second}" for first in range(10) for second in range(6)]
     ],
 )
 def test_largest_weight_that_the_guard_accepts_is_chosen(lower_ends, expected):
-    curve = [Point(weight, 0.5, 0.5, lower) for weight, lower in zip((0.25, 0.5, 0.75, 1.0), lower_ends, strict=True)]
+    weights = (0.25, 0.5, 0.75, 1.0)
+    candidates = [MergedAccuracies(weight, 0.5, 0.5, lower) for weight, lower in zip(weights, lower_ends, strict=True)]
 
-    chosen, passed = choose_weight(curve)
+    chosen = choose_weight(candidates)
 
-    assert (chosen.weight, passed) == expected
+    assert (chosen.weight, keeps_guard_accuracy(chosen)) == expected
 
 
 @pytest.fixture

@@ -245,8 +245,9 @@ def make_pretrained(tmp_path: Path, encoder: Path) -> Any:
 
 def make_merged(tmp_path: Path, encoder: Path) -> Any:
     lower_ends = (0.01, -0.004, -0.005, -0.02)
-    curve = [merging.Point(0.25 * number, 0.5, 0.5, lower) for number, lower in enumerate(lower_ends, 1)]
-    chosen = [merging.choose_weight(curve[first:]) for first in range(4)]
+    curve = [merging.MergedAccuracies(0.25 * number, 0.5, 0.5, lower) for number, lower in enumerate(lower_ends, 1)]
+    choices = [merging.choose_weight(curve[first:]) for first in range(4)]
+    chosen = [(choice, merging.keeps_guard_accuracy(choice)) for choice in choices]
     tensors = {"a": torch.tensor([0.0, 2.0, -4.0]), "b": torch.tensor([1.0, 0.5, 0.25])}
     return [chosen, torch.lerp(tensors["a"], tensors["b"], 0.25).tolist()]
 
