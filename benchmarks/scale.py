@@ -112,7 +112,7 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
     phases: set[str] = set()
 
     def measure(work: Any, items: Iterable[Any]) -> Iterator[Any]:
-        phases.add(work.args[0].__name__)
+        phases.add(work.args[0].__name__)  # work is a partial of the function of a phase
         for record, seconds, memory in run_tasks(MeasuredTask(work), items):
             seconds_of_tasks.append(seconds)
             memory_of_tasks.append(memory)
@@ -127,7 +127,7 @@ def run_ours(text: Path, workers: int, files_location: str) -> dict[str, Any]:
         digest = digest_rows(output)
         files.delete(*(entry.name for entry in files.entries()))
     task_seconds = sum(seconds_of_tasks)
-    driver_seconds = process_seconds if workers else process_seconds - task_seconds
+    driver_seconds = process_seconds if workers else process_seconds - task_seconds  # alone, it also runs the tasks
     return {
         "kept": sum(report["languages"]["mono"].values()), "digest": digest, "driver": driver_seconds,
         "tasks": task_seconds, "driver_memory": peak_memory(), "task_memory": max(memory_of_tasks),
@@ -258,10 +258,11 @@ def main() -> None:
             write_rows(Path(text), rows)
             for files, workers in itertools.product(options.files, options.workers):
                 results[rows] = run_case(sys.executable, text, workers, files)
-                print(describe(rows, f"{workers}, {'S3' if files else 'directory'}", results[rows]), flush=True)
+                label = f"{workers}, S3" if files else f"{workers}, directory"
+                print(describe(rows, label, results[rows]), flush=True)
             if options.peer:
                 print(describe(rows, "datatrove", run_case(options.peer, text, "peer", "")), flush=True)
-    rows, result = max(results.items())
+    rows, result = max(results.items())  # estimate from the case with the most rows
     for large_rows in LARGE_ROWS:
         hours = estimate_hours(rows, result, large_rows)
         print(f"\n{large_rows:,} rows on {LARGE_CORES} cores: {hours:.2f} hours (calculated)")

@@ -125,14 +125,14 @@ def in_this_process(monkeypatch):
         assert process == os.getpid()
         raise Killed
 
-    def run(train, workers, run, **arguments):
+    def launch_training(train, workers, run, **arguments):
         try:
             train(run=run, **arguments)
         except Killed:
             train(run=run, **arguments)
 
     monkeypatch.setattr(trainings.os, "kill", kill)
-    monkeypatch.setattr(trainings.torchrun, "run", run)
+    monkeypatch.setattr(trainings.torchrun, "launch_training", launch_training)
     monkeypatch.setattr(trainings, "TRAININGS", trainings.TRAININGS[:3])
 
 
