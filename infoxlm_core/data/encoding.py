@@ -38,8 +38,8 @@ Encode = Callable[[list[str]], list[np.ndarray]]
 def serialize(tokenizer: Tokenizer, special_ids: Collection[int]) -> bytes:
     """Return a tokenizer as JSON, without the special tokens.
 
-    A text may contain `</s>` or `[SEP]`, but does not mean the special token. A unigram model has the special tokens
-    among its pieces too; these pieces get names that no text contains.
+    If a text contains the characters `</s>` or `[SEP]`, they must be encoded as ordinary text. A unigram model also has
+    the special tokens among its pieces, so these pieces are renamed to what no text contains.
     """
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if not token["special"]]
@@ -61,23 +61,24 @@ def load_encoder(model: bytes) -> Encode:
 
 
 def _encode_fast(tokenizer: Tokenizer, texts: list[str]) -> list[np.ndarray]:
+    """Return the token ids of each text, without special tokens."""
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
 
 def encode(processor: sentencepiece.SentencePieceProcessor, texts: list[str]) -> list[np.ndarray]:
     """Return the token ids of each text in XLM-R's layout, without special tokens."""
-    pieces_of_texts = processor.encode(texts)
-    piece_ids = np.fromiter(itertools.chain.from_iterable(pieces_of_texts), np.int64)
+    pieces_by_text = processor.encode(texts)
+    piece_ids = np.fromiter(itertools.chain.from_iterable(pieces_by_text), np.int64)
     # SentencePiece counts <unk>, <s>, </s> and then the pieces from 3; XLM-R counts the pieces from 4.
     token_ids = np.where(piece_ids == 0, UNK, piece_ids + FIRST_PIECE - 3)
-    lengths = [len(pieces) for pieces in pieces_of_texts]
+    lengths = [len(pieces) for pieces in pieces_by_text]
     offsets = itertools.accumulate(lengths, initial=0)
     return [token_ids[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
-    """Encode rows of text, each text after the prefix, and drop rows in which a side has no tokens of its own.
+    """Encode the text of each row. Drop rows in which a text has no tokens besides those of the prefix.
 
     Args:
         chunk: the column `text`, or the columns `source` and `target`.
@@ -87,26 +88,33 @@ def encode_chunk(chunk: pa.Table, tokenizer: SerializedTokenizer) -> pa.Table:
         The same columns with token ids, and for pairs the column `sentence_id`. Monolingual rows end with `</s>`.
     """
     encode_texts = load_encoder(tokenizer.model)
-    ids_by_side: dict[str, list[np.ndarray]] = {}
-    for side in chunk.column_names:
-        ids_by_side[side] = encode_texts([tokenizer.prefix + text for text in chunk[side].to_pylist()])
-    [prefix_ids] = encode_texts([tokenizer.prefix])
-    complete_rows = []
-    for row in range(len(chunk)):
-        has_empty_side = any(np.array_equal(side_ids[row], prefix_ids) for side_ids in ids_by_side.values())
-        if not has_empty_side:
-            complete_rows.append(row)
-    columns = {}
-    for side, side_ids in ids_by_side.items():
-        remaining_ids = [side_ids[row] for row in complete_rows]
-        if side == TEXT:
-            remaining_ids = [np.append(token_ids, tokenizer.vocabulary.end) for token_ids in remaining_ids]
-        columns[side] = make_column(concatenate_int64(remaining_ids), [len(token_ids) for token_ids in remaining_ids])
-    if "source" in ids_by_side:
+    ids_by_column: dict[str, list[np.ndarray]] = {}
+    for column in chunk.column_names:
+        ids_by_column[column] = encode_texts([tokenizer.prefix + text for text in chunk[column].to_pylist()])
+    prefix_ids = encode_texts([tokenizer.prefix])[0]
+    complete_rows = _find_complete_rows(ids_by_column, prefix_ids)
+
+    encoded_columns: dict[str, pa.Array] = {}
+    for column, token_ids in ids_by_column.items():
+        complete_ids = [token_ids[row] for row in complete_rows]
+        if column == TEXT:
+            complete_ids = [np.append(ids, tokenizer.vocabulary.end) for ids in complete_ids]
+        lengths = [len(ids) for ids in complete_ids]
+        encoded_columns[column] = make_column(concatenate_int64(complete_ids), lengths)
+    if "source" in ids_by_column:
         sources = chunk["source"].to_pylist()
         sentence_ids = [sentence_id(sources[row]) for row in complete_rows]
-        columns[SENTENCE_ID] = pa.array(sentence_ids, pa.uint64())
-    return pa.table(columns)
+        encoded_columns[SENTENCE_ID] = pa.array(sentence_ids, pa.uint64())
+    return pa.table(encoded_columns)
+
+
+def _find_complete_rows(ids_by_column: dict[str, list[np.ndarray]], prefix_ids: np.ndarray) -> list[int]:
+    """Return the numbers of the rows in which every column has more tokens than those of the prefix."""
+    complete_rows = []
+    for row, row_ids in enumerate(zip(*ids_by_column.values(), strict=True)):
+        if not any(np.array_equal(token_ids, prefix_ids) for token_ids in row_ids):
+            complete_rows.append(row)
+    return complete_rows
 
 
 def sentence_id(text: str) -> int:

@@ -18,9 +18,9 @@ from infoxlm_core.errors import InputError
 def draw_positions(lengths: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw counts[i] tokens of the i-th sequence without replacement. Return their indices in ascending order.
 
-    A draw that hits a chosen token is repeated, so every position is equally likely, and the amount of random numbers
-    depends on the number of chosen tokens, not on that of all tokens. If more than half of a sequence is to be chosen,
-    the tokens that are not chosen are drawn instead, so that few draws are repeated.
+    Positions are drawn one by one, and a draw is repeated if its token was drawn before. This is faster than shuffling
+    all tokens, because few are chosen. If more than half of a sequence is to be chosen, the tokens that are not chosen
+    are drawn instead, so that few draws are repeated.
 
     Args:
         lengths: (N,) tokens of each sequence; the sequences are stored one after another.
@@ -59,8 +59,8 @@ def mask(
     Args:
         flat: (T,) token ids of N sequences, one after another.
         lengths: (N,) tokens of each sequence.
-        vocabulary: V ids, the special ones among them.
-        config: the variant and its shares.
+        vocabulary: the special ids, and the number V of all ids.
+        config: how tokens are chosen, and the shares that are masked and kept.
         rng: draws the tokens and their replacements.
         starts_word: (V,) result of `find_word_starts`, required by whole-word masking.
 
@@ -94,7 +94,7 @@ def _list_replacement_ids(vocabulary: Vocabulary, config: ObjectivesConfig) -> n
 def _choose_tokens(
     flat: np.ndarray, lengths: np.ndarray, vocabulary: Vocabulary, config: ObjectivesConfig, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the ascending indices of the tokens to predict, chosen by the variant of the config."""
+    """Return the ascending indices of the tokens to predict, chosen as `config.masking` names."""
     if config.masking == "xlm":
         is_chosen = rng.random(len(flat)) < config.mask_ratio
         is_chosen[_find_first_tokens(lengths)] = False
@@ -104,7 +104,9 @@ def _choose_tokens(
         sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)  # (T,)
         maskable_counts = np.bincount(sequence_of_token[maskable], minlength=len(lengths))  # (N,)
         target_counts = np.maximum(1, np.rint(config.mask_ratio * lengths)).astype(np.int64)
-        return maskable[draw_positions(maskable_counts, np.minimum(target_counts, maskable_counts), rng)]
+        target_counts = np.minimum(target_counts, maskable_counts)
+        chosen_indices = draw_positions(maskable_counts, target_counts, rng)
+        return maskable[chosen_indices]
     target_counts = np.floor(config.mask_ratio * lengths + rng.random(len(lengths))).astype(np.int64)
     return draw_positions(lengths, target_counts, rng)
 
@@ -127,15 +129,17 @@ def _choose_words(
     if starts_word is None:
         raise InputError("whole-word masking needs the tokenizer to know where words start: tokenize again")
     is_special = vocabulary.are_delimiters(flat)
-    is_first_of_word = starts_word[flat] | is_special  # (T,)
-    is_first_of_word[1:] |= is_special[:-1]
-    is_first_of_word[_find_first_tokens(lengths)] = True
-    first_of_word = np.flatnonzero(is_first_of_word)  # (words,)
-    sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)
-    words_per_sequence = np.bincount(sequence_of_token[first_of_word], minlength=len(lengths))  # (N,)
-    is_chosen = np.zeros(len(first_of_word), bool)
-    is_chosen[_choose_tokens(flat[first_of_word], words_per_sequence, vocabulary, config, rng)] = True
-    word_of_token = is_first_of_word.cumsum() - 1  # (T,)
+    is_word_start = starts_word[flat] | is_special  # (T,)
+    is_word_start[1:] |= is_special[:-1]  # the token after a special token
+    is_word_start[_find_first_tokens(lengths)] = True
+    word_starts = np.flatnonzero(is_word_start)  # (words,)
+    sequence_of_token = np.repeat(np.arange(len(lengths)), lengths)  # (T,)
+    words_per_sequence = np.bincount(sequence_of_token[word_starts], minlength=len(lengths))  # (N,)
+    # Choose words as if each were the single token that it starts with.
+    chosen_words = _choose_tokens(flat[word_starts], words_per_sequence, vocabulary, config, rng)
+    is_chosen = np.zeros(len(word_starts), bool)
+    is_chosen[chosen_words] = True
+    word_of_token = is_word_start.cumsum() - 1  # (T,)
     return np.flatnonzero(is_chosen[word_of_token])
 
 

@@ -41,8 +41,11 @@ def mix(
     for (c1, c2, d1, d2), (mode, crosses, joins) in zip(pairs, decisions, strict=True):
         if crosses:
             d1, d2 = d2, d1
-        source = [c1, d1] if joins else [c1]
-        target = [c2, d2] if joins else [c2]
+        source = [c1]
+        target = [c2]
+        if joins:
+            source.append(d1)
+            target.append(d2)
         if mode & REVERSE_SOURCE:
             source.reverse()
         if mode & REVERSE_TARGET:

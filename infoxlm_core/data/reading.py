@@ -41,7 +41,7 @@ class PartSource(Protocol):
 
 
 def map_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Map the arrays of a safetensors file into memory, whose own library would copy them."""
+    """Map the arrays of a safetensors file into memory. The safetensors library would copy them."""
     content = np.asarray(np.memmap(path, np.uint8, "r"))
     header_size = int.from_bytes(content[:8].tobytes(), "little")
     header = json.loads(content[8 : 8 + header_size].tobytes())
@@ -76,7 +76,7 @@ class PartReader:
         return map_arrays(path)
 
     def expect(self, table: str, current_parts: Iterable[str], next_parts: Iterable[str] = ()) -> None:
-        """Tell which parts of a table the current step and the next steps read."""
+        """Tell the reader which parts of a table the current step and the next steps read, so that it can prepare."""
 
     def _path(self, name: str) -> Path:
         return manifests.join_inside(self._directory, name)
@@ -124,21 +124,27 @@ class RemotePartReader(PartReader):
             time.sleep(RETRY_INTERVAL)
 
     def expect(self, table: str, current_parts: Iterable[str], next_parts: Iterable[str] = ()) -> None:
-        """Queue parts of a table for download, those of the current step first. Delete its other parts."""
+        """Download the expected parts of a table in the background, and delete its other parts."""
         expected_parts = {*current_parts, *next_parts}
         previous_parts = self._expected_parts.get(table)
         if previous_parts is None:  # an earlier training run may have left parts in the directory
             previous_parts = {f"{table}/{path.name}" for path in self._path(table).glob("*.safetensors")}
         self._expected_parts[table] = expected_parts
-        for priority, names in enumerate((current_parts, next_parts)):
-            for name in names:
-                if name not in previous_parts:
-                    self._queue.put((priority, next(self._request_numbers), table, name))
+        for name in current_parts:
+            if name not in previous_parts:
+                self._request_download(table, name, priority=0)
+        for name in next_parts:
+            if name not in previous_parts:
+                self._request_download(table, name, priority=1)
         for name in previous_parts - expected_parts:
             self._delete(name)
 
+    def _request_download(self, table: str, name: str, priority: int) -> None:
+        """Queue a part for download. Parts of equal priority are downloaded in the order of the requests."""
+        self._queue.put((priority, next(self._request_numbers), table, name))
+
     def _download_expected_parts(self) -> None:
-        """Download the parts in the queue that are still expected. `read` repeats a download that fails here."""
+        """Download queued parts, except those that are no longer expected. `read` repeats failed downloads."""
         while True:
             _, _, table, name = self._queue.get()
             try:

@@ -80,9 +80,8 @@ class TableSampler:
         partner_tables = np.empty_like(tables)
         for corpus in set(corpus_of_sample.tolist()):
             is_in_corpus = corpus_of_sample == corpus
-            partner_tables[is_in_corpus] = choose_indices(
-                self._select_shares_outside(corpus, corpus_names), uniform[is_in_corpus]
-            )
+            partner_shares = self._select_shares_outside(corpus, corpus_names)
+            partner_tables[is_in_corpus] = choose_indices(partner_shares, uniform[is_in_corpus])
         return partner_tables, self._draw_rows(partner_tables, rng, row_counts)
 
     def table_probabilities(self) -> np.ndarray:

@@ -80,23 +80,23 @@ class Blocks:
 
 
 def make_blocks(table: Table, max_tokens: int) -> Blocks:
-    """Join consecutive sentences greedily to blocks of at most `max_tokens` tokens.
+    """Fill blocks of at most `max_tokens` tokens with as many consecutive sentences as fit.
 
-    A longer sentence is a block of its own; it is truncated and loses its `</s>`.
+    A sentence that is longer than a block is truncated to a block of its own, which does not end with `</s>`.
 
     Args:
         table: sentences, each with `</s>`.
         max_tokens: the largest length of a block.
     """
     offsets = table.offsets
-    ends_within_limit = np.searchsorted(offsets, offsets[:-1] + max_tokens, side="right") - 1
-    # The row after the block that would start at each row: all of them at once, since one NumPy call per block is slow.
-    rows_after = np.maximum(ends_within_limit, np.arange(1, len(offsets))).tolist()
+    # For every row, compute where a block that starts there ends. One NumPy call for each block would be slow.
+    end_rows = np.searchsorted(offsets, offsets[:-1] + max_tokens, side="right") - 1
+    end_rows = np.maximum(end_rows, np.arange(1, len(offsets))).tolist()  # a block has at least one sentence
     first_rows = []
     row = 0
     while row < len(table):
         first_rows.append(row)
-        row = rows_after[row]
+        row = end_rows[row]
     starts = offsets[first_rows].astype(np.int64)
     lengths = np.diff(starts, append=offsets[-1])
     return Blocks(table, starts, np.minimum(lengths, max_tokens))
@@ -212,7 +212,7 @@ def open_shards(directory: Path, source: PartSource | None = None) -> Shards:
 
     Args:
         directory: the shards; with a `source`, their manifest and tokenizer.
-        source: where the parts are stored if they are not in the directory, which receives those that are needed.
+        source: remote storage of the parts. The directory then receives those that are needed.
 
     Raises:
         InputError: there is no manifest, or another version has written the shards.
@@ -221,18 +221,23 @@ def open_shards(directory: Path, source: PartSource | None = None) -> Shards:
     """
     manifest = manifests.load_verified(directory, "shards", "tokenize_corpus", should_read=_is_outside_tables)
     facts = manifest["facts"]
-    files = manifest["files"]
-    reader = RemotePartReader(directory, files, source) if source else PartReader(directory, files)
+    vocabulary_size = facts["vocabulary_size"]
+    reader = PartReader(directory, manifest["files"])
+    if source:
+        reader = RemotePartReader(directory, manifest["files"], source)
     tables: dict[str, dict[str, list[StoredTable]]] = {"mono": {}, "pairs": {}, "held_out": {}}
     for name, table in sorted(facts["tables"].items()):
         if "parts" not in table:
             raise InputError(f"{directory} was written by an older version: run tokenize_corpus again")
-        if table["largest_id"] >= facts["vocabulary_size"]:
+        largest_id = table["largest_id"]
+        if largest_id >= vocabulary_size:
             raise DataCorrupt(
-                f"{directory / name} holds id {table['largest_id']}, the vocabulary has {facts['vocabulary_size']}: "
-                f"{REMEDY}"
+                f"{directory / name} contains token id {largest_id}, but the vocabulary has only {vocabulary_size} "
+                f"ids: {REMEDY}"
             )
-        row_counts, _, block_counts = np.array(table["parts"], np.int64).reshape(-1, 3).T
+        part_counts = np.array(table["parts"], np.int64).reshape(-1, 3)  # rows, tokens and blocks of each part
+        row_counts = part_counts[:, 0]
+        block_counts = part_counts[:, 2]
         kind, language, _ = name.split("/")
         tables[kind].setdefault(language, []).append(StoredTable(name, row_counts, block_counts, reader))
     if not tables["mono"] and not tables["pairs"]:
@@ -241,6 +246,7 @@ def open_shards(directory: Path, source: PartSource | None = None) -> Shards:
 
 
 def _is_outside_tables(path: Path) -> bool:
+    """Return whether a file is not a part of a table, such as a file of the tokenizer."""
     return path.parts[0] not in ("mono", "pairs", "held_out")
 
 

@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from infoxlm_core.data.shards import PAIR_COLUMNS, SENTENCE_ID, TEXT, TOKENS, Table, make_blocks, name_part
 
-BLOCK_TOKENS = 512
+BLOCK_TOKENS = 512  # tokens of the paper's MLM sequences
 PART_TOKENS = 1 << 20  # 4 MB
 
 
@@ -27,7 +27,7 @@ def write_table(
     block_tokens: int = BLOCK_TOKENS,
     part_tokens: int = PART_TOKENS,
 ) -> dict[str, Any]:
-    """Write a table, of which at most one part and one chunk are in memory.
+    """Write a table part by part, so that only one part and one chunk are in memory.
 
     Args:
         directory: the shards.
@@ -39,37 +39,44 @@ def write_table(
     Returns:
         The numbers of rows and tokens, the largest id, and rows, tokens and blocks of each part.
     """
-    parts: list[list[int]] = []
+    counts_by_part: list[list[int]] = []  # rows, tokens and blocks of each part
     largest_id = -1
     for rows in _cut_parts(chunks, block_tokens, part_tokens):
-        tables = _token_tables(rows)
-        arrays: dict[str, np.ndarray] = {}
-        for column, table in tables.items():
-            prefix = "" if column == TEXT else f"{column}."
-            arrays[f"{prefix}tokens"] = table.tokens
-            arrays[f"{prefix}offsets"] = table.offsets.astype(TOKENS)
-            largest_id = max(largest_id, int(table.tokens.max(initial=0)))
-        block_count = 0
-        if TEXT in tables:
-            blocks = make_blocks(tables[TEXT], block_tokens - 1)  # `<s>` is added to a block by the layout
-            arrays["blocks"] = blocks.starts.astype(TOKENS)
-            block_count = len(blocks)
-        else:
-            arrays[SENTENCE_ID] = rows[SENTENCE_ID].to_numpy()
-        path = directory / name_part(name, len(parts))
+        columns = _read_token_columns(rows)
+        arrays = _make_part_arrays(rows, columns, block_tokens)
+        path = directory / name_part(name, len(counts_by_part))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(safetensors.numpy.save(arrays))
-        token_count = sum(len(table.tokens) for table in tables.values())
-        parts.append([len(rows), token_count, block_count])
-    total_rows, total_tokens, _ = np.array(parts, np.int64).reshape(-1, 3).sum(axis=0).tolist()
-    return {"rows": total_rows, "tokens": total_tokens, "largest_id": largest_id, "parts": parts}
+        token_count = sum(len(table.tokens) for table in columns.values())
+        block_count = len(arrays["blocks"]) if TEXT in columns else 0
+        counts_by_part.append([len(rows), token_count, block_count])
+        for table in columns.values():
+            largest_id = max(largest_id, int(table.tokens.max(initial=0)))
+    row_count = sum(rows for rows, _, _ in counts_by_part)
+    token_count = sum(tokens for _, tokens, _ in counts_by_part)
+    return {"rows": row_count, "tokens": token_count, "largest_id": largest_id, "parts": counts_by_part}
 
 
-def _token_tables(rows: pa.Table) -> dict[str, Table]:
-    """Return the token lists of each text column as a table, by column name."""
+def _make_part_arrays(rows: pa.Table, columns: dict[str, Table], block_tokens: int) -> dict[str, np.ndarray]:
+    """Return the arrays of a part by their names in its file, see `shards`."""
+    arrays: dict[str, np.ndarray] = {}
+    for column, table in columns.items():
+        prefix = "" if column == TEXT else f"{column}."
+        arrays[f"{prefix}tokens"] = table.tokens
+        arrays[f"{prefix}offsets"] = table.offsets.astype(TOKENS)
+    if TEXT in columns:
+        blocks = make_blocks(columns[TEXT], block_tokens - 1)  # a block gets `<s>` when it is drawn
+        arrays["blocks"] = blocks.starts.astype(TOKENS)
+    else:
+        arrays[SENTENCE_ID] = rows[SENTENCE_ID].to_numpy()
+    return arrays
+
+
+def _read_token_columns(rows: pa.Table) -> dict[str, Table]:
+    """Return the token lists of the column `text`, or of `source` and `target`, by column name."""
     tables = {}
     for name in rows.column_names:
-        if name in (TEXT, *PAIR_COLUMNS):
+        if name == TEXT or name in PAIR_COLUMNS:
             column = rows[name].combine_chunks()
             lengths = pc.list_value_length(column).to_numpy()
             offsets = np.concatenate([[0], lengths.cumsum()])  # (rows + 1,)
@@ -78,31 +85,32 @@ def _token_tables(rows: pa.Table) -> dict[str, Table]:
 
 
 def _cut_parts(chunks: Iterable[pa.Table], block_tokens: int, part_tokens: int) -> Iterator[pa.Table]:
-    """Yield the rows of each part. Parts of sentences end where blocks end, so that blocks do not depend on parts."""
-    pending: pa.Table | None = None
+    """Yield the rows of one part after another. No part of sentences ends inside an MLM block."""
+    remaining_rows: pa.Table | None = None
     for chunk in chunks:
-        pending = chunk if pending is None else pa.concat_tables([pending, chunk])
-        while True:
-            row_count = _find_end(_token_tables(pending), block_tokens, part_tokens)
-            if row_count is None:
-                break
-            yield pending.slice(0, row_count)
-            pending = pending.slice(row_count)
-    if pending is not None and len(pending):
-        yield pending
+        remaining_rows = chunk if remaining_rows is None else pa.concat_tables([remaining_rows, chunk])
+        row_count = _count_rows_of_next_part(remaining_rows, block_tokens, part_tokens)
+        while row_count is not None:
+            yield remaining_rows.slice(0, row_count)
+            remaining_rows = remaining_rows.slice(row_count)
+            row_count = _count_rows_of_next_part(remaining_rows, block_tokens, part_tokens)
+    if remaining_rows is not None and len(remaining_rows):
+        yield remaining_rows
 
 
-def _find_end(tables: dict[str, Table], block_tokens: int, part_tokens: int) -> int | None:
-    """Return the number of rows of the next part, or None if the rows are not enough for a part."""
+def _count_rows_of_next_part(rows: pa.Table, block_tokens: int, part_tokens: int) -> int | None:
+    """Return how many of the rows are the next part, or None if they have too few tokens to fill a part."""
+    tables = _read_token_columns(rows)
     offsets = np.sum([table.offsets for table in tables.values()], axis=0)  # (rows + 1,) tokens of all columns
     if offsets[-1] <= part_tokens:
         return None
-    possible_ends = np.arange(1, len(offsets))
+    possible_counts = np.arange(1, len(offsets))
     if TEXT in tables:
         # The last block may continue in the next chunk, so a part ends where a block starts.
         block_starts = make_blocks(tables[TEXT], block_tokens - 1).starts
-        possible_ends = np.searchsorted(offsets, block_starts[1:])
-    if not len(possible_ends):
+        possible_counts = np.searchsorted(offsets, block_starts[1:])
+    if not len(possible_counts):
         return None
-    ends_within_limit = int(np.searchsorted(offsets[possible_ends], part_tokens, side="right"))
-    return int(possible_ends[max(0, ends_within_limit - 1)])
+    # The largest possible part within the limit, or the smallest if even that exceeds it.
+    parts_within_limit = int(np.searchsorted(offsets[possible_counts], part_tokens, side="right"))
+    return int(possible_counts[max(0, parts_within_limit - 1)])
