@@ -18,7 +18,7 @@ from infoxlm_core.corpora import cleaning, lines
 from infoxlm_core.errors import InputError
 from infoxlm_core.languages import two_letters
 from infoxlm_core.model.export import onnx, sentence_encoder, sentence_transformers, vocabulary
-from infoxlm_core.model.export.sentence_encoder import Run, SentenceEncoder
+from infoxlm_core.model.export.sentence_encoder import SentenceEncoder, VectorFunction
 from infoxlm_core.model.export.vocabulary import TrimmedTokenizer
 from infoxlm_core.model.huggingface import any_encoder, origin, pretrained
 from infoxlm_core.results import page
@@ -96,7 +96,7 @@ def _write_export(source: Path, name: str, settings: ExportSettings, output: Pat
         settings=settings,
         vector=encoder.settings,
         config=encoder.encoder.config,
-        max_tokens=any_encoder.served_max_tokens(output),
+        max_tokens=any_encoder.read_max_seq_length(output),
         kept_share=_compute_unchanged_share(trimmed_tokenizer, aligned_sentences, prefix),
         measurements=measurements,
         files=FILES,
@@ -147,19 +147,19 @@ def _trim(encoder: SentenceEncoder, tokenizer_json: str, settings: ExportSetting
     """
     if settings.texts:
         prefixed_lines = (encoder.settings.prefix + line for line in _read_lines(settings.texts))
-        needed_ids = vocabulary.pieces_of_text(tokenizer_json, prefixed_lines)
+        needed_ids = vocabulary.find_pieces_in_text(tokenizer_json, prefixed_lines)
     elif settings.languages:
         scripts: set[str] = set()
         for code in settings.languages:
             scripts.update(cleaning.find_scripts(two_letters(code)))
-        needed_ids = vocabulary.pieces_of_scripts(tokenizer_json, sorted(scripts))
+        needed_ids = vocabulary.find_pieces_in_scripts(tokenizer_json, sorted(scripts))
     else:
         return None
     # Prompts must stay usable, also in another script than the text, such as "query: " before Russian text.
-    needed_ids |= vocabulary.pieces_of_text(tokenizer_json, encoder.settings.prompts.values())
+    needed_ids |= vocabulary.find_pieces_in_text(tokenizer_json, encoder.settings.prompts.text_by_name.values())
     pad_id = encoder.encoder.config.pad_token_id or 0
     trimmed_tokenizer = TrimmedTokenizer(tokenizer_json, needed_ids, pad_id)
-    vocabulary.trim(encoder, trimmed_tokenizer)
+    vocabulary.trim_embeddings(encoder, trimmed_tokenizer)
     return trimmed_tokenizer
 
 
@@ -226,9 +226,9 @@ def _write_formats(encoder: SentenceEncoder, format_names: Sequence[str], output
         path = output / FILES[format_name]
         if format_name == SENTENCE_TRANSFORMERS:
             model, _ = any_encoder.load_encoder(output, "cpu")
-            run: Run = SentenceEncoder(model.base_model, encoder.settings).run
+            run: VectorFunction = SentenceEncoder(model.base_model, encoder.settings).run
         else:
-            run = onnx.load(path)
+            run = onnx.OnnxEncoder(path)
         weight_files = sorted(path.parent.glob(f"{path.name}*"))  # a large ONNX file has its weights beside it
         formats.append(Format(format_name, weight_files, run, is_exact=format_name != INT8))
     return formats

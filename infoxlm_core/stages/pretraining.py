@@ -115,7 +115,7 @@ def _export(
     model = system.build(config, shards)  # has the same weights as before the first step
     system.export(model, config, shards, output / "start")
     if config.model.start and config.system == "infoxlm":
-        any_encoder.keep_served_space(Path(config.model.start), output / "start")
+        any_encoder.copy_embedding_settings(Path(config.model.start), output / "start")
     model.load_state_dict(weights)
     system.export(model, config, shards, output / "encoder")
     export_curves(run, output / "encoder")

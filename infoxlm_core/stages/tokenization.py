@@ -128,7 +128,7 @@ def _make_tokenizer(config: TokenizationConfig, corpus: Path, folder: Path) -> t
 
 def _copy_fast_tokenizer(source_files: list[Path], folder: Path) -> CreatedTokenizer:
     """Copy the files of a model's tokenizer, of which the first is tokenizer.json."""
-    fast_tokenizer = tokenizers.copy_files(source_files, folder)
+    fast_tokenizer = tokenizers.copy_files(source_files[0], source_files[1:], folder)
     vocabulary = tokenizers.read_vocabulary(fast_tokenizer, source_files[0])
     model = serialize(fast_tokenizer.backend_tokenizer, vocabulary.special_ids)
     return CreatedTokenizer(model, vocabulary, fast_tokenizer.all_special_tokens, tokenizers.FAST)

@@ -25,13 +25,13 @@ from infoxlm_core.model import padded
 from infoxlm_core.model.heads import project
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.model.huggingface.any_encoder import (
-    contrast_space,
     drop_layers,
+    find_default_prefix,
+    find_embedding_settings,
     load_encoder,
     load_projection,
-    served_max_tokens,
-    served_prefix,
-    served_space,
+    read_contrast_settings,
+    read_max_seq_length,
 )
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class VectorEncoder:
             return mean_pool(hidden, mask)
         if pooling == "mean_no_special":
             return mean_pool(hidden, word_mask)
-        contrast = contrast_space(self.model.config)
+        contrast = read_contrast_settings(self.model.config)
         assert contrast and self.projection is not None  # noqa: S101 - `load_projection` has checked it
         vectors = self._pool(hidden, contrast.pooling, mask, word_mask)
         return project(vectors, self.projection, self.model.config.infoxlm["normalise"])
@@ -214,31 +214,31 @@ def load_embedder(
 
     Args:
         directory: the model in Hugging Face format.
-        layer: number as in `hidden_states`; None: the layer of `served_space`.
-        pooling: one of `ALL_POOLINGS`; None: the pooling of `served_space`.
+        layer: number as in `hidden_states`; None: the layer of `find_embedding_settings`.
+        pooling: one of `ALL_POOLINGS`; None: the pooling of `find_embedding_settings`.
         batch_size: sentences per forward pass.
-        max_tokens: longer sentences are truncated; None: `served_max_tokens`, the limit of sentence-transformers.
-        prefix: text before every sentence; None: that of `served_prefix`.
+        max_tokens: longer sentences are truncated; None: `read_max_seq_length`, the limit of sentence-transformers.
+        prefix: text before every sentence; None: that of `find_default_prefix`.
 
     Raises:
         InputError: there is no model, or it has no such layer or pooling.
     """
     model, tokenizer = load_encoder(directory)
     if layer is None:
-        layer = served_space(model).layer
+        layer = find_embedding_settings(model).layer
     if pooling is None:
-        pooling = served_space(model).pooling
+        pooling = find_embedding_settings(model).pooling
     if prefix is None:
-        prefix = served_prefix(model)
+        prefix = find_default_prefix(model)
     if max_tokens is None:
-        max_tokens = served_max_tokens(Path(directory))
+        max_tokens = read_max_seq_length(Path(directory))
     last_layer = model.config.num_hidden_layers
     if not 0 <= layer <= last_layer:
         raise InputError(f"{directory}: layer {layer} is not one of its layers: give 0 to {last_layer}")
     if pooling not in ALL_POOLINGS:
         raise InputError(f"{directory}: pooling {pooling!r:.100} is not known: give {', '.join(ALL_POOLINGS)}")
     projection = load_projection(directory, model) if pooling == "contrast" else None
-    contrast = contrast_space(model.config)
+    contrast = read_contrast_settings(model.config)
     if projection is not None and contrast is not None and layer != contrast.layer:
         raise InputError(
             f"{directory}: its contrast vectors are of layer {contrast.layer}, not {layer}: leave layer out"

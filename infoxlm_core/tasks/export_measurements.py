@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from infoxlm_core.model.export import sentence_encoder
-from infoxlm_core.model.export.sentence_encoder import Run, SentenceEncoder
+from infoxlm_core.model.export.sentence_encoder import SentenceEncoder, VectorFunction
 from infoxlm_core.model.huggingface import pretrained
 from infoxlm_core.tasks.embedding import load_embedder
 from infoxlm_core.tasks.reference_vectors import Reference, compare_vectors
@@ -33,7 +33,7 @@ class Format:
 
     name: str
     weights: Sequence[Path]  # files that hold the weights
-    run: Run
+    run: VectorFunction
     is_exact: bool  # whether it computes in fp32 and must give the original vectors
 
 
@@ -114,7 +114,7 @@ def _measure_megabytes(paths: Sequence[Path]) -> float:
     return sum(path.stat().st_size for path in paths) / 1e6
 
 
-def _measure_speeds(runs: Sequence[Run], tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
+def _measure_speeds(runs: Sequence[VectorFunction], tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
     """Return how many sentences each format embeds per second, in the fastest of several passes over the texts.
 
     The formats take turns, so that other work on the machine slows all of them.

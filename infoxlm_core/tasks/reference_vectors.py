@@ -26,7 +26,7 @@ from typing_extensions import TypedDict
 from infoxlm_core import manifests, user_files
 from infoxlm_core.errors import DataCorrupt, InputError
 from infoxlm_core.model.huggingface import plain_transformers
-from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_prefix, served_space
+from infoxlm_core.model.huggingface.any_encoder import find_default_prefix, find_embedding_settings, load_encoder
 from infoxlm_core.tasks.embedding import VectorEncoder, VectorSpec
 
 FILE = "reference_vectors.json"
@@ -95,9 +95,9 @@ def write_reference(directory: Path) -> None:
     if not (directory / "tokenizer_config.json").is_file():
         return
     model, tokenizer = load_encoder(directory, "cpu")
-    layer, pooling = served_space(model)
+    layer, pooling = find_embedding_settings(model)
     spec = VectorSpec(pooling, layer)
-    prefix = served_prefix(model)
+    prefix = find_default_prefix(model)
     encoder = VectorEncoder(model, tokenizer, len(SENTENCES), max_tokens=256, prefix=prefix)
     vectors = encoder.embed(SENTENCES, [spec])[spec]
     content = {"layer": layer, "pooling": pooling, "sentences": SENTENCES, "vectors": vectors.tolist()}

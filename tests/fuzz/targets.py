@@ -318,7 +318,7 @@ def _embed(folder: Path) -> Any:
     """Compute vectors as `infoxlm embed` does."""
     directories.check_model(folder)
     model, tokenizer = any_encoder.load_encoder(folder, "cpu")
-    space = any_encoder.contrast_space(model.config)
+    space = any_encoder.read_contrast_settings(model.config)
     any_encoder.describe(model)
     if space:
         projection = any_encoder.load_projection(folder, model)

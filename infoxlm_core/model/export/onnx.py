@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.export.sentence_encoder import Run, SentenceEncoder
+from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 
 INPUTS = ("input_ids", "attention_mask")
 OUTPUTS = ("token_embeddings", "sentence_embedding")
@@ -38,40 +38,42 @@ def write(encoder: SentenceEncoder, path: Path) -> None:
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    ids = torch.full((2, 4), 5)  # the exporter treats sizes 0 and 1 as constants
-    axes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+    example_ids = torch.full((2, 4), 5)  # the exporter treats sizes 0 and 1 as constants
+    example_mask = torch.ones_like(example_ids)
+    dynamic_shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     # Hide the logs of each step of the export, and a warning that torchvision is not installed.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns that both inputs have the same names of axes
+        warnings.simplefilter("ignore")  # the exporter warns that both inputs have the same names of dimensions
         program: Any = torch.onnx.export(
             encoder,
-            (ids, torch.ones_like(ids)),
+            (example_ids, example_mask),
             dynamo=True,
             opset_version=OPSET,
             input_names=INPUTS,
             output_names=OUTPUTS,
-            dynamic_shapes=(axes, axes),
+            dynamic_shapes=(dynamic_shape, dynamic_shape),
             verbose=False,
         )
     ClearMetadataAndDocStringPass()(program.model)  # remove stack traces, which contain local paths
-    weight_bytes = sum(4 * parameter.numel() for parameter in encoder.parameters())
-    onnx_ir.save(program.model, path, external_data=WEIGHTS_FILE if weight_bytes > MAX_FILE else None)
+    weight_bytes = sum(4 * parameter.numel() for parameter in encoder.parameters())  # 4 bytes in fp32
+    weights_file = WEIGHTS_FILE if weight_bytes > MAX_FILE else None
+    onnx_ir.save(program.model, path, external_data=weights_file)
 
 
 def quantise(path: Path, output: Path) -> None:
     """Quantise the matrices and word embeddings of an ONNX file to 8 bits. Activations are quantised at run time."""
     from onnxruntime.quantization import quantize_dynamic
 
-    root_log = logging.getLogger()
-    level = root_log.level
-    root_log.setLevel(logging.ERROR)  # it recommends a step that the exporter has already done
+    root_logger = logging.getLogger()
+    level = root_logger.level
+    root_logger.setLevel(logging.ERROR)  # hide the advice to do a step that the exporter has already done
     try:
         # Use a scale for each column, because one scale per matrix doubles the angle to the fp32 vectors.
         quantize_dynamic(path, output, op_types_to_quantize=["MatMul", "Gather"], per_channel=True)
     finally:
-        root_log.setLevel(level)
+        root_logger.setLevel(level)
 
 
 def open_session(path: Path) -> Any:
@@ -83,13 +85,14 @@ def open_session(path: Path) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def load(path: Path) -> Run:
-    """Return a function that computes sentence vectors (B, d) from ids and mask, (B, L) int64, with ONNX Runtime."""
-    session = open_session(path)
+class OnnxEncoder:
+    """Computes the sentence vectors of an ONNX file with ONNX Runtime."""
 
-    def run(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def __init__(self, path: Path) -> None:
+        self.session = open_session(path)
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return sentence vectors, (B, d), from token ids and attention mask, (B, L) int64 each."""
         inputs = {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()}
-        (vectors,) = session.run(["sentence_embedding"], inputs)
+        (vectors,) = self.session.run(["sentence_embedding"], inputs)
         return torch.from_numpy(vectors)
-
-    return run

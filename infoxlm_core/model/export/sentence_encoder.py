@@ -1,10 +1,11 @@
 """An encoder that ends at the layer of its sentence vector, from which all export formats are written."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
@@ -19,8 +20,8 @@ DEFAULT_PROMPT = "query"
 POOLINGS = ("cls", "mean")
 BATCH = 32
 
-Run = Callable[[Tensor, Tensor], Tensor]
-"""Computes sentence vectors (B, d) from ids and mask, (B, L) int64."""
+VectorFunction = Callable[[Tensor, Tensor], Tensor]
+"""Computes sentence vectors, (B, d), from token ids and attention mask, (B, L) int64 each."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,12 @@ class VectorSettings:
     layer: int  # numbered as in `hidden_states`: 0 is the output of the embeddings
     pooling: str
     normalise: bool  # whether vectors are divided by their length
-    prompts: Mapping[str, str]  # name -> text that is added before a sentence
-    default_prompt: str | None  # name of the prompt that is used if the user names none
+    prompts: any_encoder.Prompts
 
     @property
     def prefix(self) -> str:
         """The text that is added before a sentence if the user names no prompt."""
-        return self.prompts[self.default_prompt] if self.default_prompt else ""
+        return self.prompts.default_text
 
 
 class SentenceEncoder(nn.Module):
@@ -49,20 +49,28 @@ class SentenceEncoder(nn.Module):
         self.eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors of tokens (B, L, d) and of sentences (B, d), given ids and mask, (B, L) int64."""
-        tokens = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        """Compute the vectors of tokens and sentences.
+
+        Args:
+            input_ids: (B, L) int64 token ids.
+            attention_mask: (B, L) int64, 0 for padding.
+
+        Returns:
+            The vectors of the tokens, (B, L, d), and of the sentences, (B, d).
+        """
+        token_vectors = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         if self.settings.pooling == "cls":
-            vectors = tokens[:, 0]
+            sentence_vectors = token_vectors[:, 0]
         else:
-            weights = attention_mask.unsqueeze(-1).to(tokens.dtype)  # (B, L, 1)
-            vectors = (tokens * weights).sum(dim=1) / weights.sum(dim=1)
+            mask = attention_mask.unsqueeze(-1).to(token_vectors.dtype)  # (B, L, 1)
+            sentence_vectors = (token_vectors * mask).sum(dim=1) / mask.sum(dim=1)
         if self.settings.normalise:
-            vectors = F.normalize(vectors, dim=1)
-        return tokens, vectors
+            sentence_vectors = F.normalize(sentence_vectors, dim=1)
+        return token_vectors, sentence_vectors
 
     @torch.inference_mode()
     def run(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the vectors of the sentences (B, d)."""
+        """Return the vectors of the sentences, (B, d). See `forward` for the arguments."""
         _, vectors = self(input_ids, attention_mask)
         return vectors
 
@@ -85,16 +93,18 @@ def load(directory: Path) -> SentenceEncoder:
 
 
 def _check_exportable(directory: Path, settings: VectorSettings, encoder: Any) -> None:
-    """Raise InputError if the vector cannot be expressed as the pooling of the last layer of a shorter encoder."""
+    """Raise InputError if the sentence vector is not `cls` or `mean` of a layer at which the encoder can end."""
     if settings.pooling not in POOLINGS:
-        expected = " or ".join(POOLINGS)
-        raise InputError(f"{directory}: its vector is {settings.pooling}, which cannot be exported: give {expected}")
+        supported_poolings = " or ".join(POOLINGS)
+        raise InputError(
+            f"{directory}: its vector is {settings.pooling}, which cannot be exported: give {supported_poolings}"
+        )
     layer_count = encoder.config.num_hidden_layers
     if not 1 <= settings.layer <= layer_count:
         raise InputError(
             f"{directory}: its vector is of layer {settings.layer}, which cannot be exported: give 1 to {layer_count}"
         )
-    if settings.layer < layer_count and any_encoder.layers_of(encoder) is None:
+    if settings.layer < layer_count and any_encoder.find_layers(encoder) is None:
         raise InputError(
             f"{directory}: layers of a {encoder.config.model_type} cannot be removed: give one whose vector is of "
             "the last layer"
@@ -103,41 +113,43 @@ def _check_exportable(directory: Path, settings: VectorSettings, encoder: Any) -
 
 def read_settings(directory: Path) -> VectorSettings:
     """Read how a model computes its sentence vectors, from our config.json or the files of sentence-transformers."""
-    layer, pooling = any_encoder.served_space(directory)
-    recorded_settings = pretrained.read_config(directory).get("infoxlm")
-    prompts: dict[str, str] = {}
-    default_prompt = None
-    normalise = False
-    if recorded_settings:
-        normalise = bool(recorded_settings.get("normalise", False))
-        prefix = recorded_settings.get("prefix", "")
+    layer, pooling = any_encoder.read_embedding_settings(directory)
+    our_settings = pretrained.read_config(directory).get("infoxlm")
+    if our_settings:
+        normalise = bool(our_settings.get("normalise", False))
+        prompts = any_encoder.Prompts({}, None)
+        prefix = our_settings.get("prefix", "")
         if prefix:
-            prompts = {DEFAULT_PROMPT: prefix, "document": prefix}
-            default_prompt = DEFAULT_PROMPT
-    elif (directory / MODULES).is_file():
-        modules = user_files.read_json(directory / MODULES, list[dict[str, Any]], "copy the model again")
-        normalise = any(str(module.get("type")).endswith(".Normalize") for module in modules)
-        prompts, default_prompt = any_encoder.read_prompts(directory)
-    return VectorSettings(layer, pooling, normalise, prompts, default_prompt)
+            prompts = any_encoder.Prompts({DEFAULT_PROMPT: prefix, "document": prefix}, DEFAULT_PROMPT)
+        return VectorSettings(layer, pooling, normalise, prompts)
+    normalise = (directory / MODULES).is_file() and _has_normalize_module(directory)
+    return VectorSettings(layer, pooling, normalise, any_encoder.read_prompts(directory))
 
 
-def embed(run: Run, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """Compute the vectors (N, d) of texts, in batches of similar length.
+def _has_normalize_module(directory: Path) -> bool:
+    """Return whether a sentence-transformers model divides its vectors by their length."""
+    modules = user_files.read_json(directory / MODULES, list[dict[str, Any]], "copy the model again")
+    return any(str(module.get("type")).endswith(".Normalize") for module in modules)
+
+
+def embed(compute_vectors: VectorFunction, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+    """Return the vectors of texts, (N, d), which are computed in batches of similar length.
 
     Args:
-        run: computes the vectors of a batch.
+        compute_vectors: computes the vectors of a batch.
         tokenizer: the tokenizer of an export, from `load_tokenizer`.
         texts: N texts, with their prefix.
     """
-    rows_by_length = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+    text_lengths = np.array([len(text) for text in texts])
+    shortest_first = np.argsort(text_lengths, kind="stable")
     vectors: list[Tensor] = [torch.empty(0)] * len(texts)
     for start in range(0, len(texts), BATCH):
-        rows = rows_by_length[start : start + BATCH]
-        encodings = tokenizer.encode_batch([texts[row] for row in rows])
-        ids = torch.tensor([encoding.ids for encoding in encodings])
-        mask = torch.tensor([encoding.attention_mask for encoding in encodings])
-        for row, vector in zip(rows, run(ids, mask), strict=True):
-            vectors[row] = vector
+        indices = shortest_first[start : start + BATCH]
+        encodings = tokenizer.encode_batch([texts[index] for index in indices])
+        ids = torch.tensor([encoding.ids for encoding in encodings])  # (B, L)
+        mask = torch.tensor([encoding.attention_mask for encoding in encodings])  # (B, L)
+        for index, vector in zip(indices, compute_vectors(ids, mask), strict=True):
+            vectors[index] = vector
     return torch.stack(vectors)
 
 

@@ -21,11 +21,11 @@ from infoxlm_core import user_files
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 from infoxlm_core.model.huggingface import pretrained, tokenizers
-from infoxlm_core.model.huggingface.any_encoder import LENGTH, PROMPTS, served_max_tokens
+from infoxlm_core.model.huggingface.any_encoder import LENGTH, PROMPTS, read_max_seq_length
 from infoxlm_core.model.huggingface.directories import MODULES, POOLING
 
 _MODULE_TYPES = "sentence_transformers.models"
-_TOKENS = ("bos", "cls", "eos", "sep", "pad", "unk", "mask")
+_SPECIAL_TOKENS = ("bos_token", "cls_token", "eos_token", "sep_token", "pad_token", "unk_token", "mask_token")
 
 
 def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: str) -> None:
@@ -38,60 +38,61 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
         tokenizer: content of tokenizer.json, which may have fewer pieces than that of `source`.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    max_tokens = served_max_tokens(source)
-    settings = encoder.settings
+    max_tokens = read_max_seq_length(source)
     _write_encoder(encoder, source, directory)
     (directory / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
     _write_tokenizer_settings(source, directory, max_tokens)
-    module_paths = {"Transformer": "", "Pooling": POOLING}
-    if settings.normalise:
-        module_paths["Normalize"] = "2_Normalize"  # this module has no files, so the folder does not exist
+    _write_modules(encoder, directory)
+    _write_json(directory / LENGTH, {"max_seq_length": max_tokens, "do_lower_case": False})
+    prompts = encoder.settings.prompts
+    prompt_config = {
+        "__version__": {"sentence_transformers": "3.0.0"},  # the oldest version with all of these keys
+        "prompts": dict(prompts.text_by_name),
+        "default_prompt_name": prompts.default_name,
+        "similarity_fn_name": "cosine",
+    }
+    _write_json(directory / PROMPTS, prompt_config)
+
+
+def _write_modules(encoder: SentenceEncoder, directory: Path) -> None:
+    """Write modules.json, and the config of the pooling."""
+    path_by_module = {"Transformer": "", "Pooling": POOLING}
+    if encoder.settings.normalise:
+        path_by_module["Normalize"] = "2_Normalize"  # this module has no files, so the folder does not exist
     modules = []
-    for number, (name, path) in enumerate(module_paths.items()):
+    for number, (name, path) in enumerate(path_by_module.items()):
         modules.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
     _write_json(directory / MODULES, modules)
-    _write_json(directory / LENGTH, {"max_seq_length": max_tokens, "do_lower_case": False})
-    pooling = {
+    pooling_config = {
         "word_embedding_dimension": encoder.encoder.config.hidden_size,
-        "pooling_mode_cls_token": settings.pooling == "cls",
-        "pooling_mode_mean_tokens": settings.pooling == "mean",
+        "pooling_mode_cls_token": encoder.settings.pooling == "cls",
+        "pooling_mode_mean_tokens": encoder.settings.pooling == "mean",
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
     }
-    _write_json(directory / POOLING / "config.json", pooling)
-    prompts = {
-        "__version__": {"sentence_transformers": "3.0.0"},  # the oldest version with all of these keys
-        "prompts": dict(settings.prompts),
-        "default_prompt_name": settings.default_prompt,
-        "similarity_fn_name": "cosine",
-    }
-    _write_json(directory / PROMPTS, prompts)
+    _write_json(directory / POOLING / "config.json", pooling_config)
 
 
 def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> None:
-    """Write config.json and model.safetensors with the class and the weight names of the source.
-
-    The key `infoxlm` of config.json describes the vector as in our own models, so that `infoxlm embed` can compute it.
-    """
-    module = encoder.encoder
-    weights = {name: value.contiguous() for name, value in module.state_dict().items()}
+    """Write model.safetensors and config.json with the class and the weight names of the source."""
+    model = encoder.encoder
+    settings = encoder.settings
+    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     save_file(weights, directory / pretrained.WEIGHTS, metadata={"format": "pt"})
     config = pretrained.read_config(source)
-    layer_field = module.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # n_layers in DistilBERT
-    changes: dict[str, Any] = {
-        "architectures": [type(module).__name__],
-        layer_field: encoder.settings.layer,
-        "dtype": "float32",
-    }
     for name in config:
         if name == "vocab_size" or name.endswith("_token_id"):  # a trimmed tokenizer has different ids
-            changes[name] = getattr(module.config, name)
+            config[name] = getattr(model.config, name)
+    config["architectures"] = [type(model).__name__]
+    layer_field = model.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # n_layers in DistilBERT
+    config[layer_field] = settings.layer
     config.pop("torch_dtype", None)  # the former name of dtype
-    settings = encoder.settings
-    changes["infoxlm"] = {"layer": settings.layer, "pooling": settings.pooling, "normalise": settings.normalise}
+    config["dtype"] = "float32"
+    # Describe the vector as in our own models, so that `infoxlm embed` can compute it.
+    config["infoxlm"] = {"layer": settings.layer, "pooling": settings.pooling, "normalise": settings.normalise}
     if settings.prefix:
-        changes["infoxlm"]["prefix"] = settings.prefix
-    _write_json(directory / "config.json", config | changes)
+        config["infoxlm"]["prefix"] = settings.prefix
+    _write_json(directory / "config.json", config)
 
 
 def read_tokenizer(source: Path) -> str:
@@ -120,13 +121,14 @@ def _write_tokenizer_settings(source: Path, directory: Path, max_tokens: int) ->
         "model_max_length": max_tokens,
         "model_input_names": ["input_ids", "attention_mask"],  # the types of a single text are 0 in every model
     }
-    for name in _TOKENS:
-        token = getattr(tokenizer, f"{name}_token")
+    for role in _SPECIAL_TOKENS:
+        token = getattr(tokenizer, role)
         if token is not None:
-            settings[f"{name}_token"] = str(token)
+            settings[role] = str(token)
     _write_json(directory / "tokenizer_config.json", settings)
 
 
 def _write_json(path: Path, content: Any) -> None:
+    """Write a JSON file and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

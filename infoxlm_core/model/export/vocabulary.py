@@ -6,7 +6,6 @@ is split into more and shorter pieces, or becomes the unknown token, so its vect
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import regex
@@ -19,7 +18,7 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 
 _CONTINUATION = "##"  # prefix of WordPiece pieces that continue a word
-_LINES = 1000  # lines that are tokenized at once
+_BATCH_LINES = 1000  # lines that are tokenized at once
 
 
 class TrimmedTokenizer:
@@ -34,19 +33,18 @@ class TrimmedTokenizer:
             pad_id: the padding id, which stays the same, because RoBERTa and XLM-R count positions from it.
         """
         self.original = _load(content)
-        remaining_ids = {*chosen_ids, *range(pad_id + 1)}
-        settings = json.loads(content)
-        remaining_ids |= _required_ids(settings)
+        tokenizer_json = json.loads(content)
+        remaining_ids = {*chosen_ids, *range(pad_id + 1), *_find_required_ids(tokenizer_json)}
         self.ids = sorted(remaining_ids)  # row i of the smaller word embeddings is row ids[i] of the original
-        ranks = {original_id: rank for rank, original_id in enumerate(self.ids)}
-        _renumber(settings, ranks)
-        self.content = json.dumps(settings, ensure_ascii=False)
+        new_ids = {original_id: new_id for new_id, original_id in enumerate(self.ids)}
+        _replace_ids(tokenizer_json, new_ids)
+        self.content = json.dumps(tokenizer_json, ensure_ascii=False)
         self.tokenizer = _load(self.content)
 
     def splits_as_before(self, text: str) -> bool:
         """Return whether a text is split into the same pieces as by the original tokenizer."""
-        ids = self.tokenizer.encode(text).ids
-        return [self.ids[rank] for rank in ids] == self.original.encode(text).ids
+        original_ids = [self.ids[new_id] for new_id in self.tokenizer.encode(text).ids]
+        return original_ids == self.original.encode(text).ids
 
 
 def _load(content: str) -> Tokenizer:
@@ -57,8 +55,8 @@ def _load(content: str) -> Tokenizer:
     return tokenizer
 
 
-def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
-    """Return the ids of all pieces that occur in a text, and of its single characters.
+def find_pieces_in_text(content: str, lines: Iterable[str]) -> set[int]:
+    """Return the ids of all pieces into which a text is split, and of its single characters.
 
     Args:
         content: content of a tokenizer.json.
@@ -66,28 +64,38 @@ def pieces_of_text(content: str, lines: Iterable[str]) -> set[int]:
     """
     tokenizer = _load(content)
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
-    unknown_id = vocabulary.get(tokenizer.model.unk_token) if isinstance(tokenizer.model, WordPiece) else None
     ids: set[int] = set()
-    characters = {"▁"}
-    stream = iter(lines)
-    batch = list(islice(stream, _LINES))
-    while batch:
+    characters = {"▁"}  # in place of a space
+    for batch in _iterate_batches(lines):
         for line, encoding in zip(batch, tokenizer.encode_batch(batch), strict=True):
-            normalised = tokenizer.normalizer.normalize_str(line) if tokenizer.normalizer else line
+            normalised_line = tokenizer.normalizer.normalize_str(line) if tokenizer.normalizer else line
             ids.update(encoding.ids)
-            characters.update(normalised)
-            if unknown_id in encoding.ids:
+            characters.update(normalised_line)
+            if isinstance(tokenizer.model, WordPiece) and tokenizer.model.unk_token in encoding.tokens:
                 # WordPiece matches a word piece by piece until none fits, and then returns only the unknown token. Keep
                 # the pieces that it tried, or the word could be split differently.
-                ids.update(vocabulary[piece] for piece in _substrings(tokenizer, normalised) if piece in vocabulary)
-        batch = list(islice(stream, _LINES))
+                for piece in _iterate_substrings(tokenizer, normalised_line):
+                    if piece in vocabulary:
+                        ids.add(vocabulary[piece])
     for piece, piece_id in vocabulary.items():
         if piece.removeprefix(_CONTINUATION) in characters:
             ids.add(piece_id)
     return ids
 
 
-def _substrings(tokenizer: Tokenizer, text: str) -> Iterator[str]:
+def _iterate_batches(lines: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the lines of a text in batches, which the tokenizer encodes in parallel."""
+    batch: list[str] = []
+    for line in lines:
+        batch.append(line)
+        if len(batch) == _BATCH_LINES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _iterate_substrings(tokenizer: Tokenizer, text: str) -> Iterator[str]:
     """Yield all substrings of the words of a normalised text, as WordPiece would write them."""
     for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
         for start in range(len(word)):
@@ -96,30 +104,33 @@ def _substrings(tokenizer: Tokenizer, text: str) -> Iterator[str]:
                 yield prefix + word[start:end]
 
 
-def pieces_of_scripts(content: str, scripts: Sequence[str]) -> set[int]:
-    """Return the ids of all pieces whose letters are in these Unicode scripts, so that such text is split as before.
+def find_pieces_in_scripts(content: str, scripts: Sequence[str]) -> set[int]:
+    """Return the ids of all pieces whose characters belong to some Unicode scripts, or to none, like digits.
 
     Args:
         content: content of a tokenizer.json.
         scripts: names of Unicode scripts, such as Latin and Cyrillic.
     """
-    classes = "".join(rf"\p{{{script}}}" for script in (*scripts, "Common", "Inherited"))
-    pattern = regex.compile(f"[{classes}]*")
+    scripts = [*scripts, "Common", "Inherited"]  # digits and punctuation; combining marks
+    character_classes = "".join(rf"\p{{{script}}}" for script in scripts)  # such as \p{Latin}
+    pattern = regex.compile(f"[{character_classes}]*")
     vocabulary = Tokenizer.from_str(content).get_vocab(with_added_tokens=False)
     return {piece_id for piece, piece_id in vocabulary.items() if pattern.fullmatch(piece)}
 
 
-def _required_ids(settings: dict[str, Any]) -> set[int]:
-    """Return the ids of added tokens, the unknown token, bytes, and the piece that sets the score of unknown text."""
-    model = settings["model"]
-    ids = {token["id"] for token in settings["added_tokens"]}
+def _find_required_ids(tokenizer_json: dict[str, Any]) -> set[int]:
+    """Return the ids of pieces that a tokenizer needs for any text, such as special tokens and bytes."""
+    model = tokenizer_json["model"]
+    ids = {token["id"] for token in tokenizer_json["added_tokens"]}
     if model["type"] == "Unigram":
         scores = [score for _, score in model["vocab"]]
-        ids.add(scores.index(min(scores)))  # unknown characters score 10 less than this piece
+        ids.add(scores.index(min(scores)))  # the score of unknown characters is that of the worst piece minus 10
         if model["unk_id"] is not None:
             ids.add(model["unk_id"])
         if model.get("byte_fallback"):
-            ids.update(number for number, (piece, _) in enumerate(model["vocab"]) if piece.startswith("<0x"))
+            for piece_id, (piece, _) in enumerate(model["vocab"]):
+                if piece.startswith("<0x"):
+                    ids.add(piece_id)
     elif model["type"] == "WordPiece":
         ids.add(model["vocab"][model["unk_token"]])
     else:
@@ -127,43 +138,43 @@ def _required_ids(settings: dict[str, Any]) -> set[int]:
     return ids
 
 
-def _renumber(settings: dict[str, Any], new_ids: dict[int, int]) -> None:
+def _replace_ids(tokenizer_json: dict[str, Any], new_ids: dict[int, int]) -> None:
     """Replace the ids in the content of a tokenizer.json, and remove pieces that have no new id."""
-    model = settings["model"]
-    if model["type"] == "Unigram":
-        model["vocab"] = [piece_and_score for old_id, piece_and_score in enumerate(model["vocab"]) if old_id in new_ids]
+    model = tokenizer_json["model"]
+    if model["type"] == "Unigram":  # the vocabulary is a list of pieces and scores, in which the id is the index
+        model["vocab"] = [entry for old_id, entry in enumerate(model["vocab"]) if old_id in new_ids]
         if model["unk_id"] is not None:
             model["unk_id"] = new_ids[model["unk_id"]]
     else:
-        vocabulary = model["vocab"]
-        model["vocab"] = {piece: new_ids[old_id] for piece, old_id in vocabulary.items() if old_id in new_ids}
-    for token in settings["added_tokens"]:
+        old_vocabulary = model["vocab"]  # piece -> id
+        model["vocab"] = {piece: new_ids[old_id] for piece, old_id in old_vocabulary.items() if old_id in new_ids}
+    for token in tokenizer_json["added_tokens"]:
         token["id"] = new_ids[token["id"]]
-    if settings["post_processor"]:
-        _renumber_template(settings["post_processor"], new_ids)
-    settings["padding"] = None  # it contains the old padding id; users set padding again
+    if tokenizer_json["post_processor"]:
+        _replace_template_ids(tokenizer_json["post_processor"], new_ids)
+    tokenizer_json["padding"] = None  # it contains the old padding id; users set padding again
 
 
-def _renumber_template(processor: dict[str, Any], new_ids: dict[int, int]) -> None:
-    """Replace the ids of the special tokens that a post-processor adds."""
-    for inner in processor.get("processors", ()):
-        _renumber_template(inner, new_ids)
-    for name in ("sep", "cls"):  # of BertProcessing and RobertaProcessing
-        if name in processor:
-            token, token_id = processor[name]
-            processor[name] = [token, new_ids[token_id]]
+def _replace_template_ids(processor: dict[str, Any], new_ids: dict[int, int]) -> None:
+    """Replace the ids of the special tokens that a post-processor adds to a text."""
+    for child in processor.get("processors", ()):  # of a Sequence
+        _replace_template_ids(child, new_ids)
+    for role in ("sep", "cls"):  # of BertProcessing and RobertaProcessing
+        if role in processor:
+            token, token_id = processor[role]
+            processor[role] = [token, new_ids[token_id]]
     if processor["type"] == "TemplateProcessing":
         for token in processor["special_tokens"].values():
             token["ids"] = [new_ids[token_id] for token_id in token["ids"]]
 
 
-def trim(encoder: SentenceEncoder, tokenizer: TrimmedTokenizer) -> None:
-    """Remove the rows of an encoder's word embeddings whose pieces are not in the trimmed tokenizer."""
+def trim_embeddings(encoder: SentenceEncoder, tokenizer: TrimmedTokenizer) -> None:
+    """Remove the word embeddings of an encoder whose pieces are not in the trimmed tokenizer."""
     model: Any = encoder.encoder
-    embeddings = model.get_input_embeddings()
-    rows = embeddings.weight.detach()[torch.tensor(tokenizer.ids)]
-    model.set_input_embeddings(nn.Embedding.from_pretrained(rows))
-    model.config.vocab_size = len(rows)
-    for name, value in model.config.to_dict().items():
-        if name.endswith("_token_id") and value in tokenizer.ids:
-            setattr(model.config, name, tokenizer.ids.index(value))
+    all_embeddings = model.get_input_embeddings().weight.detach()  # (V, d)
+    remaining_embeddings = all_embeddings[torch.tensor(tokenizer.ids)]
+    model.set_input_embeddings(nn.Embedding.from_pretrained(remaining_embeddings))
+    model.config.vocab_size = len(remaining_embeddings)
+    for name, token_id in model.config.to_dict().items():
+        if name.endswith("_token_id") and token_id in tokenizer.ids:
+            setattr(model.config, name, tokenizer.ids.index(token_id))

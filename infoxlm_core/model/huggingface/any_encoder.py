@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # their import takes three seconds, so only processes that lo
 logger = logging.getLogger(__name__)
 PROMPTS = "config_sentence_transformers.json"
 LENGTH = "sentence_bert_config.json"
+_COPY_AGAIN = "copy the model again"  # the remedy for a damaged file
 _POOLING_MODES = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "cls": "cls", "mean": "mean"}
 
 
@@ -63,12 +66,14 @@ def load_encoder(directory: Path | str, device: str | None = None) -> "tuple[Mod
         raise InputError(f"{directory} has no config.json: give a Hugging Face model directory")
     if directories.is_translator(directory):
         raise InputError(f"{directory} has a translator: give an encoder, or use `infoxlm translate`")
-    pretrained.read_config(directory)  # first, because it refuses impossible values on which other readers would fail
+    pretrained.read_config(directory)  # raises InputError for sizes on which the next calls would fail otherwise
     tokenizer = tokenizers.load(directory)
     if tokenizer.pad_token_id is None:
         raise InputError(f"{directory}: its tokenizer has no padding token: set pad_token in tokenizer_config.json")
     tokenizer.padding_side = "right"  # position 0 is then always the first token
-    auto_class = transformers.AutoModelForMaskedLM if has_language_model_head(directory) else transformers.AutoModel
+    auto_class: Any = transformers.AutoModel
+    if has_language_model_head(directory):
+        auto_class = transformers.AutoModelForMaskedLM
     model = stored_weights.load_model(auto_class, directory, padded.read_config(directory))
     if model.config.is_encoder_decoder:
         raise InputError(f"{directory} is an encoder-decoder ({model.config.model_type}): give an encoder-only model")
@@ -86,74 +91,80 @@ def _check_forward_pass(model: Any, directory: Path) -> None:
         raise InputError(f"{directory} cannot be used as a model ({one_line(error)}): export it again") from None
 
 
-class Space(NamedTuple):
-    """The layer and the pooling that produce the vector of a sentence."""
+class EmbeddingSettings(NamedTuple):
+    """The layer and the pooling from which the vector of a sentence is computed."""
 
-    layer: int  # counts as in `hidden_states`: 0 is the output of the embeddings
+    layer: int  # numbered as in `hidden_states`: 0 is the output of the embeddings
     pooling: str
 
 
-def contrast_space(config: PretrainedConfig) -> Space | None:
+def read_contrast_settings(config: PretrainedConfig) -> EmbeddingSettings | None:
     """Return the layer and pooling of a model's contrastive training, or None if its config does not record them."""
     contrast = getattr(config, "infoxlm", None)
-    return Space(contrast["layer"], contrast["pooling"]) if contrast else None
+    if not contrast:
+        return None
+    return EmbeddingSettings(contrast["layer"], contrast["pooling"])
 
 
-def served_space(model: "Model | Path | str") -> Space:
-    """Return the layer and pooling of the vectors that users get from a model.
+def find_embedding_settings(model: "Model") -> EmbeddingSettings:
+    """Return the default layer and pooling of a loaded model. See `read_embedding_settings`."""
+    return _choose_embedding_settings(model.config, Path(str(model.name_or_path)))
+
+
+def read_embedding_settings(directory: Path) -> EmbeddingSettings:
+    """Return the default layer and pooling for sentence vectors of a model.
 
     For our models, they are those of the contrastive training. For models of sentence-transformers, they are the last
     layer and the model's own pooling. For other models, they are the last layer and the mean of all tokens.
 
-    Args:
-        model: a loaded model, or its directory.
-
     Raises:
         InputError: the model of sentence-transformers has a pooling other than `cls` and `mean`.
     """
-    if isinstance(model, Path | str):
-        directory = Path(model)
-        config = padded.read_config(directory)
-    else:
-        directory = Path(str(model.name_or_path))
-        config = model.config
-    space = contrast_space(config)
-    if space is not None:
-        return space
+    return _choose_embedding_settings(padded.read_config(directory), directory)
+
+
+def _choose_embedding_settings(config: PretrainedConfig, directory: Path) -> EmbeddingSettings:
+    """Return the default layer and pooling of a model, given its config and directory."""
+    contrast_settings = read_contrast_settings(config)
+    if contrast_settings is not None:
+        return contrast_settings
     pooling = "mean"
     if (directory / MODULES).is_file():
         pooling = _read_pooling(directory)
-    return Space(config.num_hidden_layers, pooling)
+    return EmbeddingSettings(config.num_hidden_layers, pooling)
 
 
 def _read_pooling(directory: Path) -> str:
     """Return the pooling of a sentence-transformers model: `cls` or `mean`."""
     pooling = "mean"
-    for module in user_files.read_json(directory / MODULES, list[_Module], "copy the model again"):
+    for module in user_files.read_json(directory / MODULES, list[_Module], _COPY_AGAIN):
         class_name = module["type"].rpartition(".")[2]
         if class_name == "Dense":
-            _warn_of_dense(directory)
-        if class_name == "Pooling":
-            path = directory / Path(module["path"]).name / "config.json"
-            settings = user_files.read_json(path, dict[str, Any], "copy the model again")
-            mode = settings.get("pooling_mode")  # since version 6; older versions have a key for each mode
-            if mode is None:
-                mode = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
-            if isinstance(mode, list) and len(mode) == 1:
-                mode = mode[0]
-            if str(mode) not in _POOLING_MODES:
-                raise InputError(f"{path}: its pooling is {mode!r:.100}, not cls or mean: give a layer and a pooling")
-            pooling = _POOLING_MODES[str(mode)]
+            _warn_about_dense_module(directory)
+        elif class_name == "Pooling":
+            pooling = _read_pooling_mode(directory / Path(module["path"]).name / "config.json")
     return pooling
 
 
+def _read_pooling_mode(path: Path) -> str:
+    """Return the pooling in the config of a module `Pooling`. Raise InputError if it is neither `cls` nor `mean`."""
+    settings = user_files.read_json(path, dict[str, Any], _COPY_AGAIN)
+    modes = settings.get("pooling_mode")  # a name or a list of names
+    if modes is None:  # before version 6 of sentence-transformers, each mode has a key
+        modes = [key for key, is_active in settings.items() if key in _POOLING_MODES and is_active]
+    mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
+    if str(mode) not in _POOLING_MODES:
+        raise InputError(f"{path}: its pooling is {mode!r:.100}, not cls or mean: give a layer and a pooling")
+    return _POOLING_MODES[str(mode)]
+
+
 @cache
-def _warn_of_dense(directory: Path) -> None:
-    """Log once per model that its module Dense is not used."""
+def _warn_about_dense_module(directory: Path) -> None:
+    """Log once per model that the last module of a sentence-transformers model, a linear layer, is not used."""
     logger.warning("%s: vectors are taken before its module Dense, which is not used", directory)
 
 
-def keep_served_space(start: Path, export: Path) -> None:
+def copy_embedding_settings(start: Path, export: Path) -> None:
     """Copy the layer and pooling of a start model, if it records them, to config.json of its untrained export.
 
     Otherwise the start would be measured with the layer and pooling of the training, which may be worse for it.
@@ -162,67 +173,81 @@ def keep_served_space(start: Path, export: Path) -> None:
         start: directory of the model that a training run starts from.
         export: directory of the export of this model before the first step.
     """
-    if not pretrained.read_config(start).get("infoxlm") and not (start / MODULES).is_file():
+    has_settings = bool(pretrained.read_config(start).get("infoxlm")) or (start / MODULES).is_file()
+    if not has_settings:
         return
     try:
-        space = served_space(start)
+        settings = read_embedding_settings(start)
     except InputError as error:
         logger.warning("the start is measured with the layer and pooling of its training: %s", error)
         return
     path = export / "config.json"
     config = user_files.read_json(path, dict[str, Any], "export the model again")
-    config["infoxlm"] |= space._asdict()
+    config["infoxlm"] |= {"layer": settings.layer, "pooling": settings.pooling}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    if not (start / PROJECTION).is_file():  # the projection is random
+    if not (start / PROJECTION).is_file():  # the projection of the export is then random
         (export / PROJECTION).unlink(missing_ok=True)
 
 
-def served_prefix(model: "Model") -> str:
-    """Return the text that a model needs before each sentence of a user.
+def find_default_prefix(model: "Model") -> str:
+    """Return the text that a model expects before each sentence.
 
     This is the prefix of our training, or the default prompt of a sentence-transformers model.
     """
     settings = getattr(model.config, "infoxlm", None)
     if settings:
         return settings.get("prefix", "")
-    prompts, default_prompt = read_prompts(Path(str(model.name_or_path)))
-    return prompts[default_prompt] if default_prompt else ""
+    return read_prompts(Path(str(model.name_or_path))).default_text
 
 
-def read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:
-    """Return the prompts of a sentence-transformers model by name, and the name of its default prompt, if any.
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a sentence-transformers model: texts that are added before a sentence."""
+
+    text_by_name: Mapping[str, str]
+    default_name: str | None  # name of the prompt that is used if the user names none
+
+    @property
+    def default_text(self) -> str:
+        """The text that is added before a sentence if the user names no prompt."""
+        return self.text_by_name[self.default_name] if self.default_name else ""
+
+
+def read_prompts(directory: Path) -> Prompts:
+    """Return the prompts of a model. Models that are not of sentence-transformers have none.
 
     Raises:
         InputError: the default prompt does not exist.
     """
     path = directory / PROMPTS
     if not (directory / MODULES).is_file() or not path.is_file():
-        return {}, None
-    settings = user_files.read_json(path, dict[str, Any], "copy the model again")
+        return Prompts({}, None)
+    settings = user_files.read_json(path, dict[str, Any], _COPY_AGAIN)
     stored_prompts = settings.get("prompts") or {}
-    prompts = {name: text for name, text in stored_prompts.items() if isinstance(text, str)}
-    default_prompt = settings.get("default_prompt_name")
-    if default_prompt is not None and default_prompt not in prompts:
-        raise InputError(f"{path}: no prompt {default_prompt!r:.100}: copy the model again")
-    return prompts, default_prompt
+    text_by_name = {name: text for name, text in stored_prompts.items() if isinstance(text, str)}
+    default_name = settings.get("default_prompt_name")
+    if default_name is not None and default_name not in text_by_name:
+        raise InputError(f"{path}: no prompt {default_name!r:.100}: {_COPY_AGAIN}")
+    return Prompts(text_by_name, default_name)
 
 
-def served_max_tokens(directory: Path) -> int:
-    """Return the number of tokens, including special tokens, to which sentences of users are truncated.
+def read_max_seq_length(directory: Path) -> int:
+    """Return the number of tokens, including special tokens, to which sentences are truncated.
 
     This is `max_seq_length` of a sentence-transformers model, limited to what the encoder can read.
     """
     max_tokens = pretrained.find_max_tokens(pretrained.read_config(directory))
     path = directory / LENGTH
-    if path.is_file():
-        limit = user_files.read_json(path, dict[str, Any], "copy the model again").get("max_seq_length")
-        if limit is None:
-            return max_tokens
-        min_limit = 3  # one token between two special tokens
-        if type(limit) is not int or limit < min_limit:
-            raise InputError(f"{path}: max_seq_length is {limit!r}; set a whole number from {min_limit} on")
-        max_tokens = min(max_tokens, limit)
-    return max_tokens
+    if not path.is_file():
+        return max_tokens
+    max_seq_length = user_files.read_json(path, dict[str, Any], _COPY_AGAIN).get("max_seq_length")
+    if max_seq_length is None:
+        return max_tokens
+    shortest_length = 3  # one token between two special tokens
+    is_integer = isinstance(max_seq_length, int) and not isinstance(max_seq_length, bool)
+    if not is_integer or max_seq_length < shortest_length:
+        raise InputError(f"{path}: max_seq_length is {max_seq_length!r}; set a whole number from {shortest_length} on")
+    return min(max_tokens, max_seq_length)
 
 
 def describe(model: "Model") -> dict[str, Any]:
@@ -233,9 +258,9 @@ def describe(model: "Model") -> dict[str, Any]:
         "hidden": model.config.hidden_size,
         "vocabulary": model.config.vocab_size,
         "parameters": model.num_parameters(),
-        "contrast": contrast_space(model.config),
+        "contrast": read_contrast_settings(model.config),
     }
-    prefix = served_prefix(model)
+    prefix = find_default_prefix(model)
     if prefix:
         description["prefix"] = prefix
     return description
@@ -248,7 +273,7 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
         InputError: the model was trained without contrast, or the file is missing or damaged.
     """
     path = Path(directory) / PROJECTION
-    if not contrast_space(model.config) or not path.is_file():
+    if read_contrast_settings(model.config) is None or not path.is_file():
         raise InputError(
             f"{directory} has no contrast vectors (infoxlm in config.json, {PROJECTION}): give mean or cls"
         )
@@ -259,7 +284,7 @@ def load_projection(directory: Path | str, model: "Model") -> Tensor:
     return projection.to(model.device)
 
 
-def layers_of(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
+def find_layers(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
     """Return the layers of an encoder without a head, or None if they are not named as in BERT or DistilBERT."""
     for name in ("encoder", "transformer"):
         layers = getattr(getattr(encoder, name, None), "layer", None)
@@ -269,8 +294,8 @@ def layers_of(encoder: torch.nn.Module) -> torch.nn.ModuleList | None:
 
 
 def drop_layers(model: "Model", top_layer: int) -> None:
-    """Remove the layers above `top_layer` to save time. Do nothing if `layers_of` does not find the layers."""
-    layers = layers_of(model.base_model)
+    """Remove the layers above `top_layer` to save time. Do nothing if `find_layers` does not know the model."""
+    layers = find_layers(model.base_model)
     if layers is not None:
-        num_layers = max(top_layer, 1)  # without any layer, Transformers returns no hidden states, not even layer 0
-        del layers[num_layers:]
+        layer_count = max(top_layer, 1)  # without any layer, Transformers returns no hidden states, not even layer 0
+        del layers[layer_count:]

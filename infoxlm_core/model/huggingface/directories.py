@@ -28,10 +28,10 @@ class Index(TypedDict):
 
 
 def check_model(directory: Path) -> None:
-    """Check that a directory contains an encoder, and that its files match our manifest if it has one.
+    """Check that a directory contains an encoder, and that its files are those in its manifest if we wrote one.
 
     Raises:
-        InputError: see `check_encoder`.
+        InputError: the directory contains no encoder, or files that could run code when they are loaded.
         DataCorrupt: a file differs from the manifest.
     """
     check_encoder(directory)
@@ -54,7 +54,8 @@ def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
         file_names: names of the files at the top level of the model.
     """
     has_config = "config.json" in file_names
-    if has_config and any(name.endswith(".safetensors") for name in file_names):
+    has_safetensors = any(name.endswith(".safetensors") for name in file_names)
+    if has_config and has_safetensors:
         return
     pickles = sorted(name for name in file_names if name.endswith(".bin"))
     if has_config and pickles:
@@ -67,7 +68,8 @@ def check_file_names(source: Path | str, file_names: Collection[str]) -> None:
 
 def check_encoder(directory: Path) -> None:
     """Raise InputError if a directory contains no encoder, or files that could run code when they are loaded."""
-    check_file_names(directory, [path.name for path in directory.iterdir()] if directory.is_dir() else [])
+    file_names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    check_file_names(directory, file_names)
     check_no_code(directory)
 
 
@@ -80,14 +82,24 @@ def check_no_code(directory: Path) -> None:
         if path.suffix in _CODE_SUFFIXES:
             raise InputError(f"{directory} holds {path.name}, which could run code: keep only safetensors and JSON")
     for path in directory.glob("*.index.json"):
-        index = user_files.read_json(path, Index, "export the model again")
-        for file_name in index["weight_map"].values():
-            if Path(file_name).name != file_name:  # Transformers would follow a path out of the folder
-                raise InputError(f"{path}: {file_name!r:.200} is not in this folder: export the model again")
+        _check_index(path)
     for path in directory.glob("*config.json"):
-        config = user_files.read_json(path, dict[str, Any], "export the model again")
-        if "auto_map" in config:
-            remedy = "export the model with a built-in class"
-            if config.get("model_type") == "new":  # Alibaba-NLP/gte-multilingual-base
-                remedy = "give alibaba-nlp-community/gte-multilingual-base, the same weights for a built-in class"
-            raise InputError(f"{path} requires custom code (auto_map): {remedy}")
+        _check_built_in_class(path)
+
+
+def _check_index(path: Path) -> None:
+    """Raise InputError if an index names weight files outside its folder, which Transformers would load."""
+    index = user_files.read_json(path, Index, "export the model again")
+    for file_name in index["weight_map"].values():
+        if Path(file_name).name != file_name:
+            raise InputError(f"{path}: {file_name!r:.200} is not in this folder: export the model again")
+
+
+def _check_built_in_class(path: Path) -> None:
+    """Raise InputError if a config requires a Python class that is not part of Transformers."""
+    config = user_files.read_json(path, dict[str, Any], "export the model again")
+    if "auto_map" in config:
+        remedy = "export the model with a built-in class"
+        if config.get("model_type") == "new":  # Alibaba-NLP/gte-multilingual-base
+            remedy = "give alibaba-nlp-community/gte-multilingual-base, the same weights for a built-in class"
+        raise InputError(f"{path} requires custom code (auto_map): {remedy}")

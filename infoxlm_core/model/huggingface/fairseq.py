@@ -10,10 +10,9 @@ import re
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -27,6 +26,7 @@ from infoxlm_core.errors import InputError, one_line
 from infoxlm_core.model.encoder import Encoder, EncoderSize
 from infoxlm_core.model.heads import MaskedLMHead
 from infoxlm_core.model.huggingface import pretrained, tokenizers
+from infoxlm_core.model.task_head import NameRules
 
 HEAD_SIZE = 64  # dimensions of a head in every XLM-R, because the weights do not show the number of heads
 
@@ -53,7 +53,7 @@ _NAME_RULES = [  # our name -> fairseq's name
 
 @dataclass(frozen=True)
 class Imported:
-    """A description of an imported checkpoint, with the names that its tensors have there."""
+    """A description of an imported checkpoint, with the names that its tensors have in the checkpoint."""
 
     size: EncoderSize
     projection: bool  # whether the checkpoint has the contrast projection
@@ -66,18 +66,41 @@ class Imported:
         return dict(Counter(name.partition(".")[0] for name in self.unused))
 
 
+@dataclass(frozen=True)
+class _QueryEncoder:
+    """The tensors of a checkpoint that belong to the query encoder and its head."""
+
+    checkpoint: Path
+    tensors: dict[str, Tensor]  # by their names in the checkpoint, without the prefix of the query encoder
+    name_rules: NameRules  # our name -> name in `tensors`
+    other_names: list[str]  # names of all other tensors of the checkpoint
+
+    def stored_name(self, name: str) -> str:
+        """Return the name in `tensors` of one of our parameters."""
+        return pretrained.rename(name, self.name_rules)
+
+    def find_tensor(self, name: str) -> Tensor:
+        """Return the tensor of one of our parameters. Raise InputError if the checkpoint does not have it."""
+        tensor = self.tensors.get(self.stored_name(name))
+        if tensor is None:
+            raise InputError(
+                f"{self.checkpoint} has no {self.stored_name(name)}: give a complete checkpoint of XLM-R or InfoXLM"
+            )
+        return tensor
+
+
 def fairseq_name(name: str) -> str:
     """Return the name of a parameter in fairseq: `encoder.layers.0.up.bias` -> `sentence_encoder.layers.0.fc1.bias`."""
     return pretrained.rename(name, _NAME_RULES)
 
 
 def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, heads: int | None = None) -> Imported:
-    """Convert the query encoder of a checkpoint, with head and projection, to a new Hugging Face directory.
+    """Convert the query encoder of a checkpoint, with its head and projection, to a new Hugging Face directory.
 
     Args:
         checkpoint: a pickle of fairseq, or a `pytorch_model.bin` of Hugging Face.
         directory: the directory to create.
-        tokenizer: directory with sentencepiece.bpe.model or tokenizer.json; None: that of the checkpoint.
+        tokenizer: directory with sentencepiece.bpe.model or tokenizer.json; None: the directory of the checkpoint.
         heads: number of attention heads; None: hidden size / 64.
 
     Raises:
@@ -85,18 +108,18 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
     """
     if directory.exists():
         raise InputError(f"{directory} exists: give a new directory")
-    if tokenizer and not any((tokenizer / name).is_file() for name in (tokenizers.MODEL, "tokenizer.json")):
+    if tokenizer and not (tokenizer / tokenizers.MODEL).is_file() and not (tokenizer / tokenizers.FAST).is_file():
         raise InputError(f"{tokenizer} holds neither {tokenizers.MODEL} nor tokenizer.json: give another --tokenizer")
-    state, contrast_layer = _read(checkpoint)
-    tensors, to_stored_name, unused = _select_query_encoder(state)
-    size = _infer_size(tensors, to_stored_name, heads, checkpoint)
-    model, missing = _build_model(tensors, to_stored_name, size, checkpoint)
+    state, contrast_layer = _read_checkpoint(checkpoint)
+    query_encoder = _select_query_encoder(state, checkpoint)
+    size = _infer_size(query_encoder, heads)
+    missing_names = _find_missing_head_tensors(query_encoder, size)
+    model = _build_model(query_encoder, size, has_head=not missing_names)
     projection = _read_projection(state, size, checkpoint)
-    contrast: dict[str, Any] = {}
+    config = pretrained.make_hugging_face_config(size)
+    config.architectures = ["XLMRobertaModel" if missing_names else "XLMRobertaForMaskedLM"]
     if projection is not None and contrast_layer:
-        contrast["infoxlm"] = {"layer": contrast_layer, "pooling": "cls", "normalise": False}
-    architectures = ["XLMRobertaModel" if missing else "XLMRobertaForMaskedLM"]
-    config = pretrained.make_hugging_face_config(size, architectures=architectures, **contrast)
+        config.infoxlm = {"layer": contrast_layer, "pooling": "cls", "normalise": False}
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".import-", dir=directory.parent) as folder:
         unfinished = Path(folder) / "model"  # renamed when it is complete
@@ -104,12 +127,12 @@ def convert(checkpoint: Path, directory: Path, tokenizer: Path | None = None, he
         if projection is not None:
             save_file({"projection": projection}, unfinished / pretrained.PROJECTION)
         sentencepiece_model = unfinished / tokenizers.MODEL
-        if sentencepiece_model.is_file() and not (unfinished / "tokenizer.json").is_file():
+        if sentencepiece_model.is_file() and not (unfinished / tokenizers.FAST).is_file():
             tokenizers.write_fast(sentencepiece_model.read_bytes(), unfinished, size.positions - FIRST_POSITION)
         unfinished.replace(directory)
-    used = {to_stored_name(name) for name, _ in model.named_parameters()} | _REDUNDANT
-    unused += tensors.keys() - used
-    return Imported(size, projection is not None, missing, tuple(sorted(unused)))
+    imported_names = {query_encoder.stored_name(name) for name, _ in model.named_parameters()}
+    unused_names = [*query_encoder.other_names, *(query_encoder.tensors.keys() - imported_names - _REDUNDANT)]
+    return Imported(size, projection is not None, missing_names, tuple(sorted(unused_names)))
 
 
 # Tensors that are not reported as unused: copies of the word embeddings and of the head's bias, and the type row, which
@@ -128,11 +151,11 @@ def _read_projection(state: Mapping[str, Tensor], size: EncoderSize, checkpoint:
     return projection[0].float().contiguous()
 
 
-def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
+def _read_checkpoint(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
     """Return the tensors of a checkpoint by name, and the contrast layer if the checkpoint records it."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            _check_claimed_sizes(checkpoint)
+        with torch.serialization.safe_globals([argparse.Namespace]):  # fairseq stores its options in a Namespace
+            _check_tensor_sizes(checkpoint)
             loaded = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=False)
     except InputError:
         raise
@@ -143,128 +166,120 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
         ) from None
     if not isinstance(loaded, dict):
         raise InputError(f"{checkpoint} holds a {type(loaded).__name__}, not the tensors of a model: give a checkpoint")
-    state = loaded.get("model", loaded)
-    layer = getattr(loaded.get("args"), "xlco_layer", None)
-    return {name: value for name, value in state.items() if isinstance(value, Tensor)}, layer
+    state = loaded.get("model", loaded)  # fairseq stores the tensors under the key model
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    contrast_layer = getattr(loaded.get("args"), "xlco_layer", None)
+    return tensors, contrast_layer
 
 
-def _check_claimed_sizes(checkpoint: Path) -> None:
+def _check_tensor_sizes(checkpoint: Path) -> None:
     """Raise InputError if a checkpoint describes larger tensors than its file can contain.
 
-    The checkpoint is read with fake tensors, which have sizes but no memory.
+    Otherwise a small file could fill the memory of the machine.
     """
     file_size = user_files.check_readable(checkpoint).stat().st_size
     remedy = "give model.pt as it was downloaded"
     if zipfile.is_zipfile(checkpoint):
         with zipfile.ZipFile(checkpoint) as archive:
             unpacked_size = sum(member.file_size for member in archive.infolist())
-            if unpacked_size > file_size:
-                raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {remedy}")
+        if unpacked_size > file_size:
+            raise InputError(f"{checkpoint} unpacks to more than its {file_size:,} bytes: {remedy}")
     with checkpoint.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"bytearray") >= 0:  # torch's restricted reader would allocate any size
             raise InputError(f"{checkpoint} holds a bytearray, which no checkpoint needs: {remedy}")
-    with FakeTensorMode():
+    with FakeTensorMode():  # fake tensors have sizes but no memory
         loaded = torch.load(checkpoint, map_location="cpu", weights_only=True)
     tensors = [value for value in tree_leaves(loaded) if isinstance(value, Tensor)]
-    claimed_size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    total_size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     largest_storage = max((tensor.untyped_storage().nbytes() for tensor in tensors), default=0)
-    # The file contains tied weights once, but `claimed_size` counts them for each of their names.
-    if claimed_size > 2 * file_size or largest_storage > file_size:
-        largest_claim = max(claimed_size, largest_storage)
-        raise InputError(f"{checkpoint} has {file_size:,} bytes, but its tensors claim {largest_claim:,}: {remedy}")
+    # The file contains tied weights once, but `total_size` counts them for each of their names.
+    if total_size > 2 * file_size or largest_storage > file_size:
+        claimed_size = max(total_size, largest_storage)
+        raise InputError(f"{checkpoint} has {file_size:,} bytes, but its tensors claim {claimed_size:,}: {remedy}")
 
 
-def _select_query_encoder(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[str], str], list[str]]:
-    """Select the tensors of the query encoder and its head from a checkpoint of fairseq or Hugging Face.
-
-    Returns:
-        The tensors by their names without prefix, the function that converts our names to these names, and the names
-        of all other tensors.
-    """
-    if any(name.startswith("roberta.") for name in state):
-        return dict(state), pretrained.to_hugging_face_name, []
+def _select_query_encoder(state: Mapping[str, Tensor], checkpoint: Path) -> _QueryEncoder:
+    """Select the tensors of the query encoder and its head from a checkpoint of fairseq or Hugging Face."""
+    if any(name.startswith("roberta.") for name in state):  # a checkpoint of Hugging Face, which has one encoder
+        return _QueryEncoder(checkpoint, dict(state), pretrained.NAME_RULES, other_names=[])
     used_prefixes = [prefix for prefix in _PREFIXES if f"{prefix}sentence_encoder.embed_tokens.weight" in state]
     prefix = used_prefixes[0] if used_prefixes else ""
     tensors: dict[str, Tensor] = {}
-    unused = []
-    for name, value in state.items():
-        if name == _PROJECTION:
+    other_names = []
+    for full_name, tensor in state.items():
+        name = full_name.removeprefix(prefix)
+        if full_name == _PROJECTION:
             continue
-        if not name.startswith(prefix):
-            unused.append(name)
+        if not full_name.startswith(prefix):
+            other_names.append(full_name)
         elif ".self_attn.in_proj_" in name:  # older files join the rows of query, key and value
-            for letter, rows in zip("qkv", value.chunk(3), strict=True):
-                new_name = name.removeprefix(prefix).replace("in_proj_", f"{letter}_proj.")
-                tensors[new_name] = rows
+            query, key, value = tensor.chunk(3)
+            tensors[name.replace("in_proj_", "q_proj.")] = query
+            tensors[name.replace("in_proj_", "k_proj.")] = key
+            tensors[name.replace("in_proj_", "v_proj.")] = value
         else:
-            tensors[name.removeprefix(prefix)] = value
-    return tensors, fairseq_name, unused
+            tensors[name] = tensor
+    return _QueryEncoder(checkpoint, tensors, _NAME_RULES, other_names)
 
 
-def _infer_size(
-    tensors: Mapping[str, Tensor], to_stored_name: Callable[[str], str], heads: int | None, checkpoint: Path
-) -> EncoderSize:
-    """Infer the sizes of an encoder from the shapes of its tensors."""
-
-    def count_rows(name: str) -> int:
-        tensor = tensors.get(to_stored_name(name))
-        if tensor is None:
-            raise InputError(f"{checkpoint} has no {to_stored_name(name)}: give a checkpoint of XLM-R or InfoXLM")
-        return tensor.shape[0]
-
-    hidden = count_rows("encoder.embedding_norm.weight")
-    heads = heads or max(1, hidden // HEAD_SIZE)
+def _infer_size(query_encoder: _QueryEncoder, heads: int | None) -> EncoderSize:
+    """Return the sizes of an encoder, given its tensors and the number of attention heads (default: hidden / 64)."""
+    hidden = len(query_encoder.find_tensor("encoder.embedding_norm.weight"))
+    if not heads:
+        heads = max(1, hidden // HEAD_SIZE)
     if hidden % heads:
         raise InputError(
-            f"{checkpoint}: hidden size {hidden} is not a multiple of {heads} heads: give the number with --heads"
+            f"{query_encoder.checkpoint}: hidden size {hidden} is not a multiple of {heads} heads: "
+            "give the number with --heads"
         )
     layer_numbers = []
-    for name in tensors:
+    for name in query_encoder.tensors:
         match = re.search(r"\.layers?\.(\d+)\.", name)
         if match:
             layer_numbers.append(int(match[1]))
     return EncoderSize(
-        vocabulary=count_rows("encoder.token_embedding.weight"),
+        vocabulary=len(query_encoder.find_tensor("encoder.token_embedding.weight")),
         layers=max(layer_numbers, default=-1) + 1,
         hidden=hidden,
-        ffn=count_rows("encoder.layers.0.up.weight"),
+        ffn=len(query_encoder.find_tensor("encoder.layers.0.up.weight")),
         heads=heads,
-        positions=count_rows("encoder.position_embedding.weight"),
+        positions=len(query_encoder.find_tensor("encoder.position_embedding.weight")),
     )
 
 
-def _build_model(
-    tensors: Mapping[str, Tensor], to_stored_name: Callable[[str], str], size: EncoderSize, checkpoint: Path
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """Return a module with the encoder and the masked-LM head of a checkpoint, and the names of missing head tensors.
+def _find_missing_head_tensors(query_encoder: _QueryEncoder, size: EncoderSize) -> tuple[str, ...]:
+    """Return the names of the masked-LM head's tensors that a checkpoint does not have."""
+    with torch.device("meta"):
+        head = MaskedLMHead(size)
+    stored_names = [query_encoder.stored_name(f"head.{name}") for name in head.state_dict()]
+    return tuple(name for name in stored_names if name not in query_encoder.tensors)
 
-    If a tensor of the head is missing, the module has no head.
-    """
-    embedding = tensors[to_stored_name("encoder.token_embedding.weight")]
-    for name in ("lm_head.weight", "lm_head.decoder.weight"):
-        if name in tensors and not torch.equal(tensors[name], embedding):
-            raise InputError(f"{checkpoint}: {name} differs from the word embeddings: give a model with a tied head")
+
+def _build_model(query_encoder: _QueryEncoder, size: EncoderSize, has_head: bool) -> nn.Module:
+    """Return a module with the encoder of a checkpoint, and with its masked-LM head if `has_head`."""
+    embeddings = query_encoder.find_tensor("encoder.token_embedding.weight")
+    for name in ("lm_head.weight", "lm_head.decoder.weight"):  # the output layer in fairseq and in Hugging Face
+        if name in query_encoder.tensors and not torch.equal(query_encoder.tensors[name], embeddings):
+            raise InputError(
+                f"{query_encoder.checkpoint}: {name} differs from the word embeddings: give a model with a tied head"
+            )
     model = nn.Module()
     with torch.device("meta"):
         model.encoder = Encoder(size)
-        model.head = MaskedLMHead(size)
-    head_names = [to_stored_name(f"head.{name}") for name in model.head.state_dict()]
-    missing = tuple(name for name in head_names if name not in tensors)
-    if missing:
-        del model.head
+        if has_head:
+            model.head = MaskedLMHead(size)
     weights = {}
     for name, parameter in model.named_parameters():
-        tensor = tensors.get(to_stored_name(name))
-        if tensor is None:
-            raise InputError(f"{checkpoint} has no {to_stored_name(name)}: give a complete checkpoint")
+        tensor = query_encoder.find_tensor(name)
         if tensor.shape != parameter.shape:
             raise InputError(
-                f"{checkpoint}: {to_stored_name(name)} is {tuple(tensor.shape)}, not {tuple(parameter.shape)}: "
-                "give a complete checkpoint"
+                f"{query_encoder.checkpoint}: {query_encoder.stored_name(name)} is {tuple(tensor.shape)}, "
+                f"not {tuple(parameter.shape)}: give a complete checkpoint"
             )
         weights[name] = tensor
-    types = tensors.get(pretrained.TYPE_ROW)
-    if types is not None:  # every token has the same type, so its row can be added to the positions
-        weights["encoder.position_embedding.weight"] = weights["encoder.position_embedding.weight"] + types[0]
+    type_embeddings = query_encoder.tensors.get(pretrained.TYPE_ROW)
+    if type_embeddings is not None:
+        # XLM-R has one token type, so its embedding is added to every position.
+        weights["encoder.position_embedding.weight"] = weights["encoder.position_embedding.weight"] + type_embeddings[0]
     model.load_state_dict(weights, assign=True)
-    return model, missing
+    return model

@@ -32,43 +32,45 @@ def interpolate(start: Path, encoder: Path, weight: float, output: Path) -> None
     Raises:
         InputError: the models differ in type, tokenizer, or in names or shapes of their weights.
     """
-    _check_equal_kind(start, encoder)
+    _check_same_architecture(start, encoder)
     weights = _interpolate_weights(start, encoder, weight)
-    weight_files = ("model.safetensors*", "model-*.safetensors")  # one file, or several with their index
-    select_replaced = shutil.ignore_patterns(*weight_files, PROJECTION, manifests.NAME)
-
-    def ignore(folder: str, names: list[str]) -> set[str]:
-        # Subfolders hold other modules of sentence-transformers, such as 2_Dense, with weights of their own.
-        return select_replaced(folder, names) if Path(folder) == encoder else set()
-
-    shutil.copytree(encoder, output, ignore=ignore)
+    _copy_other_files(encoder, output)
     save_file(weights, output / WEIGHTS, metadata={"format": "pt"})
     if (encoder / PROJECTION).is_file():
-        projection = pretrained.read_projection(encoder / PROJECTION)
-        if (start / PROJECTION).is_file():
-            start_projection = pretrained.read_projection(start / PROJECTION)
-            _check_shape("the projection", start_projection, projection, start)
-            projection = torch.lerp(start_projection.float(), projection.float(), weight)
-        save_file({"projection": projection.contiguous()}, output / PROJECTION)
+        projection = _interpolate_projections(start, encoder, weight)
+        save_file({"projection": projection}, output / PROJECTION)
 
 
-def _check_equal_kind(start: Path, encoder: Path) -> None:
-    """Raise InputError if the models have different types or tokenizers."""
+def _copy_other_files(encoder: Path, output: Path) -> None:
+    """Copy the files and folders of a model, except its weights, projection and manifest."""
+    output.mkdir(parents=True)
+    weight_files = {*encoder.glob("model.safetensors*"), *encoder.glob("model-*.safetensors")}  # with their index
+    for path in encoder.iterdir():
+        if path in weight_files or path.name in (PROJECTION, manifests.NAME):
+            continue
+        if path.is_dir():  # another module of sentence-transformers, such as 2_Dense, with weights of its own
+            shutil.copytree(path, output / path.name)
+        else:
+            shutil.copy2(path, output / path.name)
+
+
+def _check_same_architecture(start: Path, encoder: Path) -> None:
+    """Raise InputError if two models have different types or tokenizers."""
     start_type = pretrained.read_config(start)["model_type"]
     encoder_type = pretrained.read_config(encoder)["model_type"]
     if start_type != encoder_type:
         raise InputError(f"{start} is a model of type {start_type!r}, {encoder} of type {encoder_type!r}: {_REMEDY}")
+    # Each of these files defines the complete tokenizer, so it is enough to compare the first that both models have.
     for name in (tokenizers.MODEL, tokenizers.FAST):
-        if not (start / name).is_file() or not (encoder / name).is_file():
-            continue
-        if manifests.file_sha256(start / name) != manifests.file_sha256(encoder / name):
-            raise InputError(f"{start} and {encoder} have different tokenizers ({name}): {_REMEDY}")
-        return  # each of these files defines the complete tokenizer
+        if (start / name).is_file() and (encoder / name).is_file():
+            if manifests.file_sha256(start / name) != manifests.file_sha256(encoder / name):
+                raise InputError(f"{start} and {encoder} have different tokenizers ({name}): {_REMEDY}")
+            return
 
 
 def _interpolate_weights(start: Path, encoder: Path, weight: float) -> dict[str, Tensor]:
-    """Return the weights of the new model in fp32, under the names that they have in the encoder's files."""
-    start_weights = pretrained.read_weights(start)
+    """Return `start + weight * (encoder - start)` for all weights in fp32, by their names in the encoder's files."""
+    start_weights = pretrained.read_weights(start)  # by canonical name
     weights: dict[str, Tensor] = {}
     for path in pretrained.find_weight_files(encoder):
         encoder_weights = pretrained.read_tensors(path)
@@ -85,7 +87,18 @@ def _interpolate_weights(start: Path, encoder: Path, weight: float) -> dict[str,
     return weights
 
 
+def _interpolate_projections(start: Path, encoder: Path, weight: float) -> Tensor:
+    """Interpolate between the contrast projections of two models. If the start has none, return the encoder's."""
+    projection = pretrained.read_projection(encoder / PROJECTION)
+    if not (start / PROJECTION).is_file():
+        return projection.contiguous()
+    start_projection = pretrained.read_projection(start / PROJECTION)
+    _check_shape("the projection", start_projection, projection, start)
+    return torch.lerp(start_projection.float(), projection.float(), weight).contiguous()
+
+
 def _check_shape(name: str, start_weight: Tensor, encoder_weight: Tensor, start: Path) -> None:
+    """Raise InputError if a weight has different shapes in the two models."""
     if start_weight.shape != encoder_weight.shape:
         raise InputError(
             f"{start}: {name} is {tuple(start_weight.shape)}, not {tuple(encoder_weight.shape)} as in the encoder: "

@@ -26,13 +26,18 @@ class Origin(TypedDict, total=False):
 
 
 def read(directory: Path) -> Origin:
-    """Return the origin of a model from its manifest if we trained it, else from its path and model card."""
+    """Return the published model from which a model was made, and its licence, as far as they are known.
+
+    They are in the manifest of a model that we trained. Otherwise they are found in the path and the model card.
+    """
     manifest = manifests.load_if_ours(directory)
     if manifest:
-        return Origin(**manifest.get("facts", {}).get(FACT, {}))
+        facts = manifest.get("facts", {})
+        return Origin(**facts.get(FACT, {}))
     origin = Origin()
     for folder in directory.parts:
         if folder.startswith(_HUB_FOLDER):
+            # models--intfloat--multilingual-e5-small -> intfloat/multilingual-e5-small
             origin["base_model"] = folder.removeprefix(_HUB_FOLDER).replace("--", "/", 1)
     licence = _read_licence(directory / _CARD)
     if licence:

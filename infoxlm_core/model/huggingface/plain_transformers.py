@@ -14,15 +14,15 @@ BLOCKED_PACKAGES = ("infoxlm_core", "components", "pipelines")
 
 
 def block_packages() -> list[str]:
-    """Block our packages, wherever they are installed, and return the names of those whose import fails."""
-    failed_imports = []
+    """Make the import of our packages fail, even if they are installed, and return the names of those that do fail."""
+    blocked_names = []
     for name in BLOCKED_PACKAGES:
-        sys.modules[name] = None  # type: ignore[assignment]  # the import of such a module fails
+        sys.modules[name] = None  # type: ignore[assignment]  # Python then raises ModuleNotFoundError
         try:
             importlib.import_module(name)
         except ModuleNotFoundError:
-            failed_imports.append(name)
-    return failed_imports
+            blocked_names.append(name)
+    return blocked_names
 
 
 def embed(directory: str, layer: int, pooling: str, sentences: list[str]) -> list[list[float]]:

@@ -76,10 +76,16 @@ def check_counts(config: Mapping[str, Any], path: Path) -> None:
     for name, value in config.items():
         if isinstance(value, Mapping):  # the config of one part of the model
             check_counts(value, path)
-        elif isinstance(value, int) and (name == "num_labels" or name.endswith(_MODULE_COUNTS)):
-            limit = _MAX_LABELS if name == "num_labels" else _MAX_MODULES
-            if value > limit:
-                raise InputError(f"{path}: {name} is {value}, more than {limit}: {REMEDY}")
+        elif isinstance(value, int) and name == "num_labels":
+            _check_count(name, value, _MAX_LABELS, path)
+        elif isinstance(value, int) and name.endswith(_MODULE_COUNTS):
+            _check_count(name, value, _MAX_MODULES, path)
+
+
+def _check_count(name: str, count: int, limit: int, path: Path) -> None:
+    """Raise InputError if a count in a config.json exceeds its limit."""
+    if count > limit:
+        raise InputError(f"{path}: {name} is {count}, more than {limit}: {REMEDY}")
 
 
 def compare_shapes(
@@ -109,20 +115,19 @@ def check_shapes(model: nn.Module, directory: Path, prefix: str = "", new_head: 
         InputError: a weight has another shape than config.json describes, or so many values are missing from the files
             that a new head cannot be the reason.
     """
-    stored = read_headers(directory)
+    headers = read_headers(directory)
     # Buffers are computed, so they always count as missing, even if an old export has stored them.
     missing_values = sum(buffer.numel() for buffer in model.buffers())
     for name, parameter in model.named_parameters():
-        possible_names = (name, name.removeprefix(prefix), f"{prefix}{name}")
-        weight = next((stored[stored_name] for stored_name in possible_names if stored_name in stored), None)
-        is_replaced = new_head and not name.startswith(prefix)
-        if weight is None or is_replaced:
+        header = headers.get(name) or headers.get(name.removeprefix(prefix)) or headers.get(f"{prefix}{name}")
+        is_in_new_head = new_head and not name.startswith(prefix)
+        if header is None or is_in_new_head:
             missing_values += parameter.numel()
-        elif weight.shape != tuple(parameter.shape):
+        elif header.shape != tuple(parameter.shape):
             raise InputError(
-                f"{weight.path}: {name} is {weight.shape}, but config.json describes {tuple(parameter.shape)}: {REMEDY}"
+                f"{header.path}: {name} is {header.shape}, but config.json describes {tuple(parameter.shape)}: {REMEDY}"
             )
-    stored_values = sum(math.prod(weight.shape) for weight in stored.values())
+    stored_values = sum(math.prod(header.shape) for header in headers.values())
     if missing_values > stored_values + SPARE_VALUES:
         raise InputError(
             f"{directory / 'config.json'} describes {missing_values:,} values that no weight file holds, and the files "

@@ -31,12 +31,12 @@ FILES = (
 """Files that can belong to a tokenizer, besides tokenizer_config.json."""
 ALL_FILES = (*FILES, SETTINGS, "config.json")
 """All files on which the ids of a tokenizer depend. config.json may name its class."""
-USUAL_NAMES = {
+USUAL_TOKENS = {
     "bos_token": ("<s>", "[CLS]"), "cls_token": ("<s>", "[CLS]"), "eos_token": ("</s>", "[SEP]"),
     "sep_token": ("</s>", "[SEP]"), "pad_token": ("<pad>", "[PAD]"), "unk_token": ("<unk>", "[UNK]"),
     "mask_token": ("<mask>", "[MASK]"),
 }  # fmt: skip
-"""Role of a special token -> its names in XLM-R and BERT."""
+"""Role of a special token -> the token in XLM-R and in BERT."""
 
 
 @contextmanager
@@ -51,10 +51,10 @@ def reading(subject: str) -> Iterator[None]:
 
 
 def find_files(source: Path) -> list[Path]:
-    """Return the files of a tokenizer, of which the first is its tokenizer.json or its SentencePiece model.
+    """Return the files of a tokenizer. The first file is its tokenizer.json or its SentencePiece model.
 
-    If a directory has both, tokenizer.json is used, because Transformers reads it wherever the model is used. The two
-    can split text differently: for XLM-R, 0.4 % of short messages in 99 languages.
+    If a directory has both, tokenizer.json is used, because Transformers reads it too. The two can split text
+    differently: in a test with XLM-R, they did so for 0.4 % of short messages in 99 languages.
 
     Args:
         source: a SentencePiece model, a tokenizer.json, or the directory of a model.
@@ -72,40 +72,46 @@ def find_files(source: Path) -> list[Path]:
 
 
 def read_vocabulary(tokenizer: PreTrainedTokenizerBase, source: Path) -> Vocabulary:
-    """Return the number of ids of a tokenizer and its special ids. Raise InputError if a special id is missing."""
+    """Return the size of a tokenizer's vocabulary and its special ids.
+
+    Raises:
+        InputError: the tokenizer has no tokenizer.json, lacks a special token, or does not add one special token before
+            a text and one after it.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InputError(f"{source}: its tokenizer {type(tokenizer).__name__} has no tokenizer.json: use another model")
-    ids_of_empty_text = tokenizer("")["input_ids"]
-    if len(ids_of_empty_text) != 2:
+    template_ids = tokenizer("")["input_ids"]  # of an empty text, to which only the special tokens are added
+    if len(template_ids) != 2:
         raise InputError(
-            f"{source}: its tokenizer adds {len(ids_of_empty_text)} special tokens to a text, not one before and one "
+            f"{source}: its tokenizer adds {len(template_ids)} special tokens to a text, not one before and one "
             "after it: use another model"
         )
+    begin, end = template_ids
     id_by_role = {"pad": tokenizer.pad_token_id, "unk": tokenizer.unk_token_id, "mask": tokenizer.mask_token_id}
     for role, token_id in id_by_role.items():
         if token_id is None:
             raise InputError(f"{source}: its tokenizer has no {role}_token: name it in {SETTINGS}")
-    special_ids = {*ids_of_empty_text, *id_by_role.values()}
+    special_ids = {begin, end, *id_by_role.values()}
     for token_id, token in backend.get_added_tokens_decoder().items():
         if token.special:
             special_ids.add(token_id)
-    begin, end = ids_of_empty_text
     size = max(backend.get_vocab().values()) + 1
     return Vocabulary(begin, end, **id_by_role, special_ids=tuple(sorted(special_ids)), size=size)
 
 
-def copy_files(files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBase:
-    """Copy the files that `find_files` returns for a tokenizer.json, and return the tokenizer.
+def copy_files(tokenizer_json: Path, other_files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBase:
+    """Copy a tokenizer.json and the files beside it to a directory, and return the tokenizer.
 
     If no file names the class of the tokenizer, a tokenizer_config.json is written.
     """
-    names = [FAST] + [path.name for path in files[1:]]
-    for path, name in zip(files, names, strict=True):
-        if name != "config.json":
-            shutil.copyfile(user_files.check_readable(path), directory / name)
-    if SETTINGS in names or "config.json" in names:
-        return load(files[0].parent)
+    shutil.copyfile(user_files.check_readable(tokenizer_json), directory / FAST)
+    for path in other_files:
+        if path.name != "config.json":  # the config of the model
+            shutil.copyfile(user_files.check_readable(path), directory / path.name)
+    names_class = any(path.name in (SETTINGS, "config.json") for path in other_files)
+    if names_class:
+        return load(tokenizer_json.parent)
     _write_settings(directory)
     return load(directory)
 
@@ -113,16 +119,17 @@ def copy_files(files: Sequence[Path], directory: Path) -> PreTrainedTokenizerBas
 def _write_settings(directory: Path) -> None:
     """Write a tokenizer_config.json for a tokenizer.json whose special tokens have the names of XLM-R or BERT."""
     with reading(str(directory / FAST)):
-        pieces = Tokenizer.from_file(str(directory / FAST)).get_vocab()
+        vocabulary = Tokenizer.from_file(str(directory / FAST)).get_vocab()
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    for role, names in USUAL_NAMES.items():
-        for name in names:
-            if name in pieces:
-                settings[role] = name
+    for role, usual_tokens in USUAL_TOKENS.items():
+        for token in usual_tokens:
+            if token in vocabulary:
+                settings[role] = token
     _write_json(settings, directory)
 
 
 def _write_json(settings: dict[str, Any], directory: Path) -> None:
+    """Write the tokenizer_config.json of a directory."""
     (directory / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n")
 
 
@@ -153,7 +160,7 @@ def round_scores(model: bytes) -> bytes:
 
 @reading("the SentencePiece model")
 def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
-    """Convert a SentencePiece model to files with which `AutoTokenizer` returns the same ids.
+    """Convert a SentencePiece model to a tokenizer.json and tokenizer_config.json that give the same ids as XLM-R's.
 
     Args:
         model: content of the SentencePiece model.
@@ -166,27 +173,33 @@ def write_fast(model: bytes, directory: Path, max_tokens: int = 512) -> None:
     proto = sentencepiece_pb2.ModelProto()  # type: ignore[attr-defined]  # generated at run time
     proto.ParseFromString(model)
     bos, pad, eos, unk, mask = SPECIAL_TOKENS
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]  # without SentencePiece's special pieces
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces[3:]]  # the first three are <unk>, <s> and </s>
     vocabulary = [(bos, 0.0), (pad, 0.0), (eos, 0.0), (unk, 0.0), *pieces, (mask, 0.0)]
     tokenizer = Tokenizer(Unigram(vocabulary, unk_id=UNK))
     # SentencePiece maps characters by its own table, and then removes outer and repeated spaces.
+    normalisation: list[Any] = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     character_map = proto.normalizer_spec.precompiled_charsmap
-    steps: list[Any] = [normalizers.Precompiled(character_map)] if character_map else []
-    steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    tokenizer.normalizer = normalizers.Sequence(steps)
+    if character_map:
+        normalisation.insert(0, normalizers.Precompiled(character_map))
+    tokenizer.normalizer = normalizers.Sequence(normalisation)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A {eos}", pair=f"{bos} $A {eos} {eos} $B {eos}", special_tokens=[(bos, BOS), (eos, EOS)]
     )
     tokenizer.add_special_tokens([bos, pad, eos, unk, AddedToken(mask, lstrip=True)])
-    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer.save(str(directory / FAST))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_tokens,
-        "bos_token": bos, "cls_token": bos, "eos_token": eos, "sep_token": eos,
-        "pad_token": pad, "unk_token": unk, "mask_token": mask,
-    }  # fmt: skip
+        "bos_token": bos,
+        "cls_token": bos,
+        "eos_token": eos,
+        "sep_token": eos,
+        "pad_token": pad,
+        "unk_token": unk,
+        "mask_token": mask,
+    }
     _write_json(settings, directory)
 
 
@@ -201,20 +214,24 @@ def load(directory: Path) -> PreTrainedTokenizerBase:
         user_files.check_readable(path)
     with reading(f"{directory}: its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-        # Encode a text and a pair, because the special tokens of the template may have ids outside the vocabulary.
+        # The special tokens around a text and a pair may have larger ids than the vocabulary.
         template_ids = [*tokenizer("a")["input_ids"], *tokenizer("a", "b")["input_ids"]]
         added_ids = tokenizer.get_added_vocab().values()
         largest_id = max(*template_ids, *added_ids, len(tokenizer) - 1)
-    id_count = largest_id + 1
-    config_path = directory / "config.json"
-    if config_path.is_file():
-        embedding_count = user_files.read_json(config_path, dict[str, Any], "copy it again").get("vocab_size")
-        if isinstance(embedding_count, int) and id_count > embedding_count:
-            raise InputError(
-                f"{directory}: its tokenizer has {id_count} ids, but the model only {embedding_count}: "
-                "give the tokenizer it was trained with"
-            )
+    if (directory / "config.json").is_file():
+        _check_id_count(largest_id + 1, directory)
     return tokenizer
+
+
+def _check_id_count(id_count: int, directory: Path) -> None:
+    """Raise InputError if a tokenizer has more ids than the word embeddings of its model have rows."""
+    config = user_files.read_json(directory / "config.json", dict[str, Any], "copy it again")
+    embedding_count = config.get("vocab_size")
+    if isinstance(embedding_count, int) and id_count > embedding_count:
+        raise InputError(
+            f"{directory}: its tokenizer has {id_count} ids, but the model only {embedding_count}: "
+            "give the tokenizer it was trained with"
+        )
 
 
 def copy(source: Path, directory: Path, max_tokens: int) -> None:

@@ -10,7 +10,12 @@ import pandas as pd
 from torch import Tensor
 
 from infoxlm_core.config import EvaluationConfig
-from infoxlm_core.model.huggingface.any_encoder import describe, load_encoder, served_prefix, served_space
+from infoxlm_core.model.huggingface.any_encoder import (
+    describe,
+    find_default_prefix,
+    find_embedding_settings,
+    load_encoder,
+)
 from infoxlm_core.tasks.embedding import POOLINGS, VectorEncoder, VectorSpec
 from infoxlm_core.tasks.questions import Questions, digest_question, tabulate_outcomes
 from infoxlm_core.tasks.retrieval import sentence_map
@@ -51,9 +56,9 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     model, tokenizer = load_encoder(directory)
     num_layers = model.config.num_hidden_layers + 1  # 0 is the output of the embeddings
     specs = [VectorSpec(pooling, layer) for pooling in POOLINGS for layer in range(num_layers)]
-    served_layer, served_pooling = served_space(model)
+    served_layer, served_pooling = find_embedding_settings(model)
     served = VectorSpec(served_pooling, served_layer)
-    encoder = VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, served_prefix(model))
+    encoder = VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, find_default_prefix(model))
     nearest, map_vectors = _retrieve(questions, specs, served, encoder)
     results = {spec: _score_vector(spec, nearest, questions) for spec in specs}
     best = max(specs, key=lambda spec: results[spec].accuracy)  # of equals, the lowest layer

@@ -13,12 +13,12 @@ from torch import Tensor
 from infoxlm_core import manifests
 from infoxlm_core.errors import InputError
 from infoxlm_core.model.huggingface.any_encoder import (
-    contrast_space,
     describe,
+    find_default_prefix,
+    find_embedding_settings,
     load_encoder,
     load_projection,
-    served_prefix,
-    served_space,
+    read_contrast_settings,
 )
 from infoxlm_core.progress import show_progress
 from infoxlm_core.tasks.embedding import ALL_POOLINGS, POOLINGS, VectorEncoder, VectorSpec
@@ -74,7 +74,7 @@ def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     specs = _list_specs(candidates_by_name, sets, model, encoder)
     has_contrast = any(spec.pooling == "contrast" for spec in specs)
     projection = load_projection(encoder, model) if has_contrast else None
-    prefix = served_prefix(model) if config.prefix is None else config.prefix
+    prefix = find_default_prefix(model) if config.prefix is None else config.prefix
     vector_encoder = VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, prefix, projection)
     nearest = _retrieve(config, sets, specs, vector_encoder)
 
@@ -131,7 +131,7 @@ def parse_vector(name: str, model: "Model", encoder: Path) -> list[VectorSpec]:
         InputError: the model does not have the layer, or has no contrast layer because it was trained without XLCO.
     """
     if name == "served":
-        served = served_space(model)
+        served = find_embedding_settings(model)
         return [VectorSpec(served.pooling, served.layer)]
     pooling, _, layer_name = name.partition("@")
     last_layer = model.config.num_hidden_layers
@@ -153,7 +153,7 @@ def parse_vector(name: str, model: "Model", encoder: Path) -> list[VectorSpec]:
 
 def _find_contrast_layer(name: str, model: "Model", encoder: Path) -> int:
     """Return the layer of the contrastive loss. Raise InputError, with the vector's name, if the model has none."""
-    contrast = contrast_space(model.config)
+    contrast = read_contrast_settings(model.config)
     if contrast is None:
         raise InputError(f"{encoder}: config.json names no contrast layer (field infoxlm). Remove {name} from vectors.")
     return contrast.layer

@@ -27,7 +27,7 @@ from infoxlm_core.errors import ConfigError, DataCorrupt, InputError, StorageUna
 from infoxlm_core.model.encoder import EncoderSize, initialise
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained
-from infoxlm_core.model.huggingface.any_encoder import served_space
+from infoxlm_core.model.huggingface.any_encoder import read_embedding_settings
 from infoxlm_core.training import fingerprint
 from tests.components.conftest import open_run, upload
 from tests.servers.processes import answering, free_port
@@ -70,7 +70,7 @@ def test_model_on_s3_is_copied_completely_and_again_only_after_a_change(bucket, 
     copy = sources.fetch_model("s3://models/xlmr/base/", tmp_path)
 
     assert contents(copy) == contents(directory)
-    assert served_space(copy) == (3, "cls")
+    assert read_embedding_settings(copy) == (3, "cls")
     assert fingerprint.digest_inputs(str(copy)) == fingerprint.digest_inputs(str(directory))
     assert [path.name for path in (tmp_path / "models").iterdir()] == [copy.name]  # and no partial copy
     time_of_copy = (copy / "config.json").stat().st_mtime_ns

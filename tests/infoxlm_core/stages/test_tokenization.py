@@ -22,7 +22,7 @@ from infoxlm_core.errors import ConfigError, CorpusTooSmall, InputError, Tokeniz
 from infoxlm_core.model.encoder import EncoderSize
 from infoxlm_core.model.heads import InfoXLM
 from infoxlm_core.model.huggingface import pretrained
-from infoxlm_core.model.huggingface.any_encoder import served_prefix
+from infoxlm_core.model.huggingface.any_encoder import find_default_prefix
 from infoxlm_core.model.huggingface.tokenizers import MODEL
 from infoxlm_core.stages import tokenization
 from infoxlm_core.stages.tokenization import tokenize
@@ -164,7 +164,7 @@ def test_tokenizer_of_another_model_gives_the_same_ids_in_training_and_export(tm
             assert exported_tokenizer(prefix + text)["input_ids"] == [vocabulary.begin, *stored_ids]
         else:  # transformers reads a written special token as the token, which the text of a user does not mean
             assert {vocabulary.begin, vocabulary.end, vocabulary.mask}.isdisjoint(stored_ids[:-1])
-    assert served_prefix(SimpleNamespace(config=AutoConfig.from_pretrained(tmp_path / "export"))) == prefix
+    assert find_default_prefix(SimpleNamespace(config=AutoConfig.from_pretrained(tmp_path / "export"))) == prefix
     for path in source.iterdir():
         if path.name != "tokenizer_config.json":
             assert (tmp_path / "export" / path.name).read_bytes() == path.read_bytes()

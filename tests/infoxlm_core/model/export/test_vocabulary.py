@@ -24,7 +24,7 @@ def export_trimmed(folder, kind, choose):
     encoder = sentence_encoder.load(source)
     content = sentence_transformers.read_tokenizer(source)
     trimmed = TrimmedTokenizer(content, choose(content), pad_id=encoder.encoder.config.pad_token_id)
-    vocabulary.trim(encoder, trimmed)
+    vocabulary.trim_embeddings(encoder, trimmed)
     sentence_transformers.write(encoder, source, folder / "output", trimmed.content)
     return source, folder / "output", trimmed
 
@@ -33,7 +33,9 @@ def export_trimmed(folder, kind, choose):
 def test_chosen_texts_keep_the_vectors_of_the_original_model(tmp_path, kind):
     prefix = PREFIXES[kind]
     texts = [prefix + text for text in CHOSEN_TEXTS]
-    source, output, trimmed = export_trimmed(tmp_path, kind, lambda content: vocabulary.pieces_of_text(content, texts))
+    source, output, trimmed = export_trimmed(
+        tmp_path, kind, lambda content: vocabulary.find_pieces_in_text(content, texts)
+    )
     layer = 2 if kind == "infoxlm" else None
 
     expected = load_embedder(source, layer, "mean", prefix="")(texts)
@@ -50,7 +52,9 @@ def test_chosen_texts_keep_the_vectors_of_the_original_model(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["e5", "distilbert"])
 def test_text_in_the_chosen_scripts_is_split_as_before(tmp_path, kind):
-    _, _, trimmed = export_trimmed(tmp_path, kind, lambda content: vocabulary.pieces_of_scripts(content, ["Latin"]))
+    _, _, trimmed = export_trimmed(
+        tmp_path, kind, lambda content: vocabulary.find_pieces_in_scripts(content, ["Latin"])
+    )
 
     latin = [text for text in TEXTS if text.isascii() or "ñ" in text or "ế" in text or "ğ" in text or "¿" in text]
     assert len(latin) > 5
@@ -63,7 +67,7 @@ def test_unknown_word_stays_unknown_when_pieces_are_removed(tmp_path):
     special = {token["content"]: token["id"] for token in content["added_tokens"]}
     content["model"]["vocab"] = special | {"ab": 6, "a": 7, "##bx": 8, "x": 9, "c": 10, "[unused]": 11}
     texts = ["abx", "a", "x", "cbx"]  # WordPiece reads abx as ab and finds no ##x; without ab it would find a and ##bx
-    chosen = vocabulary.pieces_of_text(json.dumps(content), texts)
+    chosen = vocabulary.find_pieces_in_text(json.dumps(content), texts)
     trimmed = TrimmedTokenizer(json.dumps(content), chosen, pad_id=0)
 
     assert trimmed.original.encode("abx").tokens == ["[CLS]", "[UNK]", "[SEP]"]
@@ -79,7 +83,7 @@ def test_removed_pieces_do_not_change_the_score_of_unknown_characters(tmp_path):
     content["added_tokens"] = content["added_tokens"][:4]
     # Ω alone is unknown: -40 by the score of `rare`, but -24 without it, and then Ω and !? would be the better split.
     text = "Ω!?"
-    chosen = vocabulary.pieces_of_text(json.dumps(content), [text, "!?"])
+    chosen = vocabulary.find_pieces_in_text(json.dumps(content), [text, "!?"])
     trimmed = TrimmedTokenizer(json.dumps(content), chosen, pad_id=1)
 
     assert trimmed.original.encode(text).tokens == ["<s>", "▁", "Ω!", "?", "</s>"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from infoxlm_core.errors import InputError
-from infoxlm_core.model.huggingface.any_encoder import load_encoder, served_space
+from infoxlm_core.model.huggingface.any_encoder import find_embedding_settings, load_encoder, read_embedding_settings
 from infoxlm_core.tasks.embedding import VectorEncoder, VectorSpec, embed_sentences
 from tests.toys.exports import MAX_TOKENS, write_modules
 from tests.toys.models import TEXTS, save_model
@@ -38,7 +38,9 @@ def directory(tmp_path) -> Path:
 def test_sentence_transformers_model_is_used_with_its_own_pooling(settings, pooling, directory):
     write_pooling(directory, **settings)
 
-    assert served_space(directory) == served_space(load_encoder(directory, "cpu")[0]) == (2, pooling)
+    assert (
+        read_embedding_settings(directory) == find_embedding_settings(load_encoder(directory, "cpu")[0]) == (2, pooling)
+    )
     assert torch.equal(embed_sentences(directory, TEXTS), embed_sentences(directory, TEXTS, 2, pooling))
 
 
@@ -47,8 +49,8 @@ def test_our_models_use_their_contrast_layer_and_others_the_mean_of_the_last(tmp
     write_modules(ours, pooling="mean", prefix="")
     plain = save_model(tmp_path / "plain", infoxlm=None)
 
-    assert served_space(ours) == (1, "cls")
-    assert served_space(plain) == (2, "mean")
+    assert read_embedding_settings(ours) == (1, "cls")
+    assert read_embedding_settings(plain) == (2, "mean")
 
 
 def test_dense_module_is_ignored_with_one_warning(directory, caplog):
@@ -57,7 +59,7 @@ def test_dense_module_is_ignored_with_one_warning(directory, caplog):
     (directory / "modules.json").write_text(json.dumps([*modules, dense]))
 
     with caplog.at_level(logging.WARNING):
-        assert served_space(directory) == served_space(str(directory)) == (2, "mean")
+        assert read_embedding_settings(directory) == read_embedding_settings(directory) == (2, "mean")
 
     assert caplog.text.count("vectors are taken before its module Dense, which is not used") == 1
 

@@ -27,7 +27,7 @@ from infoxlm_core.data.layouts import number_positions
 from infoxlm_core.data.shards import open_shards
 from infoxlm_core.data.vocabulary import Vocabulary
 from infoxlm_core.errors import ConfigError, InputError
-from infoxlm_core.model.huggingface.any_encoder import served_space
+from infoxlm_core.model.huggingface.any_encoder import read_embedding_settings
 from infoxlm_core.stages.pretraining import pretrain
 from infoxlm_core.systems.infoxlm.system import build
 from tests.toys.exports import write_modules
@@ -155,9 +155,9 @@ def test_export_before_the_first_step_has_the_vectors_of_the_start(tiny_shards, 
 
     pretrain(config, tiny_shards, tmp_path / "out", tmp_path / "run")
 
-    assert served_space(tmp_path / "out/start") == (2, "cls")
+    assert read_embedding_settings(tmp_path / "out/start") == (2, "cls")
     assert not (tmp_path / "out/start/projection.safetensors").exists()
-    assert served_space(tmp_path / "out/encoder") == (1, "mean")
+    assert read_embedding_settings(tmp_path / "out/encoder") == (1, "mean")
     assert (tmp_path / "out/encoder/projection.safetensors").exists()
 
 
