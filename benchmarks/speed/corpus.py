@@ -48,7 +48,7 @@ def make_shards() -> Path:
     corpus = output / "corpus"
     shards = output / "shards"
     report = preparation.prepare(PreparationConfig.parse(config), corpus, Directory(str(output / "work")))
-    manifests.write(corpus, "corpus", preparation.facts(report))
+    manifests.write(corpus, "corpus", preparation.build_facts(report))
     facts = tokenization.tokenize(TokenizationConfig(vocabulary_size=VOCABULARY, processes=1), corpus, shards)
     manifests.write(shards, "shards", facts)
     return shards

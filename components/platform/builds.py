@@ -214,7 +214,7 @@ def _prepare_corpus(spec: BuildSpec, parallel_map: "ParallelMap | None", output:
         local_files = storage.open(f"{local_store}/{folder}")
         report = preparation.prepare(fetch_corpora(config), output, local_files, run_tasks)
     preparation.check_labels(config, output)
-    return preparation.facts(report)
+    return preparation.build_facts(report)
 
 
 def _tokenize_corpus(spec: BuildSpec, parallel_map: "ParallelMap | None", output: Path) -> dict[str, Any]:

