@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 logger = logging.getLogger(__name__)
-SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_LINES = 15.0  # a line for each unit would hide the other messages of a log
 
 
 def format_remaining_time(elapsed_seconds: float, finished_count: int, total_count: int) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 from infoxlm_core.errors import WorkerLost
 
 logger = logging.getLogger(__name__)
-CHUNK = 4096  # rows of a chunk of a table
-AHEAD = 4  # items for each worker that are processed ahead of the results
-_MAX_POOLS = 4  # pools that are started one after the other if their processes are killed
+CHUNK = 4096  # rows of a chunk of a table: enough that the cost of sending a chunk hardly counts
+AHEAD = 4  # items for each worker ahead of the results, so that no worker waits for a slow item of another one
+_MAX_POOLS = 4  # more new pools would hardly help: processes are killed because memory is short
 
 ItemFunction = Callable[[Any], Any]
 """A pure function that other processes can import, or a `functools.partial` of one."""

@@ -16,7 +16,7 @@ from infoxlm_core import user_files
 from infoxlm_core.corpora.lines import MAX_LINE, MAX_RATIO
 from infoxlm_core.errors import DataCorrupt, InfoXLMError, InputError, one_line
 
-ROW_GROUP = 1 << 15  # rows
+ROW_GROUP = 1 << 15  # rows that a reader of a table holds in memory at a time
 MAX_FRAME = 1 << 30  # bytes of a table that is held as a whole, unless its file is large itself
 MAX_BATCH = 64 << 20  # bytes of text that are held at a time
 _POINTER_SIZE = 8  # bytes of the reference to a string, of which pandas stores one for each cell

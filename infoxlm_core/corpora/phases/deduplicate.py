@@ -66,20 +66,20 @@ def select_table_rows(
         is_duplicate: (rows,) whether a row is known to be a duplicate. Its sides are not selected on their own.
     """
     all_sides = list(range(len(part.languages)))
-    tables = [TableRows(WHOLE_ROW, part.kind, part.languages, all_sides, reasons == 0)]
+    selections = [TableRows(WHOLE_ROW, part.kind, part.languages, all_sides, reasons == 0)]
     if part.kind != "pairs":
-        return tables
-    tables.append(TableRows(WHOLE_ROW, "held_out", part.languages, all_sides, reasons == _HELD_OUT_SHARE))
+        return selections
+    selections.append(TableRows(WHOLE_ROW, "held_out", part.languages, all_sides, reasons == _HELD_OUT_SHARE))
     is_training = (reasons == 0) & ~is_duplicate
     if job.config.monolingual_from_pairs:
         for side, language in enumerate(part.languages):
-            tables.append(TableRows(FIRST_SIDE + side, "mono", (language,), [side], is_training))
+            selections.append(TableRows(FIRST_SIDE + side, "mono", (language,), [side], is_training))
     if job.config.labelled_share:
         is_labelled = _select_labelled_sides(rows, reasons, is_training, load_reserved_text(job))
         for side, language in enumerate(part.languages):
             labelled_slot = FIRST_LABELLED_SIDE + side
-            tables.append(TableRows(labelled_slot, "labelled", (language,), [side], is_labelled[:, side]))
-    return tables
+            selections.append(TableRows(labelled_slot, "labelled", (language,), [side], is_labelled[:, side]))
+    return selections
 
 
 def _select_labelled_sides(
@@ -117,7 +117,7 @@ def write_keys(job: Job, part_number: int) -> Record:
     if job.config.corpora[part.source_number].compares_documents:
         _put_entries(job, part.name, _make_document_entries(part, rows))
         return {}
-    is_duplicate = np.zeros(len(rows), bool)  # not known yet
+    is_duplicate = np.zeros(len(rows), bool)  # duplicates are known only after the next phase
     entries = [_make_minhash_entries(part, rows, reasons == 0)]
     for table_rows in select_table_rows(job, part, rows, reasons, is_duplicate):
         entries.append(_make_entries(part, rows, table_rows))
