@@ -83,9 +83,9 @@ def check_settings(
 
         if checked["tokenization"].get("model"):
             sources.fetch_tokenizer(checked["tokenization"]["model"], step.local_store)
-        trainings = [trial["pretraining"] for trial in checked_trials] or [checked["pretraining"]]
-        for training in trainings:
-            sources.check_start(PretrainingConfig.parse(training, "pretraining"), step.local_store)
+        pretraining_sections = [trial["pretraining"] for trial in checked_trials] or [checked["pretraining"]]
+        for section in pretraining_sections:
+            sources.check_start(PretrainingConfig.parse(section, "pretraining"), step.local_store)
 
         # References, because the settings of many trials are too large for a parameter of Kubeflow.
         for trial in checked_trials:

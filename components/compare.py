@@ -18,7 +18,7 @@ def compare(
     """Compare the metrics logged by the successful trials of this pipeline run.
 
     Args:
-        trials: items of the loop; `trial` has the variant, the seed, and a description of the change.
+        trials: the iterations of the loop; "trial" has the variant, the seed and a description of the change.
         store: directory or s3://bucket/prefix of artifacts.
         comparison: the report with its tables and figures, and all numbers as JSON.
         report: the report as HTML.
@@ -29,7 +29,7 @@ def compare(
     from infoxlm_core.results.summary import summarise_metrics
 
     with stage_run("compare", store, ends_run=True) as step:
-        planned = [trial["trial"] for trial in step.read(trials)]
-        metrics_by_trial = sweeps.read_metrics(step, planned)
+        planned_trials = [trial["trial"] for trial in step.read(trials)]
+        metrics_by_trial = sweeps.read_metrics(step, planned_trials)
         summary = summarise_metrics(step.run.name, metrics_by_trial, outcomes=sweeps.read_outcomes(step.run))
         sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics))

@@ -49,26 +49,28 @@ def evaluate(
     from infoxlm_core.results.trials import Trial
 
     with stage_run("evaluate", store, trial) as step:
-        checked = EvaluationConfig.parse(step.read(config), "evaluation")
+        evaluation_config = EvaluationConfig.parse(step.read(config), "evaluation")
         name = Trial.parse(trial).name if trial else "InfoXLM"
         models = [evaluations.read_model(name, encoder, classifier)]
         if start:
             models.append(evaluations.read_start(start, classifier_of_start))
-        evaluation = evaluations.build_scores(step, checked, corpus, models)
+        evaluation = evaluations.build_scores(step, evaluation_config, corpus, models)
 
         shutil.copyfile(evaluation / "report.html", report.path)
-        card = (evaluation / "model_card.md").read_text(encoding="utf-8")
-        Path(model_card.path).write_text(remove_metadata(card), encoding="utf-8")
-        figures = step.publish(scores, evaluation, metrics)
+        model_card_text = (evaluation / "model_card.md").read_text(encoding="utf-8")
+        Path(model_card.path).write_text(remove_metadata(model_card_text), encoding="utf-8")
+        metric_values = step.publish(scores, evaluation, metrics)
 
         step.report_cost(evaluation)
-        hours = costs.add_up(step.run.read_metrics())
-        step.report(figures | hours, evaluation=checked)
+        cost_metrics = costs.add_up(step.run.read_metrics())
+        step.report(metric_values | cost_metrics, evaluation=evaluation_config)
         if not trial:
-            step.report(select_headlines(figures))
+            step.report(select_headlines(metric_values))
         step.run.log_artifacts(evaluation, "evaluation")
         corpus_location, _ = artifacts.read_pointer(corpus)
         datasets = step.report_corpus(corpus_location)  # repeated, because Kubeflow's cache may skip prepare_corpus
-        step.run.annotate(describe_run(evidence.read_scores(evaluation), figures | hours, datasets, "evaluation"))
+        step.run.annotate(
+            describe_run(evidence.read_scores(evaluation), metric_values | cost_metrics, datasets, "evaluation")
+        )
         if trial:
             step.run.end()

@@ -44,14 +44,14 @@ def finetune(
         settings = step.read(config)
         if trial:
             settings = settings | {"seed": trial["seed"]}
-        checked = tasks.parse(settings, "finetuning")
+        task_settings = tasks.parse(settings, "finetuning")
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
-        data_digests = sources.digest_training_data(checked, step.local_store)
-        key = artifacts.compute_key("classifier", checked, encoder_digest, corpus_digest, *data_digests)
+        data_digests = sources.digest_training_data(task_settings, step.local_store)
+        key = artifacts.compute_key("classifier", task_settings, encoder_digest, corpus_digest, *data_digests)
         corpus_manifest = artifact_files.read_manifest(corpus_location)
         corpus_files = corpus_manifest["files"] if corpus_manifest else {}
-        if not tasks.task_of(checked).has_training_text(checked, corpus_files):
+        if not tasks.task_of(task_settings).has_training_text(task_settings, corpus_files):
             logging.info("nothing to fine-tune on: the config names no data, and the corpus has no two labels")
             directory = artifacts.get_or_build(store, "classifier", key, lambda _: {"steps": 0, "examples": 0})
             step.publish(classifier, directory, metrics)
@@ -59,12 +59,12 @@ def finetune(
         inputs = {"encoder": encoder_location, "corpus": corpus_location}
         run = f"classifier-{key}"
         directory = step.build(
-            "classifier", key, checked, num_workers, cluster, task_config, inputs, checkpoint_folder=run
+            "classifier", key, task_settings, num_workers, cluster, task_config, inputs, checkpoint_folder=run
         )
         step.publish(classifier, directory, metrics)
         encoder_facts = manifests.load(artifacts.locate_unverified(encoder_location))["facts"]
         is_trained = encoder_facts["steps"] > 0
         name = "finetune" if is_trained else "finetune_of_start"
         step.run.log_curves(directory / "metrics.jsonl", prefix=f"{name}/")
-        step.report(finetuning=checked)
+        step.report(finetuning=task_settings)
         step.report_cost(directory, name)

@@ -17,7 +17,7 @@ def merge(
     merged: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Merge an encoder with its start at the largest weight that the guard accepts.
+    """Average an encoder with the model before its training, at the largest weight that the guard set accepts.
 
     Args:
         config: an `EvaluationConfig` as a mapping; `merge` lists the weights.
@@ -36,14 +36,14 @@ def merge(
 
     # The tracker's run is only opened if there are weights.
     with stage_run("merge", store, reports_to_tracker=False) as step:
-        checked = EvaluationConfig.parse(step.read(config), "evaluation")
+        evaluation_config = EvaluationConfig.parse(step.read(config), "evaluation")
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)
-        if not checked.merge:
+        if not evaluation_config.merge:
             artifacts.publish_pointer(merged, encoder_location, encoder_digest)
             return
         start_location, start_digest = artifacts.read_pointer(start)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
-        local_config = sources.fetch_guard_set(checked, step.local_store)
+        local_config = sources.fetch_guard_set(evaluation_config, step.local_store)
         key = sources.compute_key_with_guard("merged", local_config, corpus_digest, encoder_digest, start_digest)
 
         def build(output: Path) -> dict[str, Any]:

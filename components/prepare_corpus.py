@@ -35,15 +35,16 @@ def prepare_corpus(
     from infoxlm_core.training import fingerprint
 
     with stage_run("prepare_corpus", store) as step:
-        checked = sources.expand_patterns(PreparationConfig.parse(step.read(config), "preparation"))
-        digests = [*preparation.digest_sources(checked), *sources.digest_stored_sources(checked.paths)]
-        if checked.cleaning.similarity:
-            encoder = sources.fetch_model(checked.cleaning.similarity.encoder, step.local_store)
-            digests += fingerprint.digest_inputs(str(encoder))
-        key = artifacts.compute_key("corpus", checked, *digests)
-        directory = step.build("corpus", key, checked, num_workers, cluster, task_config)
+        preparation_config = sources.expand_patterns(PreparationConfig.parse(step.read(config), "preparation"))
+        input_digests = preparation.digest_sources(preparation_config)
+        input_digests += sources.digest_stored_sources(preparation_config.paths)
+        if preparation_config.cleaning.similarity:
+            similarity_encoder = sources.fetch_model(preparation_config.cleaning.similarity.encoder, step.local_store)
+            input_digests += fingerprint.digest_inputs(str(similarity_encoder))
+        key = artifacts.compute_key("corpus", preparation_config, *input_digests)
+        directory = step.build("corpus", key, preparation_config, num_workers, cluster, task_config)
         counts = step.publish(corpus, directory, metrics)
-        step.report(counts, preparation=checked.model_dump(mode="json", exclude={"corpora"}))
+        step.report(counts, preparation=preparation_config.model_dump(mode="json", exclude={"corpora"}))
         step.report_cost(directory)
         step.run.log_artifacts(directory / "report.json", "preparation")
         step.report_corpus(artifacts.find_uri(directory))

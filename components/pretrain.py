@@ -42,22 +42,22 @@ def pretrain(
     from infoxlm_core.training import fingerprint
 
     with stage_run("pretrain", store, trial) as step:
-        checked = PretrainingConfig.parse(step.read(config), "pretraining")
-        step.report(pretraining=checked)
-        location, digest = artifacts.read_pointer(shards)
-        digests = {"shards": digest}
-        if checked.model.start:
-            start_model = sources.fetch_model(checked.model.start, step.local_store)
-            [digests["model.start"]] = fingerprint.digest_inputs(str(start_model))
-        key = artifacts.compute_key("pretrained", checked, *digests.values())
-        run = training_runs.choose_run(store, "pretrained", key, checked, digests, trial)
-        inputs = {"shards_path": location}
+        pretraining_config = PretrainingConfig.parse(step.read(config), "pretraining")
+        step.report(pretraining=pretraining_config)
+        shards_location, shards_digest = artifacts.read_pointer(shards)
+        input_digests = {"shards": shards_digest}
+        if pretraining_config.model.start:
+            start_model = sources.fetch_model(pretraining_config.model.start, step.local_store)
+            [input_digests["model.start"]] = fingerprint.digest_inputs(str(start_model))
+        key = artifacts.compute_key("pretrained", pretraining_config, *input_digests.values())
+        run = training_runs.choose_run(store, "pretrained", key, pretraining_config, input_digests, trial)
+        inputs = {"shards_path": shards_location}
         with artifacts.exclusive(store, "pretrained", key) if trial else contextlib.nullcontext():
             # Trials that differ only in later stages share the pre-training: one trains, the others wait for it.
             directory = step.build(
                 "pretrained",
                 key,
-                checked,
+                pretraining_config,
                 num_workers,
                 cluster,
                 task_config,

@@ -21,12 +21,12 @@ def promote(
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
-        gate: maps metrics to least gains; the confidence interval of the gain must lie above the least gain.
+        gate: smallest gain of each metric. The confidence interval of the measured gain must lie above it.
         store: directory of the local registry if MLFLOW_TRACKING_URI is not set.
+        metrics: the version, and for each metric of the gate the gain and its confidence interval.
         to: another registered model of the same server; the version is copied to it and compared with its champion.
         by_hand: reason for promoting without the gate.
         image: container image of this step, which the record names.
-        metrics: the version, and the gain and its interval for each metric of the gate.
     """
     import os
 
@@ -39,9 +39,11 @@ def promote(
         step.report(promotion={"model": model, "gate": gate, "to": to, "by_hand": by_hand})
         with artifacts.exclusive(store, *promotion.LOCK):
             promoted = promotion.promote_model(model, gate, step.local_store, target=to, manual_reason=by_hand)
-        gains: dict[str, float] = {}
-        for metric, figures in promoted.verdict.figures.items():
-            gains |= {f"{metric}/{name}": figures[name] for name in ("gain", "lower", "upper")}
+        gains = {}
+        for metric, measurement in promoted.verdict.figures.items():
+            gains[f"{metric}/gain"] = measurement["gain"]
+            gains[f"{metric}/lower"] = measurement["lower"]  # bounds of the confidence interval of the gain
+            gains[f"{metric}/upper"] = measurement["upper"]
         artifacts.log_metrics({"version": promoted.version} | gains, metrics)
         step.report(gains)
         step.summarise(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")

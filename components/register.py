@@ -39,32 +39,35 @@ def register(
 
     with stage_run("register", store, tracker="mlflow", ends_run=True) as step:  # the registry is MLflow's
         os.environ["INFOXLM_IMAGE"] = image
-        checked = RegistrationConfig.parse(step.read(config), "registration")
-        encoder_dir, digest = artifacts.resolve(encoder)
-        evaluation, _ = artifacts.resolve(scores)
-        manifest = manifests.load(encoder_dir)
-        figures = manifests.load(evaluation)["facts"]
+        registration_config = RegistrationConfig.parse(step.read(config), "registration")
+        encoder_directory, digest = artifacts.resolve(encoder)
+        evaluation_directory, _ = artifacts.resolve(scores)
+        manifest = manifests.load(encoder_directory)
+        metric_values = manifests.load(evaluation_directory)["facts"]
         tags = {f"{name}_digest": value for name, value in manifest["inputs"].items()}
         tags |= {name: str(value) for name, value in manifest["made_by"].items()}
-        tags[model_versions.AGAINST] = checked.against
-        tags["test_set"] = evidence.read_scores(evaluation)["test_set"]
-        artifact_dir = encoder_dir.parent  # STORE/kind/key
-        tags[model_versions.MADE_AS] = f"{artifact_dir.parent.name}/{artifact_dir.name}"
+        tags[model_versions.AGAINST] = registration_config.against
+        tags["test_set"] = evidence.read_scores(evaluation_directory)["test_set"]
+        artifact_directory = encoder_directory.parent  # STORE/kind/key
+        tags[model_versions.MADE_AS] = f"{artifact_directory.parent.name}/{artifact_directory.name}"
         tags["pipeline_run"] = runtime.read_run_id()
         if image:
             tags["image"] = image
-        main_scores = {name: figures[name] for name in {*checked.gates, *HEADLINES} if name in figures}
-        candidate = model_registry.EvaluatedEncoder(encoder_dir, digest, main_scores, step.run.id, tags, evaluation)
+        main_metrics = {*registration_config.gates, *HEADLINES}
+        main_scores = {name: metric_values[name] for name in main_metrics if name in metric_values}
+        candidate = model_registry.EvaluatedEncoder(
+            encoder_directory, digest, main_scores, step.run.id, tags, evaluation_directory
+        )
         with artifacts.exclusive(store, *promotion.LOCK):
-            registered = model_registry.register(checked.name, candidate, checked.gates)
-        step.report(registration=checked)
+            registered = model_registry.register(registration_config.name, candidate, registration_config.gates)
+        step.report(registration=registration_config)
         artifacts.log_metrics({"version": registered.version, "champion": int(registered.champion)}, metrics)
         aliases = " and ".join(registered.aliases)
-        decision = f"models:/{checked.name}/{registered.version} is {aliases}: {registered.reason}"
+        decision = f"models:/{registration_config.name}/{registered.version} is {aliases}: {registered.reason}"
         logging.info(decision)
         step.summarise(
-            *describe_headlines(figures),
+            *describe_headlines(metric_values),
             f"version     {decision}",
-            f"report      {artifacts.find_uri(evaluation / 'report.html')}",
+            f"report      {artifacts.find_uri(evaluation_directory / 'report.html')}",
         )
         step.run.end()  # the last step of its pipeline

@@ -22,8 +22,8 @@ def plan_suite(
             own values, so override it by its own name.
 
     Returns:
-        Batches, each a reference to a list of trials. A trial has the keys "point" (model, task, seed, grid and name),
-        "source" and "settings".
+        {"points": REFERENCE} for each batch. The reference is to a list of trials in the store. A trial has the keys
+        "point" (its model, task, seed, grid and name), "source" (of the model) and "settings" (of the task).
     """
     import logging
 
@@ -35,15 +35,16 @@ def plan_suite(
 
     with stage_run("plan_suite", store, reports_to_tracker=False) as step:
         tracking.get_tracker().check_sweeps()
-        checked = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
-        planned = [trial.to_dict() for trial in trials.plan(checked)]
-        for source in checked.models.values():
+        suite_config = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
+        planned_trials = [trial.to_dict() for trial in trials.plan(suite_config)]
+        for source in suite_config.models.values():
             sources.fetch_model(source, step.local_store)
-        for task, suite_task in checked.tasks.items():
+        for task, suite_task in suite_config.tasks.items():
             trials.check(task, suite_task, sources.fetch_task_data(suite_task.settings, step.local_store))
             logging.info("The data of task %s are complete.", task)
-        logging.info("%d trials: %d models, %d tasks.", len(planned), len(checked.models), len(checked.tasks))
-        batches = parameters.split_trials(planned)
+        num_models, num_tasks = len(suite_config.models), len(suite_config.tasks)
+        logging.info("%d trials: %d models, %d tasks.", len(planned_trials), num_models, num_tasks)
+        batches = parameters.split_trials(planned_trials)
         # References, because the settings of many trials are too large for a parameter of Kubeflow.
         return [{"points": parameters.write_reference(store, batch)} for batch in batches]
 
@@ -56,10 +57,10 @@ def measure(
     scores: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Measure the trials of a batch; fine-tune the encoder first if the task needs it.
+    """Measure the trials of a batch. Fine-tune the encoder first if the task needs it.
 
     Args:
-        batch: trials with their settings, from `plan_suite`.
+        batch: {"points": REFERENCE}, from `plan_suite`.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
         num_workers: workers per fine-tuning, one per GPU; 0 trains in this process.
         scores: location and digest of the scores and predictions of each trial.
@@ -73,14 +74,14 @@ def measure(
     from infoxlm_core import manifests
 
     with stage_run("measure", store, reports_to_tracker=False) as step:
-        planned = step.read(batch["points"])
-    measured = evaluations.measure_all(planned, store, num_workers)
-    pointers = {name: {"location": trial.location, "digest": trial.digest} for name, trial in measured.items()}
+        planned_trials = step.read(batch["points"])
+    results = evaluations.measure_all(planned_trials, store, num_workers)
+    pointers = {name: {"location": trial.location, "digest": trial.digest} for name, trial in results.items()}
     Path(scores.path).parent.mkdir(parents=True, exist_ok=True)
     manifests.write_atomically(Path(scores.path), json.dumps(pointers, indent=1))
-    [first_trial, *other_trials] = measured.values()
-    figures = {"points": len(measured)} if other_trials else first_trial.metrics
-    artifacts.log_metrics(figures, metrics)
+    [first_trial, *other_trials] = results.values()
+    metric_values = {"points": len(results)} if other_trials else first_trial.metrics
+    artifacts.log_metrics(metric_values, metrics)
 
 
 @stage
@@ -109,7 +110,7 @@ def summarise(
     from infoxlm_core.results.suite_config import SuiteConfig
 
     with stage_run("summarise", store, ends_run=True) as step:
-        checked = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
-        suite_summary = summary.summarise(checked, sweeps.read_scores(step))
-        step.report(suite=checked)
+        suite_config = run_file.parse_with_overrides(SuiteConfig, step.read(suite), step.read(overrides), "suite")
+        suite_summary = summary.summarise(suite_config, sweeps.read_scores(step))
+        step.report(suite=suite_config)
         sweeps.publish(step, "suite", suite_summary, sweeps.Outputs(comparison, report, metrics))

@@ -18,7 +18,7 @@ def tokenize_corpus(
     cluster: dict[str, Any] = {},  # noqa: B006
     task_config: dsl.TaskConfig = None,
 ) -> None:
-    """Train a SentencePiece model, or load the configured tokenizer, and encode the corpora with it.
+    """Encode the corpora with a new SentencePiece model, or with the tokenizer that the config names.
 
     Args:
         config: a `TokenizationConfig` as a mapping.
@@ -35,15 +35,15 @@ def tokenize_corpus(
     from infoxlm_core.config import TokenizationConfig
 
     with stage_run("tokenize_corpus", store) as step:
-        checked = TokenizationConfig.parse(step.read(config), "tokenization")
-        location, digest = artifacts.read_pointer(corpus)
+        tokenization_config = TokenizationConfig.parse(step.read(config), "tokenization")
+        corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         tokenizer_digests: list[str] = []
-        if checked.model:
-            _, tokenizer_digests = sources.fetch_tokenizer(checked.model, step.local_store)
-        key = artifacts.compute_key("shards", checked, digest, *tokenizer_digests)
-        inputs = {"corpus": location}
-        directory = step.build("shards", key, checked, num_workers, cluster, task_config, inputs)
+        if tokenization_config.model:
+            _, tokenizer_digests = sources.fetch_tokenizer(tokenization_config.model, step.local_store)
+        key = artifacts.compute_key("shards", tokenization_config, corpus_digest, *tokenizer_digests)
+        inputs = {"corpus": corpus_location}
+        directory = step.build("shards", key, tokenization_config, num_workers, cluster, task_config, inputs)
         step.report_cost(directory)
         counts = step.publish(shards, directory, metrics)
         # The prefix prevents a collision, because `tokens` is also a curve of the training.
-        step.report({f"shards/{name}": count for name, count in counts.items()}, tokenization=checked)
+        step.report({f"shards/{name}": count for name, count in counts.items()}, tokenization=tokenization_config)

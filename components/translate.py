@@ -44,16 +44,16 @@ def translate(
         settings = step.read(config)
         if trial:
             settings = settings | {"seed": trial["seed"]}
-        checked = TranslationConfig.parse(settings, "translation")
-        step.report(translation=checked)
+        translation_config = TranslationConfig.parse(settings, "translation")
+        step.report(translation=translation_config)
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         shards_location, shards_digest = artifacts.read_pointer(shards)
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)
         inputs = {"corpus": corpus_location, "shards_path": shards_location, "encoder": encoder_location}
-        key = artifacts.compute_key("translator", checked, corpus_digest, shards_digest, encoder_digest)
+        key = artifacts.compute_key("translator", translation_config, corpus_digest, shards_digest, encoder_digest)
         run = f"translator-{key}"
         directory = step.build(
-            "translator", key, checked, num_workers, cluster, task_config, inputs, checkpoint_folder=run
+            "translator", key, translation_config, num_workers, cluster, task_config, inputs, checkpoint_folder=run
         )
         step.run.log_curves(directory / "translator" / "metrics.jsonl", prefix="translate/")
         step.publish(translator, directory / "translator")
@@ -92,18 +92,18 @@ def evaluate_translation(
     from infoxlm_core.systems.translation.config import TranslationConfig
 
     with stage_run("evaluate_translation", store, trial) as step:
-        checked = TranslationConfig.parse(step.read(config), "translation")
+        translation_config = TranslationConfig.parse(step.read(config), "translation")
         corpus_location, corpus_digest = artifacts.read_pointer(corpus)
         translator_location, translator_digest = artifacts.read_pointer(translator)
         name = Trial.parse(trial).model if trial else "translator"
-        key = artifacts.compute_key("translations", checked, corpus_digest, translator_digest, name)
+        key = artifacts.compute_key("translations", translation_config, corpus_digest, translator_digest, name)
 
         def build(output: Any) -> dict[str, float]:
             from infoxlm_core.systems.translation import report
 
             corpus_path = artifacts.locate(corpus_location)
             translator_path = artifacts.locate(translator_location)
-            return report.evaluate(translator_path, corpus_path, checked.validation_pairs, name, output)
+            return report.evaluate(translator_path, corpus_path, translation_config.validation_pairs, name, output)
 
         evaluation = artifacts.get_or_build(store, "translations", key, build)
         shutil.copyfile(evaluation / "report.html", report.path)
@@ -124,7 +124,7 @@ def compare_translations(
     """Compare the translators of the successful trials of this pipeline run, beside the results of XLM.
 
     Args:
-        trials: items of the loop; `trial` has the variant, the seed, and a description of the change.
+        trials: the iterations of the loop; "trial" has the variant, the seed and a description of the change.
         store: directory or s3://bucket/prefix of artifacts.
         comparison: the report with its tables and figures, and all numbers as JSON.
         report: the report as HTML.
@@ -138,8 +138,8 @@ def compare_translations(
     from infoxlm_core.systems.translation import report as translation_report
 
     with stage_run("compare", store, ends_run=True) as step:
-        planned = [trial["trial"] for trial in step.read(trials)]
-        summary = summarise_metrics(step.run.name, sweeps.read_metrics(step, planned))
-        scores_by_variant = sweeps.read_first_trials(step, planned, "evaluation/scores.json")
+        planned_trials = [trial["trial"] for trial in step.read(trials)]
+        summary = summarise_metrics(step.run.name, sweeps.read_metrics(step, planned_trials))
+        scores_by_variant = sweeps.read_first_trials(step, planned_trials, "evaluation/scores.json")
         write_page = functools.partial(translation_report.write_page, scores_by_variant=scores_by_variant)
         sweeps.publish(step, "comparison", summary, sweeps.Outputs(comparison, report, metrics), write_page)
