@@ -11,7 +11,7 @@ from components.finetune import finetune
 from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure, disable_cache, request_default_resources
+from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure_steps, disable_cache, request_default_resources
 
 
 @dsl.pipeline(
@@ -90,6 +90,6 @@ def ablations(
         "fine-tune a variant": tuned,
         "evaluate a variant": evaluated,
     }
-    configure(image, steps)
+    configure_steps(image, steps)
     disable_cache(compared, pretrained, tuned, evaluated)  # a cached step would not log to the new MLflow run
     request_default_resources(prepared, tokenized, evaluated)

@@ -16,7 +16,7 @@ from components.prepare_corpus import prepare_corpus
 from components.pretrain import pretrain
 from components.register import register
 from components.tokenize_corpus import tokenize_corpus
-from pipelines.steps import LIMITS, configure, disable_cache, give_registry_access, request_default_resources
+from pipelines.steps import LIMITS, configure_steps, disable_cache, give_registry_access, request_default_resources
 
 
 @dsl.pipeline(
@@ -108,7 +108,7 @@ def infoxlm(
         "register and promote": registered,
         "end the run": ending,
     }
-    configure(image, steps)
+    configure_steps(image, steps)
     disable_cache(registered, ending)  # the decision depends on the present champion, the end on the other steps
     request_default_resources(prepared, tokenized, merged, evaluated, registered)
     give_registry_access(registered)

@@ -136,7 +136,7 @@ def _stop_loops_on_signals() -> Iterator[None]:
 
     os.environ["PATH"] = search_path
     try:
-        with workers.handling_signals(interrupt):
+        with workers.handle_signals(interrupt):
             yield
     finally:
         os.environ["PATH"] = search_path

@@ -6,7 +6,7 @@ from kfp import dsl
 
 from components.promote import promote
 from infoxlm_core.config import RegistrationConfig
-from pipelines.steps import LIMITS, configure, disable_cache, give_registry_access
+from pipelines.steps import LIMITS, configure_steps, disable_cache, give_registry_access
 
 
 @dsl.pipeline(
@@ -33,7 +33,7 @@ def promotion(
         image: container image of the step; on a cluster, name it by its digest.
     """
     promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
-    configure(image, {"promote if better": promoted})
+    configure_steps(image, {"promote if better": promoted})
     disable_cache(promoted)
     give_registry_access(promoted)
     promoted.set_retry(0)  # a second attempt would be refused as well

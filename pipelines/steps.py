@@ -58,7 +58,7 @@ LIMITS = dsl.PipelineConfig(
 """Times after which Kubeflow terminates a run, and deletes the pods of a finished run. Results are kept after both."""
 
 
-def configure(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
+def configure_steps(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
     """Set the display name, image, environment, user and retries of each step.
 
     The environment is not part of KFP's cache key, because it does not change results.

@@ -17,7 +17,7 @@ from components.translate import compare_translations, evaluate_translation, tra
 from pipelines.steps import (
     LIMITS,
     PARALLEL_TRIALS,
-    configure,
+    configure_steps,
     disable_cache,
     give_registry_access,
     request_default_resources,
@@ -105,7 +105,7 @@ def translation(
         "register and promote": registered,
         "end the run": ending,
     }
-    configure(image, steps)
+    configure_steps(image, steps)
     disable_cache(registered, ending)  # the decision depends on the present champion, the end on the other steps
     request_default_resources(prepared, tokenized, evaluated, registered)
     give_registry_access(registered)
@@ -181,6 +181,6 @@ def translation_ablations(
         "train a translator": trained,
         "evaluate a translator": evaluated,
     }
-    configure(image, steps)
+    configure_steps(image, steps)
     disable_cache(compared, pretrained, trained, evaluated)  # a cached step would not log to the new MLflow run
     request_default_resources(prepared, tokenized, evaluated)
