@@ -214,7 +214,7 @@ def measure_all(planned_trials: Sequence[Mapping[str, Any]], store: str, num_wor
         stop_requested.set()
         _terminate_children()
 
-    with workers.handling_signals(stop):
+    with workers.handle_signals(stop):
         for number, planned_trial in enumerate(planned_trials, 1):
             name = planned_trial["point"]["name"]
             logger.info("Trial %d of %d: %s.", number, len(planned_trials), name)

@@ -220,7 +220,7 @@ def _run_training(spec: BuildSpec, launch_workers: Callable[..., Any]) -> None:
     run = artifacts.local_directory(spec.store) / "runs" / spec.run
     manifests.make_directory(run)
     (run / "stop").unlink(missing_ok=True)  # this request was meant for an earlier process
-    with workers.stopping_on_signals(run):
+    with workers.stop_training_on_signals(run):
         launch_workers(builds.train, spec.num_workers, run=run, spec=spec)
 
 

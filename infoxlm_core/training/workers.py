@@ -21,7 +21,7 @@ def limit_to_gpus(workers: int, gpus: int) -> int:
     return min(workers, gpus)
 
 
-def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
+def attempt_training(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
     """Train in a worker. Return {"figures": …}, or {"error": class, "message": …} if all workers fail with the error.
 
     Such an error is returned, because a restart of the workers would not help. If one of several workers has an error
@@ -43,20 +43,20 @@ def attempt(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> 
     return {"error": type(failure).__name__, "message": str(failure)}
 
 
-def unwrap_figures(outcome: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of an `attempt`, or raise its error."""
+def get_figures_or_raise(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures in the outcome of `attempt_training`, or raise its error."""
     if "error" in outcome:
         raise errors.from_name(outcome["error"], outcome["message"])
     return outcome["figures"]
 
 
-def stopping_on_signals(run: Path) -> contextlib.AbstractContextManager[None]:
+def stop_training_on_signals(run: Path) -> contextlib.AbstractContextManager[None]:
     """Let SIGTERM, SIGINT and SIGHUP create RUN/stop: the training saves and stops after its next step."""
-    return handling_signals(lambda *_: (run / "stop").touch())
+    return handle_signals(lambda *_: (run / "stop").touch())
 
 
 @contextlib.contextmanager
-def handling_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
+def handle_signals(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Call a handler on SIGTERM, SIGINT and SIGHUP inside the block. A SIGHUP that `nohup` ignores stays ignored.
 
     Does nothing outside of the main thread, where Python allows no signal handlers.

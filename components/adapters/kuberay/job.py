@@ -97,7 +97,7 @@ def run(
     if owner:
         body["metadata"]["ownerReferences"] = [owner]
     launched_job = _LaunchedJob(jobs, body, owner, cluster, ask_to_stop, read_outcome)
-    with workers.handling_signals(_raise_stop_requested):
+    with workers.handle_signals(_raise_stop_requested):
         try:
             launched_job.run_with_restarts()
         except _StopRequested:

@@ -69,14 +69,14 @@ def launch_training(
                 num_workers = workers.limit_to_gpus(num_workers, gpu_count)
             training = _Training(worker_settings, run.name, Path(scratch), uses_gpus=gpu_count > 0)
             is_elastic = 0 < min_workers < num_workers
-            with workers.stopping_on_signals(run):  # again, because ray.init has set its own handlers
+            with workers.stop_training_on_signals(run):  # again, because ray.init has set its own handlers
                 if is_elastic:
                     result = training.fit_elastically(num_workers, min_workers)
                 else:
                     result = training.fit(num_workers, _MAX_FAILURES)
     except (TrainingFailedError, ray.exceptions.RayError) as error:
         raise to_infoxlm_error(error, str(run)) from error
-    return workers.unwrap_figures(result.return_value)
+    return workers.get_figures_or_raise(result.return_value)
 
 
 @contextlib.contextmanager
@@ -249,7 +249,7 @@ def _check_gpu() -> None:
 
 
 def _run_in_worker(settings: dict[str, Any]) -> dict[str, Any]:
-    """Train in the process of a Ray worker. Return the outcome of `workers.attempt`.
+    """Train in the process of a Ray worker. Return the outcome of `workers.attempt_training`.
 
     Args:
         settings: the training function as "train", and its arguments as "arguments".
@@ -267,4 +267,4 @@ def _run_in_worker(settings: dict[str, Any]) -> dict[str, Any]:
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray does not hide GPUs from a worker that was assigned none
         torch.set_num_threads(1)  # one core per worker
-    return workers.attempt(settings["train"], settings["arguments"])
+    return workers.attempt_training(settings["train"], settings["arguments"])

@@ -57,7 +57,7 @@ def launch_training(
             rank, failure = error.get_first_failure()
             reason = f"worker {rank} ended with exit code {failure.exitcode}"
             raise WorkerLost(f"{run}: {reason}, even after {MAX_RESTARTS} restarts: run again to continue") from error
-    return workers.unwrap_figures(outcomes[0])
+    return workers.get_figures_or_raise(outcomes[0])
 
 
 def _make_launch_config(num_workers: int, run_id: str, log_directory: str) -> "LaunchConfig":
@@ -80,7 +80,7 @@ def _make_launch_config(num_workers: int, run_id: str, log_directory: str) -> "L
 
 
 def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Train in the process of a worker. Return the outcome of `workers.attempt`."""
+    """Train in the process of a worker. Return the outcome of `workers.attempt_training`."""
     import torch
     import torch.distributed as dist
 
@@ -103,7 +103,7 @@ def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any])
         timeout=_COLLECTIVE_TIMEOUT,
     )
     try:
-        return workers.attempt(train, arguments)
+        return workers.attempt_training(train, arguments)
     finally:
         dist.destroy_process_group()
 

@@ -27,7 +27,7 @@ def test_sigterm_is_obeyed_after_the_first_step_and_a_second_one_during_the_save
         os.kill(os.getpid(), signal.SIGTERM)
         save_file(tensors, path)
 
-    with monkeypatch.context() as patch, workers.stopping_on_signals(run):
+    with monkeypatch.context() as patch, workers.stop_training_on_signals(run):
         patch.setattr(checkpoints, "save_file", interrupt_and_save)
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Preempted, match="after step 1"):
@@ -46,10 +46,10 @@ def test_an_error_of_the_system_is_raised_in_one_of_several_workers_so_that_all_
     def fail() -> dict:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), "shards/0.bin")
 
-    assert workers.attempt(fail, {})["error"] == "StorageUnavailable"
+    assert workers.attempt_training(fail, {})["error"] == "StorageUnavailable"
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with pytest.raises(OSError, match=r"shards/0\.bin"):
-        workers.attempt(fail, {})
+        workers.attempt_training(fail, {})
 
 
 @pytest.mark.parametrize(("requested", "gpus", "expected"), [(2, 1, 1), (2, 2, 2), (1, 8, 1)])

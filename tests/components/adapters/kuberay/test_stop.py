@@ -38,14 +38,14 @@ def save_slowly(run: Path) -> dict[str, float]:
 def train_with_worker(run: Path) -> None:
     """Act as the driver of a job, with one Ray worker."""
     run.mkdir(parents=True)
-    with workers.stopping_on_signals(run):
+    with workers.stop_training_on_signals(run):
         train.launch_training(save_slowly, 1, run=run)
 
 
 def train_without_worker(run: Path) -> None:
     """Train in the driver. That is sufficient to show that Ray kills a driver after its default time."""
     run.mkdir(parents=True)
-    with workers.stopping_on_signals(run):
+    with workers.stop_training_on_signals(run):
         save_slowly(run)
 
 

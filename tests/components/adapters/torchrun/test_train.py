@@ -39,7 +39,7 @@ def test_killed_worker_is_restarted_and_sigterm_saves_without_changing_a_loss(un
     killed_workers = kill_first_worker(tmp_path / "run")
     threading.Thread(target=send_sigterm, daemon=True).start()
     (tmp_path / "run").mkdir()
-    with workers.stopping_on_signals(tmp_path / "run"), pytest.raises(Preempted):
+    with workers.stop_training_on_signals(tmp_path / "run"), pytest.raises(Preempted):
         train(tiny_shards, tmp_path, **LONGER)
     (tmp_path / "run/stop").unlink(missing_ok=True)
 
@@ -56,7 +56,7 @@ def train_until_stopped(shards: Path, base: Path) -> None:
     run = base / "run"
     run.mkdir()
     try:
-        with workers.stopping_on_signals(run):
+        with workers.stop_training_on_signals(run):
             train(shards, base, optimization={"steps": 100_000}, checkpoints={"every": 100_000})
     except Preempted as error:
         sys.exit(error.exit_code)
