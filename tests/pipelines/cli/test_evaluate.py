@@ -141,7 +141,7 @@ def test_evaluation_that_cannot_work_is_refused(encoder, tatoeba, tmp_path, chan
     def refuse(source: str, **options):
         raise InputError(f"{source}: no S3 in this test")
 
-    monkeypatch.setattr(sources, "_list", refuse)
+    monkeypatch.setattr(sources, "_list_uri", refuse)
     options = {"--model": encoder, "--task": "tatoeba", "--data": tatoeba, "--output": tmp_path / "out"} | changes
 
     result = invoke("evaluate", *(part for option in options.items() for part in option))
