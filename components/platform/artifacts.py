@@ -121,7 +121,7 @@ def lookup(store: str, kind: str, name: str) -> Path | None:
     manifest = artifact_files.read_manifest(uri)
     if manifest is None:
         return None
-    with _waiting_lock(path.parent / f".{name}.fetching"):
+    with _hold_lock(path.parent / f".{name}.fetching"):
         if not _is_intact(path, kind, manifest["digest"]):
             artifact_files.download(uri, path)  # verifies every file
             artifact_files.record_verified(path, artifact_files.compute_state(path))
@@ -206,7 +206,7 @@ def _build_locally(path: Path, kind: str, build: Callable[[Path], dict[str, Any]
 @contextlib.contextmanager
 def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
     """Let only one process at a time build a costly artifact, so that the others wait for it and reuse it."""
-    with _waiting_lock(local_directory(store) / kind / f".{name}.lock"):
+    with _hold_lock(local_directory(store) / kind / f".{name}.lock"):
         if not storage.is_remote(store):
             yield
             return
@@ -215,8 +215,8 @@ def exclusive(store: str, kind: str, name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _waiting_lock(path: Path) -> Iterator[None]:
-    """Hold a lock file, so that other processes of this machine wait. Log a line if this process has to wait."""
+def _hold_lock(path: Path) -> Iterator[None]:
+    """Hold a lock file inside the block. Log a line if another process of this machine holds it, and wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = locks.acquire(path, timeout=0)

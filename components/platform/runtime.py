@@ -132,8 +132,10 @@ def outcome_path(name: str, run: str = "") -> str:
 def read_outcome(store: str, path: str) -> dict[str, Any] | None:
     """Return the outcome of a stage or a job, or None if it is missing or malformed."""
     content = artifacts.read(store, path)
+    if not content:
+        return None
     try:
-        return user_files.parse_json(content, Outcome, path, "read the log instead") if content else None
+        return user_files.parse_json(content, Outcome, path, "read the log instead")
     except InputError as error:
         logger.warning("%s", error)
         return None
@@ -207,6 +209,7 @@ def read_summary(store: str, run: str) -> str:
 
 
 def _summary_path(run: str) -> str:
+    """Return the path in the store for the printable results of a pipeline run."""
     return f"outcome/{run}/summary.txt"
 
 

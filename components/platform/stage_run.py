@@ -102,7 +102,8 @@ class StageRun:
 
     def summarise(self, *lines: str) -> None:
         """Write the printable results of the pipeline run, ending with how to open the tracker's run."""
-        non_empty_lines = filter(None, (*lines, self.run.describe()))
+        all_lines = [*lines, self.run.describe()]
+        non_empty_lines = [line for line in all_lines if line]
         runtime.write_summary(self.store, "\n".join(non_empty_lines))
 
     def report(self, figures: Mapping[str, float] | None = None, **settings: Any) -> None:

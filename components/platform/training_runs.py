@@ -173,10 +173,16 @@ class RemoteRun:
         artifact_files.download(f"{self.url}/{name}", directory)
 
     def send(self, directory: Path, keep: int, bad: Collection[str] = (), spacing: int = 0) -> None:
-        """Upload a checkpoint, and delete checkpoints that are no longer needed. Arguments: see `select_outdated`.
+        """Upload a checkpoint, and delete older checkpoints that are no longer needed.
 
         The lease is renewed before the manifest is uploaded, so a worker that has lost the lease cannot complete a
         checkpoint.
+
+        Args:
+            directory: the checkpoint.
+            keep: number of newest checkpoints to keep.
+            bad: names of checkpoints that are known to be damaged.
+            spacing: if not 0, some checkpoints at multiples of it are kept as rewind targets; see `select_outdated`.
         """
         lease = self._held_lease()
         artifact_files.upload(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)

@@ -199,8 +199,8 @@ def _write_export(encoder_dir: Path, files: Path) -> None:
     except InputError as error:
         shutil.rmtree(directory, ignore_errors=True)
         logger.warning("the version has no folder %s: %s", model_versions.EXPORT, error)
-    else:
-        signing.sign(directory, files / model_versions.EXPORT_SIGNATURE)
+        return
+    signing.sign(directory, files / model_versions.EXPORT_SIGNATURE)
 
 
 def load_encoder(source: str | Path, store: Path) -> Path:

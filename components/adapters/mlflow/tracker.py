@@ -161,11 +161,10 @@ class MlflowRun:
                 self._client.set_tag(self.id, runs.FAILED_STAGE, stage)
             if message:
                 self._client.set_tag(self.id, runs.ERROR, message)
-            is_of_plugin = False
+            ids_of_plugin: set[str] = set()
             if plugin_run_id:
-                outermost_id = runs.find_outermost_run(self._client, plugin_run_id)
-                is_of_plugin = self.id in (plugin_run_id, outermost_id)
-            if not is_of_plugin:
+                ids_of_plugin = {plugin_run_id, runs.find_outermost_run(self._client, plugin_run_id)}
+            if self.id not in ids_of_plugin:
                 self._client.set_terminated(self.id, status)
 
     @property
@@ -201,6 +200,7 @@ class MlflowRun:
 
 
 def _experiment_name() -> str:
+    """Return the name of the experiment that MLFLOW_EXPERIMENT_NAME chooses."""
     return os.environ.get("MLFLOW_EXPERIMENT_NAME", "infoxlm")
 
 
@@ -210,9 +210,12 @@ def _server_uri() -> str:
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, str]:
-    """Flatten a nested config to text values by dotted name, such as `pretraining.optimization.steps`."""
+    """Flatten a nested config to text values by dotted name, such as `pretraining.optimization.steps`.
+
+    Elements of a list of mappings are named by their index; any other list is one value.
+    """
     if isinstance(value, tuple):
-        value = list(value)
+        value = list(value)  # the same text for both, because a config that was read from JSON has lists
     if isinstance(value, list) and any(isinstance(element, Mapping) for element in value):
         value = {str(index): element for index, element in enumerate(value)}
     if not isinstance(value, Mapping) or not value:
