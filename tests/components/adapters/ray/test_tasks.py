@@ -100,7 +100,7 @@ def test_workers_killed_in_every_phase_change_no_byte(ray_here, expected, tmp_pa
         def kill_one_encoder(work, items):
             if getattr(work, "func", work).__name__ == "encode_chunk":
                 marker = tmp_path / "deadly/killed-in-encode"
-                work = functools.partial(deadly.die_once, work=work, chosen=messages(0)[100][0], marker=marker)
+                work = functools.partial(deadly.die_once, function=work, chosen=messages(0)[100][0], marker=marker)
             return parallel_map(work, items)
 
         make_corpus_and_shards(tmp_path, expected / "text", kill_one_encoder, tmp_path / "deadly/work")
