@@ -172,8 +172,8 @@ class RemoteRun:
         """Download a checkpoint."""
         artifact_files.download(f"{self.url}/{name}", directory)
 
-    def send(self, directory: Path, keep: int, bad: Collection[str] = (), spacing: int = 0) -> None:
-        """Upload a checkpoint, and delete older checkpoints that are no longer needed.
+    def send(self, directory: Path, keep: int, damaged_names: Collection[str] = (), rewind_interval: int = 0) -> None:
+        """Upload a checkpoint, and delete checkpoints that are no longer needed. Arguments: see `select_outdated`.
 
         The lease is renewed before the manifest is uploaded, so a worker that has lost the lease cannot complete a
         checkpoint.
@@ -190,7 +190,7 @@ class RemoteRun:
         # This module imports torch, which a step that only chooses a run does not need.
         from infoxlm_core.training.checkpoints import select_outdated
 
-        for outdated_name in select_outdated(self.names(), keep, bad, spacing):
+        for outdated_name in select_outdated(self.names(), keep, damaged_names, rewind_interval):
             with suppress(InfoXLMError):  # the next save tries again
                 artifact_files.delete(f"{self.url}/{outdated_name}")
 

@@ -130,7 +130,7 @@ def _export(
         restore_embeddings: returns a context manager, in which the module has the embeddings of all tokens again.
     """
     rule = learner.config.selection.rule
-    evaluations = learner.best.evaluations()
+    evaluations = learner.best.read_evaluations()
     chosen_steps = learner.best.choose(evaluations, learner.steps)
     for step in dict.fromkeys(chosen_steps.values()):  # several languages may share a step
         directory = selection.directory_of(output, chosen_steps, step)

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,36 +67,45 @@ def _find_checkpoints(paths: Iterable[Path]) -> list[tuple[int, Path]]:
     return sorted(checkpoints, reverse=True)
 
 
-def select_outdated(names: Iterable[str], keep: int, bad: Collection[str], spacing: int = 0) -> list[str]:
-    """Return the names of the checkpoints to delete: all bad checkpoints, and all valid ones except the newest.
+def select_outdated(
+    names: Iterable[str], keep: int, damaged_names: Collection[str], rewind_interval: int = 0
+) -> list[str]:
+    """Return the names of the checkpoints to delete: damaged ones, and those that no run will resume from.
 
     Args:
         names: names of all checkpoints.
-        keep: number of newest checkpoints to keep.
-        bad: names of checkpoints that are known to be damaged.
-        spacing: if not 0, checkpoints at multiples of it are rewind targets. Two targets that precede the newest
-            checkpoint by at least `guard.DISTANCE` steps are kept, because training may diverge again after a rewind.
-            All later targets are kept, too.
+        keep: number of newest valid checkpoints to keep.
+        damaged_names: names of checkpoints that are known to be damaged.
+        rewind_interval: steps between two checkpoints to which a training may rewind, or 0 if it never rewinds.
     """
     newest_first = sorted(names, reverse=True)
-    bad_names = [name for name in newest_first if name in bad]
-    valid_names = [name for name in newest_first if name not in bad]
-    names_to_keep = set(valid_names[:keep])
-    if spacing and valid_names:
-        steps = {name: parse_step(name) or 0 for name in valid_names}
-        targets = [name for name in valid_names if steps[name] % spacing == 0]
-        last_distant_step = steps[valid_names[0]] - guard.DISTANCE
-        recent_targets = [name for name in targets if steps[name] > last_distant_step]
-        names_to_keep.update(targets[: len(recent_targets) + 2])
-    return bad_names + [name for name in valid_names if name not in names_to_keep]
+    damaged = [name for name in newest_first if name in damaged_names]
+    valid_names = [name for name in newest_first if name not in damaged_names]
+    kept_names = set(valid_names[:keep])
+    if rewind_interval and valid_names:
+        kept_names |= _select_rewind_targets(valid_names, rewind_interval)
+    return damaged + [name for name in valid_names if name not in kept_names]
+
+
+def _select_rewind_targets(names: Sequence[str], rewind_interval: int) -> set[str]:
+    """Return the names of the checkpoints to keep for rewinds, given the names of valid checkpoints, newest first.
+
+    Two of them precede the newest checkpoint by at least `guard.REWIND_DISTANCE` steps, because training may diverge
+    again after the first rewind. All later targets are kept, too, since their distance will grow.
+    """
+    steps_by_name = {name: parse_step(name) or 0 for name in names}
+    targets = [name for name in names if steps_by_name[name] % rewind_interval == 0]
+    last_distant_step = steps_by_name[names[0]] - guard.REWIND_DISTANCE
+    recent_count = sum(steps_by_name[name] > last_distant_step for name in targets)
+    return set(targets[: recent_count + 2])
 
 
 @contextlib.contextmanager
 def deleted_on_failure(unfinished_path: Path) -> Iterator[None]:
-    """Delete a partly written file or directory if writing fails. Translate errors of the operating system.
+    """Delete a partly written file or directory if writing it inside this context fails.
 
     Raises:
-        StorageFull, StorageUnavailable, InputError: see `user_files.translate_error`.
+        StorageFull, StorageUnavailable, InputError: instead of errors of the operating system that say the same.
     """
     try:
         yield
@@ -132,7 +141,7 @@ class RemoteCheckpoints(Protocol):
     def fetch(self, name: str, directory: Path) -> None:
         """Download a checkpoint. Raises DataCorrupt if it is damaged."""
 
-    def send(self, directory: Path, keep: int, bad: Collection[str], spacing: int = 0) -> None:
+    def send(self, directory: Path, keep: int, damaged_names: Collection[str], rewind_interval: int = 0) -> None:
         """Upload a checkpoint, then delete those of `select_outdated`. Raises Fenced if the lease was lost."""
 
     def drop(self, name: str) -> None:
@@ -180,34 +189,42 @@ class Checkpoints:
         self.remote = remote
         self.accept_changes = accept_changes
         self.background = background
-        self.spacing = guard.target_spacing(every) if rewinds else 0
+        self.rewind_interval = guard.compute_rewind_interval(every) if rewinds else 0
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending_save = Future[None]()
         self._pending_save.set_result(None)
         self._failed_uploads = 0
-        self._bad: set[str] = set()
+        self._damaged_names: set[str] = set()  # deleted after the next save
         manifests.make_directory(directory)
 
     @contextlib.contextmanager
-    def locked(self, patience: float = 60.0) -> Iterator[None]:
-        """Lock the run for this process. Raise LeaseHeld if another process still holds it after `patience` seconds."""
+    def locked(self, timeout_seconds: float = 60.0) -> Iterator[None]:
+        """Lock the run for this process. Raise LeaseHeld if another process still holds it after the timeout."""
         try:
-            lock = locks.acquire(self.directory / "lock", timeout=patience, poll_interval=0.5)
+            lock = locks.acquire(self.directory / "lock", timeout=timeout_seconds, poll_interval=0.5)
         except locks.Timeout:
             raise LeaseHeld(
                 f"{self.directory} is in use: another process trains this run. Wait for it or stop it"
             ) from None
         with lock:
-            for unfinished in self.directory.glob(".step=*"):  # left by a process that died while saving
-                shutil.rmtree(unfinished, ignore_errors=True)
+            self._delete_unfinished()
             with self.remote.held() if self.remote else contextlib.nullcontext():
                 try:
                     yield
                 finally:
-                    self._writer.shutdown()  # waits for a pending save before the lock is released
-                    error = self._pending_save.exception()
-                    if error is not None and error is not sys.exception():  # the training failed with another error
-                        logger.error("a checkpoint could not be saved: %s", error)
+                    self._stop_writer()  # before the lock is released, so that no two processes write
+
+    def _delete_unfinished(self) -> None:
+        """Delete what a process left that died while it saved."""
+        for unfinished_path in self.directory.glob(".step=*"):
+            shutil.rmtree(unfinished_path, ignore_errors=True)
+
+    def _stop_writer(self) -> None:
+        """Wait for a pending save. Log its error, unless the training failed with the same error."""
+        self._writer.shutdown()
+        error = self._pending_save.exception()
+        if error is not None and error is not sys.exception():
+            logger.error("a checkpoint could not be saved: %s", error)
 
     def is_stop_requested(self) -> bool:
         """Return without waiting whether the run was requested to save and stop."""
@@ -243,30 +260,30 @@ class Checkpoints:
             StorageFull: older checkpoints are untouched.
         """
         name = name_checkpoint(checkpoint.step)
-        unfinished = self.directory / f".{name}"  # not a name of `parse_step`, so no reader sees it
-        final = self.directory / name
-        shutil.rmtree(unfinished, ignore_errors=True)
-        with deleted_on_failure(unfinished):
-            self._write(checkpoint, unfinished)
-            if final.exists():  # a damaged checkpoint of the same step
-                shutil.rmtree(final)
-            unfinished.replace(final)
+        unfinished_path = self.directory / f".{name}"  # `parse_step` rejects this name, so no reader sees it
+        final_path = self.directory / name
+        shutil.rmtree(unfinished_path, ignore_errors=True)
+        with deleted_on_failure(unfinished_path):
+            self._write(checkpoint, unfinished_path)
+            if final_path.exists():  # a damaged checkpoint of the same step
+                shutil.rmtree(final_path)
+            unfinished_path.replace(final_path)
             manifests.sync_file(self.directory)
             manifests.write_atomically(self.directory / "saved.json", json.dumps({"step": checkpoint.step}))
-        bad = self._bad - {name}
-        if self._upload(final, bad, is_last):
-            self._bad = bad
-            logger.info("saved checkpoint %s", final)
-        self._delete_outdated(bad)
+        damaged_names = self._damaged_names - {name}
+        if self._upload(final_path, damaged_names, is_last):
+            self._damaged_names = damaged_names
+            logger.info("saved checkpoint %s", final_path)
+        self._delete_outdated(damaged_names)
 
-    def _delete_outdated(self, bad: set[str]) -> None:
-        """Delete the local checkpoints that `select_outdated` names. Partly deleted checkpoints count as bad."""
+    def _delete_outdated(self, damaged_names: set[str]) -> None:
+        """Delete the local checkpoints that `select_outdated` names. Add partly deleted ones to the damaged ones."""
         names = []
         for _, path in list_checkpoints(self.directory):
             names.append(path.name)
             if not (path / manifests.NAME).is_file():
-                bad.add(path.name)
-        for name in select_outdated(names, self.keep, bad, self.spacing):
+                damaged_names.add(path.name)
+        for name in select_outdated(names, self.keep, damaged_names, self.rewind_interval):
             self._delete(self.directory / name)
 
     def _write(self, checkpoint: Checkpoint, directory: Path) -> None:
@@ -282,19 +299,20 @@ class Checkpoints:
         manifests.write(directory, "checkpoint", {"step": checkpoint.step})
 
     def _delete(self, directory: Path) -> None:
+        """Delete a local checkpoint."""
         # Delete the manifest first, so that no reader takes the rest for a valid checkpoint.
         (directory / manifests.NAME).unlink(missing_ok=True)
         shutil.rmtree(directory, ignore_errors=True)
 
-    def _upload(self, directory: Path, bad: set[str], is_last: bool) -> bool:
-        """Upload a checkpoint if there is remote storage. Return False if that failed.
+    def _upload(self, directory: Path, damaged_names: set[str], is_last: bool) -> bool:
+        """Upload a checkpoint if there is remote storage. Return whether nothing failed.
 
         A few failures are tolerated, unless this is the last save of the process.
         """
         if not self.remote:
             return True
         try:
-            self.remote.send(directory, self.keep, bad, self.spacing)
+            self.remote.send(directory, self.keep, damaged_names, self.rewind_interval)
         except StorageUnavailable as error:
             self._failed_uploads += 1
             logger.error(
@@ -317,8 +335,7 @@ class Checkpoints:
         candidates = self._list_candidates()
         checkpoint, problems = self._load_first_valid(candidates)
         if checkpoint is None:
-            has_saved = self.remote.has_saved() if self.remote else (self.directory / "saved.json").exists()
-            if problems or has_saved:
+            if problems or self._has_saved():
                 raise NoValidCheckpoint(
                     f"{self.directory}: this run has saved before, but no checkpoint is valid "
                     f"({'; '.join(problems) or 'none is left'}): "
@@ -328,25 +345,32 @@ class Checkpoints:
         # A checkpoint after the loaded one is damaged, or was never uploaded. `save` deletes it after the next valid
         # checkpoint exists.
         all_checkpoints = candidates + list_checkpoints(self.directory)
-        self._bad = {path.name for step, path in all_checkpoints if step > checkpoint.step}
+        self._damaged_names = {path.name for step, path in all_checkpoints if step > checkpoint.step}
         if self.remote:
             for companion in COMPANIONS:
                 source = self.directory / name_checkpoint(checkpoint.step) / companion
                 _replace_with_copy(source, self.directory / companion)
         return checkpoint
 
-    def rewind(self, step: int) -> Checkpoint | None:
-        """Return the newest valid rewind target before a step, or None. Delete all checkpoints after the target.
+    def _has_saved(self) -> bool:
+        """Return whether this run has ever saved a checkpoint."""
+        if self.remote:
+            return self.remote.has_saved()
+        return (self.directory / "saved.json").exists()
 
-        Only multiples of `spacing` are targets: the choice must not depend on where a run was interrupted and saved.
+    def rewind(self, step: int) -> Checkpoint | None:
+        """Return the newest valid checkpoint that is old enough to rewind to, or None. Delete all later checkpoints.
+
+        Only multiples of `rewind_interval` count, so that the choice does not depend on interruptions of the run,
+        which also save.
         """
-        if not self.spacing:
+        if not self.rewind_interval:
             return None
         candidates = self._list_candidates()
-        last_target_step = step - guard.DISTANCE
+        last_target_step = step - guard.REWIND_DISTANCE
         targets = []
         for saved_step, path in candidates:
-            if saved_step % self.spacing == 0 and saved_step <= last_target_step:
+            if saved_step % self.rewind_interval == 0 and saved_step <= last_target_step:
                 targets.append((saved_step, path))
         checkpoint, _ = self._load_first_valid(targets)
         if checkpoint is None:
@@ -368,11 +392,11 @@ class Checkpoints:
                 self._verify(path)
                 meta = json.loads((path / META).read_bytes())
                 tensors = load_file(path / "state.safetensors")
-            except TryAgain:  # a failed download is not damage
+            except TryAgain:  # after a failed download, the checkpoint may still be valid
                 raise
             except (InfoXLMError, OSError, ValueError, SafetensorError) as error:
                 known_error = user_files.translate_error(error, path)
-                if isinstance(known_error, TryAgain):  # a failing disk is not damage, either
+                if isinstance(known_error, TryAgain):  # such as a failing disk
                     raise known_error from error
                 logger.warning("CheckpointCorrupt step=%d reason=%s", step, error)
                 problems.append(f"step {step}: {error}")

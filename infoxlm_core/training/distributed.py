@@ -17,6 +17,7 @@ from infoxlm_core.model import devices, mixed_precision
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=1)  # time that workers wait while the first worker works alone: writing may take hours
+LARGEST_16_BIT_PRIME = 65_521
 CHECKSUM_CHUNK = 2**22  # values that a checksum converts to 64 bits at a time
 
 
@@ -112,8 +113,11 @@ def _make_patient_group(workers: dist.ProcessGroup) -> dist.ProcessGroup:  # noq
     return group
 
 
-def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
-    """Raise RankDesync if tensors other than shards differ between workers, by a checksum of their bits."""
+def check_equal_on_workers(tensors: Mapping[str, Tensor], step: int) -> None:
+    """Compare checksums of tensors between all workers. Raise RankDesync if any differ.
+
+    Shards are omitted, because each worker has another shard.
+    """
     names = sorted(name for name, tensor in tensors.items() if not mixed_precision.is_shard(tensor))
     if world_size() == 1 or not names:
         return
@@ -121,8 +125,10 @@ def check_equal(tensors: Mapping[str, Tensor], step: int) -> None:
     checksums = gather_rows(local_checksums[None]).cpu()  # (world size, tensors)
     differences = (checksums != checksums[0]).nonzero()
     if len(differences):
-        worker, number = differences[0].tolist()
-        raise RankDesync(f"step {step}: {names[number]} differs on worker {worker}: run again from the last checkpoint")
+        worker, tensor_index = differences[0].tolist()
+        raise RankDesync(
+            f"step {step}: {names[tensor_index]} differs on worker {worker}: run again from the last checkpoint"
+        )
 
 
 def checksum(tensor: Tensor, chunk: int = CHECKSUM_CHUNK) -> Tensor:
@@ -137,15 +143,16 @@ def checksum(tensor: Tensor, chunk: int = CHECKSUM_CHUNK) -> Tensor:
     total = torch.zeros((), dtype=torch.long, device=integers.device)
     for start in range(0, len(integers), chunk):
         chunk_integers = integers[start : start + chunk]
-        weights = torch.arange(start, start + len(chunk_integers), device=integers.device) % 65_521 + 1
+        indices = torch.arange(start, start + len(chunk_integers), device=integers.device)
+        weights = indices % LARGEST_16_BIT_PRIME + 1
         total += (chunk_integers * weights).sum()
     return total
 
 
 def on_first(action: Callable[[], T]) -> T | None:
-    """Run an action on the first worker while the others wait. Return its result on that worker, None on the others.
+    """Run an action on the first worker while the others wait. Return its result there, and None on the others.
 
-    An InfoXLMError of the action, or an error of the operating system as one, is raised on all workers.
+    If the action fails with an InfoXLMError, or with an error that `translate_error` knows, all workers raise it.
     """
     if world_size() > 1:
         _make_patient_group(dist.group.WORLD)  # all workers must create it together
@@ -166,7 +173,7 @@ def on_first(action: Callable[[], T]) -> T | None:
 
 @torch.no_grad()
 def copy_from_first(sources: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> None:
-    """Copy the first worker's tensors into the targets of the same names on all workers, which may be shards."""
+    """Copy the first worker's tensors into the targets of the same names on all workers. Targets may be shards."""
     for name, target in targets.items():
         if world_size() == 1:
             target.copy_(sources[name])
@@ -206,7 +213,7 @@ def tensors_on_first(tensors: Mapping[str, Tensor], copy: bool = False) -> dict[
             gathered[name] = complete_tensor.clone(memory_format=torch.contiguous_format)
         else:
             gathered[name] = complete_tensor.contiguous()
-    # Copies from a GPU do not wait, so that they overlap. Wait for all of them here.
+    # The copies from the GPU run in the background, so that they overlap. Wait for all of them.
     if gathered and torch.cuda.is_available():
         torch.cuda.synchronize()
     return gathered

@@ -46,7 +46,12 @@ class Fingerprint:
         return {"fingerprint": self.compared, "made_by": self.recorded}
 
     def check(self, meta: Mapping[str, Any], run: str, accept_changes: bool = False) -> None:
-        """Compare with the fingerprint that a checkpoint of `run` (its directory) stores. Log differences.
+        """Compare this fingerprint with that of a checkpoint. Log the differences that are accepted.
+
+        Args:
+            meta: the checkpoint's meta.json, which contains its fingerprint.
+            run: the directory of the run.
+            accept_changes: resume even if data or settings differ.
 
         Raises:
             ConfigMismatch: data or settings differ, and changes are not accepted.
@@ -54,8 +59,8 @@ class Fingerprint:
         decisive_changes = list_differences(meta["fingerprint"], self.compared)
         if decisive_changes and not accept_changes:
             raise make_mismatch(run, decisive_changes)
-        recorded = meta.get("made_by", {})  # older checkpoints lack it
-        changes = decisive_changes + list_differences(recorded, self.recorded)
+        saved_software = meta.get("made_by", {})  # older checkpoints lack it
+        changes = decisive_changes + list_differences(saved_software, self.recorded)
         if changes:
             logger.warning("%s resumes with changes: %s", run, "; ".join(changes))
 
@@ -123,21 +128,24 @@ def digest_inputs_by_role(roles: Mapping[str, Sequence[str]]) -> str:
 
 
 def _digest_directory(directory: Path) -> str:
-    """Return a digest of the names and contents of all files below a directory, or of the loaded files of a model.
-
-    The manifest is excluded, because it records which code wrote the files.
-    """
+    """Return a digest of the names and contents of the files in a directory. Of a model, only loaded files count."""
+    # The manifest is excluded, because it records which code wrote the files.
     files = [path for path in user_files.list_tree(directory) if path.is_file() and path.name != manifests.NAME]
     language = _find_language(directory)
     is_model = any(path.parent == directory and path.suffix == ".safetensors" for path in files)
     if is_model:
-        model_directories = [directory]
-        if (directory / selection.FILE).is_file():  # a fine-tuned model may contain models of single languages
-            model_directories += (directory / "steps").glob("*")
-        files = [path for path in files if path.parent in model_directories and path.suffix in LOADED_SUFFIXES]
-        language = ""
-    content = {str(path.relative_to(directory)): manifests.file_sha256(path) for path in files}
-    return manifests.digest([language, content])
+        files = _select_loaded_files(directory, files)
+        language = ""  # the name of a model's directory has no meaning
+    sha256_by_name = {str(path.relative_to(directory)): manifests.file_sha256(path) for path in files}
+    return manifests.digest([language, sha256_by_name])
+
+
+def _select_loaded_files(model: Path, files: Sequence[Path]) -> list[Path]:
+    """Return those of a model's files that are loaded with it."""
+    model_directories = [model]
+    if (model / selection.FILE).is_file():  # a fine-tuned model may contain models of single languages
+        model_directories += (model / "steps").glob("*")
+    return [path for path in files if path.parent in model_directories and path.suffix in LOADED_SUFFIXES]
 
 
 def _find_language(directory: Path) -> str:

@@ -20,43 +20,63 @@ BUCKET_BYTES = 2**25
 
 
 @contextlib.contextmanager
-def summed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Wrap the last backward pass of a step: each gradient is then the sum over all workers.
+def summing_over_workers(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Sum each gradient over all workers while the last backward pass of a step runs in this context.
 
-    A bucket is sent once it and all buckets before it are complete, so that all workers send the same buckets in the
-    same order. A parameter without gradient contributes zeros. Gradients of shards are already summed by FSDP2.
+    A parameter without gradient contributes zeros. Gradients of shards are already summed by FSDP2.
     """
     buckets = make_buckets([parameter for parameter in parameters if not mixed_precision.is_shard(parameter)])
     if distributed.world_size() == 1 or not buckets:
         yield
         return
-    missing_counts = [len(bucket) for bucket in buckets]  # gradients that each bucket still waits for
-    bucket_by_parameter: dict[Tensor, int] = {}
-    for number, bucket in enumerate(buckets):
-        bucket_by_parameter.update(dict.fromkeys(bucket, number))
-    sent_buckets: list[tuple[Tensor, dist.Work | None]] = []
-
-    def send_next_bucket() -> None:
-        flat = _flatten_gradients(buckets[len(sent_buckets)])
-        sent_buckets.append((flat, dist.all_reduce(flat, async_op=True)))
-
-    def on_gradient(parameter: Tensor) -> None:
-        missing_counts[bucket_by_parameter[parameter]] -= 1
-        while len(sent_buckets) < len(buckets) and missing_counts[len(sent_buckets)] <= 0:
-            send_next_bucket()
-
-    hooks = [parameter.register_post_accumulate_grad_hook(on_gradient) for parameter in bucket_by_parameter]
+    reducer = _GradientReducer(buckets)
+    hooks = []
+    for bucket in buckets:
+        for parameter in bucket:
+            hooks.append(parameter.register_post_accumulate_grad_hook(reducer.count_gradient))
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
-    while len(sent_buckets) < len(buckets):  # these buckets have parameters that were not part of the backward pass
-        send_next_bucket()
-    for bucket, (flat, work) in zip(buckets, sent_buckets, strict=True):
-        if work is not None:
-            work.wait()
-        _set_gradients(bucket, flat)
+    reducer.finish()
+
+
+class _GradientReducer:
+    """Sums the gradients of buckets over all workers, each bucket as soon as its gradients are complete.
+
+    A bucket also waits for all buckets before it, so that all workers send the same buckets in the same order.
+    """
+
+    def __init__(self, buckets: Sequence[Sequence[nn.Parameter]]) -> None:
+        self.buckets = buckets
+        self.missing_counts = [len(bucket) for bucket in buckets]  # gradients that each bucket still waits for
+        self.bucket_numbers: dict[Tensor, int] = {}
+        for number, bucket in enumerate(buckets):
+            self.bucket_numbers.update(dict.fromkeys(bucket, number))
+        self.flat_sums: list[Tensor] = []  # of the buckets that were sent
+        self.requests: list[dist.Work | None] = []
+
+    def count_gradient(self, parameter: Tensor) -> None:
+        """Note that the gradient of a parameter is complete, and send the buckets that waited for it."""
+        self.missing_counts[self.bucket_numbers[parameter]] -= 1
+        while len(self.requests) < len(self.buckets) and self.missing_counts[len(self.requests)] <= 0:
+            self._send_next_bucket()
+
+    def finish(self) -> None:
+        """Send the remaining buckets, wait for all sums, and set the gradients of the parameters."""
+        while len(self.requests) < len(self.buckets):  # these have parameters that were not in the backward pass
+            self._send_next_bucket()
+        for bucket, flat_sum, request in zip(self.buckets, self.flat_sums, self.requests, strict=True):
+            if request is not None:
+                request.wait()
+            _set_gradients(bucket, flat_sum)
+
+    def _send_next_bucket(self) -> None:
+        """Start to sum the next bucket over all workers."""
+        flat_gradients = _flatten_gradients(self.buckets[len(self.requests)])
+        self.flat_sums.append(flat_gradients)
+        self.requests.append(dist.all_reduce(flat_gradients, async_op=True))
 
 
 def _set_gradients(parameters: Sequence[nn.Parameter], flat_gradients: Tensor) -> None:

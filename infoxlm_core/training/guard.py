@@ -30,8 +30,8 @@ from typing import Any
 
 WINDOW = 128  # steps with which a step is compared
 MIN_WINDOW = 64  # with fewer steps in the window, no step is a spike
-DIVERGED = 2.0  # a loss of more than this many times its limit means that the training has diverged
-DISTANCE = 100  # steps by which a checkpoint must precede the bad steps to be a rewind target
+DIVERGENCE_FACTOR = 2.0  # a loss of more than this many times its limit means that the training has diverged
+REWIND_DISTANCE = 100  # steps by which a checkpoint must precede the bad steps to be a rewind target
 
 Skips = list[tuple[int, int]]
 
@@ -47,20 +47,20 @@ class Guard:
     """Number of last steps that were not finite or had more than twice the loss limit. A lower spike resets it."""
     skips: Skips = field(default_factory=list)  # (step, number of positions skipped before it)
     rewinds: int = 0
-    furthest: int = 0  # the last step before a rewind: steps up to it are repeated
+    furthest: int = 0  # the largest step before any rewind: later steps up to it repeat steps
 
-    def judge(self, kind: str, loss: float, norm: float, is_finite: bool) -> str:
-        """Record a step. Return the reason why it is bad, or "" if it is good.
+    def check_step(self, kind: str, loss: float, gradient_norm: float, is_finite: bool) -> str:
+        """Compare a step with the steps before it. Return why it is bad, or "" if it is good.
 
         Args:
-            kind: see `Learner.kind_of`; only steps of one kind are compared.
+            kind: the kind of the step, see `Learner.kind_of`; only steps of one kind are compared.
             loss: weighted sum of the mean losses.
-            norm: of the gradient before clipping.
+            gradient_norm: norm of the gradient before clipping.
             is_finite: whether all losses and gradients are finite.
         """
         if not is_finite:
             self.diverged_in_a_row += 1
-            return f"not all numbers are finite (loss {loss:.4g}, gradient norm {norm:.4g})"
+            return f"not all numbers are finite (loss {loss:.4g}, gradient norm {gradient_norm:.4g})"
         if not self.deviations:
             self.diverged_in_a_row = 0
             return ""
@@ -70,39 +70,39 @@ class Guard:
         if len(window) >= MIN_WINDOW:
             loss_limit = upper_limit([step_loss for step_loss, _ in window], self.deviations)
             norm_limit = upper_limit([step_norm for _, step_norm in window], self.deviations)
-        window.append((min(loss, loss_limit), min(norm, norm_limit)))
-        del window[:-WINDOW]
-        if loss > DIVERGED * loss_limit:
+        window.append((min(loss, loss_limit), min(gradient_norm, norm_limit)))
+        del window[:-WINDOW]  # keeps the last `WINDOW` steps
+        if loss > DIVERGENCE_FACTOR * loss_limit:
             self.diverged_in_a_row += 1
         else:
             self.diverged_in_a_row = 0
         if loss > loss_limit:
             return f"loss {loss:.4g} is above {loss_limit:.4g}"
-        if norm > norm_limit:
-            return f"gradient norm {norm:.4g} is above {norm_limit:.4g}"
+        if gradient_norm > norm_limit:
+            return f"gradient norm {gradient_norm:.4g} is above {norm_limit:.4g}"
         return ""
 
     def skipped_positions(self, step: int) -> int:
         """Return how many positions are skipped before a step, whose position is `step` plus this number."""
         return sum(count for skip_step, count in self.skips if skip_step <= step)
 
-    def rewind(self, saved_guard: "Guard", target: int, step: int) -> None:
-        """Rewind from `step` to `target`, and skip all data in between.
+    def rewind(self, saved_guard: "Guard", saved_step: int, last_step: int) -> None:
+        """Go back to a checkpoint, and skip all data that was drawn since then.
 
         Args:
-            saved_guard: the guard in the checkpoint of step `target`.
-            target: step of the checkpoint.
-            step: number of steps that were taken.
+            saved_guard: the guard in the checkpoint.
+            saved_step: step of the checkpoint.
+            last_step: the step that was reached before the rewind.
         """
-        # Skips after the target are undone by the rewind. Their data lies in the range that is skipped now.
-        earlier_skips = [(skip_step, count) for skip_step, count in self.skips if skip_step < target]
-        first_position = target + sum(count for _, count in earlier_skips)
-        end_position = step + self.skipped_positions(step)
-        self.skips = [*earlier_skips, (target, end_position - first_position)]
+        # The rewind undoes skips after the checkpoint. Their data lies in the range that is skipped now.
+        earlier_skips = [(skip_step, count) for skip_step, count in self.skips if skip_step < saved_step]
+        first_position = saved_step + sum(count for _, count in earlier_skips)
+        end_position = last_step + self.skipped_positions(last_step)
+        self.skips = [*earlier_skips, (saved_step, end_position - first_position)]
         self.recent = saved_guard.recent
         self.diverged_in_a_row = 0
         self.rewinds += 1
-        self.furthest = max(self.furthest, step)
+        self.furthest = max(self.furthest, last_step)
 
     def metrics(self, step: int) -> dict[str, float]:
         """Return the number of rewinds if it is not 0, and whether a rewind made the training repeat this step."""
@@ -141,9 +141,9 @@ def upper_limit(values: Sequence[float], deviations: float) -> float:
     return mean + deviations * math.sqrt(variance)
 
 
-def target_spacing(every: int) -> int:
-    """Return the steps between two rewind targets, given the steps between two checkpoints.
+def compute_rewind_interval(save_interval: int) -> int:
+    """Return the steps between two checkpoints to rewind to, given the steps between two checkpoints.
 
-    It is the smallest multiple of `every` that is at least `DISTANCE`.
+    It is the smallest multiple of `save_interval` that is at least `REWIND_DISTANCE`.
     """
-    return math.ceil(DISTANCE / every) * every
+    return math.ceil(REWIND_DISTANCE / save_interval) * save_interval

@@ -137,7 +137,7 @@ class _Run:
         metrics = restore(checkpoint, self.learner, self.optimizer, self.progress)
         if metrics is None:
             metrics = {}
-            self.learner.after_step(0)
+            self.learner.after_step(0)  # the state of a new run, such as the queue, is not in a checkpoint
         if distributed.rank() == 0:
             self.tracker.resume(self.progress.step)
         return metrics
@@ -161,20 +161,20 @@ class _Run:
                 f"after {guard.rewinds} rewinds: lower optimization.learning_rate or raise contrast.temperature"
             )
         self.is_save_due = False
-        target = self.progress.step
-        guard.rewind(self.progress.guard, target, step)
+        saved_step = self.progress.step
+        guard.rewind(self.progress.guard, saved_step, last_step=step)
         self.progress.guard = guard
         if distributed.rank() == 0:
-            logger.warning("%s were bad: rewind to step %d, skip the data up to step %d", bad_steps, target, step)
-            self.tracker.resume(target)
+            logger.warning("%s were bad: rewind to step %d, skip the data up to step %d", bad_steps, saved_step, step)
+            self.tracker.resume(saved_step)
 
     def compare_workers(self) -> None:
         """Raise RankDesync if weights, key encoder or queue differ between workers."""
         tensors = dict(self.learner.module.named_parameters()) | self.learner.state()
-        distributed.check_equal(tensors, self.progress.step)
+        distributed.check_equal_on_workers(tensors, self.progress.step)
 
     def save_if_due(self, metrics: Mapping[str, float], is_stopping: bool, is_last_step: bool) -> None:
-        """Compare the workers and save a checkpoint when due. Wait for the file if the training ends with it.
+        """Save a checkpoint if one is due, and compare the weights of all workers from time to time.
 
         Raises:
             Preempted: the run was asked to stop, and a checkpoint is saved.
@@ -197,9 +197,9 @@ class _Run:
 
         Args:
             metrics: metrics of the step.
-            is_last_save: whether this process saves nothing later, so that it must wait until the file is written.
+            is_last_save: whether the training ends after this save, so that the file must be complete.
         """
-        distributed.on_first(self.checkpoints.finish_save)
+        distributed.on_first(self.checkpoints.finish_save)  # one checkpoint is written at a time
         self.compare_workers()
         in_background = self.checkpoints.background and not is_last_save
         # A thread writes while the next steps change the tensors, so it needs copies.

@@ -13,7 +13,7 @@ XLM_FIRST_RATE = 1e-7  # at which the warm-up of XLM starts
 
 
 def learning_rate(config: OptimizationConfig, updates: int) -> float:
-    """Return the rate of the next update after `updates` updates. Linear warm-up starts at 0, XLM's at 1e-7."""
+    """Return the learning rate of the next update, given the number of earlier updates."""
     peak = config.learning_rate
     warmup = config.warmup_steps
     if config.schedule == "inverse_sqrt":

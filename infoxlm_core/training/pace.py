@@ -41,25 +41,34 @@ class Pace:
         self.seconds_waited_since_line += seconds_waited
         self.last_probe |= {name: value for name, value in metrics.items() if name.startswith("probe/")}
         current_time = time.monotonic()
-        seconds_since_line = max(current_time - self.last_line_time, 1e-9)
-        tokens_per_second = self.tokens_since_line / seconds_since_line
-        share_of_waiting = self.seconds_waited_since_line / seconds_since_line
-        speed = {"tokens_per_second": tokens_per_second, "data_wait": share_of_waiting}
-        if torch.cuda.is_available():
-            speed["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-            gpu_peak = find_peak_flops(torch.cuda.get_device_name())
-            if gpu_peak and "flops" in metrics:
-                flops_per_second = metrics["flops"] / metrics["tokens"] * tokens_per_second
-                speed["mfu"] = flops_per_second / (gpu_peak * distributed.world_size())
+        speed = self._measure_speed(metrics, current_time)
         if current_time - self.last_line_time >= SECONDS_BETWEEN_LINES or step == self.steps:
-            steps_in_total = self.steps_taken + self.steps - step  # steps of this process when the training ends
-            remaining = format_remaining_time(current_time - self.start_time, self.steps_taken, steps_in_total)
-            quality = self._describe_quality(metrics)
-            logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, quality, tokens_per_second, remaining)
+            self._log_line(step, metrics, speed["tokens_per_second"], current_time)
             self.last_line_time = current_time
             self.tokens_since_line = 0.0
             self.seconds_waited_since_line = 0.0
         return speed
+
+    def _measure_speed(self, metrics: Mapping[str, float], current_time: float) -> dict[str, float]:
+        """Return the metrics of `MACHINE_METRICS` since the last line."""
+        seconds_since_line = max(current_time - self.last_line_time, 1e-9)  # the clock may not have advanced
+        tokens_per_second = self.tokens_since_line / seconds_since_line
+        waiting_share = self.seconds_waited_since_line / seconds_since_line
+        speed = {"tokens_per_second": tokens_per_second, "data_wait": waiting_share}
+        if torch.cuda.is_available():
+            speed["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            peak_flops_per_second = find_peak_flops(torch.cuda.get_device_name())
+            if peak_flops_per_second and "flops" in metrics:
+                flops_per_second = metrics["flops"] / metrics["tokens"] * tokens_per_second
+                speed["mfu"] = flops_per_second / (peak_flops_per_second * distributed.world_size())
+        return speed
+
+    def _log_line(self, step: int, metrics: Mapping[str, float], tokens_per_second: float, current_time: float) -> None:
+        """Log progress, losses, speed and the remaining time."""
+        total_steps = self.steps_taken + self.steps - step  # of this process, when the training ends
+        remaining_time = format_remaining_time(current_time - self.start_time, self.steps_taken, total_steps)
+        quality = self._describe_quality(metrics)
+        logger.info("step %d/%d %s, %.0f tokens/s, %s", step, self.steps, quality, tokens_per_second, remaining_time)
 
     def _describe_quality(self, metrics: Mapping[str, float]) -> str:
         """Return losses, accuracies and the last probe as text."""

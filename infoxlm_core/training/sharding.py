@@ -12,11 +12,11 @@ from infoxlm_core.training import distributed
 
 
 def shard(module: nn.Module, layers: Iterable[nn.Module], layer_dtype: torch.dtype | None = None) -> None:
-    """Give each of W workers 1/W of every parameter, gradient and moment. Do nothing for one worker.
+    """Shard a network over W workers: each has 1/W of every parameter, gradient and moment. Do nothing if W is 1.
 
-    Parameters are replaced by others of the same names: create the optimizer afterwards. `module(...)` gathers the
-    parameters of a layer while it computes, and those outside of layers (embeddings, heads) from forward to backward.
-    P parameters cost 16 P / W bytes per worker (weight, gradient, two moments in fp32), 8 bytes for each gathered
+    Create the optimizer afterwards, because the parameters are replaced by others of the same names. The parameters of
+    a layer are gathered while it computes, those outside of layers (embeddings, heads) from forward to backward. A
+    worker needs 16 P / W bytes for P parameters (weight, gradient, two moments in fp32), 8 bytes for each gathered
     parameter, and 4 P bytes for gradients between micro-batches.
 
     Args:

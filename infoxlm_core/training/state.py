@@ -62,9 +62,10 @@ def snapshot(
     metrics: Mapping[str, float],
     copy: bool = False,
 ) -> Checkpoint:
-    """Return everything the next step depends on, and the last metrics. All workers must call this.
+    """Return a checkpoint of the current state. All workers must call this.
 
-    The first worker gets complete tensors, even of a sharded model. With `copy`, later steps do not change them.
+    Only that of the first worker has tensors, which are complete even if the model is sharded. With `copy`, later steps
+    do not change them.
     """
     tensors = distributed.tensors_on_first(named_tensors(learner, optimizer), copy)
     meta = {"updates": progress.updates, "figures": dict(metrics), "guard": progress.guard.state()}
@@ -74,18 +75,24 @@ def snapshot(
 def restore(
     checkpoint: Checkpoint | None, learner: Learner, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> dict[str, float] | None:
-    """Copy the first worker's checkpoint into the live tensors of all workers.
+    """Restore the state of all workers from the first worker's checkpoint. All workers must call this.
+
+    Args:
+        checkpoint: the checkpoint on the first worker, None on the others; None on all if there is no checkpoint.
+        learner: its weights and other tensors are overwritten.
+        optimizer: its moments are overwritten.
+        progress: is overwritten.
 
     Returns:
-        The metrics of the checkpoint's step; None without a checkpoint.
+        The metrics of the checkpoint's step, or None if there is no checkpoint.
 
     Raises:
         NoValidCheckpoint: the checkpoint lacks a tensor, or a tensor has another shape.
     """
-    saved = distributed.from_first((checkpoint.step, checkpoint.meta) if checkpoint else None)
-    if saved is None:
+    step = distributed.from_first(checkpoint.step if checkpoint else None)
+    if step is None:
         return None
-    step, meta = saved
+    meta = distributed.from_first(checkpoint.meta if checkpoint else {})
     live_tensors = named_tensors(learner, optimizer)
     saved_tensors = checkpoint.tensors if checkpoint else {}
     distributed.on_first(lambda: _check_shapes(saved_tensors, live_tensors, step))

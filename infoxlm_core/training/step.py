@@ -29,8 +29,9 @@ def train_step(
 ) -> tuple[dict[str, float], bool]:
     """Take one optimizer step on its micro-batches.
 
-    Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers: the result does
-    not depend on how the work is split. The guard judges losses and gradients before the weights change.
+    Every loss is a sum over targets, divided once by the targets of all micro-batches on all workers. The result
+    therefore does not depend on how the samples are split. The guard checks losses and gradients before the weights
+    change.
 
     Args:
         learner: the model with its losses.
@@ -57,7 +58,7 @@ def train_step(
 
     # This is the only place where a step waits for its device. All workers read the same sums and norm, so all of them
     # come to the same decision.
-    totals, norm = _read_sums_and_norm(sums, norm_tensor)
+    totals, norm = _sum_and_read(sums, norm_tensor)
     is_finite = math.isfinite(norm) and all(bool(np.isfinite(total).all()) for total in totals.values())
     objectives = [name for name in weights if counts[name]]
     loss = sum(weights[name] * (totals[name] / divisors[name]) for name in objectives)
@@ -94,8 +95,14 @@ def _backward(
 ) -> dict[str, Tensor]:
     """Accumulate the gradients of all micro-batches. Return the sums of `Learner.losses`, in fp64 on the device.
 
-    The last backward pass sums the gradients over all workers in the order of the parameters, so that a resumed run
-    adds in the same order.
+    The last backward pass also sums the gradients over all workers, always in the same order, so that a resumed run has
+    the same result.
+
+    Args:
+        learner: computes the losses.
+        batches: this worker's micro-batches.
+        scales: factor of each objective's summed loss, by name.
+        parameters: the trained parameters.
 
     Raises:
         ValueError: an objective has a loss but no count of targets, so its mean cannot be computed.
@@ -105,11 +112,12 @@ def _backward(
         is_last_batch = number == len(batches)
         sharding.sum_gradients_in_pass(learner.module, is_last_batch)
         loss, batch_sums = learner.losses(batch, scales)
-        uncounted = scales.keys() & (batch_sums.keys() - learner.counts(batch).keys())
-        if uncounted:
-            raise ValueError(f"{type(learner).__name__}.counts lacks the targets of {', '.join(uncounted)}")
-        with gradients.summed(parameters) if is_last_batch else contextlib.nullcontext():
-            if loss.requires_grad:
+        uncounted_objectives = scales.keys() & (batch_sums.keys() - learner.counts(batch).keys())
+        if uncounted_objectives:
+            raise ValueError(f"{type(learner).__name__}.counts lacks the targets of {', '.join(uncounted_objectives)}")
+        summing_gradients = gradients.summing_over_workers(parameters) if is_last_batch else contextlib.nullcontext()
+        with summing_gradients:
+            if loss.requires_grad:  # a micro-batch may have no target
                 loss.backward()
         for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value.double()
@@ -133,7 +141,7 @@ def _complete_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
 def _is_good(learner: Learner, progress: Progress, loss: float, norm: float, is_finite: bool) -> bool:
     """Return whether the guard accepts a step. The first worker logs why a step is bad."""
     kind = learner.kind_of(progress.step, progress.guard.skipped_positions(progress.step))
-    reason = progress.guard.judge(kind, loss, norm, is_finite)
+    reason = progress.guard.check_step(kind, loss, norm, is_finite)
     if reason and distributed.rank() == 0:
         logger.warning("step %d is skipped: %s", progress.step + 1, reason)
     return not reason
@@ -148,26 +156,25 @@ def count_targets(counts: Iterable[Mapping[str, float]], names: Iterable[str]) -
     return totals
 
 
-def _read_sums_and_norm(sums: Mapping[str, Tensor], norm: Tensor) -> tuple[dict[str, Any], float]:
-    """Return sums over all workers and the norm of the gradient, in one copy from the device.
+def _sum_and_read(sums: Mapping[str, Tensor], gradient_norm: Tensor) -> tuple[dict[str, Any], float]:
+    """Return the sums over all workers and the gradient norm as numbers. Every worker must pass the same names.
 
-    Every worker must pass the same names. The norm is that of the first worker, because devices may round it
-    differently, and all workers must come to the same decision about a step.
+    All of them are copied from the device at once, because each copy waits for it. The norm is that of the first
+    worker, because devices may round it differently, and all workers must come to the same decision about a step.
     """
     names = sorted(sums)
-    first_norm = norm.double().reshape(1)
+    norm_of_first_worker = gradient_norm.double().reshape(1)
     if distributed.rank() > 0:
-        first_norm = torch.zeros_like(first_norm)  # so that the sum over workers is the first worker's norm
+        norm_of_first_worker = torch.zeros_like(norm_of_first_worker)  # adds nothing to the sum over workers
     flat_sums = [sums[name].flatten() for name in names]
-    values = distributed.sum_over_workers(torch.cat([*flat_sums, first_norm])).cpu().numpy()
+    local_values = torch.cat([*flat_sums, norm_of_first_worker])
+    values = distributed.sum_over_workers(local_values).cpu().numpy()
 
     totals: dict[str, Any] = {}
     start = 0
-    for name, flat_sum in zip(names, flat_sums, strict=True):
-        end = start + len(flat_sum)
-        if sums[name].ndim:
-            totals[name] = values[start:end].reshape(sums[name].shape)
-        else:
-            totals[name] = values[start].item()
+    for name in names:
+        end = start + sums[name].numel()
+        is_scalar = sums[name].ndim == 0
+        totals[name] = values[start].item() if is_scalar else values[start:end].reshape(sums[name].shape)
         start = end
     return totals, values[-1].item()

@@ -22,25 +22,29 @@ def limit_to_gpus(workers: int, gpus: int) -> int:
 
 
 def attempt_training(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Train in a worker. Return {"figures": …}, or {"error": class, "message": …} if all workers fail with the error.
+    """Train in a worker. Return {"figures": …}, or {"error": class, "message": …} if a restart would not help.
 
-    Such an error is returned, because a restart of the workers would not help. If one of several workers has an error
-    of the operating system, the error is raised, so that the launcher also stops the others.
+    All workers raise the same InfoXLMError. Any other error of one of several workers is raised here, so that the
+    launcher also stops the others.
     """
     from infoxlm_core.training import distributed  # imports torch, which launchers do not need
 
     try:
         return {"figures": train(**arguments)}
     except InfoXLMError as error:
-        failure = error
+        return _describe_error(error)
     except BaseException as error:
-        known_error = None
-        if distributed.world_size() == 1:
-            known_error = user_files.translate_error(error, arguments.get("run", ""))
+        if distributed.world_size() > 1:
+            raise
+        known_error = user_files.translate_error(error, arguments.get("run", ""))
         if known_error is None:
             raise
-        failure = known_error
-    return {"error": type(failure).__name__, "message": str(failure)}
+        return _describe_error(known_error)
+
+
+def _describe_error(error: InfoXLMError) -> dict[str, Any]:
+    """Return the class and message of an error, from which `get_figures_or_raise` creates it again in another process."""
+    return {"error": type(error).__name__, "message": str(error)}
 
 
 def get_figures_or_raise(outcome: dict[str, Any]) -> dict[str, Any]:

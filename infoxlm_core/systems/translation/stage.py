@@ -91,7 +91,7 @@ def train(
 def _export(learner: "TranslationLearner", shards: Shards, inputs: dict[str, str], run: Path, output: Path) -> None:
     """Write the translator with the weights of the best validation, its curves and its manifest."""
     best_checkpoints = learner.best_checkpoints
-    chosen_steps = best_checkpoints.choose(best_checkpoints.evaluations(), learner.config.optimization.steps)
+    chosen_steps = best_checkpoints.choose(best_checkpoints.read_evaluations(), learner.config.optimization.steps)
     best_step = chosen_steps[ALL]
     best_checkpoints.load(learner.module, best_step)
     directory = output / "translator"
@@ -190,7 +190,7 @@ class TranslationLearner(Learner):
         """Return BLEU of both directions and their mean, and save the weights if they are the best so far."""
         results = self.validation.translate(self.translator)
         dev_scores = DevScores(step, {direction: result.bleu for direction, result in results.items()})
-        self.best_checkpoints.update(self.module, [*self.best_checkpoints.evaluations(), dev_scores])
+        self.best_checkpoints.update(self.module, [*self.best_checkpoints.read_evaluations(), dev_scores])
         return name_metrics(dev_scores)
 
 

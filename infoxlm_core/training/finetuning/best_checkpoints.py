@@ -38,19 +38,21 @@ class BestCheckpoints:
         self.rule = config.rule
         self.source_language = source_language
 
-    def evaluations(self) -> list[DevScores]:
-        """Return the development scores of all evaluations so far, read from the curves.
+    def read_evaluations(self) -> list[DevScores]:
+        """Read the development scores of all evaluations so far from the curves.
 
         Raises:
             DataCorrupt: the evaluations differ in their languages, because the curves belong to several runs.
         """
         curves = self.run / tracker.METRICS
         evaluations = []
-        for step, values in tracker.read(curves):
-            if MEAN in values:
-                names = [name for name in values if name.startswith(PREFIX) and name != MEAN]
-                scores = {name.removeprefix(PREFIX): values[name] for name in names}
-                evaluations.append(DevScores(step, scores))
+        for step, metrics in tracker.read(curves):
+            if MEAN in metrics:
+                scores_by_language = {}
+                for name, value in metrics.items():
+                    if name.startswith(PREFIX) and name != MEAN:
+                        scores_by_language[name.removeprefix(PREFIX)] = value
+                evaluations.append(DevScores(step, scores_by_language))
         language_sets = {frozenset(scores.languages) for scores in evaluations}
         if len(language_sets) > 1 or frozenset() in language_sets:
             raise DataCorrupt(f"{curves}: the evaluations cover different languages. Restore the file, or train again.")
@@ -63,7 +65,7 @@ class BestCheckpoints:
     def update(self, module: nn.Module, evaluations: list[DevScores]) -> None:
         """Save the weights if the last evaluation is among the best. Delete weights that are no longer needed.
 
-        Keep the best weights at the time of each checkpoint, because the run may resume from it.
+        The weights that were best at a checkpoint are kept as well, because the run may resume from it.
 
         Raises:
             StorageFull: the weights do not fit on the disk.
@@ -73,10 +75,10 @@ class BestCheckpoints:
         step = evaluations[-1].step
         saved_steps = [saved_step for saved_step, _ in list_checkpoints(self.run)]
         best_steps = set()
-        for last_step in (*saved_steps, step):
-            evaluations_until = [scores for scores in evaluations if scores.step <= last_step]
-            if evaluations_until:
-                best_steps |= set(self.choose(evaluations_until, last_step).values())
+        for last_step in [*saved_steps, step]:
+            earlier_evaluations = [scores for scores in evaluations if scores.step <= last_step]
+            if earlier_evaluations:
+                best_steps |= set(self.choose(earlier_evaluations, last_step).values())
         if step in best_steps:
             self._save(module, step)
         for path in (self.run / "kept").glob("*.safetensors"):
@@ -85,16 +87,16 @@ class BestCheckpoints:
                 path.with_suffix(".json").unlink(missing_ok=True)
 
     def _save(self, module: nn.Module, step: int) -> None:
-        """Write the weights and, before they get their final name, their size and digest."""
+        """Write the weights of a step, with their size and digest in a file beside them."""
         path = self._path(step)
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_suffix(".tmp")  # renamed last, so that weights with their final name are complete
         weights = {name: value.detach().cpu().contiguous() for name, value in module.named_parameters()}
         with deleted_on_failure(temporary):
             save_file(weights, temporary)
             manifests.sync_file(temporary)
-            digest = {"size": temporary.stat().st_size, "sha256": manifests.file_sha256(temporary)}
-            manifests.write_atomically(path.with_suffix(".json"), json.dumps(digest))
+            entry = {"size": temporary.stat().st_size, "sha256": manifests.file_sha256(temporary)}
+            manifests.write_atomically(path.with_suffix(".json"), json.dumps(entry))
         temporary.replace(path)
         manifests.sync_file(path.parent)
 
@@ -102,8 +104,8 @@ class BestCheckpoints:
         """Load the weights of a step into the module. Raise DataCorrupt if they are damaged or do not fit."""
         path = self._path(step)
         remedy = f"restore it, or delete {self.run} to train again"
-        digest = user_files.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt)
-        manifests.verify_file(path, digest, remedy)
+        entry = user_files.read_json(path.with_suffix(".json"), manifests.Entry, remedy, DataCorrupt)
+        manifests.verify_file(path, entry, remedy)
         weights = pretrained.read_tensors(path)
         with torch.no_grad():
             for name, parameter in module.named_parameters():

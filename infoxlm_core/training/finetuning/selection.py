@@ -45,7 +45,7 @@ def check_dev_languages(rule: str, source_language: str, dev_languages: Sequence
 
 
 def choose(evaluations: Sequence[DevScores], rule: str, source_language: str, last_step: int) -> dict[str, int]:
-    """Return the step that a rule of `SelectionConfig` chooses for each language, the earliest of equal ones.
+    """Return the step whose weights are exported for each language. Among equal scores, the earliest step wins.
 
     Args:
         evaluations: development scores of the run, in the order of steps.
@@ -98,14 +98,14 @@ def find_directory(tuned: Path, language: str) -> Path:
 
 
 def read_development_scores(tuned: Path) -> dict[str, Any] | None:
-    """Return the development scores at the chosen steps, {"languages", "mean"}, or None if there are none."""
+    """Return the development scores of a fine-tuned model as {"languages", "mean"}, or None if it was not evaluated."""
     content = read(tuned)
     if not content or not content["looks"]:
         return None
-    chosen = content["chosen"]
-    scores_by_step = {look["step"]: look["languages"] for look in content["looks"]}
-    languages = {}
-    for language in scores_by_step[chosen[ALL]]:
-        step = chosen.get(language, chosen[ALL])
-        languages[language] = scores_by_step[step][language]
-    return {"languages": languages, "mean": fmean(languages.values())}
+    chosen_steps = content["chosen"]  # by language
+    scores_by_step = {evaluation["step"]: evaluation["languages"] for evaluation in content["looks"]}
+    scores_by_language = {}
+    for language in scores_by_step[chosen_steps[ALL]]:
+        step = chosen_steps.get(language, chosen_steps[ALL])
+        scores_by_language[language] = scores_by_step[step][language]
+    return {"languages": scores_by_language, "mean": fmean(scores_by_language.values())}

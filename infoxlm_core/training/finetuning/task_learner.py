@@ -86,11 +86,7 @@ class TaskLearner(Learner):
             raise ConfigError(f"{num_workers} workers must not exceed finetuning.batch_size ({batch_size})")
         # Positions in the global batch: contiguous shares, which differ by at most one example.
         positions = np.array_split(np.arange(batch_size), num_workers)[distributed.rank()]
-        epochs, indices = np.divmod((step + skipped) * batch_size + positions, len(self.task.examples))
-        rows = np.empty(len(positions), np.int64)
-        for epoch in np.unique(epochs).tolist():
-            is_in_epoch = epochs == epoch
-            rows[is_in_epoch] = self.order(epoch)[indices[is_in_epoch]]
+        rows = self._find_rows((step + skipped) * batch_size + positions)
         dropout_masks = self._draw_dropout_masks(step, positions)
         batches = []
         for start in range(0, len(rows), self.config.micro_batch_size):
@@ -98,6 +94,15 @@ class TaskLearner(Learner):
             micro_batch_masks = None if dropout_masks is None else dropout_masks[micro_batch]
             batches.append(self._pack(rows[micro_batch], micro_batch_masks, (step, int(positions[start]))))
         return batches
+
+    def _find_rows(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the row of each example, given its number since the start of the training."""
+        epochs, indices_in_epoch = np.divmod(numbers, len(self.task.examples))
+        rows = np.empty(len(numbers), np.int64)
+        for epoch in np.unique(epochs).tolist():  # usually one; two where an epoch ends within a batch
+            is_in_epoch = epochs == epoch
+            rows[is_in_epoch] = self.order(epoch)[indices_in_epoch[is_in_epoch]]
+        return rows
 
     def _draw_dropout_masks(self, step: int, positions: np.ndarray) -> Tensor | None:
         """Draw the head's dropout for the whole batch, so that it does not depend on the number of workers."""
@@ -122,13 +127,14 @@ class TaskLearner(Learner):
         )
 
     def losses(self, batch: Batch, scales: Mapping[str, float]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the scaled loss of a micro-batch, and the sums from which `statistics` computes the accuracy."""
         device = distributed.device()
         head = self.task.head
         ids = devices.send(batch.ids, device)
         types = devices.send(batch.types, device)
         targets = devices.send(batch.targets, device)
         dropout_masks = None if batch.dropout_masks is None else devices.send(batch.dropout_masks, device)
-        seed_dropout(self.config.seed, *batch.rng_key)  # dropout in the encoder is drawn by the micro-batch
+        seed_dropout(self.config.seed, *batch.rng_key)  # so that it depends only on the micro-batch
         with autocast(device):
             logits = self.module(ids, types, batch.lengths, dropout_masks)
         loss, hits = head.loss(logits, targets, batch.lengths)
@@ -138,6 +144,7 @@ class TaskLearner(Learner):
         return {"train/accuracy": sums["hits"] / counts[self.task.head.name]}
 
     def observe(self, step: int) -> dict[str, float]:
+        """Return the scores on the development sets if an evaluation is due after a step."""
         score_dev = self.task.score_dev
         is_due = step % self.config.selection.every == 0 or step == self.steps
         if score_dev is None or not is_due:
@@ -148,9 +155,10 @@ class TaskLearner(Learner):
         """Score the development sets, and save the weights if they are the best so far."""
         scores = DevScores(step, score_dev(self.module))
         logger.info("step %d: %.4f on the development sets", step, scores.mean)
-        self.best.update(self.module, [*self.best.evaluations(), scores])
+        self.best.update(self.module, [*self.best.read_evaluations(), scores])
         return name_metrics(scores)
 
 
 def _draw_order(seed: int, num_examples: int, epoch: int) -> np.ndarray:
+    """Return the order of the training examples in an epoch."""
     return make_rng(seed, "epoch", epoch).permutation(num_examples)

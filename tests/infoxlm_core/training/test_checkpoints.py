@@ -265,7 +265,7 @@ def test_a_second_trainer_of_a_run_is_refused_until_the_first_one_ends(tmp_path)
     first = open_run(tmp_path)
     second = open_run(tmp_path)
 
-    with first.locked(), pytest.raises(LeaseHeld), second.locked(patience=0.6):
+    with first.locked(), pytest.raises(LeaseHeld), second.locked(timeout_seconds=0.6):
         pass
-    with second.locked(patience=0.1):
+    with second.locked(timeout_seconds=0.1):
         pass

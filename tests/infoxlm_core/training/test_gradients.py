@@ -41,7 +41,7 @@ def test_each_bucket_is_sent_in_order_as_soon_as_it_is_complete(all_reduce):
     buckets_sent_before_first: list[int] = []
     first.register_post_accumulate_grad_hook(lambda _: buckets_sent_before_first.append(len(all_reduce.sent)))
 
-    with gradients.summed(parameters):
+    with gradients.summing_over_workers(parameters):
         # The fifth is late, so the complete bucket of the second and third waits for it.
         for parameter, factor in ((fourth, 4.0), (third, 3.0), (second, 2.0), (fifth, 5.0), (first, 1.0)):
             (parameter * factor).backward()
@@ -58,7 +58,7 @@ def test_earlier_gradients_are_included_and_missing_gradients_count_as_zeros(all
     first, second, _ = parameters
     (first * 2.0 + second * 3.0).backward()
 
-    with gradients.summed(parameters):
+    with gradients.summing_over_workers(parameters):
         (first * 4.0).backward()
 
     assert all_reduce.sent == [[0.0, 3.0], [6.0]]

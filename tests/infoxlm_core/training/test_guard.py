@@ -8,12 +8,12 @@ import pytest
 
 from infoxlm_core.training import guard
 from infoxlm_core.training.checkpoints import select_outdated
-from infoxlm_core.training.guard import DISTANCE, MIN_WINDOW, WINDOW, Guard
+from infoxlm_core.training.guard import MIN_WINDOW, REWIND_DISTANCE, WINDOW, Guard
 
 
 def judge_losses(watch: Guard, losses: list[float], kind: str = "") -> list[str]:
     """Return the guard's reasons for steps with these losses, and gradient norms of a tenth of them."""
-    return [watch.judge(kind, loss, loss / 10, True) for loss in losses]
+    return [watch.check_step(kind, loss, loss / 10, True) for loss in losses]
 
 
 def make_healthy_losses(count: int) -> list[float]:
@@ -64,7 +64,7 @@ def test_a_lasting_rise_or_single_spikes_of_the_gradient_norm_do_not_end_a_train
     bad_steps = 0
 
     for loss, level in zip(make_healthy_losses(600), levels, strict=True):
-        bad_steps += watch.judge("", loss, level * rng.gauss(1, 0.01), True) != ""
+        bad_steps += watch.check_step("", loss, level * rng.gauss(1, 0.01), True) != ""
         assert watch.diverged_in_a_row == 0
 
     assert 0 < bad_steps <= most_bad_steps
@@ -88,9 +88,9 @@ def test_a_high_gradient_norm_or_any_number_that_is_not_finite_makes_a_step_bad(
     watch = Guard(6.0)
     judge_losses(watch, make_healthy_losses(MIN_WINDOW))
 
-    assert watch.judge("", 5.0, 50.0, True) == "gradient norm 50 is above 0.535"
-    assert watch.judge("", 5.0, 0.5, False) == "not all numbers are finite (loss 5, gradient norm 0.5)"
-    assert Guard(0.0).judge("", float("nan"), 0.5, False)
+    assert watch.check_step("", 5.0, 50.0, True) == "gradient norm 50 is above 0.535"
+    assert watch.check_step("", 5.0, 0.5, False) == "not all numbers are finite (loss 5, gradient norm 0.5)"
+    assert Guard(0.0).check_step("", float("nan"), 0.5, False)
 
 
 def test_steps_of_different_kinds_are_not_compared():
@@ -108,7 +108,7 @@ def test_diverged_steps_are_counted_until_the_next_other_step(deviations, expect
     counts = []
 
     for loss, norm, is_finite in [(5, 0.5, False), (11, 0.5, True), (5, 0.5, False), (9, 50, True), (5, 0.5, False)]:
-        watch.judge("", loss, norm, is_finite)
+        watch.check_step("", loss, norm, is_finite)
         counts.append(watch.diverged_in_a_row)
 
     assert counts == expected_counts
@@ -145,14 +145,14 @@ def test_the_state_of_the_guard_is_restored_exactly_from_json():
 @pytest.mark.parametrize("every", [1, 7, 60, 100, 150])
 @pytest.mark.parametrize("keep", [1, 3])
 def test_the_newest_checkpoints_and_two_distant_rewind_targets_are_kept(every, keep):
-    spacing = guard.target_spacing(every)
+    rewind_interval = guard.compute_rewind_interval(every)
     names: list[str] = []
     for step in range(every, 1_200, every):
         names.append(f"step={step:010d}")
-        for outdated in select_outdated(names, keep, (), spacing):
+        for outdated in select_outdated(names, keep, (), rewind_interval):
             names.remove(outdated)
 
-        distant_targets = range(spacing, step - DISTANCE + 1, spacing)
+        distant_targets = range(rewind_interval, step - REWIND_DISTANCE + 1, rewind_interval)
         newest_steps = range(every, step + 1, every)
         assert {f"step={target:010d}" for target in distant_targets[-2:]} <= set(names)
         assert names[-keep:] == [f"step={newest_step:010d}" for newest_step in newest_steps[-keep:]]

@@ -56,7 +56,7 @@ def bad_data() -> Iterator[list[int]]:
         patch.setattr(InfoXLMLearner, "batches", prepare_with_factor)
         patch.setattr(InfoXLMLearner, "losses", multiply_losses)
         patch.setattr(guard, "MIN_WINDOW", 5)
-        patch.setattr(guard, "DISTANCE", 6)
+        patch.setattr(guard, "REWIND_DISTANCE", 6)
         yield positions
 
 

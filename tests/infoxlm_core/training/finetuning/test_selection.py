@@ -174,7 +174,7 @@ def test_curves_of_several_runs_are_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(point) + "\n" for point in points))
 
     with pytest.raises(DataCorrupt, match="the evaluations cover different languages"):
-        BestCheckpoints(tmp_path, SelectionConfig(rule="joint", every=5), "en").evaluations()
+        BestCheckpoints(tmp_path, SelectionConfig(rule="joint", every=5), "en").read_evaluations()
 
 
 def test_the_earliest_of_equal_scores_is_chosen():
