@@ -77,7 +77,7 @@ def test_perplexity_equals_transformers_with_language_embeddings(xlm):
     for number, text in enumerate(TEXTS):
         ids = tokenizer(text, return_tensors="pt")["input_ids"]
         words = np.arange(1, ids.shape[1] - 1)
-        gaps = words[perplexity.choose_gaps(len(words), make_rng(1, "perplexity", number))]
+        gaps = words[perplexity.choose_masked_positions(len(words), make_rng(1, "perplexity", number))]
         answers = ids[0, gaps]
         masked = ids.clone()
         masked[0, gaps] = tokenizer.mask_token_id
@@ -86,7 +86,7 @@ def test_perplexity_equals_transformers_with_language_embeddings(xlm):
         loss_sum += F.cross_entropy(logits, answers, reduction="sum").item()
         loss_count += len(gaps)
 
-    perplexity_in_french = perplexity.measure(model, tokenizer, TEXTS, 2, 32, 1, "fr")
+    perplexity_in_french = perplexity.compute_perplexity(model, tokenizer, TEXTS, 2, 32, 1, "fr")
 
     assert perplexity_in_french == pytest.approx(np.exp(loss_sum / loss_count), rel=1e-4)
 
