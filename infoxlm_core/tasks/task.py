@@ -90,13 +90,13 @@ class Task(Generic[Settings]):
         return paths_by_field
 
     @property
-    def run(self) -> Any:
-        """The module `run` of the task's folder. It is imported when it is used, because it imports torch."""
+    def run_module(self) -> Any:
+        """The module `run` in the task's folder. It is imported when it is used, because it imports torch."""
         return importlib.import_module(f"infoxlm_core.tasks.{self.name}.run")
 
     def list_test_files(self, settings: Settings) -> list[Path]:
         """Return the local files with test questions, without files of training text."""
-        return self.run.list_test_files(settings)
+        return self.run_module.list_test_files(settings)
 
     def localise(self, settings: Settings, fetch: Fetch) -> Settings:
         """Return the settings with local paths. `fetch` maps each path or URI to a path on this machine."""
@@ -114,9 +114,12 @@ class Task(Generic[Settings]):
         return _clear_fields(settings, self.data_fields)
 
     def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
-        """Raise ConfigError if a suite cannot measure these settings, without reading data.
+        """Raise ConfigError if a suite cannot measure these settings. No data are read.
 
-        The message names the place of the settings, `where`.
+        Args:
+            settings: settings of the task.
+            grid_points: number of grid points that the suite tries.
+            where: location of the settings in the suite, for the message.
         """
 
     def check(self, settings: Settings, has_grid: bool) -> None:
@@ -129,7 +132,7 @@ class Task(Generic[Settings]):
         Raises:
             InputError: a set is missing, not readable or incomplete.
         """
-        self.run.check(settings, has_grid)
+        self.run_module.check(settings, has_grid)
 
     def build_test_settings(self, data: str) -> dict[str, Any]:
         """Return settings, as plain values, that measure any fine-tuned model on the test sets at `data`."""
@@ -168,7 +171,7 @@ class Task(Generic[Settings]):
             InputError: a set is missing or not usable.
             CorpusTooSmall: there is no text to train on.
         """
-        return self.run.read_training(settings, encoder, corpus)
+        return self.run_module.read_training(settings, encoder, corpus)
 
     def list_training_languages(self, settings: Settings) -> list[str]:
         """Return the languages of the training text, the source first. All paths are local."""
@@ -185,7 +188,7 @@ class Task(Generic[Settings]):
         Raises:
             InputError: the model or a set is missing or not usable.
         """
-        return self.run.measure(settings, model, output)
+        return self.run_module.measure(settings, model, output)
 
     def measure_held_out(self, questions: "Questions", model: Path, config: "EvaluationConfig") -> Scores | None:
         """Measure a model on the held-out text of a prepared corpus. Return None if the model cannot do the task.

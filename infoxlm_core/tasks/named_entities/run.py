@@ -77,6 +77,7 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
     encoded_dev_sets = {}
     for language, sentences in dev_sets.items():
         encoded_dev_sets[language] = encode(sentences, encoder, settings.max_tokens, [language] * len(sentences))
+    score_dev = partial(_score_dev, dev_sets, encoded_dev_sets) if dev_sets else None
 
     return Training(
         HEAD,
@@ -85,7 +86,7 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
         labels,
         source_language=languages[0],
         dev_languages=tuple(dev_sets),
-        score_dev=partial(_score_dev, dev_sets, encoded_dev_sets) if dev_sets else None,
+        score_dev=score_dev,
         head_dropout=settings.head_dropout,
     )
 

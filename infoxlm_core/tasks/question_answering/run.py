@@ -60,6 +60,7 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
             check_language(config.normaliser, language)
             dev_sets[language] = question_set
             dev_windows[language] = window_maker.make_windows(question_set)
+    score_dev = partial(_score_dev, config, dev_sets, dev_windows) if dev_sets else None
 
     return Training(
         HEAD,
@@ -67,7 +68,7 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
         np.concatenate(targets),  # (N, 2) first and last token of the answer; (0, 0) if it is not in the window
         source_language=list_training_languages(config)[0],
         dev_languages=tuple(dev_sets),
-        score_dev=partial(_score_dev, config, dev_sets, dev_windows) if dev_sets else None,
+        score_dev=score_dev,
     )
 
 

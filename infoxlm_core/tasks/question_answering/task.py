@@ -133,7 +133,7 @@ class QuestionAnswering(Task[AnsweringConfig]):
             )
 
     def list_training_languages(self, settings: AnsweringConfig) -> list[str]:
-        return self.run.list_training_languages(settings)
+        return self.run_module.list_training_languages(settings)
 
     def describe(self, settings: AnsweringConfig, table: str) -> dict[str, str]:  # noqa: ARG002
         return {"normaliser": settings.normaliser}

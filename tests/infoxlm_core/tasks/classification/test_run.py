@@ -26,7 +26,8 @@ def data(tmp_path_factory) -> Path:
         lines = []
         for first, second in pairs:
             has_same_verb = first[0].split()[0] == second[0].split()[0]
-            lines.append(f"{first[column]}\t{second[column]}\t{'entailment' if has_same_verb else 'contradiction'}\n")
+            label = "entailment" if has_same_verb else "contradiction"
+            lines.append(f"{first[column]}\t{second[column]}\t{label}\n")
         (folder / f"train-{language}.tsv").write_text("".join(lines[:400]))
         (folder / f"dev-{language}.tsv").write_text("".join(lines[400:440]))
         (folder / f"test-{language}.tsv").write_text("".join(lines[440:500]))
@@ -97,7 +98,8 @@ def test_packed_logits_equal_those_of_transformers(tuned, data):
 def test_accuracy_of_each_language_equals_that_of_transformers(tuned, data, tmp_path):
     scores = run.measure(config(data), tuned, tmp_path)
 
-    english, german = (measure_with_transformers(tuned, data, "test", language) for language in ("en", "de"))
+    english = measure_with_transformers(tuned, data, "test", "en")
+    german = measure_with_transformers(tuned, data, "test", "de")
     assert scores.languages == {"en": {"accuracy": pytest.approx(english)}, "de": {"accuracy": pytest.approx(german)}}
     assert scores.mean["accuracy"] == pytest.approx((english + german) / 2)
     assert scores.transfer_gap["accuracy"] == pytest.approx(english - german)
@@ -178,14 +180,13 @@ def test_the_digest_of_a_test_set_depends_on_its_rows_only(tuned, data, tmp_path
     for name in ("test-en.tsv", "test-de.tsv"):
         (tmp_path / name).write_text((data / name).read_text())
 
-    digest, digest_of_copy = (
-        run.measure(config(folder), tuned, tmp_path / "out").test_set for folder in (data, tmp_path)
-    )
+    scores = run.measure(config(data), tuned, tmp_path / "out")
+    scores_of_copy = run.measure(config(tmp_path), tuned, tmp_path / "out")
     (tmp_path / "test-de.tsv").unlink()
     scores_of_english = run.measure(config(tmp_path), tuned, tmp_path / "out")
 
-    assert digest == digest_of_copy
-    assert digest != scores_of_english.test_set
+    assert scores.test_set == scores_of_copy.test_set
+    assert scores.test_set != scores_of_english.test_set
     assert scores_of_english.transfer_gap is None
 
 

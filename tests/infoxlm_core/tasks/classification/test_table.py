@@ -119,9 +119,11 @@ def write_translations(path: Path) -> list[str]:
 def test_the_automatic_split_is_fixed_and_keeps_translations_together(tmp_path):
     write_translations(tmp_path / "x.csv")
 
-    table, table_of_other_seed = (read(tmp_path / "x.csv", seed=seed) for seed in (1, 2))
+    table = read(tmp_path / "x.csv", seed=1)
+    table_of_other_seed = read(tmp_path / "x.csv", seed=2)
 
-    english, german = (table[table["language"] == language]["split"].tolist() for language in ("en", "de"))
+    english = table[table["language"] == "en"]["split"].tolist()
+    german = table[table["language"] == "de"]["split"].tolist()
     assert english == german
     assert set(english) == {"train", "test"}
     assert 0.05 < english.count("test") / len(english) < 0.15

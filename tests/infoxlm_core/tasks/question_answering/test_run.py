@@ -142,7 +142,9 @@ def test_the_digest_of_a_test_set_depends_on_its_content_only(encoder, reader, t
     def digest(folder: Path) -> str:
         return run.measure(settings("train.en.json", folder), encoder, tmp_path / "out").test_set
 
-    original, renamed, changed = (write_mlqa(tmp_path / name, "en-en", "de-de") for name in "abc")
+    original = write_mlqa(tmp_path / "original", "en-en", "de-de")
+    renamed = write_mlqa(tmp_path / "renamed", "en-en", "de-de")
+    changed = write_mlqa(tmp_path / "changed", "en-en", "de-de")
     path = renamed / "test-context-de-question-de.json"
     path.write_text(json.dumps(json.loads(path.read_text()), indent=3))
     path.rename(renamed / "xquad.de.json")

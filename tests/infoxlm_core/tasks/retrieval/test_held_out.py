@@ -48,10 +48,10 @@ def test_a_sentence_with_two_translations_is_one_question_in_each_direction():
     german_pairs = [("Save", "Speichern"), *((f"word {number}", f"Wort {number}") for number in range(59))]
     pairs = {"de": german_pairs, "fr": [("Save", "Enregistrer")]}
     unshared = {"de": torch.arange(60) < 50, "fr": torch.tensor([True])}
-    nearest = {
-        language: {direction: torch.arange(len(rows)) for direction in ("from_pivot", "to_pivot")}
-        for language, rows in pairs.items()
-    }
+    nearest = {}
+    for language, language_pairs in pairs.items():
+        rows = torch.arange(len(language_pairs))  # every translation is found
+        nearest[language] = {"from_pivot": rows, "to_pivot": rows}
 
     table = tabulate(Questions("en", {}, pairs, {}, unshared), {"best": nearest})
 

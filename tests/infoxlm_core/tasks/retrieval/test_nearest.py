@@ -52,16 +52,16 @@ def test_the_ratio_margin_follows_its_formula(vectors):
     queries = vectors[:20]
     candidates = vectors[20:] + 0.3
 
-    def sum_neighbours(vector: torch.Tensor, others: torch.Tensor) -> float:
-        return torch.cosine_similarity(vector, others).topk(4).values.sum().item() / (2 * 4)
+    def average_neighbours(vector: torch.Tensor, others: torch.Tensor) -> float:
+        return torch.cosine_similarity(vector, others).topk(4).values.mean().item()
 
     expected = []
     for query in queries:
-        margins = [
-            torch.cosine_similarity(query, candidate, dim=0).item()
-            / (sum_neighbours(query, candidates) + sum_neighbours(candidate, queries))
-            for candidate in candidates
-        ]
+        margins = []
+        for candidate in candidates:
+            cosine = torch.cosine_similarity(query, candidate, dim=0).item()
+            neighbour_means = average_neighbours(query, candidates), average_neighbours(candidate, queries)
+            margins.append(cosine / (sum(neighbour_means) / 2))
         expected.append(margins.index(max(margins)))
 
     assert find_nearest(queries, candidates, margin=True).tolist() == expected

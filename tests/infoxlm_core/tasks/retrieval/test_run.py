@@ -105,7 +105,8 @@ def test_the_configured_prefix_replaces_that_of_the_model(encoder, data):
 
 
 def test_margin_changes_the_scores(encoder, data):
-    scores, scores_of_margin = (measure(encoder, data, "cls@1", margin=margin) for margin in (False, True))
+    scores = measure(encoder, data, "cls@1", margin=False)
+    scores_of_margin = measure(encoder, data, "cls@1", margin=True)
 
     assert scores["by_layer"] != scores_of_margin["by_layer"]
 
