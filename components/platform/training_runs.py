@@ -173,7 +173,7 @@ class RemoteRun:
         artifact_files.download(f"{self.url}/{name}", directory)
 
     def send(self, directory: Path, keep: int, damaged_names: Collection[str] = (), rewind_interval: int = 0) -> None:
-        """Upload a checkpoint, and delete checkpoints that are no longer needed. Arguments: see `select_outdated`.
+        """Upload a checkpoint, and delete older checkpoints that `select_outdated` selects.
 
         The lease is renewed before the manifest is uploaded, so a worker that has lost the lease cannot complete a
         checkpoint.
@@ -181,8 +181,8 @@ class RemoteRun:
         Args:
             directory: the checkpoint.
             keep: number of newest checkpoints to keep.
-            bad: names of checkpoints that are known to be damaged.
-            spacing: if not 0, some checkpoints at multiples of it are kept as rewind targets; see `select_outdated`.
+            damaged_names: names of checkpoints that are known to be damaged.
+            rewind_interval: steps between two checkpoints to which a training may rewind, or 0 if it never rewinds.
         """
         lease = self._held_lease()
         artifact_files.upload(directory, f"{self.url}/{directory.name}", before_commit=lease.renew, replace=True)

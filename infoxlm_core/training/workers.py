@@ -43,7 +43,7 @@ def attempt_training(train: Callable[..., dict[str, Any]], arguments: dict[str, 
 
 
 def _describe_error(error: InfoXLMError) -> dict[str, Any]:
-    """Return the class and message of an error, from which `get_figures_or_raise` creates it again in another process."""
+    """Return the class and message of an error, so that `get_figures_or_raise` can raise it in another process."""
     return {"error": type(error).__name__, "message": str(error)}
 
 
