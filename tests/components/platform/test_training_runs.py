@@ -151,7 +151,7 @@ def test_bad_checkpoints_are_deleted_and_do_not_count_as_kept(remote, tmp_path):
         for step in (2, 4, 6):
             remote.send(make_checkpoint(tmp_path, step), keep=3)
 
-        remote.send(make_checkpoint(tmp_path, 3), keep=2, bad={"step=0000000004", "step=0000000006"})
+        remote.send(make_checkpoint(tmp_path, 3), keep=2, damaged_names={"step=0000000004", "step=0000000006"})
 
     assert remote.names() == ["step=0000000002", "step=0000000003"]
 
