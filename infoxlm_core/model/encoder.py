@@ -1,11 +1,11 @@
-"""The XLM-R encoder over packed sequences, which are concatenated without padding.
+"""The XLM-R encoder for packed sequences. Packed sequences are concatenated without padding.
 
     two sequences        <s> Hello </s>   <s> Bon jour </s>
     ids        (T = 7)     0   35     2     0  84   95    2
     positions  (T = 7)     0    1     2     0   1    2    3      restart with each sequence
     lengths                3                4
 
-Layers work on all T rows at once, (T, d). Only attention uses the lengths. The result equals that of padded sequences.
+A layer processes all T rows, (T, d), at once. Only attention uses the lengths. Padded sequences give the same result.
 """
 
 import logging
@@ -33,32 +33,32 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EncoderSize:
-    """The sizes of an encoder, which determine the shapes of all its parameters."""
+    """The sizes that determine the shapes of all parameters of an encoder."""
 
     vocabulary: int  # rows of the word embeddings
     layers: int
     hidden: int  # width of the layers, d
-    ffn: int  # inner width of the feed-forward half of a layer
-    heads: int  # attention heads of a layer
+    ffn: int  # inner width of the feed-forward networks
+    heads: int  # attention heads per layer
     positions: int = 514  # rows of the position table
-    epsilon: float = 1e-5  # added to the variance by LayerNorm
-    types: int = 0  # rows of the type table: XLM's languages or BERT's segments; 0: there is no such table
-    first_position: int = FIRST_POSITION  # row of a sequence's first token: 2 in XLM-R, 0 in XLM and BERT
+    epsilon: float = 1e-5  # LayerNorm adds it to the variance
+    types: int = 0  # rows of the type table, for XLM's languages or BERT's segments; 0: no table
+    first_position: int = FIRST_POSITION  # row of the first token in the position table: 2 in XLM-R, 0 in XLM and BERT
 
     @property
     def max_tokens(self) -> int:
-        """The largest number of tokens of a sequence."""
+        """The maximum sequence length in tokens."""
         return self.positions - self.first_position
 
     @classmethod
     def from_config(cls, config: ModelConfig, vocabulary: int, **overrides: Any) -> "EncoderSize":
-        """Return the sizes that a config describes, in which `overrides` replace the defaults of XLM-R."""
+        """Return the sizes that a config describes. `overrides` replace XLM-R's values for other fields."""
         overrides = {"positions": config.max_tokens + FIRST_POSITION} | overrides
         return cls(vocabulary, config.layers, config.hidden, config.ffn, config.heads, **overrides)
 
 
 class Layer(nn.Module):
-    """A Transformer layer with LayerNorm after each residual sum (post-LN), as in BERT."""
+    """A post-LN Transformer layer, as in BERT: LayerNorm follows each residual connection."""
 
     def __init__(self, size: EncoderSize, dropout: float) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Layer(nn.Module):
 
     @property
     def active_dropout(self) -> float:
-        """The probability of dropout, 0 in evaluation mode."""
+        """The dropout probability; 0 in evaluation mode."""
         return self.dropout if self.training else 0.0
 
     def forward(
@@ -87,17 +87,17 @@ class Layer(nn.Module):
         query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Compute the layer for packed sequences.
+        """Compute the layer's output for packed sequences.
 
         Args:
             hidden: (T, d) output of the layer below.
             packing: boundaries of the sequences in `hidden`.
-            query_rows: (R,) rows of `hidden` whose output is needed; None: all.
-            query_packing: boundaries of the sequences in `query_rows`; None: those in `hidden`.
-            causal: whether tokens attend only to themselves and earlier tokens.
+            query_rows: (R,) indices of the rows to compute; None: all.
+            query_packing: boundaries of the sequences in `query_rows`; None: the same as `packing`.
+            causal: whether each token attends only to itself and earlier tokens.
 
         Returns:
-            (T, d), or (R, d) for `query_rows`.
+            (T, d) output of the layer, or (R, d) for `query_rows`.
         """
         hidden = self.attend(hidden, packing, query_rows, query_packing, causal)
         return self.feed_forward(hidden)
@@ -110,42 +110,38 @@ class Layer(nn.Module):
         query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Apply self-attention, the residual connection and LayerNorm. The arguments are those of `forward`."""
+        """Apply self-attention, the residual connection and LayerNorm. See `forward` for the arguments."""
         key = self.key(hidden)  # (T, d)
         value = self.value(hidden)  # (T, d)
         if query_rows is not None:
             hidden = hidden[query_rows]  # (R, d)
         query = self.query(hidden)  # (T, d) or (R, d)
-        if query_packing is None:
-            query_packing = packing
-        context = attend(query, key, value, query_packing, packing, self.heads, self.active_dropout, causal)
+        context = attend(query, key, value, query_packing or packing, packing, self.heads, self.active_dropout, causal)
         sublayer_output = F.dropout(self.attention_output(context), self.active_dropout)
         return self.attention_norm(hidden, sublayer_output)
 
     def feed_forward(self, hidden: Tensor) -> Tensor:
-        """Apply the feed-forward network, the residual connection and LayerNorm to each row (T, d)."""
-        activations = F.gelu(self.up(hidden))  # (T, ffn); the exact (erf) GELU, as in XLM-R
+        """Apply the feed-forward network, the residual connection and LayerNorm to each row of (T, d)."""
+        activations = F.gelu(self.up(hidden))  # (T, ffn); exact (erf) GELU, as in XLM-R
         sublayer_output = F.dropout(self.down(activations), self.active_dropout)  # (T, d)
         return self.output_norm(hidden, sublayer_output)
 
 
 @cache
 def compile_forward(forward: Callable[..., Tensor], compiler: str) -> Callable[..., Tensor]:
-    """Compile the forward and backward pass of a layer into one graph, which all layers and batches share."""
-    torch._dynamo.config.recompile_limit = 64  # graphs differ by gradient, dropout and query rows
+    """Compile the forward and backward pass of a layer into one graph for all layers and batches."""
+    torch._dynamo.config.recompile_limit = 64  # graphs for gradients, dropout and query rows differ
     return torch.compile(forward, dynamic=True, fullgraph=True, backend=compiler)
 
 
 @cache
 def choose_compiler(device: torch.device, dropout: float) -> str:
-    """Return the backend of torch.compile for a device: `inductor` for a GPU that supports it, else ""."""
-    if device.type == "cuda" and can_compile("inductor", device, dropout):
-        return "inductor"
-    return ""
+    """Return the torch.compile backend for a device: `inductor` on a GPU that can compile layers, else ""."""
+    return "inductor" if device.type == "cuda" and can_compile("inductor", device, dropout) else ""
 
 
 def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
-    """Return whether layers can be compiled on a device, by training a small one. Log the reason if they cannot."""
+    """Try to compile and train a small layer on a device. Return whether it works; if not, log the reason."""
     size = EncoderSize(vocabulary=8, layers=1, hidden=64, ffn=128, heads=1)
     try:
         with torch.random.fork_rng():
@@ -154,18 +150,18 @@ def can_compile(compiler: str, device: torch.device, dropout: float) -> bool:
             hidden = torch.ones(32, size.hidden, dtype=torch.bfloat16, device=device, requires_grad=True)
             forward = compile_forward(Layer.forward, compiler)
             forward(layer, hidden, pack((20, 12), device)).sum().backward()
-    except Exception as error:  # for example without a C compiler; the results are the same, but steps are slower
+    except Exception as error:  # for example, no C compiler; training works, but more slowly
         logger.warning("layers are not compiled, and steps take longer: %s", one_line(error))
         return False
     return True
 
 
 class Encoder(nn.Module):
-    """Embeddings and layers of a Transformer encoder. With `layers=8`, it ends at layer 8, like a key encoder."""
+    """The embeddings and layers of a Transformer encoder. `layers` limits their number, as in a key encoder."""
 
     layer_class: type[Layer] = Layer
-    compiler = ""  # backend of torch.compile for the layers, such as `inductor`; "": layers are not compiled
-    recompute = False  # activation checkpointing: layers store only their input for the backward pass
+    compiler = ""  # torch.compile backend for the layers, such as `inductor`; "": not compiled
+    recompute = False  # activation checkpointing: store only each layer's input for the backward pass
 
     def __init__(self, size: EncoderSize, dropout: float = 0.0, layers: int | None = None) -> None:
         super().__init__()
@@ -180,7 +176,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(self.layer_class(size, dropout) for _ in range(layer_count))
 
     def compile_layers(self) -> None:
-        """Replace the forward function of each layer by a compiled one, but not the hooks that sharding adds to it."""
+        """Compile the forward function of each layer, but not the hooks that sharding adds around the function."""
         if self.compiler:
             forward = compile_forward(self.layer_class.forward, self.compiler)
             for layer in self.layers:
@@ -188,24 +184,23 @@ class Encoder(nn.Module):
         self.compiler = ""
 
     def embed(self, ids: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
-        """Return the embeddings (T, d), the input of the first layer.
+        """Return the (T, d) embeddings, the input of the first layer.
 
         Args:
             ids: (T,) token ids.
             positions: (T,) positions in the sequences, counted from 0.
-            types: (T,) token types, which are ignored if the encoder has no type table; None: all have type 0.
+            types: (T,) token types, ignored if the encoder has no type table; None: type 0 for all tokens.
         """
         hidden = self.token_embedding(ids) + self.position_embedding(positions + self.size.first_position)
-        if self.size.types and types is None:
-            hidden = hidden + self.type_embedding.weight[0]
-        elif self.size.types:
-            hidden = hidden + self.type_embedding(types)
+        if self.size.types:
+            hidden = hidden + (self.type_embedding.weight[0] if types is None else self.type_embedding(types))
         return F.dropout(self.embedding_norm(hidden), self.dropout, training=self.training)
 
     def apply_autocast(self, hidden: Tensor, layers: Iterable[nn.Module]) -> Tensor:
-        """Convert rows and copies of the layers' weights to the precision of autocast, if it is enabled.
+        """Convert rows, and copies of the layers' weights, to the precision of autocast if autocast is enabled.
 
-        Callers then run the layers without autocast, which would convert the weights again in every forward pass.
+        The caller then disables autocast for the layers, because autocast would convert the weights in every forward
+        pass.
         """
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
@@ -222,19 +217,19 @@ class Encoder(nn.Module):
         row_counts: Sequence[int] | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Compute the output of a layer from the output of a lower layer. Layer 0 is the embeddings.
+        """Run the layers from `first_layer + 1` to `last_layer`. Layer 0 is the embeddings.
 
         Args:
             hidden: (T, d) output of layer `first_layer`.
-            lengths: number of tokens of each sequence.
+            lengths: number of tokens in each sequence.
             first_layer: number of the layer that produced `hidden`.
-            last_layer: number of the layer whose output is returned, not below `first_layer`.
-            rows: (R,) rows to return, in ascending order; None: all.
-            row_counts: number of these rows in each sequence. If it is given, the last layer computes only these rows.
-            causal: whether tokens attend only to themselves and earlier tokens.
+            last_layer: number of the layer whose output is returned; at least `first_layer`.
+            rows: (R,) indices of the rows to return, in ascending order; None: all.
+            row_counts: number of `rows` in each sequence, so that the last layer computes only these rows.
+            causal: whether each token attends only to itself and earlier tokens.
 
         Returns:
-            (T, d), or (R, d) for `rows`.
+            (T, d) output of the last layer, or (R, d) for `rows`.
         """
         if first_layer == last_layer:
             return hidden if rows is None else hidden[rows]
@@ -246,7 +241,7 @@ class Encoder(nn.Module):
                 hidden = self._call_layer(layer, hidden, packing, causal=causal)
             if rows is None:
                 return self._call_layer(top_layer, hidden, packing, causal=causal)
-            if causal or row_counts is None:  # causal kernels assume that the queries start at the first row
+            if causal or row_counts is None:  # causal kernels expect the queries of all rows
                 return self._call_layer(top_layer, hidden, packing, causal=causal)[rows]
             return self._call_layer(top_layer, hidden, packing, rows, pack(row_counts, hidden.device))
 
@@ -259,7 +254,7 @@ class Encoder(nn.Module):
         query_packing: Packing | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """Call `Layer.forward`, compiled and with activation checkpointing if these are enabled."""
+        """Call `Layer.forward`, with compilation and activation checkpointing if enabled."""
         forward: Callable[..., Tensor] = self.layer_class.__call__
         if self.compiler:
             forward = compile_forward(self.layer_class.forward, self.compiler)
@@ -271,45 +266,45 @@ class Encoder(nn.Module):
         return output
 
     def forward(self, ids: Tensor, positions: Tensor, lengths: Sequence[int], last_layer: int | None = None) -> Tensor:
-        """Return the output (T, d) of layer `last_layer` (default: the top one) from ids and positions (T,)."""
+        """Return the (T, d) output of layer `last_layer` (default: the top layer) for (T,) ids and positions."""
         if last_layer is None:
             last_layer = len(self.layers)
         return self.run_layers(self.embed(ids, positions), lengths, 0, last_layer)
 
 
 def initialise(module: nn.Module, seed: int) -> None:
-    """Initialise parameters as in BERT: weights from N(0, 0.02²), biases with 0, and LayerNorm weights with 1.
+    """Initialise parameters as in BERT: weights from N(0, 0.02²), biases with 0, LayerNorm weights with 1.
 
-    The values depend only on the seed, and on the names and shapes of the parameters.
+    The values depend only on the seed and on the parameters' names and shapes.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(module.named_parameters()):
             if parameter.dim() > 1:
-                weights = torch.empty(parameter.shape)  # on the CPU, so that the numbers do not depend on the device
+                weights = torch.empty(parameter.shape)  # on the CPU, so that values do not depend on the device
                 parameter.copy_(weights.normal_(0.0, 0.02, generator=generator))
             else:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
 
 
 def pool(hidden: Tensor, lengths: Sequence[int], pooling: str) -> Tensor:
-    """Return one vector per sequence, (N, d), from the rows of packed sequences, (T, d).
+    """Pool the rows of packed sequences to one vector per sequence, (N, d).
 
     Args:
         hidden: (T, d) output of a layer.
-        lengths: number of rows of each sequence.
-        pooling: `cls`, the first row of each sequence, or `mean`, the mean of its rows.
+        lengths: number of rows in each sequence.
+        pooling: `cls` for the first row of each sequence, or `mean` for the mean of its rows.
     """
     cu_seqlens = cumulative_lengths(tuple(lengths), hidden.device).long()
     if pooling == "cls":
         return hidden[cu_seqlens[:-1]]
-    # unsafe=True skips a check of the lengths, which would wait for the GPU.
+    # unsafe=True skips a check of the lengths that would wait for the GPU.
     return torch.segment_reduce(full_precision(hidden), "mean", lengths=cu_seqlens.diff(), unsafe=True)
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch a module to evaluation mode, and restore its mode at the end."""
+    """Switch a module to evaluation mode within the context, and then restore its mode."""
     was_training = module.training
     module.eval()
     try:

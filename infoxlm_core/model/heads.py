@@ -1,4 +1,4 @@
-"""The masked-LM head, the contrast projection, and the network of InfoXLM that has both."""
+"""The masked-LM head, the contrast projection, and the InfoXLM network with both of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from infoxlm_core.model.objectives import full_precision
 
 
 class MaskedLMHead(nn.Module):
-    """A dense layer, GELU, LayerNorm, and an output layer that shares its weights with the word embeddings."""
+    """The masked-LM head: dense layer, GELU, LayerNorm, and an output layer tied to the word embeddings."""
 
     compiler = ""  # see `Encoder`
 
@@ -27,15 +27,15 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(size.vocabulary))
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """Return the inputs of the output layer, (N, d), from the hidden states at masked positions, (N, d)."""
+        """Return the (N, d) inputs of the output layer for (N, d) hidden states at masked positions."""
         return self.norm(F.gelu(self.dense(hidden)))
 
     def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
-        """Return the logits (N, V) from hidden states at masked positions, (N, d), and word embeddings, (V, d)."""
+        """Return (N, V) logits for (N, d) hidden states at masked positions and (V, d) word embeddings."""
         return F.linear(self.transform(hidden), embedding, self.bias)
 
     def loss(self, hidden: Tensor, embedding: Tensor, targets: Tensor, loss_weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of the losses, and the losses (N,). See `linear_cross_entropy` for the arguments."""
+        """Return the weighted sum of the losses, and the (N,) losses. See `linear_cross_entropy` for the arguments."""
         transformed = self.transform(hidden)
         return linear_cross_entropy(transformed, embedding, self.bias, targets, loss_weights, compiler=self.compiler)
 
@@ -44,16 +44,16 @@ class MaskedLMHead(nn.Module):
 class Outputs:
     """The outputs of InfoXLM's forward pass."""
 
-    loss: Tensor | None  # weighted sum of the MLM and TLM losses, to differentiate; None without such sequences
-    losses: Tensor | None  # (N,) losses of the MLM and TLM targets in order, in nats, without gradient
-    queries: Tensor | None  # (B, d) in fp32; None without contrast views
+    loss: Tensor | None  # differentiable weighted sum of the MLM and TLM losses; None without MLM and TLM
+    losses: Tensor | None  # (N,) losses of the MLM and TLM targets in nats, without gradient; None if `loss` is
+    queries: Tensor | None  # (B, d) fp32 queries; None without contrast views
 
 
 class InfoXLM(nn.Module):
-    """The query encoder with its heads: the network that is trained.
+    """The trained network: the query encoder with its heads.
 
-    All sequences of a micro-batch run together up to the universal layer, where contrast views end. MLM and TLM
-    sequences continue, and the top layer computes only their masked positions.
+    All sequences of a micro-batch run together up to the universal layer. Contrast views end there. MLM and TLM
+    sequences continue to the top layer, which computes only masked positions.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class InfoXLM(nn.Module):
 
     @classmethod
     def from_config(cls, config: PretrainingConfig, size: EncoderSize) -> Self:
-        """Return the network that a config describes, with uninitialised weights."""
+        """Build the network that a config describes, with uninitialised weights."""
         contrast = config.contrast
         model = cls(
             size,
@@ -84,10 +84,10 @@ class InfoXLM(nn.Module):
             contrast.pooling,
             contrast.normalise,
             config.model.dropout,
-            has_head=bool(config.objectives.mlm or config.objectives.tlm),  # contrast alone needs no head
+            has_head=bool(config.objectives.mlm or config.objectives.tlm),  # contrast needs no head
             has_projection=contrast.projection == "linear",
         )
-        frozen = config.model.frozen  # "none", "embeddings", or the number of layers that are also frozen
+        frozen = config.model.frozen  # "none", "embeddings", or the number of layers to freeze with the embeddings
         if frozen == "embeddings":
             model.freeze(layer_count=0)
         elif frozen != "none":
@@ -95,7 +95,7 @@ class InfoXLM(nn.Module):
         return model
 
     def freeze(self, layer_count: int) -> None:
-        """Exclude the embeddings and the lowest `layer_count` layers from training."""
+        """Freeze the embeddings and the lowest `layer_count` layers."""
         for name, module in self.encoder.named_children():
             if name != "layers":
                 module.requires_grad_(False)
@@ -106,7 +106,7 @@ class InfoXLM(nn.Module):
 
         Args:
             batch: MLM and TLM sequences, followed by contrast views.
-            loss_weights: (N,) weight of the loss of each masked token in the sum; None: all weights are 1.
+            loss_weights: (N,) weight of each masked token's loss in the sum; None: 1 for all tokens.
         """
         lm_lengths = batch.lengths[: batch.lm_sequences]
         view_lengths = batch.lengths[batch.lm_sequences :]
@@ -124,7 +124,7 @@ class InfoXLM(nn.Module):
         hidden = self.encoder.run_layers(
             hidden, lm_lengths, first_layer, last_layer, batch.target_rows, batch.target_counts
         )  # (N, d)
-        # On GPUs, the target rows also contain a row of each sequence without targets, which has no loss.
+        # On GPUs, `target_rows` includes one row without loss for each sequence without targets.
         if batch.rows_with_target is not None:
             hidden = hidden[batch.rows_with_target]
         if loss_weights is None:
@@ -133,7 +133,7 @@ class InfoXLM(nn.Module):
         return Outputs(loss, losses, queries)
 
     def _compute_queries(self, batch: PackedBatch, hidden: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the queries (B, d) of the contrast views, given the output of the universal layer."""
+        """Return the (B, d) queries of the contrast views, given the universal layer's output."""
         pooled = pool(hidden, lengths, self.pooling)
         if len(lengths) > len(batch.view_group_ids):  # the last sequence is padding
             pooled = pooled[:-1]
@@ -141,7 +141,7 @@ class InfoXLM(nn.Module):
 
 
 def project(pooled: Tensor, projection: Tensor | None, normalise: bool) -> Tensor:
-    """Project pooled vectors (B, d) to queries or keys (B, d), in fp32 even under autocast."""
+    """Project (B, d) pooled vectors to (B, d) queries or keys, in fp32 even under autocast."""
     with torch.autocast(pooled.device.type, enabled=False):
         vectors = full_precision(pooled)
         if projection is not None:

@@ -1,17 +1,17 @@
-"""The output layer and cross-entropy of a large vocabulary, fused to save memory.
+"""The output layer and cross-entropy for a large vocabulary, fused to save memory.
 
-The logits of 250,002 words are the largest tensor of a training step. This module computes them in fp32, one chunk of
-rows at a time, and turns each chunk into gradients before it computes the next one. Loss and gradients equal those of
+The logits of 250,002 words are the largest tensor in a training step. This module computes fp32 logits for one chunk of
+rows at a time, and converts each chunk to gradients before computing the next chunk. Loss and gradients equal those of
 `F.cross_entropy(F.linear(hidden, weight, bias), targets)`.
 
-In half precision, `split_target_logits` and `compute_logit_gradients` are compiled if the layers are. They read the
-logits twice and write their gradients once, in bf16. The gradients differ by 0.06 % from fp64. Two packages were
+In half precision, `split_target_logits` and `compute_logit_gradients` are compiled if the layers are compiled. They
+read the logits twice and write bf16 gradients once. The gradients differ by 0.06 % from fp64. Two packages were
 considered in November 2026:
 
-    cut-cross-entropy 25.1.1   has no bias; computes the logits again in the backward pass, or rounds them to bf16
+    cut-cross-entropy 25.1.1   has no bias; recomputes the logits in the backward pass, or rounds logits to bf16
                                (gradients differ by 0.45 % from fp64)
-    Liger 0.8.5                rounds logits to bf16 before the softmax; splits the 4,915 rows of the base model into
-                               308 chunks, each of which adds to the complete gradient of the weights
+    Liger 0.8.5                rounds logits to bf16 before the softmax; splits the base model's 4,915 rows into
+                               308 chunks, and each chunk updates the complete weight gradient
 """
 
 import math
@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK_ROWS = 4096
-"""Rows in a chunk of logits. Small chunks take time, as each adds to the gradient of the weights; large ones memory."""
-_BLOCK_ROWS = 256  # rows that are processed at once between matrix products if nothing is compiled
-_ALIGNMENT = 64  # rows of logits start at multiples of 64 values, since kernels are slow for rows of 250,002
+"""Rows in a chunk of logits. Smaller chunks update the weight gradient more often; larger chunks need more memory."""
+_BLOCK_ROWS = 256  # rows in a block of uncompiled operations
+_ALIGNMENT = 64  # rows of logits start at multiples of 64 values, because kernels are slow for unaligned rows
 
 
 def linear_cross_entropy(
@@ -38,22 +38,22 @@ def linear_cross_entropy(
     max_chunk_rows: int = CHUNK_ROWS,
     compiler: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of the cross-entropies, and each cross-entropy in nats, without storing all logits.
+    """Compute cross-entropies in nats, and their weighted sum, without storing all logits.
 
-    Only the sum can be differentiated. The forward pass already computes its gradients. Results are in fp32, or in fp64
-    for fp64 inputs. Autocast only rounds the factors of matrix products: `hidden`, `weight` and the logit gradients.
+    Only the sum is differentiable. The forward pass also computes the sum's gradients. Results are in fp32, or in fp64
+    for fp64 inputs. Autocast rounds only the factors of matrix products: `hidden`, `weight` and the logit gradients.
 
     Args:
-        hidden: (N, d) inputs of the output layer; N may be 0.
+        hidden: (N, d) inputs of the output layer. N may be 0.
         weight: (V, d) weights of the output layer.
         bias: (V,) bias of the output layer.
         targets: (N,) token ids.
         loss_weights: (N,) weight of each cross-entropy in the sum.
-        max_chunk_rows: largest number of rows whose logits are in memory at once.
-        compiler: backend of torch.compile for the functions between matrix products; "": they are not compiled.
+        max_chunk_rows: maximum number of rows whose logits are in memory at once.
+        compiler: torch.compile backend for the functions between matrix products; "": not compiled.
 
     Returns:
-        The sum, (), and the cross-entropies, (N,).
+        The weighted sum, (), and the cross-entropies, (N,).
     """
     device_type = hidden.device.type
     matmul_dtype = hidden.dtype
@@ -67,26 +67,26 @@ def linear_cross_entropy(
 
 @dataclass
 class _Chunk:
-    """R rows of the inputs and their logits."""
+    """R rows of the inputs, and the rows' logits."""
 
-    rows: slice  # where the R rows are among the N rows of the inputs
-    hidden: Tensor  # (R, d) in the precision of matrix products
-    logits: Tensor  # (R, V) without bias, in fp32 or fp64; may be overwritten
+    rows: slice  # the chunk's rows among the N rows of the inputs
+    hidden: Tensor  # (R, d) in the precision of the matrix products
+    logits: Tensor  # (R, V) without the bias, in fp32 or fp64; may be overwritten
     targets: Tensor  # (R,)
     loss_weights: Tensor  # (R,)
 
 
 @dataclass
 class _Gradients:
-    """The gradients of the weighted sum, to which each chunk contributes."""
+    """The gradients of the weighted sum. Each chunk adds its contribution."""
 
     hidden: Tensor  # (N, d)
     weight: Tensor  # (V, d)
     bias: Tensor  # (V,)
-    has_one_chunk: bool  # the only chunk overwrites `weight`, which is uninitialised
+    has_one_chunk: bool  # a single chunk overwrites the uninitialised `weight`
 
     def add_to_weight(self, logit_gradients: Tensor, hidden: Tensor) -> None:
-        """Add the product of logit gradients, (R, V), and hidden states, (R, d), to the gradient of the weights."""
+        """Add the product of (R, V) logit gradients and (R, d) hidden states to the weight gradient."""
         if self.has_one_chunk:
             _matmul(logit_gradients.T, hidden, out=self.weight)
         else:
@@ -94,7 +94,7 @@ class _Gradients:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The function of `linear_cross_entropy`, whose forward pass stores the gradients for the backward pass."""
+    """The autograd function of `linear_cross_entropy`. Its forward pass computes the gradients."""
 
     @staticmethod
     def forward(
@@ -108,21 +108,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
         matmul_dtype: torch.dtype,
         compiler: str,
     ) -> tuple[Tensor, Tensor]:
-        """Compute the losses chunk by chunk, and their gradients if an input needs them."""
+        """Compute the losses chunk by chunk, and the gradients if an input requires a gradient."""
         row_count = len(hidden)
         vocab_size = len(weight)
         accumulation_dtype = torch.promote_types(matmul_dtype, torch.float32)
         is_half_precision = matmul_dtype != accumulation_dtype
         chunk_rows = max_chunk_rows
         if is_half_precision and row_count > 0:
-            # Make equal chunks, because a small last chunk takes almost as long as a full one.
+            # Make chunks of equal size, because a small last chunk takes almost as long as a full chunk.
             chunk_count = math.ceil(row_count / max_chunk_rows)
             chunk_rows = math.ceil(row_count / chunk_count)
 
         matmul_hidden = hidden.to(matmul_dtype)
         matmul_weight = weight.to(matmul_dtype)
         losses = hidden.new_empty(row_count, dtype=accumulation_dtype)
-        # All chunks use the same memory for their logits.
+        # All chunks share one buffer for their logits.
         logit_buffer = hidden.new_empty(min(chunk_rows, row_count), _align(vocab_size), dtype=accumulation_dtype)
         gradients = None
         if any(ctx.needs_input_grad):
@@ -139,17 +139,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             else:
                 losses[rows] = _process_in_full_precision(chunk, matmul_weight, bias, gradients)
 
-        if gradients:  # not in save_for_backward, which would copy them
+        if gradients:  # save_for_backward would copy these tensors
             ctx.gradients = [gradients.hidden, gradients.weight.to(weight.dtype), gradients.bias.to(bias.dtype)]
         ctx.mark_non_differentiable(losses)
         return (losses * loss_weights).sum(), losses
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Any, ...]:
-        """Multiply the stored gradients by the gradient of the sum."""
+        """Multiply the stored gradients by the sum's gradient."""
         gradients = ctx.gradients
-        ctx.gradients = None  # autograd can then free each gradient after its use
-        if gradient.is_cuda or gradient != 1:  # on a GPU always, because a comparison would wait for it
+        ctx.gradients = None  # so that autograd can free each gradient after use
+        if gradient.is_cuda or gradient != 1:  # always on a GPU, because the comparison would wait for the GPU
             gradients = [value.mul_(gradient) for value in gradients]
         return *gradients, None, None, None, None, None
 
@@ -157,11 +157,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _allocate_gradients(
     hidden: Tensor, weight: Tensor, bias: Tensor, chunk_rows: int, dtype: torch.dtype
 ) -> _Gradients:
-    """Return tensors for the gradients. Those to which chunks add are zeros; the others are uninitialised."""
+    """Allocate tensors for the gradients. Only tensors that accumulate over chunks are set to zero."""
     has_one_chunk = 0 < len(hidden) <= chunk_rows
-    weight_gradient = torch.empty_like(weight, dtype=dtype)
-    if not has_one_chunk:
-        weight_gradient.zero_()
+    allocate_weight = torch.empty_like if has_one_chunk else torch.zeros_like
+    weight_gradient = allocate_weight(weight, dtype=dtype)
     return _Gradients(torch.empty_like(hidden), weight_gradient, torch.zeros_like(bias, dtype=dtype), has_one_chunk)
 
 
@@ -172,11 +171,11 @@ def _process_in_half_precision(
     if compiler:
         split_logits = _compile(split_target_logits, compiler)
         compute_gradients = _compile(compute_logit_gradients, compiler)
-    else:  # each operation stores its result, so work on small blocks
+    else:  # uncompiled operations store intermediate results, so use small blocks
         split_logits = _split_target_logits_in_blocks
         compute_gradients = _compute_logit_gradients_in_blocks
     nontarget_logsumexp, target_logits = split_logits(chunk.logits, bias, chunk.targets)  # (R,), (R,)
-    logsumexp = torch.logaddexp(nontarget_logsumexp, target_logits)  # (R,) over the whole vocabulary
+    logsumexp = torch.logaddexp(nontarget_logsumexp, target_logits)  # (R,) for the whole vocabulary
     if gradients is None:
         return logsumexp - target_logits
 
@@ -186,7 +185,7 @@ def _process_in_half_precision(
     )  # (R, V) in half precision
     _matmul(logit_gradients, weight, out=gradients.hidden[chunk.rows])
     gradients.add_to_weight(logit_gradients, chunk.hidden)
-    # The sum over rows is a matrix product, because only products return fp32 from half-precision factors on GPUs.
+    # Sum over rows with a matrix product, because only products return fp32 for half-precision inputs on GPUs.
     ones = torch.ones_like(chunk.hidden[:, :1])  # (R, 1)
     _add_matmul(logit_gradients.T, ones, total=gradients.bias[:, None])
     return logsumexp - target_logits
@@ -195,7 +194,7 @@ def _process_in_half_precision(
 def _process_in_full_precision(chunk: _Chunk, weight: Tensor, bias: Tensor, gradients: _Gradients | None) -> Tensor:
     """Return the losses of a chunk, (R,), and add its contribution to the gradients, unless they are None.
 
-    The logits of the chunk are overwritten to save memory.
+    To save memory, the chunk's logits are overwritten.
     """
     targets = chunk.targets
     logits = chunk.logits.add_(bias)  # (R, V)
@@ -207,8 +206,8 @@ def _process_in_full_precision(chunk: _Chunk, weight: Tensor, bias: Tensor, grad
     if gradients is None:
         return losses
 
-    # d loss / d logits = loss weight * (exponentials / normalizer - onehot(target)). The two factors per row multiply
-    # tensors (R, d), which are smaller than the logits (R, V).
+    # d loss / d logits = loss weight * (exponentials / normalizer - onehot(target)). Apply the scales of both terms to
+    # (R, d) tensors, because (R, V) tensors are larger.
     target_scale = chunk.loss_weights.to(logits.dtype)  # (R,)
     softmax_scale = (chunk.loss_weights / normalizer).to(logits.dtype)  # (R,)
     softmax_gradient = (exponentials @ weight) * softmax_scale[:, None]  # (R, d)
@@ -221,11 +220,11 @@ def _process_in_full_precision(chunk: _Chunk, weight: Tensor, bias: Tensor, grad
 
 
 def split_target_logits(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of the logits except those of the targets, and the logits of the targets, (R,) each.
+    """Return the log-sum-exp of each row's non-target logits, and the target's logit, (R,) each.
 
     Args:
-        logits: (R, V) without the bias.
-        bias: (V,).
+        logits: (R, V) logits without the bias.
+        bias: (V,) bias.
         targets: (R,) token ids.
     """
     token_ids = torch.arange(logits.shape[1], device=logits.device)  # (V,)
@@ -245,18 +244,18 @@ def compute_logit_gradients(
     loss_weights: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return the gradient of the weighted loss with respect to the logits, (R, V), in a type.
+    """Return the (R, V) gradient of the weighted loss with respect to the logits.
 
-    The gradient is loss weight * (softmax - onehot(target)). At the target, softmax - 1 is computed as minus the
-    probability of all other tokens, which is precise even if the softmax is almost 1.
+    The gradient is loss weight * (softmax - onehot(target)). At the target, softmax - 1 is computed as the negative
+    probability of all other tokens, to remain precise if the softmax is almost 1.
 
     Args:
-        logits: (R, V) without the bias.
-        bias: (V,).
+        logits: (R, V) logits without the bias.
+        bias: (V,) bias.
         targets: (R,) token ids.
-        nontarget_logsumexp: (R,) log-sum-exp of the logits except those of the targets.
-        logsumexp: (R,) log-sum-exp of all logits.
-        loss_weights: (R,).
+        nontarget_logsumexp: (R,) log-sum-exp of each row's non-target logits.
+        logsumexp: (R,) log-sum-exp of all logits in each row.
+        loss_weights: (R,) weight of each row's loss.
         dtype: type of the result.
     """
     vocab_size = logits.shape[1]
@@ -265,19 +264,19 @@ def compute_logit_gradients(
     nontarget_probability = (nontarget_logsumexp - logsumexp).exp()  # (R,)
     is_target = token_ids == targets[:, None]  # (R, V)
     gradient = torch.where(is_target, -nontarget_probability[:, None], probabilities) * loss_weights[:, None]
-    # Pad and slice, so that each row starts at an aligned address: the matrix products that follow are then faster.
+    # Pad and slice to align the start of each row. The subsequent matrix products are faster for aligned rows.
     padding = _align(vocab_size) - vocab_size
     return F.pad(gradient.to(dtype), (0, padding))[:, :vocab_size]
 
 
 @cache
 def _compile(function: Any, compiler: str) -> Any:
-    """Compile a function once for each backend of torch.compile."""
+    """Compile a function with a torch.compile backend."""
     return torch.compile(function, backend=compiler, fullgraph=True)
 
 
 def _split_target_logits_in_blocks(logits: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Call `split_target_logits` for a block of rows at a time, to limit the memory of intermediate tensors."""
+    """Call `split_target_logits` for one block of rows at a time, to limit the memory of intermediate results."""
     nontarget_logsumexp = logits.new_empty(len(logits))  # (R,)
     target_logits = logits.new_empty(len(logits))  # (R,)
     for start in range(0, len(logits), _BLOCK_ROWS):
@@ -295,9 +294,9 @@ def _compute_logit_gradients_in_blocks(
     loss_weights: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Call `compute_logit_gradients` for a block of rows at a time, to limit the memory of intermediate tensors."""
+    """Call `compute_logit_gradients` for one block of rows at a time, to limit the memory of intermediate results."""
     row_count, vocab_size = logits.shape
-    # Rows are aligned as in the result of `compute_logit_gradients`; torch.cat would not align them.
+    # Align rows as `compute_logit_gradients` does. torch.cat would return unaligned rows.
     gradients = logits.new_empty(row_count, _align(vocab_size), dtype=dtype)[:, :vocab_size]
     for start in range(0, row_count, _BLOCK_ROWS):
         block = slice(start, start + _BLOCK_ROWS)
@@ -314,22 +313,22 @@ def _compute_logit_gradients_in_blocks(
 
 
 def _align(width: int) -> int:
-    """Round the width of a row up to a multiple of the alignment."""
+    """Round a row width up to a multiple of the alignment."""
     return math.ceil(width / _ALIGNMENT) * _ALIGNMENT
 
 
 def _matmul(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Set out = left @ right in the precision of `out`, which may exceed that of the factors."""
+    """Set out = left @ right in the precision of `out`, even if the factors have lower precision."""
     if left.dtype == out.dtype:
         return torch.mm(left, right, out=out)
     if left.is_cuda:
         return torch.mm(left, right, out_dtype=out.dtype, out=out)
-    # CPUs have no kernel whose output is wider than its factors. Converting the factors first gives the same result.
+    # No CPU kernel returns fp32 from half-precision factors. Converting the factors first gives the same result.
     return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
 
 
 def _add_matmul(left: Tensor, right: Tensor, total: Tensor) -> None:
-    """Set total += left @ right in the precision of `total`, which may exceed that of the factors."""
+    """Set total += left @ right in the precision of `total`, even if the factors have lower precision."""
     if left.dtype == total.dtype:
         torch.addmm(total, left, right, out=total)
     elif left.is_cuda:

@@ -1,8 +1,8 @@
 """Linear layers and LayerNorm for mixed precision: weights in fp32, activations in bf16.
 
-In bf16, a matrix product reads a bf16 copy of its weights, which is refreshed once per optimizer step, and returns the
-gradient of the weights in fp32. The operations between two products are written so that `torch.compile` fuses them into
-one kernel, which computes in fp32 and reads and writes bf16. In fp32, the layers call PyTorch's functions.
+In bf16, a matrix product reads a bf16 copy of its weights and returns the weights' gradient in fp32. The copy is
+refreshed once per optimizer step. `torch.compile` fuses the operations between two products into one kernel that
+computes in fp32, but reads and writes bf16. In fp32, the layers call PyTorch's functions.
 """
 
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 def is_shard(tensor: Tensor) -> TypeIs["DTensor"]:
-    """Return whether a tensor is a DTensor, of which each worker has only a shard."""
-    return hasattr(tensor, "full_tensor")  # not isinstance, since importing DTensor takes a second
+    """Return whether a tensor is a DTensor: each worker holds only a shard of its values."""
+    return hasattr(tensor, "full_tensor")  # no isinstance, because importing DTensor takes a second
 
 
 class Linear(nn.Linear):
-    """A linear layer for inputs in the precision of its weights or in bf16."""
+    """A linear layer that accepts inputs in bf16 or in the precision of its weights."""
 
     weight_copy: Tensor | None
     bias_copy: Tensor | None
@@ -34,29 +34,29 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs)
         self.register_buffer("weight_copy", None, persistent=False)
         self.register_buffer("bias_copy", None, persistent=False)
-        self.copied_state: tuple[Any, ...] = ()  # `parameter_state` at the last copy
+        self.copied_state: tuple[Any, ...] = ()  # `parameter_state` when the copies were last refreshed
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Compute the layer in the precision of its input, with copies of the parameters if they have another one."""
+        """Compute the layer in the precision of its input, with converted copies of the parameters if necessary."""
         if hidden.dtype == self.weight.dtype:
             return F.linear(hidden, self.weight, self.bias)
         weight_copy = self.weight_copy
         bias_copy = self.bias_copy
-        if weight_copy is None or bias_copy is None:  # sharded weights have no copies: each pass gathers them
+        if weight_copy is None or bias_copy is None:  # sharded weights are gathered and converted in each pass
             weight_copy = self.weight.detach().to(hidden.dtype)
             bias_copy = self.bias.detach().to(hidden.dtype)
         output: Tensor = _LinearWithCopies.apply(hidden, self.weight, self.bias, weight_copy, bias_copy)
         return output
 
     def parameter_state(self, dtype: torch.dtype) -> tuple[Any, ...]:
-        """Return a value that changes whenever a parameter changes, or `dtype`, the type of the copies."""
-        # PyTorch increments the version of a tensor when it is changed in place.
+        """Return a value that changes whenever a parameter or `dtype`, the copies' type, changes."""
+        # PyTorch increments a tensor's version when the tensor is changed in place.
         weight_state = (self.weight.data_ptr(), self.weight._version)
         bias_state = (self.bias.data_ptr(), self.bias._version)
         return (dtype, *weight_state, *bias_state)
 
     def allocate_copies(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the tensors for the copies of weight and bias, which are reused if type and device still fit."""
+        """Return tensors for the copies of weight and bias. Reuse the present ones if type and device match."""
         weight_copy = self.weight_copy
         bias_copy = self.bias_copy
         device = self.weight.device
@@ -74,19 +74,19 @@ class Linear(nn.Linear):
 
 
 class AddNorm(nn.LayerNorm):
-    """A residual connection followed by LayerNorm, computed in fp32."""
+    """A residual connection and LayerNorm, computed in fp32."""
 
     def forward(self, hidden: Tensor, sublayer_output: Tensor) -> Tensor:  # type: ignore[override]
         if hidden.dtype in (torch.float32, torch.float64):
             return super().forward(hidden + sublayer_output)
         total = full_precision(hidden) + full_precision(sublayer_output)
-        weight = full_precision(self.weight)  # gathered shards are in half precision
+        weight = full_precision(self.weight)  # FSDP gathers shards in half precision
         bias = full_precision(self.bias)
         return F.layer_norm(total, self.normalized_shape, weight, bias, self.eps).to(hidden.dtype)
 
 
 def refresh_copies(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
-    """Update the copies in type `dtype` of all linear layers whose parameters have changed since the last call."""
+    """Refresh the `dtype` copies of all linear layers whose parameters have changed since the last call."""
     linear_layers = [child for module in modules for child in module.modules() if isinstance(child, Linear)]
     copies: list[Tensor] = []
     changed_parameters: list[Tensor] = []
@@ -101,12 +101,12 @@ def refresh_copies(modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
             layer.copied_state = state
             copies.extend(layer.allocate_copies(dtype))
             changed_parameters.extend([layer.weight, layer.bias])
-        if copies:  # one kernel copies all tensors, because each launch of a kernel takes time
+        if copies:  # one kernel for all tensors, because each kernel launch takes time
             torch._foreach_copy_(copies, changed_parameters)
 
 
 class _LinearWithCopies(torch.autograd.Function):
-    """A linear layer that computes with bf16 copies of its parameters and returns the gradients of the parameters."""
+    """A linear layer that computes with bf16 copies of its parameters, but returns fp32 gradients for the originals."""
 
     @staticmethod
     def forward(
@@ -123,12 +123,12 @@ class _LinearWithCopies(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the input in half precision, and of the parameters in fp32."""
+        """Return the input's gradient in half precision, and the parameters' gradients in fp32."""
         hidden, weight_copy = ctx.saved_tensors
         hidden_gradient = gradient @ weight_copy
         if gradient.is_cuda:
             weight_gradient = torch.mm(gradient.T, hidden, out_dtype=torch.float32)
-        else:  # CPUs have no kernel whose output is wider than its factors
+        else:  # no CPU kernel returns fp32 from half-precision factors
             weight_gradient = gradient.T.float() @ hidden.float()
         bias_gradient = gradient.sum(0, dtype=torch.float32)
         return hidden_gradient, weight_gradient, bias_gradient, None, None

@@ -1,4 +1,4 @@
-"""Momentum contrast (He et al. 2020) as in InfoXLM: a slowly changing fp32 key encoder and a queue of its keys."""
+"""Momentum contrast (He et al. 2020) as in InfoXLM: a slowly changing fp32 key encoder, and a queue of its keys."""
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,9 @@ from infoxlm_core.model.heads import InfoXLM, project
 
 
 class KeyEncoder(nn.Module):
-    """A copy of the query encoder up to the universal layer, with its projection, that follows it without gradients.
+    """A copy of the query encoder, up to the universal layer, that follows the query encoder without gradients.
 
-    The weights are always in fp32, because the small updates would be rounded away in bf16.
+    The copy includes the projection. Its weights are always in fp32, because bf16 would round small updates away.
     """
 
     def __init__(self, model: InfoXLM) -> None:
@@ -26,7 +26,7 @@ class KeyEncoder(nn.Module):
         self.update(0.0)
 
     def pair_with(self, model: InfoXLM) -> None:
-        """Find the parameters of the query encoder that each update reads. Call it again if sharding replaces them."""
+        """Pair each parameter with that of the query encoder. Call again if sharding has replaced the parameters."""
         query_parameters = dict(model.named_parameters())
         self._key_parameters: list[Tensor] = []
         self._query_parameters: list[Tensor] = []
@@ -36,7 +36,7 @@ class KeyEncoder(nn.Module):
 
     @torch.no_grad()
     def forward(self, ids: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> Tensor:
-        """Return the keys (B, d) of B packed views in fp32, given their token ids and positions (T,)."""
+        """Return the (B, d) fp32 keys of B packed views, given their (T,) token ids and positions."""
         hidden = self.encoder(ids, positions, lengths)  # (T, d)
         return project(pool(hidden, lengths, self.pooling), self.projection, self.normalise)
 
@@ -51,24 +51,24 @@ class KeyEncoder(nn.Module):
 
 
 class Queue:
-    """A ring buffer of the K newest keys, the negatives of the contrast, with the ids of their sentences."""
+    """A ring buffer of the K newest keys and their sentence ids. The keys are the negatives of the contrast."""
 
     def __init__(self, size: int, hidden: int, device: torch.device | str = "cpu") -> None:
         self.rows = torch.zeros(size, hidden, device=device)  # (K, d) fp32
-        # (K, 2) ids of the two translation pairs of a mixup pair; without mixup, both are the same
+        # (K, 2) ids of the two translation pairs in each mixup pair; without mixup, both ids are the same
         self.sentence_ids = torch.zeros(size, 2, dtype=torch.long, device=device)
-        # These two are on the CPU, because reading them from a GPU would wait for it.
-        self.added_at_step = torch.zeros(size, dtype=torch.long, device="cpu")  # (K,) optimizer step that added the row
-        self.pointer = torch.zeros((), dtype=torch.long, device="cpu")  # the row that the next key replaces
+        # Keep the following two on the CPU, because reading from a GPU would wait for the GPU.
+        self.added_at_step = torch.zeros(size, dtype=torch.long, device="cpu")  # (K,) step that added each row
+        self.pointer = torch.zeros((), dtype=torch.long, device="cpu")  # row that the next key replaces
 
     def push(self, keys: Tensor, sentence_ids: Tensor, step: int) -> None:
-        """Replace the oldest rows by keys (B, d) with sentence ids (B, 2). Of more than K keys, keep the last K."""
+        """Replace the oldest rows with (B, d) keys and (B, 2) sentence ids. If B > K, keep only the last K keys."""
         capacity = len(self.rows)
         skipped_count = max(0, len(keys) - capacity)
         keys = keys[skipped_count:]
         sentence_ids = sentence_ids[skipped_count:]
         first_row = int(self.pointer) + skipped_count
-        # Compute the row numbers on both devices, because a copy between them would wait for the GPU.
+        # Compute the row numbers on both devices, because a copy between devices would wait for the GPU.
         cpu_rows = (first_row + torch.arange(len(keys), device="cpu")) % capacity  # (B,)
         device_rows = (first_row + torch.arange(len(keys), device=self.rows.device)) % capacity  # (B,)
         self.rows[device_rows] = keys.detach()
@@ -77,18 +77,18 @@ class Queue:
         self.pointer.fill_((first_row + len(keys)) % capacity)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors of the queue themselves, not copies, by their names in checkpoints."""
-        # Sentence ids are called "meanings", as in the checkpoints of earlier versions.
+        """Return the queue's tensors (not copies) by their names in checkpoints."""
+        # The names "meanings" and "born" keep checkpoints of earlier versions readable.
         return {"rows": self.rows, "meanings": self.sentence_ids, "born": self.added_at_step, "pointer": self.pointer}
 
     @property
     def mean_age(self) -> float:
-        """The mean age of the keys, in optimizer steps since the newest key."""
+        """The keys' mean age: optimizer steps between each key and the newest key."""
         return float(self.added_at_step.max() - self.added_at_step.double().mean())
 
 
 def compute_momentum(config: ContrastConfig, step: int, total_steps: int) -> float:
-    """Return the momentum with which the key encoder is updated after an optimizer step. The first step is 0."""
+    """Return the momentum for the key encoder's update after an optimizer step. The first step is number 0."""
     if config.momentum_schedule == "linear":
         progress = step / max(1, total_steps - 1)
         return config.momentum + (1 - config.momentum) * progress

@@ -1,6 +1,7 @@
-"""The losses of InfoXLM as pure functions, in nats and fp32, and the detection of false negatives in the queue.
+"""InfoXLM's losses as pure functions, in nats and fp32, and the detection of false negatives in the queue.
 
-Losses are sums or one per item, not means, because a step divides once by the targets of all its micro-batches.
+Functions return sums or one loss per item, not means, because a training step divides the sum over all its
+micro-batches by their number of targets.
 """
 
 import torch
@@ -14,22 +15,22 @@ def full_precision(values: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the summed cross-entropy of (N, C) logits and (N,) targets, or 0 if N is 0.
+    """Return the summed cross-entropy of (N, C) logits and (N,) targets; 0 if N is 0.
 
-    This is the loss of MLM and TLM at the masked positions (InfoXLM, equations 3 and 4), of CLM at all positions except
-    the last (Lample and Conneau 2019, section 3.2), and of NSP (Devlin et al. 2019, section 3.1).
+    This function computes the losses of MLM and TLM at masked positions (InfoXLM, equations 3 and 4), of CLM at all
+    positions except the last (Lample and Conneau 2019, section 3.2), and of NSP (Devlin et al. 2019, section 3.1).
     """
     return F.cross_entropy(full_precision(logits), targets, reduction="sum")
 
 
 def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of each answer in extractive question answering, (N,).
+    """Return the (N,) losses of the answers in extractive question answering.
 
-    The loss is the mean of the cross-entropies of the start and the end of the answer.
+    A loss is the mean of two cross-entropies: for the answer's first token and for its last token.
 
     Args:
-        logits: (N, L, 2) logits of start and end at each token; -inf after the last token of a sequence.
-        targets: (N, 2) positions of the tokens at which the answers start and end.
+        logits: (N, L, 2) logits of start and end at each token; -inf for padding.
+        targets: (N, 2) positions of each answer's first and last token.
 
     Source: Devlin et al. 2019, section 4.2.
     """
@@ -39,18 +40,18 @@ def span_losses(logits: Tensor, targets: Tensor) -> Tensor:
 def xlco_logits(
     query: Tensor, key: Tensor, queue: Tensor, temperature: float, excluded: Tensor | None = None
 ) -> Tensor:
-    """Return the scaled similarities (B, 1 + K) of each query to its translation, in column 0, and to the queue.
+    """Return (B, 1 + K) scaled similarities of each query to its translation (column 0) and to the K keys in the queue.
 
     Args:
-        query: (B, D).
-        key: (B, D) without gradient; row i is the translation of query i.
+        query: (B, D) queries.
+        key: (B, D) keys of the queries' translations, without gradient.
         queue: (K, D) keys of earlier steps, without gradient.
-        temperature: divides the similarities; lower is sharper.
-        excluded: (B, K) true for false negatives, which are ignored; None: none are ignored, as in the paper.
+        temperature: divisor of the similarities; lower is sharper.
+        excluded: (B, K) mask of the false negatives to ignore; None: ignore none, as in the paper.
 
     Source: InfoXLM, equation 6.
     """
-    query = query / temperature  # (B, D); dividing the similarities (B, 1 + K) would take longer
+    query = query / temperature  # (B, D); faster than dividing (B, 1 + K) similarities
     positive = (query * key).sum(dim=1, keepdim=True)  # (B, 1)
     negative = query @ queue.T  # (B, K)
     if excluded is not None:
@@ -59,11 +60,11 @@ def xlco_logits(
 
 
 def xlco_losses(logits: Tensor, margin: float = 0.0) -> Tensor:
-    """Return the contrastive loss (InfoNCE) of each query, (B,).
+    """Return the (B,) contrastive losses (InfoNCE) of the queries.
 
     Args:
-        logits: (B, 1 + K) from `xlco_logits`, with the translations in column 0.
-        margin: subtracted from the logits of the translations. For LaBSE's margin m, give m / temperature.
+        logits: (B, 1 + K) similarities from `xlco_logits`, with the translations in column 0.
+        margin: number to subtract from the translations' logits: m / temperature for LaBSE's margin m.
 
     Sources: InfoXLM, equation 6; LaBSE (Feng et al. 2022), equation 2, for the margin.
     """
@@ -74,13 +75,13 @@ def xlco_losses(logits: Tensor, margin: float = 0.0) -> Tensor:
 
 
 def count_xlco_hits(logits: Tensor) -> Tensor:
-    """Count the queries that are nearer to their translation than to all K negatives. Chance is B / (1 + K)."""
+    """Count the queries that are closer to their translation than to any of the K negatives. Chance is B / (1 + K)."""
     best_negative = logits[:, 1:].amax(dim=1)  # (B,)
     return (logits[:, 0] > best_negative).sum()
 
 
 def find_shared_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """Return for each query and each key whether they have a sentence in common, (B, K) bool.
+    """Return a (B, K) mask of the queries and keys that share a sentence.
 
     Args:
         query_ids: (B, 2) ids of the two sentences of each query.
@@ -96,7 +97,7 @@ def find_shared_sentences(query_ids: Tensor, key_ids: Tensor) -> Tensor:
 
 
 def find_equal_pairs(query_ids: Tensor, key_ids: Tensor) -> Tensor:
-    """Return for each query and each key whether they have the same two sentences in any order, (B, K) bool.
+    """Return a (B, K) mask of the queries and keys that have the same two sentences, in any order.
 
     Args:
         query_ids: (B, 2) ids of the two sentences of each query.

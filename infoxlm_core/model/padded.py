@@ -1,6 +1,6 @@
 """Task models for encoders that cannot run packed, such as XLM, DistilBERT and DeBERTa.
 
-They wrap Hugging Face's classes, pad their input, and have the signature of our packed models, so that training and
+They pad the input of Hugging Face's classes. Their signature is that of our packed models, so that training and
 prediction treat all models alike.
 """
 
@@ -32,13 +32,13 @@ _HEAD_DROPOUT_FIELDS = ("classifier_dropout", "classifier_dropout_prob", "seq_cl
 
 
 class Padded(nn.Module):
-    """A task model of Hugging Face that is called with packed sequences."""
+    """A Hugging Face task model that accepts packed sequences."""
 
     dropout_mask_count = 0  # see `task_models.Packed`
 
     def __init__(self, model: "PreTrainedModel", head: Head) -> None:
         super().__init__()
-        self.model = model.train()  # like every new module; Hugging Face loads models in evaluation mode
+        self.model = model.train()  # the default of PyTorch; Hugging Face loads models in evaluation mode
         self.head = head
         self.type_count = 0
         if "token_type_ids" in inspect.signature(model.forward).parameters:
@@ -60,12 +60,12 @@ class Padded(nn.Module):
         lengths: Sequence[int],
         dropout_masks: Tensor | None = None,  # noqa: ARG002 - all task models have the same signature
     ) -> Tensor:
-        """Return the logits of N packed sequences, (N, outputs), or (T, outputs) for heads on every token.
+        """Return (N, outputs) logits for N packed sequences, or (T, outputs) logits if the head is on every token.
 
         Args:
             ids: (T,) token ids.
-            types: (T,) token types, or language ids if the model has language embeddings (`set_language_ids`).
-            lengths: number of tokens of each sequence.
+            types: (T,) token types, or language ids from `set_language_ids` if the model has language embeddings.
+            lengths: number of tokens in each sequence.
             dropout_masks: ignored, because Hugging Face's classes draw their own dropout.
         """
         padding_id = getattr(self.config, "pad_token_id", None) or 0
@@ -73,12 +73,12 @@ class Padded(nn.Module):
         inputs = {"input_ids": _pad(ids, lengths, padding_id), "attention_mask": attention_mask}
         if self.has_languages:
             inputs["langs"] = _pad(types, lengths)
-        elif self.type_count > 1:  # XLM has no type table: it would look types up in the word embeddings
+        elif self.type_count > 1:  # XLM has no type table, and would use types as word ids
             inputs["token_type_ids"] = _pad(types, lengths)
         outputs = self.model(**inputs)
         if len(self.head.output_fields) == 1:
             logits = outputs[self.head.output_fields[0]]  # (N, outputs) or (N, longest, outputs)
-        else:  # for example start_logits and end_logits, (N, longest) each
+        else:  # for example, start_logits and end_logits, (N, longest) each
             logits = torch.stack([outputs[field] for field in self.head.output_fields], dim=-1)
         if self.head.is_per_token:
             return logits[attention_mask.bool()]  # (N, longest, outputs) -> (T, outputs)
@@ -86,28 +86,27 @@ class Padded(nn.Module):
 
 
 def _pad(values: Tensor, lengths: Sequence[int], padding_value: int = 0) -> Tensor:
-    """Return the values of packed sequences, (T,), as a batch of padded sequences, (N, longest)."""
-    sequences = values.split(list(lengths))
-    return pad_sequence(list(sequences), batch_first=True, padding_value=padding_value)
+    """Convert (T,) values of packed sequences to an (N, longest) batch of padded sequences."""
+    return pad_sequence(list(values.split(list(lengths))), batch_first=True, padding_value=padding_value)
 
 
 def read_language_ids(config: PretrainedConfig) -> dict[str, int]:
-    """Return the rows of the language embeddings by language. Only models of type XLM have such embeddings."""
+    """Map each language to its row in the language embeddings. Only XLM models have language embeddings."""
     if getattr(config, "n_langs", 1) < 2 or not getattr(config, "use_lang_emb", False):
         return {}
     return dict(getattr(config, "lang2id", None) or {})
 
 
 def find_language_id(config: PretrainedConfig, language: str) -> int | None:
-    """Return the row of a language in the language embeddings, or None if the model has no language embeddings.
+    """Return a language's row in the language embeddings, or None if the model has no language embeddings.
 
     Raises:
-        InputError: the model has language embeddings, but none for this language.
+        InputError: the model has language embeddings, but not for this language.
     """
     language_ids = read_language_ids(config)
     if not language_ids:
         return None
-    code = language if language in language_ids else two_letters(language)  # XLM uses codes such as de
+    code = language if language in language_ids else two_letters(language)  # XLM uses two-letter codes
     if code not in language_ids:
         available_languages = ", ".join(language_ids)
         raise InputError(f"the model has no embedding of language {language}: give text in {available_languages}")
@@ -115,9 +114,9 @@ def find_language_id(config: PretrainedConfig, language: str) -> int | None:
 
 
 def set_language_ids(examples: Examples, config: PretrainedConfig, languages: Sequence[str]) -> Examples:
-    """Return N examples with the ids of their N languages as token types, if the model has language embeddings.
+    """Set the token types of N examples to the ids of their N languages, if the model has language embeddings.
 
-    Both sides of a pair have the same language id, as in XLM. Examples for other models are returned unchanged.
+    Both sides of a pair get the same language id, as in XLM. Other models' examples are returned unchanged.
     """
     if not read_language_ids(config):
         return examples
@@ -126,13 +125,13 @@ def set_language_ids(examples: Examples, config: PretrainedConfig, languages: Se
 
 
 def read_labels(config: PretrainedConfig) -> tuple[str, ...]:
-    """Return the labels of a classifier in the order of their ids."""
+    """Return a classifier's labels, ordered by id."""
     label_by_id: Any = config.id2label
     return tuple(label_by_id[label_id] for label_id in sorted(label_by_id))
 
 
 def read_config(directory: Path) -> PretrainedConfig:
-    """Return the config of a model of any type. Raise InputError if it is missing, damaged, or of an unknown type."""
+    """Return the config of any model. Raise InputError if the config is missing or damaged, or its type is unknown."""
     pretrained.read_config(directory)  # raises InputError for impossible sizes
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
@@ -143,14 +142,14 @@ def read_config(directory: Path) -> PretrainedConfig:
 
 
 def load(directory: Path, head: Head, config: PretrainedConfig, new_head: bool) -> Padded:
-    """Load a task model, or with `new_head` an encoder to which a random head is added. See `load_model` for errors."""
+    """Load a task model, or an encoder with a random head if `new_head`. Raise the errors of `load_model`."""
     auto_class = getattr(transformers, f"AutoModelFor{head.architecture}")
     model = stored_weights.load_model(auto_class, directory, config, new_head)
     return Padded(model, head)
 
 
 def set_dropout(config: PretrainedConfig, dropout: float, head_dropout: float) -> None:
-    """Set the dropout of encoder and head in a config, whose field names depend on the type of the model."""
+    """Set the encoder's and the head's dropout in a config. The field names depend on the model type."""
     for field in _ENCODER_DROPOUT_FIELDS:
         if hasattr(config, field):
             setattr(config, field, dropout)

@@ -1,8 +1,8 @@
-"""Models for a task: an encoder with the head that the task declares.
+"""Task models: an encoder with the head that the task declares.
 
-All models are called with packed sequences: `module(ids, types, lengths)`. XLM-R, RoBERTa and BERT compute them
-packed, and other models pad them inside (`padded.py`). Models are stored in Hugging Face's format: its `AutoModelFor…`
-classes load them and compute the same logits.
+All models accept packed sequences: `module(ids, types, lengths)`. XLM-R, RoBERTa and BERT compute packed sequences
+directly; other models pad the sequences first (`padded.py`). Hugging Face's `AutoModelFor…` classes load the stored
+models and compute the same logits.
 """
 
 import copy
@@ -28,7 +28,7 @@ from infoxlm_core.model.task_head import Head, NameRules
 class Packed(nn.Module):
     """The base class of task models that compute packed sequences."""
 
-    dropout_mask_count = 0  # number of dropout layers whose masks the caller draws and passes as `dropout_masks`
+    dropout_mask_count = 0  # number of dropout layers whose masks the caller draws (`dropout_masks`)
 
     def __init__(self, encoder: Encoder, config: PretrainedConfig, head: Head, dropout: float = 0.0) -> None:
         super().__init__()
@@ -47,16 +47,16 @@ class Packed(nn.Module):
 
     @property
     def name_rules(self) -> NameRules:
-        """The rules that map the names of the head's parameters to Hugging Face's names."""
+        """The rules that map the head's parameter names to Hugging Face's names."""
         return self.head.bert_name_rules if self.is_bert else self.head.name_rules
 
     def embed(self, ids: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the embeddings of packed sequences, (T, d).
+        """Return the (T, d) embeddings of packed sequences.
 
         Args:
             ids: (T,) token ids.
-            types: (T,) token types. Types that the encoder does not have are replaced by its last one.
-            lengths: number of tokens of each sequence.
+            types: (T,) token types. The encoder's last type replaces unknown types.
+            lengths: number of tokens in each sequence.
         """
         cu_seqlens = cumulative_lengths(tuple(lengths), ids.device).long()  # (N + 1,)
         sequence_starts = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=len(ids))  # (T,)
@@ -65,12 +65,12 @@ class Packed(nn.Module):
         return self.encoder.embed(ids, positions, types.clamp(max=largest_type))
 
     def encode_tokens(self, ids: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the top layer's output for all tokens of packed sequences, (T, d). See `embed` for the arguments."""
+        """Return the top layer's (T, d) output for packed sequences. See `embed` for the arguments."""
         hidden = self.embed(ids, types, lengths)  # (T, d)
         return full_precision(self.encoder.run_layers(hidden, lengths, 0, self.encoder.size.layers))
 
     def encode_first_tokens(self, ids: Tensor, types: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the top layer's output for the first token of each packed sequence, (N, d), as `encode_tokens`."""
+        """Return the top layer's (N, d) output for the first token of each sequence. See `embed` for the arguments."""
         hidden = self.embed(ids, types, lengths)  # (T, d)
         first_rows = cumulative_lengths(tuple(lengths), ids.device).long()[:-1]  # (N,)
         row_counts = (1,) * len(lengths)
@@ -79,9 +79,9 @@ class Packed(nn.Module):
 
 
 class SequenceModel(Packed):
-    """A model with a head on the first token, as in Hugging Face: dropout, dense, tanh, dropout, linear.
+    """A model with Hugging Face's head on the first token: dropout, dense, tanh, dropout, linear.
 
-    In BERT, `dense` is the pooler, which has no dropout before it.
+    In BERT, `dense` is the pooler. No dropout precedes the pooler.
     """
 
     dropout_mask_count = 2
@@ -94,21 +94,21 @@ class SequenceModel(Packed):
     def forward(
         self, ids: Tensor, types: Tensor, lengths: Sequence[int], dropout_masks: Tensor | None = None
     ) -> Tensor:
-        """Return the logits of N packed sequences, (N, labels).
+        """Return (N, labels) logits for N packed sequences.
 
         Args:
             ids: (T,) token ids.
             types: (T,) token types.
-            lengths: number of tokens of each sequence.
-            dropout_masks: (N, 2, d) false where one of the two dropout layers drops a value; None: no dropout.
+            lengths: number of tokens in each sequence.
+            dropout_masks: (N, 2, d) masks of the values that the two dropout layers keep; None: no dropout.
         """
         hidden = self.encode_first_tokens(ids, types, lengths)  # (N, d)
         if dropout_masks is None:
             return self.output(torch.tanh(self.dense(hidden)))
-        # The caller draws the masks of each example, so that they do not depend on the other examples of the batch.
+        # The caller draws the masks, so that an example's masks do not depend on the rest of the batch.
         scaled_masks = dropout_masks.to(hidden.dtype) / (1.0 - self.dropout)  # (N, 2, d)
         dense_mask, output_mask = scaled_masks.unbind(dim=1)  # (N, d) each
-        if not self.is_bert:  # BERT's pooler has no dropout before its dense layer
+        if not self.is_bert:  # in BERT, no dropout precedes the pooler
             hidden = hidden * dense_mask
         return self.output(torch.tanh(self.dense(hidden)) * output_mask)
 
@@ -127,13 +127,13 @@ class TokenModel(Packed):
         lengths: Sequence[int],
         dropout_masks: Tensor | None = None,  # noqa: ARG002 - all task models have the same signature
     ) -> Tensor:
-        """Return the logits of all tokens of packed sequences, (T, outputs).
+        """Return (T, outputs) logits for all tokens of packed sequences.
 
         Args:
             ids: (T,) token ids.
             types: (T,) token types.
-            lengths: number of tokens of each sequence.
-            dropout_masks: ignored, because dropout masks of (T, d) values are drawn here.
+            lengths: number of tokens in each sequence.
+            dropout_masks: ignored, because this model draws its own dropout.
         """
         hidden = self.encode_tokens(ids, types, lengths)  # (T, d)
         if self.training and self.dropout:
@@ -152,15 +152,15 @@ def create(
     head_dropout: float = 0.0,
     seed: int = 1,
 ) -> TaskModel:
-    """Load a pre-trained encoder on the CPU, and add a new head with random weights.
+    """Load a pre-trained encoder on the CPU and add a head with random weights.
 
     Args:
         directory: Hugging Face directory of the encoder.
-        head: the head of the task.
-        labels: the labels in the order of their ids, if the task has labels.
-        dropout: probability of dropout in the encoder.
-        head_dropout: probability of dropout in the head.
-        seed: seed of the weights of the head.
+        head: the task's head.
+        labels: the task's labels, ordered by id; empty for a task without labels.
+        dropout: dropout probability in the encoder.
+        head_dropout: dropout probability in the head.
+        seed: random seed for the head's weights.
 
     Raises:
         InputError: the directory does not contain a complete encoder.
@@ -170,7 +170,7 @@ def create(
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: label_id for label_id, label in enumerate(labels)}
     if getattr(config, "causal", False):
-        config.causal = False  # in a causal XLM, the first token could not attend to any other token
+        config.causal = False  # the first token of a causal XLM would attend only to itself
     if pretrained.can_run_packed(pretrained.read_config(directory)):
         module = _build_packed(directory, head, config, dropout, head_dropout)
         for name, child in module.named_children():
@@ -180,22 +180,22 @@ def create(
         return module
     padded.set_dropout(config, dropout, head_dropout)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)  # Transformers draws the weights of the head from the global generator
+        torch.manual_seed(seed)  # Transformers uses the global random generator for the head's weights
         return padded.load(directory, head, config, new_head=True)
 
 
 def _load_encoder_weights(module: SequenceModel | TokenModel, directory: Path) -> None:
-    """Load the weights of the encoder and of BERT's pooler, but not of a head for another task."""
+    """Load the weights of the encoder and of BERT's pooler, but not a stored head for a different task."""
     pretrained_part = nn.Module()
     pretrained_part.encoder = module.encoder
     if isinstance(module, SequenceModel) and module.is_bert:
         pretrained_part.dense = module.dense
-    # Not all BERT models have a pooler.
+    # The pooler (`dense`) is optional, because some BERT models lack a pooler.
     pretrained.load_weights(pretrained_part, directory, optional=("dense.",), name_rules=module.name_rules)
 
 
 def load(directory: Path, head: Head) -> TaskModel:
-    """Load a fine-tuned model for evaluation, on a GPU if possible. Raise InputError if it does not have this head."""
+    """Load a fine-tuned model for evaluation, on a GPU if possible. Raise InputError if the model lacks this head."""
     config = padded.read_config(directory)
     module: TaskModel
     if pretrained.can_run_packed(pretrained.read_config(directory)):
@@ -209,19 +209,19 @@ def load(directory: Path, head: Head) -> TaskModel:
 def _build_packed(
     directory: Path, head: Head, config: PretrainedConfig, dropout: float = 0.0, head_dropout: float = 0.0
 ) -> SequenceModel | TokenModel:
-    """Return a packed model of the size that a directory describes, with uninitialised weights."""
+    """Build a packed model with uninitialised weights and the encoder size of a directory."""
     encoder = Encoder(pretrained.read_encoder_size(directory), dropout)
     model_class = TokenModel if head.is_per_token else SequenceModel
     return model_class(encoder, config, head, head_dropout)
 
 
 def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
-    """Write a model and its tokenizer as a Hugging Face directory, which the class `AutoModelFor…` of its head loads.
+    """Write a model and its tokenizer to a directory that Hugging Face's `AutoModelFor…` class for the head can load.
 
     Args:
         module: the model.
-        tokenizer: directory of its tokenizer.
-        directory: where to write.
+        tokenizer: the tokenizer's directory.
+        directory: output directory.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if isinstance(module, padded.Padded):
@@ -231,8 +231,7 @@ def export(module: TaskModel, tokenizer: Path, directory: Path) -> None:
     config: Any = copy.deepcopy(module.config)
     config.architectures = [f"{pretrained.CLASS_PREFIXES[config.model_type]}For{module.head.architecture}"]
     config.dtype = torch.float32
-    has_labels = module.head.output_count == 0
-    if has_labels:  # Hugging Face's heads for question answering have no dropout
+    if module.head.output_count == 0:  # a classifier; Hugging Face's question-answering heads have no dropout
         config.classifier_dropout = module.dropout
     pretrained.write(module, config, tokenizer, directory, module.name_rules)
 
@@ -244,10 +243,10 @@ def compute_logits(module: TaskModel, examples: Examples, max_batch_tokens: int 
     Args:
         module: the model.
         examples: N encoded texts or pairs of texts.
-        max_batch_tokens: largest number of tokens in a batch, padding included.
+        max_batch_tokens: maximum number of tokens in a batch, padding included.
 
     Returns:
-        (N, outputs), or for a head on every token a list with (length, outputs) for each example.
+        (N, outputs) logits, or a list of N tensors (length, outputs) if the head is on every token.
     """
     logits_by_example: list[Tensor] = [torch.empty(0)] * len(examples)
     with evaluating(module):
@@ -255,30 +254,26 @@ def compute_logits(module: TaskModel, examples: Examples, max_batch_tokens: int 
             batch_logits = _compute_batch_logits(module, examples.take(indices))
             for index, logits in zip(indices, batch_logits, strict=True):
                 logits_by_example[index] = logits
-    if module.head.is_per_token:
-        return logits_by_example
-    return torch.cat(logits_by_example)
+    return logits_by_example if module.head.is_per_token else torch.cat(logits_by_example)
 
 
 def _compute_batch_logits(module: TaskModel, batch: Examples) -> Sequence[Tensor]:
-    """Return the logits of each example of a batch: (1, outputs), or (length, outputs) for a head on every token."""
+    """Return each example's logits: (1, outputs), or (length, outputs) if the head is on every token."""
     device = next(module.parameters()).device
     lengths = tuple(batch.lengths.tolist())
     ids = devices.send(torch.from_numpy(batch.ids), device)
     types = devices.send(torch.from_numpy(batch.types), device)
     with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         logits = module(ids, types, lengths).float().cpu()  # (N, outputs) or (T, outputs)
-    if module.head.is_per_token:
-        return logits.split(lengths)
-    return logits.split(1)
+    return logits.split(lengths if module.head.is_per_token else 1)
 
 
 def split_by_length(lengths: np.ndarray, max_batch_tokens: int) -> list[np.ndarray]:
-    """Split examples into batches of similar length, the longest first, and return the indices of each batch.
+    """Return the example indices of each batch. Batches group examples of similar length, longest first.
 
     Args:
-        lengths: (N,) number of tokens of each example.
-        max_batch_tokens: largest number of tokens in a batch, padding included. A longer example is a batch alone.
+        lengths: (N,) numbers of tokens in the examples.
+        max_batch_tokens: maximum number of tokens in a batch, padding included. A longer example forms its own batch.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     batches = []

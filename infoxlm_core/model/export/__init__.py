@@ -1,1 +1,1 @@
-"""Writes encoders in the formats of other libraries: sentence-transformers, ONNX, and a trimmed vocabulary."""
+"""Exports encoders to sentence-transformers and ONNX, optionally with a trimmed vocabulary."""

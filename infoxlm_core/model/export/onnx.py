@@ -1,7 +1,7 @@
-"""Writes an encoder for ONNX Runtime, in fp32 and with 8-bit weights.
+"""Exports an encoder to ONNX, in fp32 or with 8-bit weights, and runs ONNX files.
 
-Inputs are `input_ids` and `attention_mask`, (batch, length) int64. Outputs are `token_embeddings` (batch, length, d)
-and `sentence_embedding` (batch, d). text-embeddings-inference and sentence-transformers expect these names.
+The inputs are `input_ids` and `attention_mask`, (batch, length) int64. The outputs are `token_embeddings`, (batch,
+length, d), and `sentence_embedding`, (batch, d). text-embeddings-inference and sentence-transformers use these names.
 """
 
 import importlib.util
@@ -20,20 +20,20 @@ INPUTS = ("input_ids", "attention_mask")
 OUTPUTS = ("token_embeddings", "sentence_embedding")
 OPSET = 18
 MAX_FILE = 2_000_000_000
-"""Largest size of the weights in the ONNX file itself, in bytes; a Protocol Buffers file has at most 2 GiB."""
-WEIGHTS_FILE = "model.onnx_data"  # the name that text-embeddings-inference downloads
+"""Maximum size in bytes of weights inside the ONNX file. The limit of a Protocol Buffers file is 2 GiB."""
+WEIGHTS_FILE = "model.onnx_data"  # the file name that text-embeddings-inference downloads
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def check_installed() -> None:
-    """Raise InputError if a package that writes or runs ONNX files is not installed."""
+    """Raise InputError if a package for writing or running ONNX files is not installed."""
     for package in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise InputError(f"{package} is not installed: pip install 'infoxlm-pipeline[export]'")
 
 
 def write(encoder: SentenceEncoder, path: Path) -> None:
-    """Write an encoder as an ONNX file in fp32. Weights of more than `MAX_FILE` bytes are in `WEIGHTS_FILE`."""
+    """Write an encoder as an fp32 ONNX file. Store weights larger than `MAX_FILE` in `WEIGHTS_FILE`."""
     import onnx_ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
@@ -41,11 +41,11 @@ def write(encoder: SentenceEncoder, path: Path) -> None:
     example_ids = torch.full((2, 4), 5)  # the exporter treats sizes 0 and 1 as constants
     example_mask = torch.ones_like(example_ids)
     dynamic_shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    # Hide the logs of each step of the export, and a warning that torchvision is not installed.
+    # Hide the progress messages of the export, and a warning that torchvision is not installed.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns that both inputs have the same names of dimensions
+        warnings.simplefilter("ignore")  # the exporter warns that both inputs share dimension names
         program: Any = torch.onnx.export(
             encoder,
             (example_ids, example_mask),
@@ -56,28 +56,28 @@ def write(encoder: SentenceEncoder, path: Path) -> None:
             dynamic_shapes=(dynamic_shape, dynamic_shape),
             verbose=False,
         )
-    ClearMetadataAndDocStringPass()(program.model)  # remove stack traces, which contain local paths
+    ClearMetadataAndDocStringPass()(program.model)  # remove stack traces, because they contain local paths
     weight_bytes = sum(4 * parameter.numel() for parameter in encoder.parameters())  # 4 bytes in fp32
     weights_file = WEIGHTS_FILE if weight_bytes > MAX_FILE else None
     onnx_ir.save(program.model, path, external_data=weights_file)
 
 
 def quantise(path: Path, output: Path) -> None:
-    """Quantise the matrices and word embeddings of an ONNX file to 8 bits. Activations are quantised at run time."""
+    """Quantise an ONNX file's matrices and word embeddings to 8 bits. Activations are quantised at run time."""
     from onnxruntime.quantization import quantize_dynamic
 
     root_logger = logging.getLogger()
     level = root_logger.level
-    root_logger.setLevel(logging.ERROR)  # hide the advice to do a step that the exporter has already done
+    root_logger.setLevel(logging.ERROR)  # hide advice to pre-process the file, which the exporter has already done
     try:
-        # Use a scale for each column, because one scale per matrix doubles the angle to the fp32 vectors.
+        # Use one scale per column, because one scale per matrix doubles the angle to the fp32 vectors.
         quantize_dynamic(path, output, op_types_to_quantize=["MatMul", "Gather"], per_channel=True)
     finally:
         root_logger.setLevel(level)
 
 
 def open_session(path: Path) -> Any:
-    """Open an ONNX file with ONNX Runtime on the CPU, with the number of threads of PyTorch."""
+    """Open an ONNX file with ONNX Runtime on the CPU. Use as many threads as PyTorch."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -86,13 +86,13 @@ def open_session(path: Path) -> Any:
 
 
 class OnnxEncoder:
-    """Computes the sentence vectors of an ONNX file with ONNX Runtime."""
+    """An encoder in an ONNX file, run by ONNX Runtime."""
 
     def __init__(self, path: Path) -> None:
         self.session = open_session(path)
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return sentence vectors, (B, d), from token ids and attention mask, (B, L) int64 each."""
+        """Return (B, d) sentence vectors for (B, L) int64 token ids and their attention mask."""
         inputs = {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()}
         (vectors,) = self.session.run(["sentence_embedding"], inputs)
         return torch.from_numpy(vectors)

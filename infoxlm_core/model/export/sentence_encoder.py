@@ -1,4 +1,4 @@
-"""An encoder that ends at the layer of its sentence vector, from which all export formats are written."""
+"""An encoder that ends at the layer of its sentence vectors, for all export formats."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,26 +21,26 @@ POOLINGS = ("cls", "mean")
 BATCH = 32
 
 VectorFunction = Callable[[Tensor, Tensor], Tensor]
-"""Computes sentence vectors, (B, d), from token ids and attention mask, (B, L) int64 each."""
+"""Computes (B, d) sentence vectors for (B, L) int64 token ids and their attention mask."""
 
 
 @dataclass(frozen=True)
 class VectorSettings:
-    """The settings that determine the vector of a sentence."""
+    """The settings for computing a sentence vector."""
 
-    layer: int  # numbered as in `hidden_states`: 0 is the output of the embeddings
+    layer: int  # layer number as in `hidden_states`: 0 is the output of the embeddings
     pooling: str
-    normalise: bool  # whether vectors are divided by their length
+    normalise: bool  # whether vectors are scaled to length 1
     prompts: any_encoder.Prompts
 
     @property
     def prefix(self) -> str:
-        """The text that is added before a sentence if the user names no prompt."""
+        """The text to prepend to a sentence if the user names no prompt."""
         return self.prompts.default_text
 
 
 class SentenceEncoder(nn.Module):
-    """Computes sentence vectors from padded token ids. Its encoder ends with the layer of the vector."""
+    """Computes sentence vectors for padded token ids. The encoder ends at the layer of the vectors."""
 
     def __init__(self, encoder: Any, settings: VectorSettings) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ class SentenceEncoder(nn.Module):
         self.eval()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the vectors of tokens and sentences.
+        """Compute token vectors and sentence vectors.
 
         Args:
             input_ids: (B, L) int64 token ids.
             attention_mask: (B, L) int64, 0 for padding.
 
         Returns:
-            The vectors of the tokens, (B, L, d), and of the sentences, (B, d).
+            Token vectors, (B, L, d), and sentence vectors, (B, d).
         """
         token_vectors = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         if self.settings.pooling == "cls":
@@ -70,16 +70,16 @@ class SentenceEncoder(nn.Module):
 
     @torch.inference_mode()
     def run(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return the vectors of the sentences, (B, d). See `forward` for the arguments."""
+        """Return (B, d) sentence vectors. See `forward` for the arguments."""
         _, vectors = self(input_ids, attention_mask)
         return vectors
 
 
 def load(directory: Path) -> SentenceEncoder:
-    """Load an encoder on the CPU in fp32, without its head and the layers above its sentence vector.
+    """Load an encoder on the CPU in fp32, without its head and the layers above its sentence vectors.
 
     Raises:
-        InputError: the Hugging Face directory has no encoder, or its vector cannot be exported.
+        InputError: the Hugging Face directory has no encoder, or the encoder's vectors cannot be exported.
     """
     model, _ = any_encoder.load_encoder(directory, "cpu")
     settings = read_settings(directory)
@@ -88,31 +88,30 @@ def load(directory: Path) -> SentenceEncoder:
     any_encoder.drop_layers(model, settings.layer)
     encoder.config.num_hidden_layers = settings.layer
     if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None  # it is never used
+        encoder.pooler = None  # unused
     return SentenceEncoder(encoder, settings)
 
 
 def _check_exportable(directory: Path, settings: VectorSettings, encoder: Any) -> None:
-    """Raise InputError if the sentence vector is not `cls` or `mean` of a layer at which the encoder can end."""
+    """Raise InputError for an unsupported pooling, or for a layer at which the encoder cannot end."""
     if settings.pooling not in POOLINGS:
-        supported_poolings = " or ".join(POOLINGS)
         raise InputError(
-            f"{directory}: its vector is {settings.pooling}, which cannot be exported: give {supported_poolings}"
+            f"{directory}: pooling {settings.pooling} cannot be exported: give a model with {' or '.join(POOLINGS)}"
         )
     layer_count = encoder.config.num_hidden_layers
     if not 1 <= settings.layer <= layer_count:
         raise InputError(
-            f"{directory}: its vector is of layer {settings.layer}, which cannot be exported: give 1 to {layer_count}"
+            f"{directory}: vectors of layer {settings.layer} cannot be exported: give layer 1 to {layer_count}"
         )
     if settings.layer < layer_count and any_encoder.find_layers(encoder) is None:
         raise InputError(
-            f"{directory}: layers of a {encoder.config.model_type} cannot be removed: give one whose vector is of "
-            "the last layer"
+            f"{directory}: layers of a {encoder.config.model_type} cannot be removed: give a model with vectors of the "
+            "last layer"
         )
 
 
 def read_settings(directory: Path) -> VectorSettings:
-    """Read how a model computes its sentence vectors, from our config.json or the files of sentence-transformers."""
+    """Read how a model computes sentence vectors, from our config.json or from sentence-transformers files."""
     layer, pooling = any_encoder.read_embedding_settings(directory)
     our_settings = pretrained.read_config(directory).get("infoxlm")
     if our_settings:
@@ -127,18 +126,18 @@ def read_settings(directory: Path) -> VectorSettings:
 
 
 def _has_normalize_module(directory: Path) -> bool:
-    """Return whether a sentence-transformers model divides its vectors by their length."""
+    """Return whether a sentence-transformers model scales its vectors to length 1."""
     modules = user_files.read_json(directory / MODULES, list[dict[str, Any]], "copy the model again")
     return any(str(module.get("type")).endswith(".Normalize") for module in modules)
 
 
 def embed(compute_vectors: VectorFunction, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """Return the vectors of texts, (N, d), which are computed in batches of similar length.
+    """Return (N, d) vectors of N texts. Batches contain texts of similar length.
 
     Args:
-        compute_vectors: computes the vectors of a batch.
-        tokenizer: the tokenizer of an export, from `load_tokenizer`.
-        texts: N texts, with their prefix.
+        compute_vectors: function that computes the vectors of a batch.
+        tokenizer: the export's tokenizer, from `load_tokenizer`.
+        texts: N texts, prefixes included.
     """
     text_lengths = np.array([len(text) for text in texts])
     shortest_first = np.argsort(text_lengths, kind="stable")
@@ -154,7 +153,7 @@ def embed(compute_vectors: VectorFunction, tokenizer: Tokenizer, texts: Sequence
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """Load the tokenizer of an export with the library `tokenizers` alone, with padding and truncation."""
+    """Load an export's tokenizer, with padding and truncation, using only the library `tokenizers`."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     settings = user_files.read_json(directory / "tokenizer_config.json", dict[str, Any], "export the model again")
     tokenizer.enable_truncation(settings["model_max_length"])

@@ -1,14 +1,14 @@
-"""Writes an encoder as a sentence-transformers model, in the layout of version 2.
+"""Exports an encoder as a sentence-transformers model, in the layout of version 2.
 
-    config.json, model.safetensors           the encoder without its head and the layers above its sentence vector
-    tokenizer.json, tokenizer_config.json    its tokenizer, with the largest number of tokens
-    modules.json                             the modules that compute a vector: encoder, pooling, normalisation
-    sentence_bert_config.json                the largest number of tokens
-    1_Pooling/config.json                    the pooling
-    config_sentence_transformers.json        prompts, the texts that are added before a sentence
+    config.json, model.safetensors           the encoder without its head and the layers above its sentence vectors
+    tokenizer.json, tokenizer_config.json    its tokenizer, with the maximum length in tokens
+    modules.json                             the modules in order: encoder, pooling, normalisation
+    sentence_bert_config.json                the maximum length in tokens
+    1_Pooling/config.json                    the pooling mode
+    config_sentence_transformers.json        prompts: texts to prepend to a sentence
 
-Versions 2 to 6 of sentence-transformers and text-embeddings-inference of Hugging Face read this layout. They do not all
-read the layout that version 6 writes.
+sentence-transformers 2 to 6 and Hugging Face's text-embeddings-inference all read this layout. Some of them cannot read
+the layout that version 6 writes.
 """
 
 import json
@@ -32,10 +32,10 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
     """Write a sentence-transformers model.
 
     Args:
-        encoder: the encoder, which was loaded from `source`.
-        source: Hugging Face directory.
-        directory: where to write.
-        tokenizer: content of tokenizer.json, which may have fewer pieces than that of `source`.
+        encoder: the encoder, loaded from `source`.
+        source: Hugging Face directory of the encoder.
+        directory: output directory.
+        tokenizer: content of tokenizer.json: the source's tokenizer, possibly trimmed.
     """
     directory.mkdir(parents=True, exist_ok=True)
     max_tokens = read_max_seq_length(source)
@@ -55,10 +55,10 @@ def write(encoder: SentenceEncoder, source: Path, directory: Path, tokenizer: st
 
 
 def _write_modules(encoder: SentenceEncoder, directory: Path) -> None:
-    """Write modules.json, and the config of the pooling."""
+    """Write modules.json and the pooling config."""
     path_by_module = {"Transformer": "", "Pooling": POOLING}
     if encoder.settings.normalise:
-        path_by_module["Normalize"] = "2_Normalize"  # this module has no files, so the folder does not exist
+        path_by_module["Normalize"] = "2_Normalize"  # a folder that does not exist, because this module has no files
     modules = []
     for number, (name, path) in enumerate(path_by_module.items()):
         modules.append({"idx": number, "name": str(number), "path": path, "type": f"{_MODULE_TYPES}.{name}"})
@@ -74,7 +74,7 @@ def _write_modules(encoder: SentenceEncoder, directory: Path) -> None:
 
 
 def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> None:
-    """Write model.safetensors and config.json with the class and the weight names of the source."""
+    """Write model.safetensors and config.json, with the source's weight names and config fields."""
     model = encoder.encoder
     settings = encoder.settings
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
@@ -86,9 +86,9 @@ def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> N
     config["architectures"] = [type(model).__name__]
     layer_field = model.config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # n_layers in DistilBERT
     config[layer_field] = settings.layer
-    config.pop("torch_dtype", None)  # the former name of dtype
+    config.pop("torch_dtype", None)  # former name of `dtype`
     config["dtype"] = "float32"
-    # Describe the vector as in our own models, so that `infoxlm embed` can compute it.
+    # Add the settings of our own models, so that `infoxlm embed` computes the same vectors.
     config["infoxlm"] = {"layer": settings.layer, "pooling": settings.pooling, "normalise": settings.normalise}
     if settings.prefix:
         config["infoxlm"]["prefix"] = settings.prefix
@@ -96,7 +96,7 @@ def _write_encoder(encoder: SentenceEncoder, source: Path, directory: Path) -> N
 
 
 def read_tokenizer(source: Path) -> str:
-    """Return the content of a model's tokenizer.json. If there is none, convert the model's other tokenizer files.
+    """Return the content of a model's tokenizer.json, or convert the model's other tokenizer files.
 
     Raises:
         InputError: the tokenizer cannot be converted.
@@ -111,15 +111,15 @@ def read_tokenizer(source: Path) -> str:
 
 
 def _write_tokenizer_settings(source: Path, directory: Path, max_tokens: int) -> None:
-    """Write a tokenizer_config.json with which all versions of Transformers follow tokenizer.json exactly.
+    """Write a tokenizer_config.json that makes all versions of Transformers follow tokenizer.json exactly.
 
-    Classes such as XLMRobertaTokenizer ignore the normaliser of tokenizer.json and use their own.
+    The generic class does so. Classes such as XLMRobertaTokenizer replace the normaliser of tokenizer.json.
     """
     tokenizer = tokenizers.load(source)
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_tokens,
-        "model_input_names": ["input_ids", "attention_mask"],  # the types of a single text are 0 in every model
+        "model_input_names": ["input_ids", "attention_mask"],  # no token types, because a single text has type 0
     }
     for role in _SPECIAL_TOKENS:
         token = getattr(tokenizer, role)
@@ -129,6 +129,6 @@ def _write_tokenizer_settings(source: Path, directory: Path, max_tokens: int) ->
 
 
 def _write_json(path: Path, content: Any) -> None:
-    """Write a JSON file and create its folder."""
+    """Write a JSON file, and create its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

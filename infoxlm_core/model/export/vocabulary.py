@@ -1,7 +1,7 @@
-"""Removes pieces from a tokenizer, and their rows from the word embeddings, to make a model smaller.
+"""Trims a model's vocabulary: removes pieces from the tokenizer, and their rows from the word embeddings.
 
-A text whose pieces all remain is split as before, because the removed pieces occurred only in worse splits. Other text
-is split into more and shorter pieces, or becomes the unknown token, so its vectors differ.
+If none of a text's pieces are removed, the text is split as before, because removed pieces occur only in worse splits.
+Any other text is split into shorter pieces or unknown tokens, so its vector changes.
 """
 
 import json
@@ -18,19 +18,19 @@ from infoxlm_core.errors import InputError
 from infoxlm_core.model.export.sentence_encoder import SentenceEncoder
 
 _CONTINUATION = "##"  # prefix of WordPiece pieces that continue a word
-_BATCH_LINES = 1000  # lines that are tokenized at once
+_BATCH_LINES = 1000  # lines to tokenize in parallel
 
 
 class TrimmedTokenizer:
-    """A tokenizer with fewer pieces, in which the id of a piece is the rank of its original id."""
+    """A tokenizer with fewer pieces. The remaining pieces keep their order, but have consecutive ids."""
 
     def __init__(self, content: str, chosen_ids: Iterable[int], pad_id: int) -> None:
-        """Remove all pieces except the chosen ones, special tokens, and those on which unknown text depends.
+        """Remove all pieces except chosen pieces, special tokens, and pieces required for unknown text.
 
         Args:
-            content: tokenizer.json of the original.
+            content: content of the original tokenizer.json.
             chosen_ids: ids of the pieces to keep.
-            pad_id: the padding id, which stays the same, because RoBERTa and XLM-R count positions from it.
+            pad_id: padding id. It does not change, because RoBERTa and XLM-R count positions from the padding id.
         """
         self.original = _load(content)
         tokenizer_json = json.loads(content)
@@ -42,13 +42,13 @@ class TrimmedTokenizer:
         self.tokenizer = _load(self.content)
 
     def splits_as_before(self, text: str) -> bool:
-        """Return whether a text is split into the same pieces as by the original tokenizer."""
+        """Return whether this tokenizer splits a text into the same pieces as the original tokenizer."""
         original_ids = [self.ids[new_id] for new_id in self.tokenizer.encode(text).ids]
         return original_ids == self.original.encode(text).ids
 
 
 def _load(content: str) -> Tokenizer:
-    """Load a tokenizer.json without the truncation and padding that some published files contain."""
+    """Load a tokenizer.json, and disable truncation and padding, which some published files enable."""
     tokenizer = Tokenizer.from_str(content)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -56,24 +56,24 @@ def _load(content: str) -> Tokenizer:
 
 
 def find_pieces_in_text(content: str, lines: Iterable[str]) -> set[int]:
-    """Return the ids of all pieces into which a text is split, and of its single characters.
+    """Return the ids of all pieces and single characters that occur in a text.
 
     Args:
         content: content of a tokenizer.json.
-        lines: the lines of the text.
+        lines: lines of the text.
     """
     tokenizer = _load(content)
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     ids: set[int] = set()
-    characters = {"▁"}  # in place of a space
+    characters = {"▁"}  # SentencePiece's symbol for a space
     for batch in _iterate_batches(lines):
         for line, encoding in zip(batch, tokenizer.encode_batch(batch), strict=True):
             normalised_line = tokenizer.normalizer.normalize_str(line) if tokenizer.normalizer else line
             ids.update(encoding.ids)
             characters.update(normalised_line)
             if isinstance(tokenizer.model, WordPiece) and tokenizer.model.unk_token in encoding.tokens:
-                # WordPiece matches a word piece by piece until none fits, and then returns only the unknown token. Keep
-                # the pieces that it tried, or the word could be split differently.
+                # WordPiece returns the unknown token for a word if any part of the word has no piece. Keep all pieces
+                # of the word, because WordPiece could otherwise find a different split.
                 for piece in _iterate_substrings(tokenizer, normalised_line):
                     if piece in vocabulary:
                         ids.add(vocabulary[piece])
@@ -84,7 +84,7 @@ def find_pieces_in_text(content: str, lines: Iterable[str]) -> set[int]:
 
 
 def _iterate_batches(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yield the lines of a text in batches, which the tokenizer encodes in parallel."""
+    """Yield batches of lines, because the tokenizer encodes the lines of a batch in parallel."""
     batch: list[str] = []
     for line in lines:
         batch.append(line)
@@ -96,7 +96,7 @@ def _iterate_batches(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _iterate_substrings(tokenizer: Tokenizer, text: str) -> Iterator[str]:
-    """Yield all substrings of the words of a normalised text, as WordPiece would write them."""
+    """Yield all substrings of a normalised text's words, in WordPiece's notation."""
     for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
         for start in range(len(word)):
             prefix = _CONTINUATION if start else ""
@@ -105,7 +105,7 @@ def _iterate_substrings(tokenizer: Tokenizer, text: str) -> Iterator[str]:
 
 
 def find_pieces_in_scripts(content: str, scripts: Sequence[str]) -> set[int]:
-    """Return the ids of all pieces whose characters belong to some Unicode scripts, or to none, like digits.
+    """Return the ids of all pieces that consist of the given Unicode scripts and common characters, such as digits.
 
     Args:
         content: content of a tokenizer.json.
@@ -119,12 +119,12 @@ def find_pieces_in_scripts(content: str, scripts: Sequence[str]) -> set[int]:
 
 
 def _find_required_ids(tokenizer_json: dict[str, Any]) -> set[int]:
-    """Return the ids of pieces that a tokenizer needs for any text, such as special tokens and bytes."""
+    """Return the ids of pieces that a tokenizer must keep, such as special tokens and bytes."""
     model = tokenizer_json["model"]
     ids = {token["id"] for token in tokenizer_json["added_tokens"]}
     if model["type"] == "Unigram":
         scores = [score for _, score in model["vocab"]]
-        ids.add(scores.index(min(scores)))  # the score of unknown characters is that of the worst piece minus 10
+        ids.add(scores.index(min(scores)))  # the worst piece's score determines the score of unknown characters
         if model["unk_id"] is not None:
             ids.add(model["unk_id"])
         if model.get("byte_fallback"):
@@ -139,9 +139,9 @@ def _find_required_ids(tokenizer_json: dict[str, Any]) -> set[int]:
 
 
 def _replace_ids(tokenizer_json: dict[str, Any], new_ids: dict[int, int]) -> None:
-    """Replace the ids in the content of a tokenizer.json, and remove pieces that have no new id."""
+    """Replace the ids in a tokenizer.json, and remove pieces without a new id."""
     model = tokenizer_json["model"]
-    if model["type"] == "Unigram":  # the vocabulary is a list of pieces and scores, in which the id is the index
+    if model["type"] == "Unigram":  # the vocabulary is a list of (piece, score); a piece's index is its id
         model["vocab"] = [entry for old_id, entry in enumerate(model["vocab"]) if old_id in new_ids]
         if model["unk_id"] is not None:
             model["unk_id"] = new_ids[model["unk_id"]]
@@ -152,14 +152,14 @@ def _replace_ids(tokenizer_json: dict[str, Any], new_ids: dict[int, int]) -> Non
         token["id"] = new_ids[token["id"]]
     if tokenizer_json["post_processor"]:
         _replace_template_ids(tokenizer_json["post_processor"], new_ids)
-    tokenizer_json["padding"] = None  # it contains the old padding id; users set padding again
+    tokenizer_json["padding"] = None  # contains the old padding id; callers enable padding again
 
 
 def _replace_template_ids(processor: dict[str, Any], new_ids: dict[int, int]) -> None:
-    """Replace the ids of the special tokens that a post-processor adds to a text."""
-    for child in processor.get("processors", ()):  # of a Sequence
+    """Replace the ids of the special tokens that a post-processor adds to a text, in place."""
+    for child in processor.get("processors", ()):  # if the type is Sequence
         _replace_template_ids(child, new_ids)
-    for role in ("sep", "cls"):  # of BertProcessing and RobertaProcessing
+    for role in ("sep", "cls"):  # if the type is BertProcessing or RobertaProcessing
         if role in processor:
             token, token_id = processor[role]
             processor[role] = [token, new_ids[token_id]]
@@ -169,7 +169,7 @@ def _replace_template_ids(processor: dict[str, Any], new_ids: dict[int, int]) ->
 
 
 def trim_embeddings(encoder: SentenceEncoder, tokenizer: TrimmedTokenizer) -> None:
-    """Remove the word embeddings of an encoder whose pieces are not in the trimmed tokenizer."""
+    """Remove an encoder's word embeddings for the pieces that the trimmed tokenizer lacks."""
     model: Any = encoder.encoder
     all_embeddings = model.get_input_embeddings().weight.detach()  # (V, d)
     remaining_embeddings = all_embeddings[torch.tensor(tokenizer.ids)]

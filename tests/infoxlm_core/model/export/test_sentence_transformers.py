@@ -124,8 +124,8 @@ def test_old_and_new_versions_of_sentence_transformers_compute_our_vectors(expor
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"pooling": "median"}, r"its vector is median, which cannot be exported: give cls or mean"),
-        ({"layer": 0}, r"its vector is of layer 0, which cannot be exported: give 1 to 3"),
+        ({"pooling": "median"}, r"pooling median cannot be exported: give a model with cls or mean"),
+        ({"layer": 0}, r"vectors of layer 0 cannot be exported: give layer 1 to 3"),
     ],
 )
 def test_vector_that_cannot_be_exported_is_refused(change, problem, tmp_path):
