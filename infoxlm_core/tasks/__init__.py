@@ -1,4 +1,4 @@
-"""The registry of tasks. It is imported by light processes, so a task imports torch only inside its methods."""
+"""The task registry. Processes without torch import it, so tasks import torch only inside their methods."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ TASKS: dict[str, Task[Any]] = {task.name: task for task in _TASKS}
 
 
 def parse(values: Mapping[str, Any], where: str = "") -> Any:
-    """Return the settings of the task `values["task"]`, by default classification. Raise ConfigError if wrong."""
+    """Parse the settings of the task `values["task"]`, by default classification. Raise ConfigError if invalid."""
     name = values.get("task", Classification.name)
     if name not in TASKS:
         raise ConfigError(f"{where}.task: {name!r} is not a task; known are {', '.join(TASKS)}")
@@ -25,5 +25,5 @@ def parse(values: Mapping[str, Any], where: str = "") -> Any:
 
 
 def task_of(settings: StageConfig) -> Task[Any]:
-    """Return the task that settings belong to."""
+    """Return the task that the settings configure."""
     return TASKS[settings.task]  # type: ignore[attr-defined]

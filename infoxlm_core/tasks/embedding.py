@@ -1,12 +1,12 @@
 """Sentence vectors from any Hugging Face encoder.
 
-A vector is specified as POOLING@LAYER, such as mean@8. Layers are counted as in Hugging Face's `hidden_states`: 0 is
-the output of the embeddings, T that of the last Transformer layer. Poolings:
+A vector is specified as POOLING@LAYER, such as mean@8. Layers are indices of Hugging Face's `hidden_states`: 0 is the
+output of the embeddings, and T is the output of the last of T Transformer layers. Poolings:
 
     mean               mean of all tokens, including `<s>` and `</s>`
-    mean_no_special    mean of all tokens that are not special
+    mean_no_special    mean of all tokens except special tokens
     cls                the token at position 0
-    contrast           what pre-training contrasted: its pooling at its layer, times its projection
+    contrast           the query vector of pre-training: its pooling at its layer, then its projection
 """
 
 import inspect
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
     from infoxlm_core.model.huggingface.any_encoder import Model
 
 Features = list[dict[str, list[int]]]
-POOLINGS = ("mean", "cls")  # those of the paper, which every evaluation measures at every layer
+POOLINGS = ("mean", "cls")  # the paper's poolings; every evaluation measures them at every layer
 ALL_POOLINGS = (*POOLINGS, "mean_no_special", "contrast")
-TOKENS_PER_TEXT = 256  # a batch of B texts has at most B times as many tokens, so that long texts fit into memory
-LEAST_FILLED = 0.8  # the shortest text of a batch has at least this share of the longest text's tokens
-CHUNK = 16_384  # texts that are tokenized, and sorted by length, together
+TOKENS_PER_TEXT = 256  # a batch has at most `batch_size` times this many tokens, so that long texts fit into memory
+LEAST_FILLED = 0.8  # smallest ratio of the shortest to the longest text of a batch, in tokens
+CHUNK = 16_384  # number of texts to tokenize and sort by length at a time
 
 
 class VectorSpec(NamedTuple):
-    """How a sentence vector is computed: the pooling, and the layer whose hidden states are pooled."""
+    """The pooling of a sentence vector, and the layer to pool."""
 
     pooling: str
     layer: int
 
 
 def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> Features:
-    """Tokenize texts into the model's inputs, truncated to what the model can read."""
+    """Tokenize texts into the model's inputs, truncated to the model's maximum length."""
     limit = min(max_tokens, pretrained.find_max_tokens(model.config.to_dict()))
     columns = tokenizer(list(texts), truncation=True, max_length=limit)
     accepted_names = inspect.signature(model.base_model.forward).parameters
@@ -64,14 +64,14 @@ def encode(model: "Model", tokenizer: Tokenizer, texts: Sequence[str], max_token
 def iterate_batches(
     model: "Model", tokenizer: Tokenizer, features: Features, batch_size: int, language: str | None = None
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """Yield padded batches of texts of similar length, the longest first, with the indices of their texts.
+    """Yield pairs of text indices and a padded batch. Texts of similar length share a batch, the longest first.
 
     Args:
-        model: reads the batches, which are on its device.
-        tokenizer: pads the batches.
-        features: the model's inputs of each text, from `encode`.
-        batch_size: largest number of texts in a batch.
-        language: that of the texts, for models with language embeddings.
+        model: model that determines the batches' device and language ids.
+        tokenizer: tokenizer that pads the batches.
+        features: the model's inputs for each text, from `encode`.
+        batch_size: maximum number of texts in a batch.
+        language: language of the texts, for models with language embeddings.
     """
     language_id = None if language is None else padded.find_language_id(model.config, language)
     collator = transformers.DataCollatorWithPadding(tokenizer)
@@ -84,14 +84,14 @@ def iterate_batches(
 
 
 def _group_by_length(features: Features, batch_size: int) -> Iterator[list[int]]:
-    """Yield the indices of the texts of each batch. Batches of long texts have fewer than `batch_size` texts."""
+    """Yield the text indices of each batch. Batches of long texts have fewer than `batch_size` texts."""
     lengths = [len(feature["input_ids"]) for feature in features]
     longest_first = sorted(range(len(features)), key=lambda index: -lengths[index])
     batch: list[int] = []
     for index in longest_first:
         if batch:
             longest = lengths[batch[0]]
-            # A batch is padded to its longest text, so much shorter texts begin a new batch.
+            # All texts of a batch are padded to the longest, so a much shorter text begins a new batch.
             is_full = len(batch) == batch_size or (len(batch) + 1) * longest > batch_size * TOKENS_PER_TEXT
             is_too_short = lengths[index] < LEAST_FILLED * longest
             if is_full or is_too_short:
@@ -103,7 +103,7 @@ def _group_by_length(features: Features, batch_size: int) -> Iterator[list[int]]
 
 
 def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Average the tokens (B, L, d) where the mask (B, L) is 1: (B, d) float32."""
+    """Return the mean (B, d) of the hidden states (B, L, d) where the mask (B, L) is 1, in float32."""
     weights = mask.unsqueeze(-1).float()  # (B, L, 1)
     return (hidden.float() * weights).sum(dim=1) / weights.sum(dim=1)
 
@@ -111,7 +111,7 @@ def mean_pool(hidden: Tensor, mask: Tensor) -> Tensor:
 def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
     """Remove special tokens from an attention mask (B, L), except in texts that have no other tokens.
 
-    `<unk>` stands for a word, so it is not special here.
+    `<unk>` counts as a word, because it stands for one.
     """
     names = ("cls", "sep", "bos", "eos", "pad")
     special_ids = {getattr(tokenizer, f"{name}_token_id") for name in names} - {None}
@@ -125,16 +125,15 @@ def mask_special(tokenizer: Tokenizer, ids: Tensor, mask: Tensor) -> Tensor:
 class VectorEncoder:
     """A loaded model that computes sentence vectors with any pooling at any layer.
 
-    It computes in fp32 on GPUs too, because rounding to bf16 changes a cosine by more than the difference between two
-    neighbours.
+    It also computes in fp32 on GPUs, because rounding to bf16 can change which neighbour of a vector is nearest.
     """
 
     model: "Model"
     tokenizer: Tokenizer
-    batch_size: int  # sentences per forward pass; changes memory and speed, not the result
+    batch_size: int  # sentences per forward pass; affects memory and speed, not the result
     max_tokens: int  # longer sentences are truncated
-    prefix: str = ""  # text before every sentence
-    projection: Tensor | None = None  # (d, d) from `load_projection`; only the pooling `contrast` needs it
+    prefix: str = ""  # text to add before every sentence
+    projection: Tensor | None = None  # (d, d) from `load_projection`, for the pooling `contrast`
 
     @torch.inference_mode()
     def embed(
@@ -144,13 +143,16 @@ class VectorEncoder:
         language: str | None = None,
         advance: Callable[[int], None] | None = None,
     ) -> dict[VectorSpec, Tensor]:
-        """Compute several vectors of N sentences in one pass: (N, d) float32 each, on the model's device.
+        """Compute several kinds of vectors for N sentences in one pass.
 
         Args:
             texts: N sentences.
-            specs: the vectors to compute.
-            language: that of the texts, for models with language embeddings, such as XLM; without it none is added.
-            advance: updates a progress bar with the number of sentences of a finished batch.
+            specs: the kinds of vectors to compute.
+            language: language of the texts, for models with language embeddings such as XLM; None: add no embedding.
+            advance: function that adds the number of finished sentences to a progress bar.
+
+        Returns:
+            Mapping from spec to vectors (N, d), float32 on the model's device.
         """
         model = self.model
         vectors = {spec: torch.empty(len(texts), model.config.hidden_size, device=model.device) for spec in specs}
@@ -170,13 +172,9 @@ class VectorEncoder:
         return vectors
 
     def _pool(self, hidden: Tensor, pooling: str, mask: Tensor, word_mask: Tensor) -> Tensor:
-        """Pool hidden states (B, L, d) to sentence vectors (B, d).
+        """Pool one layer's hidden states (B, L, d) to sentence vectors (B, d).
 
-        Args:
-            hidden: hidden states of one layer.
-            pooling: one of `ALL_POOLINGS`.
-            mask: (B, L) attention mask.
-            word_mask: (B, L) the same without special tokens.
+        `word_mask` (B, L) is the attention mask `mask` (B, L) without special tokens.
         """
         if pooling == "cls":
             return hidden[:, 0].float()
@@ -185,20 +183,20 @@ class VectorEncoder:
         if pooling == "mean_no_special":
             return mean_pool(hidden, word_mask)
         contrast = read_contrast_settings(self.model.config)
-        assert contrast and self.projection is not None  # noqa: S101 - `load_projection` has checked it
+        assert contrast and self.projection is not None  # noqa: S101 - `load_projection` checks both
         vectors = self._pool(hidden, contrast.pooling, mask, word_mask)
         return project(vectors, self.projection, self.model.config.infoxlm["normalise"])
 
 
 @dataclass(frozen=True)
 class Embedder:
-    """A loaded model that computes one vector of each sentence."""
+    """A loaded model that computes one vector per sentence."""
 
     encoder: VectorEncoder
     spec: VectorSpec
 
     def __call__(self, texts: Sequence[str], advance: Callable[[int], None] | None = None) -> Tensor:
-        """Return the vectors of N sentences, (N, d) float32 on the CPU. See `VectorEncoder.embed` for `advance`."""
+        """Return the vectors (N, d) of N sentences, float32 on the CPU. See `VectorEncoder.embed` for `advance`."""
         return self.encoder.embed(texts, [self.spec], advance=advance)[self.spec].cpu()
 
 
@@ -210,18 +208,18 @@ def load_embedder(
     max_tokens: int | None = None,
     prefix: str | None = None,
 ) -> Embedder:
-    """Load a model that computes one vector of each sentence, by default the vector of `infoxlm embed`.
+    """Load a model that computes one vector per sentence, by default the vector of `infoxlm embed`.
 
     Args:
-        directory: the model in Hugging Face format.
-        layer: number as in `hidden_states`; None: the layer of `find_embedding_settings`.
+        directory: model in Hugging Face format.
+        layer: index into `hidden_states`; None: the layer of `find_embedding_settings`.
         pooling: one of `ALL_POOLINGS`; None: the pooling of `find_embedding_settings`.
         batch_size: sentences per forward pass.
-        max_tokens: longer sentences are truncated; None: `read_max_seq_length`, the limit of sentence-transformers.
-        prefix: text before every sentence; None: that of `find_default_prefix`.
+        max_tokens: maximum length of a sentence; None: the limit from `read_max_seq_length`.
+        prefix: text to add before every sentence; None: the prefix from `find_default_prefix`.
 
     Raises:
-        InputError: there is no model, or it has no such layer or pooling.
+        InputError: the model is missing, or does not have the layer or pooling.
     """
     model, tokenizer = load_encoder(directory)
     if layer is None:
@@ -249,5 +247,5 @@ def load_embedder(
 
 
 def embed_sentences(directory: Path | str, texts: Sequence[str], *args: Any, **options: Any) -> Tensor:
-    """Embed sentences with a model on disk. Other arguments, result and errors are those of `load_embedder`."""
+    """Embed sentences with a model on disk. All other arguments are passed to `load_embedder`."""
     return load_embedder(directory, *args, **options)(texts)

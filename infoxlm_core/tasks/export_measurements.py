@@ -1,4 +1,4 @@
-"""Measure the formats of an exported encoder: size, speed, and how far their vectors are from the original ones."""
+"""Measure the size, speed and accuracy of an exported encoder's formats."""
 
 import math
 import time
@@ -21,36 +21,36 @@ from infoxlm_core.tasks.reference_vectors import Reference, compare_vectors
 from infoxlm_core.tasks.retrieval.files import AlignedSentences
 from infoxlm_core.tasks.retrieval.nearest import accuracy, find_nearest_in_both_directions
 
-EmbedFunction = Callable[[Sequence[str]], Tensor]  # from N texts to their vectors, (N, d)
+EmbedFunction = Callable[[Sequence[str]], Tensor]  # N texts -> vectors (N, d)
 
-PASSES = 3  # over all texts; the fastest one gives the speed
+PASSES = 3  # number of timed passes over the texts; the fastest counts
 ORIGINAL = "original"
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of an exported encoder."""
+    """One format of an exported encoder."""
 
     name: str
-    weights: Sequence[Path]  # files that hold the weights
+    weights: Sequence[Path]  # weight files
     run: VectorFunction
-    is_exact: bool  # whether it computes in fp32 and must give the original vectors
+    is_exact: bool  # whether the format computes in fp32 and must reproduce the original vectors
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one format costs and loses, compared with the model that it was made from."""
+    """The cost of one format, and its loss of accuracy against the original model."""
 
     format: str
     megabytes: float
     sentences_per_second: float
-    """On the texts that are compared, in batches of `sentence_encoder.BATCH`."""
+    """Speed in batches of `sentence_encoder.BATCH` texts."""
     difference: float
-    """Largest difference of two numbers in vectors of length 1."""
+    """Largest difference between a component of a normalised vector and its original."""
     cosine: float
-    """Lowest cosine of a vector and the original vector of the same text."""
+    """Lowest cosine between a vector and its original."""
     retrieval: float | None
-    """Share of translations that are retrieved, mean over directions and languages; None without aligned sentences."""
+    """Mean retrieval accuracy over languages and both directions; None without aligned sentences."""
 
 
 def measure(
@@ -65,17 +65,17 @@ def measure(
 
     Args:
         source: directory of the original model.
-        encoder: what the formats were written from; its speed in PyTorch is reported as that of the original.
-        output: directory of the export, with its tokenizer.
-        formats: the formats.
-        texts: sentences on which vectors and speed are compared.
-        sets: aligned sentences by language, to measure retrieval on; may be empty.
+        encoder: the exported encoder; its speed in PyTorch is reported as the original's speed.
+        output: directory of the export, including its tokenizer.
+        formats: the formats to measure.
+        texts: sentences for comparing the vectors and the speed.
+        sets: mapping from language to aligned sentences for retrieval; may be empty.
 
     Raises:
-        DataCorrupt: a format in fp32 gives other vectors than the original model.
+        DataCorrupt: a format in fp32 does not reproduce the original model's vectors.
     """
     settings = encoder.settings
-    # The prefix is added here, because exported formats do not add it.
+    # Exported formats do not add the prefix, so the texts already contain it.
     embed_original = load_embedder(source, settings.layer, settings.pooling, prefix="")
     prefixed_texts = [settings.prefix + text for text in texts]
     original_vectors = F.normalize(embed_original(prefixed_texts), dim=1)  # (N, d)
@@ -110,14 +110,14 @@ def measure(
 
 
 def _measure_megabytes(paths: Sequence[Path]) -> float:
-    """Return the size of files in megabytes."""
+    """Return the total size of the files in megabytes."""
     return sum(path.stat().st_size for path in paths) / 1e6
 
 
 def _measure_speeds(runs: Sequence[VectorFunction], tokenizer: Tokenizer, texts: Sequence[str]) -> list[float]:
-    """Return how many sentences each format embeds per second, in the fastest of several passes over the texts.
+    """Measure each format's speed in sentences per second, in the fastest of `PASSES` passes over the texts.
 
-    The formats take turns, so that other work on the machine slows all of them.
+    The formats take turns, so that other work on the machine slows all formats alike.
     """
     fastest_seconds = [math.inf] * len(runs)
     for _ in range(PASSES):
@@ -130,13 +130,7 @@ def _measure_speeds(runs: Sequence[VectorFunction], tokenizer: Tokenizer, texts:
 
 
 def _measure_retrieval(embed: EmbedFunction, sets: Mapping[str, AlignedSentences], prefix: str) -> float | None:
-    """Return the mean accuracy of retrieval over both directions of all languages, or None without aligned sentences.
-
-    Args:
-        embed: returns the vectors of sentences that already have their prefix.
-        sets: sentences of the pivot and their translations by language.
-        prefix: text before every sentence.
-    """
+    """Return the mean retrieval accuracy over languages and both directions, or None without aligned sentences."""
     accuracies = []
     for sources, translations in sets.values():
         source_vectors = embed([prefix + text for text in sources])

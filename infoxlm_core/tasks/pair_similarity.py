@@ -1,6 +1,6 @@
-"""The phase of a preparation that measures how similar source and target of each translation pair are.
+"""Preparation phase: measure the similarity between the source and target of each translation pair.
 
-It writes similarities/PART: a float32 cosine for each pair of a part that no other filter drops.
+The phase writes similarities/PART: a float32 cosine for each pair of a part that no other filter drops.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from infoxlm_core.corpora.phases import deduplicate
 from infoxlm_core.corpora.phases.job import Job, Record
 from infoxlm_core.tasks.embedding import Embedder, load_embedder
 
-_embedder_of_process: dict[str, Embedder] = {}  # path or URI of the encoder -> its embedder; at most one
+_embedder_of_process: dict[str, Embedder] = {}  # path or URI of an encoder -> embedder; at most one entry
 
 
 def measure(job: Job, part_number: int) -> Record:
-    """Write the cosine similarity of source and target of each training pair in one part of the corpus.
+    """Write the cosine between the source and target of each training pair in one part of the corpus.
 
-    Chunks, batches and the number of threads are fixed, so the results are equal bit for bit for any number of workers.
-    Another kind of processor changes the last bits, which matters only for pairs very close to the minimum.
+    Chunks, batches and the number of threads are fixed, so that any number of workers gives the same results, bit for
+    bit. A different type of processor may change the last bits. This matters only for pairs very close to the minimum.
     """
     part = job.parts[part_number]
     if part.kind != "pairs":
@@ -37,10 +37,10 @@ def measure(job: Job, part_number: int) -> Record:
 
 
 def _compute_similarities(embedder: Embedder, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-    """Return the cosine of the vectors of source and target of each pair, (N,) float32."""
+    """Return the cosine (N,) between the source and target vectors of each pair, float32."""
     similarities = np.empty(len(pairs), np.float32)
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as Ray sets it for its tasks
+    torch.set_num_threads(1)  # the same number as in Ray tasks
     try:
         for start in range(0, len(pairs), CHUNK):
             chunk = pairs[start : start + CHUNK]
@@ -54,10 +54,10 @@ def _compute_similarities(embedder: Embedder, pairs: Sequence[tuple[str, str]]) 
 
 
 def _load_embedder(job: Job) -> Embedder:
-    """Return the embedder that the config names. A process fetches and loads it once."""
+    """Return the configured embedder. Each process fetches and loads the embedder only once."""
     encoder = _get_encoder(job.config)
     if encoder not in _embedder_of_process:
-        config = job.config.model_copy(update={"corpora": (), "evaluation_sets": ()})  # fetch nothing but the encoder
+        config = job.config.model_copy(update={"corpora": (), "evaluation_sets": ()})  # fetch only the encoder
         local_config = job.localise(config) if job.localise else config
         _embedder_of_process.clear()
         _embedder_of_process[encoder] = load_embedder(_get_encoder(local_config))
@@ -65,6 +65,6 @@ def _load_embedder(job: Job) -> Embedder:
 
 
 def _get_encoder(config: PreparationConfig) -> str:
-    """Return the path or URI of the encoder that compares pairs."""
-    assert config.cleaning.similarity  # noqa: S101 - this phase runs only with the filter
+    """Return the path or URI of the encoder for the similarity filter."""
+    assert config.cleaning.similarity  # noqa: S101 - this phase runs only if the filter is configured
     return config.cleaning.similarity.encoder

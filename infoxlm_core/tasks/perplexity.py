@@ -1,8 +1,8 @@
-"""Measure how well a masked language model predicts masked tokens of held-out sentences, in the stage `evaluate`.
+"""Measure the perplexity of a masked language model on held-out sentences, in the stage `evaluate`.
 
-Perplexity is the exponential of the mean cross-entropy of the masked tokens. Every one is replaced by `<mask>`. Which
-tokens are masked depends only on seed and tokens, so models with the same tokenizer get the same questions.
-Perplexities of different tokenizers cannot be compared.
+Perplexity is the exponential of the mean cross-entropy over masked tokens. Every masked token is replaced by `<mask>`.
+The choice of masked tokens depends only on the seed and the tokens, so models with the same tokenizer get the same
+questions. Perplexities of different tokenizers are not comparable.
 """
 
 import math
@@ -35,9 +35,9 @@ MAX_LOSS = 700  # `math.exp` raises OverflowError above 709
 
 
 class Perplexity(Task[EvaluationConfig]):
-    """Perplexity of masked tokens in held-out sentences, which compares only models that share a tokenizer.
+    """Perplexity of masked tokens in held-out sentences, for comparing models with the same tokenizer.
 
-    Suites do not have this task.
+    This task is not available in suites.
     """
 
     name: ClassVar[str] = "perplexity"
@@ -45,7 +45,7 @@ class Perplexity(Task[EvaluationConfig]):
     unit: ClassVar[str] = "sentences"
 
     def measure_held_out(self, questions: Questions, model: Path, config: EvaluationConfig) -> Scores | None:
-        """Return the perplexity of each language, or None if the model has no masked-language-model head."""
+        """Measure the perplexity in each language. Return None if the model has no masked-language-model head."""
         if not has_language_model_head(model) or tokenizers.load(model).mask_token_id is None:
             return None
         encoder, tokenizer = load_encoder(model)
@@ -61,7 +61,7 @@ class Perplexity(Task[EvaluationConfig]):
 
 
 def choose_masked_positions(num_tokens: int, rng: np.random.Generator) -> np.ndarray:
-    """Choose which of n tokens to mask: floor(0.15 n + u) of them with u uniform in [0, 1), but at least one."""
+    """Choose floor(0.15 n + u) of n tokens to mask, with u uniform in [0, 1), but at least one token."""
     num_masked = max(1, math.floor(MASK_RATIO * num_tokens + rng.random()))
     return np.sort(rng.permutation(num_tokens)[:num_masked])
 
@@ -76,16 +76,16 @@ def compute_perplexity(
     seed: int,
     language: str | None = None,
 ) -> float:
-    """Return the perplexity of a masked language model on sentences, or NaN if all sentences are empty.
+    """Compute a masked language model's perplexity on sentences. Return NaN if all sentences are empty.
 
     Args:
         model: the masked language model.
-        tokenizer: its tokenizer.
-        sentences: the sentences. Each is masked once.
+        tokenizer: the model's tokenizer.
+        sentences: sentences to mask once each.
         batch_size: sentences per forward pass.
-        max_tokens: longer sentences are truncated.
-        seed: of the choice of masked tokens.
-        language: of the sentences, for models with language embeddings.
+        max_tokens: maximum length of a sentence; longer sentences are truncated.
+        seed: random seed for choosing the masked tokens.
+        language: language code of the sentences, for models with language embeddings.
     """
     features = encode(model, tokenizer, sentences, max_tokens)
     masked_sentences = _mask_sentences(tokenizer, features, seed)
@@ -95,7 +95,7 @@ def compute_perplexity(
     for indices, batch in iterate_batches(model, tokenizer, masked_features, batch_size, language):
         batch_sentences = [masked_sentences[index] for index in indices]
         masked_per_sentence = [len(sentence.positions) for sentence in batch_sentences]
-        rows = torch.from_numpy(np.repeat(np.arange(len(indices)), masked_per_sentence))  # of all masked tokens
+        rows = torch.from_numpy(np.repeat(np.arange(len(indices)), masked_per_sentence))
         columns = torch.from_numpy(np.concatenate([sentence.positions for sentence in batch_sentences]))
         targets = torch.from_numpy(np.concatenate([sentence.targets for sentence in batch_sentences]))
         logits = _predict_positions(model, batch, rows.to(model.device), columns.to(model.device))
@@ -108,15 +108,15 @@ def compute_perplexity(
 
 
 class _MaskedSentence(NamedTuple):
-    """The inputs of a sentence with masked tokens."""
+    """A sentence with M masked tokens."""
 
-    feature: dict[str, list[int]]
-    positions: np.ndarray  # (masked tokens,)
-    targets: np.ndarray  # (masked tokens,) ids of the tokens that were replaced
+    feature: dict[str, list[int]]  # the model's inputs
+    positions: np.ndarray  # (M,) positions of the masked tokens
+    targets: np.ndarray  # (M,) original ids of the masked tokens
 
 
 def _mask_sentences(tokenizer: Tokenizer, features: Features, seed: int) -> list[_MaskedSentence]:
-    """Mask tokens of each sentence, but no special ones. Sentences without other tokens are left out."""
+    """Mask tokens of each sentence, but no special tokens. Drop sentences with special tokens only."""
     masked_sentences = []
     for sentence_index, feature in enumerate(features):
         ids = np.array(feature["input_ids"])
@@ -124,7 +124,7 @@ def _mask_sentences(tokenizer: Tokenizer, features: Features, seed: int) -> list
         word_positions = np.flatnonzero(is_special == 0)
         if len(word_positions) == 0:
             continue
-        rng = make_rng(seed, "perplexity", sentence_index)  # independent of batches and of other sentences
+        rng = make_rng(seed, "perplexity", sentence_index)  # independent of the batches and the other sentences
         positions = word_positions[choose_masked_positions(len(word_positions), rng)]
         targets = ids[positions]
         ids[positions] = tokenizer.mask_token_id
@@ -133,9 +133,9 @@ def _mask_sentences(tokenizer: Tokenizer, features: Features, seed: int) -> list
 
 
 def _predict_positions(model: "Model", batch: dict[str, Tensor], rows: Tensor, columns: Tensor) -> Tensor:
-    """Return the logits (M, V) of a masked language model at M positions of a batch, given by row and column (M,).
+    """Return a masked language model's logits (M, V) at M positions of a batch, given by `rows` and `columns` (M,).
 
-    The output layer multiplies with the whole vocabulary, so logits at all positions would need much more memory.
+    Logits at all positions would need much more memory, because each position has a logit for every vocabulary entry.
     """
 
     def select_positions(_layer: torch.nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:

@@ -1,4 +1,4 @@
-"""Draw the questions of an evaluation from the held-out pairs of a prepared corpus, equal for all models."""
+"""Draw an evaluation's questions from a prepared corpus's held-out pairs. All models get the same questions."""
 
 import hashlib
 import itertools
@@ -22,24 +22,24 @@ from infoxlm_core.tasks.retrieval.files import Pairs, read_held_out
 from infoxlm_core.tasks.retrieval.task import FEWEST_UNSHARED
 
 CENTRE_SENTENCES = 500
-"""Training sentences whose mean vector is the centre of a language; 4,000 gave the same accuracy as 250."""
+"""Number of training sentences whose mean vector is a language's centre. 4,000 and 250 gave the same accuracy."""
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Pairs for retrieval and sentences for perplexity, by language."""
+    """Retrieval pairs and perplexity sentences by language."""
 
-    pivot: str  # the language of the first sentence of every pair
-    counts: Mapping[str, int]  # language -> number of held-out pairs, from which `pairs` were drawn
+    pivot: str  # language of the first sentence of every pair
+    counts: Mapping[str, int]  # number of held-out pairs by language, before drawing
     pairs: Mapping[str, Pairs]
-    sentences: Mapping[str, list[str]]  # the pivot's first
-    unshared: Mapping[str, Tensor]  # (N,) bool: whether the sentences of a pair have no token in common
-    training_text: Mapping[str, list[str]] = field(default_factory=dict)  # sentences of each language; empty if unknown
+    sentences: Mapping[str, list[str]]  # in the order of languages, the pivot first
+    unshared: Mapping[str, Tensor]  # masks (N,) of the pairs without a common token
+    training_text: Mapping[str, list[str]] = field(default_factory=dict)  # training sentences; empty if unknown
 
     def select_unshared(self, language: str) -> Tensor:
-        """Return which pairs of a language count for the score `no_overlap`, (N,) bool.
+        """Return a mask (N,) of the language's pairs that count for the score `no_overlap`.
 
-        These are the pairs without a common token, or none if there are fewer than `FEWEST_UNSHARED`.
+        The pairs without a common token count, unless there are fewer than `FEWEST_UNSHARED`.
         """
         is_unshared = self.unshared[language]
         if is_unshared.sum() < FEWEST_UNSHARED:
@@ -48,17 +48,17 @@ class Questions:
 
     @cached_property
     def digest(self) -> str:
-        """Identifies the questions, so that only scores on equal questions are compared."""
+        """The digest of the questions. Only scores with equal digests are comparable."""
         return manifests.digest([self.pairs, self.sentences])
 
 
 def draw_questions(corpus: Path, model: Path, config: EvaluationConfig) -> Questions:
-    """Draw the pairs for retrieval and the sentences for perplexity from the held-out pairs of a prepared corpus.
+    """Draw retrieval pairs and perplexity sentences from a prepared corpus's held-out pairs.
 
     Args:
-        corpus: a prepared corpus.
-        model: directory of the model under test. Its tokenizer decides for all models which pairs share a token.
-        config: how many to draw, with which seed.
+        corpus: directory of the prepared corpus.
+        model: directory of the model under test; its tokenizer determines for all models which pairs share a token.
+        config: the numbers to draw and the seed.
 
     Raises:
         InputError: the corpus has no held-out pairs.
@@ -78,9 +78,9 @@ def draw_questions(corpus: Path, model: Path, config: EvaluationConfig) -> Quest
 
 
 def draw_pairs(pairs: Pairs, config: EvaluationConfig) -> Pairs:
-    """Draw pairs of which no two have a sentence in common, so that every question has one right answer.
+    """Draw pairs without repeated sentences, so that every question has one right answer.
 
-    The order of pivot sentences is the same in all languages, so that languages share as many questions as possible.
+    All languages use the same order of pivot sentences, and therefore share most questions.
     """
     drawn: Pairs = []
     drawn_sources: set[str] = set()
@@ -98,7 +98,7 @@ def draw_pairs(pairs: Pairs, config: EvaluationConfig) -> Pairs:
 
 
 def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: EvaluationConfig) -> dict[str, list[str]]:
-    """Draw distinct held-out sentences of every language, the pivot first."""
+    """Draw distinct held-out sentences in every language, the pivot first."""
     sentences_by_language: dict[str, set[str]] = {pivot: set()}
     for language, pairs in held_out.items():
         sentences_by_language[pivot].update(source for source, _ in pairs)
@@ -111,7 +111,7 @@ def draw_sentences(pivot: str, held_out: Mapping[str, Pairs], config: Evaluation
 
 
 def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dict[str, list[str]]:
-    """Draw up to `CENTRE_SENTENCES` training sentences of each language, whose mean vector centres its vectors.
+    """Draw up to `CENTRE_SENTENCES` training sentences per language, for centring the language's vectors.
 
     Return an empty mapping if a language has no training text.
     """
@@ -122,7 +122,7 @@ def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dic
         columns += [(path, "target") for path in sorted(corpus.glob(f"pairs/*-{language}/*.parquet"))]
         texts: set[str] = set()
         for path, column in columns:
-            # The first rows of each file suffice, so that the time does not grow with the corpus.
+            # Read only each file's first rows, so that the time does not grow with the corpus.
             first_rows = itertools.islice(tables.read_text_columns(path, (column,)), CENTRE_SENTENCES)
             texts.update(text for (text,) in first_rows if text)
         if not texts:
@@ -132,15 +132,15 @@ def draw_training_text(corpus: Path, languages: Iterable[str], seed: int) -> dic
 
 
 def _make_sort_key(seed: int, text: str) -> bytes:
-    """Return the sort key of a text in a random order that depends only on seed and text."""
+    """Return a text's sort key in a random order that depends only on the seed and the text."""
     return hashlib.sha256(f"{seed}/{text}".encode()).digest()
 
 
 def mark_unshared(tokenizer: Tokenizer, pairs: Pairs, max_tokens: int) -> Tensor:
-    """Return whether the two sentences of each of N pairs have no token in common, (N,) bool.
+    """Return a mask (N,) of the pairs whose two sentences have no token in common.
 
-    Such pairs cannot be found by names, numbers or placeholders that a translation copies. Only tokens with a letter or
-    digit count, because nearly all pairs share punctuation and spaces.
+    Copied names, numbers or placeholders do not help to find such pairs. Only tokens with a letter or digit count,
+    because nearly all pairs share punctuation and spaces.
     """
     options: dict[str, Any] = {"add_special_tokens": False, "truncation": True, "max_length": max_tokens}
     ids_of_sources = tokenizer([source for source, _ in pairs], **options)["input_ids"]
@@ -166,10 +166,10 @@ def tabulate_outcomes(
     direction: str = "",
     is_unshared: ArrayLike = False,
 ) -> pd.DataFrame:
-    """Return a table with the outcome of each question, from which two models are compared.
+    """Tabulate the outcome of each question, for the comparison of two models.
 
-    `language`, `scores` and `is_unshared` are one value for all questions, or an array with one value for each. A score
-    is True or False for a right or wrong answer. `results/evidence.py` describes the columns.
+    `language`, `scores` and `is_unshared` are a single value for all questions, or an array with a value per question.
+    A score is True or False for a right or wrong answer. `results/evidence.py` describes the columns.
     """
     return pd.DataFrame(
         {
@@ -185,5 +185,5 @@ def tabulate_outcomes(
 
 
 def digest_question(text: str) -> str:
-    """Return the id of a question in the table of outcomes: a digest, because the text may be confidential."""
+    """Return a question's id in the table of outcomes: a digest, because the text may be confidential."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

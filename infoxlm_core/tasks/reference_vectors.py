@@ -1,11 +1,11 @@
-"""Store ten sentences and their vectors beside every exported model, so that a server can check its own results.
+"""Store reference vectors with every exported model: ten sentences and their vectors, for checks by a server.
 
     reference_vectors.json    {"layer": 8, "pooling": "mean", "sentences": [10 texts], "vectors": [10 rows of d]}
 
-`layer` counts as in `hidden_states`: 0 is the output of the embeddings. `pooling` is cls, or mean of all tokens
-including `<s>` and `</s>`. The file of a model with a prefix also has `"prefix"`, the text before each sentence. The
-numbers are fp32, computed on a CPU, and written so that reading restores the same fp32.
-The model's manifest lists the file, so digest and signature cover it.
+`layer` is an index into `hidden_states`: 0 is the output of the embeddings. `pooling` is cls, or the mean of all tokens
+including `<s>` and `</s>`. For a model with a prefix, `"prefix"` contains the text before each sentence. The numbers
+are computed in fp32 on a CPU, and written with enough digits to restore the same fp32 values. The model's manifest
+lists the file, so the model's digest and signature cover the vectors.
 """
 
 import json
@@ -30,7 +30,7 @@ from infoxlm_core.model.huggingface.any_encoder import find_default_prefix, find
 from infoxlm_core.tasks.embedding import VectorEncoder, VectorSpec
 
 FILE = "reference_vectors.json"
-SENTENCES = (  # the demo's languages; their lengths differ, so that a batch has padding
+SENTENCES = (  # in the demo's languages, with different lengths so that the batch contains padding
     "Save the file before you close the window.",
     "Speichern Sie die Datei.",
     "احفظ الملف قبل إغلاق النافذة.",
@@ -42,7 +42,7 @@ SENTENCES = (  # the demo's languages; their lengths differ, so that a batch has
     "Bạn không có quyền xem trang này.",
     "请选择一种语言。",
 )
-PRODUCTS = 6  # consecutive matrix products of a layer: query or key, scores, context, output, up, down
+PRODUCTS = 6  # consecutive matrix products per layer: query or key, scores, context, output, up, down
 
 
 class _Content(TypedDict):
@@ -55,21 +55,21 @@ class _Content(TypedDict):
 
 @dataclass(frozen=True)
 class Reference:
-    """Ten sentences, and the vectors that a copy of the model must give for them."""
+    """Ten sentences, and the vectors that a copy of the model must reproduce."""
 
     layer: int
     pooling: str
     sentences: tuple[str, ...]
     vectors: Tensor  # (10, d) float32
-    prefix: str = ""  # text before each sentence
+    prefix: str = ""  # text to add before each sentence
 
     @property
     def tolerance(self) -> float:
-        """The largest relative difference that rounding explains between two fp32 computations of a vector.
+        """The largest relative difference that rounding can cause between two fp32 computations of a vector.
 
-        A kernel adds n terms in its own order, each rounded by up to 2^-24. Errors have both signs, so their sum is
-        about sqrt(n) 2^-24. The longest sum, in the feed-forward layer, has 4 d terms. Errors of consecutive products
-        are added in full, for both computations. Weights in half precision differ five times as much.
+        Each kernel adds n terms in its own order, and rounds each sum by up to 2^-24. Errors have both signs, so that
+        the total is about sqrt(n) 2^-24. The longest sum, in the feed-forward layer, has 4 d terms. The bound adds the
+        errors of consecutive products, for both computations. Half-precision weights cause five times this difference.
         """
         return 2 * PRODUCTS * max(1, self.layer) * math.sqrt(4 * self.vectors.shape[1]) * 2**-24
 
@@ -78,8 +78,8 @@ class Reference:
 class Difference:
     """The largest differences between computed vectors and reference vectors."""
 
-    relative: float  # largest length of a difference, as a share of the vector's length
-    absolute: float  # largest difference of two numbers
+    relative: float  # largest length of a difference vector, as a share of the reference vector's length
+    absolute: float  # largest difference between two components
     cosine: float  # lowest cosine
 
     def __str__(self) -> str:
@@ -88,9 +88,9 @@ class Difference:
 
 
 def write_reference(directory: Path) -> None:
-    """Compute the reference vectors of an exported model, and write them beside it.
+    """Compute an exported model's reference vectors and write `FILE` to its directory.
 
-    Models without tokenizer, as in tests, get none.
+    Skip models without a tokenizer, which occur in tests.
     """
     if not (directory / "tokenizer_config.json").is_file():
         return
@@ -107,11 +107,11 @@ def write_reference(directory: Path) -> None:
 
 
 def read_reference(directory: Path) -> Reference:
-    """Read the reference vectors beside a model.
+    """Read a model's reference vectors.
 
     Raises:
         InputError: the model has no reference vectors.
-        DataCorrupt: their file is not readable.
+        DataCorrupt: the file of reference vectors is not readable.
     """
     path = directory / FILE
     if not path.is_file():
@@ -123,7 +123,7 @@ def read_reference(directory: Path) -> Reference:
         content = user_files.read_json(path, _Content, "copy or export the model again", DataCorrupt)
         sentences = content["sentences"]
         vectors = torch.tensor(content["vectors"], dtype=torch.float32)
-        # The last condition is also true for NaN, so that all lengths are above 0.
+        # `not … > 0` also rejects NaN.
         if vectors.ndim != 2 or len(vectors) != len(sentences) or not vectors.norm(dim=1).min() > 0:
             raise ValueError(f"{tuple(vectors.shape)} numbers for {len(sentences)} sentences")
         return Reference(content["layer"], content["pooling"], tuple(sentences), vectors, content.get("prefix", ""))
@@ -132,13 +132,13 @@ def read_reference(directory: Path) -> Reference:
 
 
 def compare_vectors(reference: Reference, vectors: Tensor, name: str, explanation: str = "") -> Difference:
-    """Return the differences between computed vectors and the reference vectors.
+    """Compare computed vectors with the reference vectors, and return the largest differences.
 
     Args:
         reference: the reference vectors.
-        vectors: the computed vectors of the same sentences.
-        name: the model's name in messages.
-        explanation: end of error messages, such as ": computed by torch 2.8".
+        vectors: computed vectors (10, d) of the same sentences.
+        name: the model's name for messages.
+        explanation: last part of error messages, such as ": computed by torch 2.8".
 
     Raises:
         DataCorrupt: the vectors differ by more than rounding errors can explain.
@@ -161,12 +161,12 @@ def compare_vectors(reference: Reference, vectors: Tensor, name: str, explanatio
 
 
 def check_with_transformers(directory: Path, name: str, python: str = sys.executable) -> str:
-    """Compute a model's reference vectors again with transformers alone, and return a line that reports the difference.
+    """Recompute a model's reference vectors with transformers alone, and return a one-line report of the difference.
 
-    A new process of `python` computes them, in which this project cannot be imported.
+    The vectors are computed by a new process of `python` that cannot import this project.
 
     Raises:
-        InputError: the model has no reference vectors, or the process cannot load it.
+        InputError: the model has no reference vectors, or the process cannot load the model.
         DataCorrupt: the vectors differ.
     """
     reference = read_reference(directory)
@@ -194,16 +194,16 @@ def check_with_transformers(directory: Path, name: str, python: str = sys.execut
 
 
 def _run_plain_transformers(python: str, request: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Run `plain_transformers.py` with a request on its stdin, and return the JSON that it prints.
+    """Run `plain_transformers.py` with a request on stdin, and return the parsed output.
 
     Raises:
-        InputError: `python` cannot be run, or it cannot load the model `name`.
+        InputError: `python` cannot be run, or cannot load the model `name`.
     """
-    # -I isolates the process: PYTHONPATH is ignored, and the script's folder is not on the path of imports.
+    # The option -I removes PYTHONPATH and the script's folder from the import path.
     command = [python, "-I", plain_transformers.__file__]
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",  # it would warn about forks
+        "TOKENIZERS_PARALLELISM": "false",  # avoids warnings about forks
         "TRANSFORMERS_VERBOSITY": "error",
     }
     try:

@@ -1,4 +1,4 @@
-"""Scores of a model on a task, and the means over languages that reports show."""
+"""A model's scores on a task, and the means over languages for reports."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,35 +15,35 @@ ByLanguage = Mapping[str, Mapping[str, float]]  # language -> metric -> share
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one model on one task. Shares are from 0 to 1. Every language has the same weight in a mean."""
+    """One model's scores on one task. Shares are from 0 to 1. Means give every language the same weight."""
 
     task: str
     languages: ByLanguage
     mean: Mapping[str, float]
-    counts: Mapping[str, int]  # questions of each language
+    counts: Mapping[str, int]  # number of questions by language
     test_set: str  # digest of the questions
-    transfer_gap: Mapping[str, float] | None = None  # by metric; None if there is no other language than the source
-    dev: Mapping[str, Any] | None = None  # development scores of the model, {"languages", "mean"}
-    selection: Mapping[str, Any] | None = None  # the content of selection.json
-    mixed: Mapping[str, Any] | None = None  # scores by pair of languages, {"within", "across", "cells"}
+    transfer_gap: Mapping[str, float] | None = None  # by metric; None if only the source language was tested
+    dev: Mapping[str, Any] | None = None  # development scores, {"languages", "mean"}
+    selection: Mapping[str, Any] | None = None  # content of selection.json
+    mixed: Mapping[str, Any] | None = None  # scores by language pair, {"within", "across", "cells"}
     trained_on: Sequence[str] = ()  # languages of the training text, the source first
     training: Mapping[str, Any] = field(default_factory=dict)  # steps, examples, location of the model
-    details: Mapping[str, Any] = field(default_factory=dict)  # what only this task has, such as retrieval's vectors
+    details: Mapping[str, Any] = field(default_factory=dict)  # values of this task only, such as retrieval's vectors
     outcomes: Any = field(default=None, compare=False, repr=False)
-    """A table with a row for each question; it is not in scores.json."""
+    """A table with a row per question, not saved in scores.json."""
 
     @classmethod
     def from_languages(
         cls, task: str, languages: ByLanguage, source: str, models: Path | None = None, **other_fields: Any
     ) -> Self:
-        """Return the scores of a fine-tuned model, with means and transfer gap.
+        """Compute the means and the transfer gap of a fine-tuned model's scores.
 
         Args:
             task: name of the task.
             languages: scores by language and metric.
-            source: the language of the training text, from which the transfer gap is measured.
-            models: directory of the fine-tuned models, from which development scores and selection are read.
-            **other_fields: fields of the class that are not computed here.
+            source: source language of the transfer gap.
+            models: directory of the fine-tuned models, with their development scores and selection; None: no models.
+            **other_fields: the remaining fields of the class.
         """
         means = mean_over(languages)
         gap_by_metric = None
@@ -58,14 +58,14 @@ class Scores:
         return cls(task=task, languages=languages, mean=means, transfer_gap=gap_by_metric, **other_fields)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of scores.json, in which `details` are beside the other fields."""
+        """Return the content of scores.json. The details are on the same level as the other fields."""
         names = ("task", "languages", "mean", "transfer_gap", "counts", "test_set", "dev", "selection", "mixed")
         fields = {name: getattr(self, name) for name in names}
         return fields | dict(self.details) | {"training": dict(self.training), "trained_on": list(self.trained_on)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "scores.json") -> Self:
-        """Read what `to_dict` returned, in this version or an earlier one.
+        """Read the output of `to_dict` of this or an earlier version.
 
         Raises:
             InputError: a field is missing or empty.
@@ -86,12 +86,12 @@ class Scores:
 
 
 def select_finite(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values that are finite numbers, because a tracking server does not accept others."""
+    """Return the finite numbers among the values, because a tracking server accepts nothing else."""
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the unweighted mean of each metric over the languages that have it, or None if no language has it."""
+    """Return each metric's unweighted mean over the languages that have a value, or None if no language has a value."""
     means = {}
     for metric in next(iter(languages.values())):
         values = [scores[metric] for scores in languages.values() if scores[metric] is not None]
@@ -109,7 +109,7 @@ def summarise_mixed(scores_by_pair: Mapping[tuple[str, str], Mapping[str, float]
 
     Args:
         scores_by_pair: scores by (language of premise or paragraph, language of hypothesis or question).
-        metric: the metric that is averaged.
+        metric: the metric to average.
     """
     within, across = average_within_and_across({pair: scores[metric] for pair, scores in scores_by_pair.items()})
     scores_by_name = {"-".join(pair): scores for pair, scores in scores_by_pair.items()}
@@ -117,13 +117,13 @@ def summarise_mixed(scores_by_pair: Mapping[tuple[str, str], Mapping[str, float]
 
 
 def average_within_and_across(score_by_pair: Mapping[tuple[str, str], float]) -> tuple[float, float]:
-    """Return the mean score of text pairs in one language, and the mean score of text pairs in two languages.
+    """Return the mean score of text pairs within one language, and of text pairs across two languages.
 
-    The scores of two languages are first averaged for each language, so that every language has the same weight
-    (InfoXLM, section 6).
+    Scores across languages are averaged per language first, so that every language has the same weight (InfoXLM,
+    section 6).
 
     Args:
-        score_by_pair: (language of one text, language of the other) -> score; some pairs may be missing.
+        score_by_pair: mapping from (first language, second language) to score; pairs may be missing.
     """
     languages = [first for first, second in score_by_pair if first == second]
     within = fmean(score_by_pair[language, language] for language in languages)

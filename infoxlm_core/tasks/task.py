@@ -1,7 +1,7 @@
-"""The interface of a task: settings, data, training, measurement, and the names of its metrics.
+"""The task interface: settings, data, training, measurement and metric names.
 
-Config files are read together with this module, so it must not import torch, pandas or transformers. A subclass imports
-them inside the methods that need them. See docs/extending.md for how to add a task.
+Reading a config file imports this module, so it must not import torch, pandas or transformers. Subclasses import these
+packages inside methods. See docs/extending.md for how to add a task.
 """
 
 import importlib
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 Settings = TypeVar("Settings", bound=StageConfig)
 Fetch = Callable[[str], str]  # a path or URI -> a path on this machine
 SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "validation": "dev", "test": "test"}
-"""Name of a split in files and columns -> its name in this project."""
+"""Mapping from a split's name in files and columns to its name in this project."""
 
 
 class Fact(NamedTuple):
-    """One aspect of a protocol, here and in the paper."""
+    """One aspect of an evaluation protocol, with our value and the paper's."""
 
     what: str
     ours: str
@@ -37,46 +37,41 @@ class Fact(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """A well-known test set: the published table that a report shows beside our scores, and the settings it needs."""
+    """A well-known test set: its settings, and the published table that reports show next to our scores."""
 
     table: str = "none"
     settings: Mapping[str, Any] = MappingProxyType({})
 
 
 class Task(Generic[Settings]):
-    """A kind of task. Subclasses override the defaults that do not fit.
+    """Base class of all tasks.
 
-    By default, the functions `check`, `list_test_files`, `read_training` and `measure` are those of the module `run` in
-    the folder of the task.
+    The methods `check`, `list_test_files`, `read_training` and `measure` call the function of the same name in the
+    module `run` of the task's folder. Subclasses override defaults as needed.
     """
 
     name: ClassVar[str]
     settings: type[Settings]
-    metrics: ClassVar[tuple[str, ...]]  # figures show the first one, which also chooses among grid points
-    unit: ClassVar[str] = "questions"  # what `counts` of the scores count
+    metrics: ClassVar[tuple[str, ...]]  # the first metric appears in figures and selects grid points
+    unit: ClassVar[str] = "questions"  # unit of `Scores.counts`
     order: ClassVar[Sequence[str]] = ()  # language codes in the order of the paper's table
-    tables: ClassVar[tuple[str, ...]] = ()  # names of published tables that a suite may show beside our scores
-    presets: ClassVar[Mapping[str, Preset]] = {}  # by name on the command line of `evaluate`
-    head: ClassVar[Head | None] = None  # the head to fine-tune; None if the encoder is measured as it is
-    data_fields: ClassVar[tuple[str, ...]] = ("data",)  # fields of the settings that contain paths of data
-    test_only_fields: ClassVar[tuple[str, ...]] = ()  # fields that change tests but not the fine-tuned model
+    tables: ClassVar[tuple[str, ...]] = ()  # names of published tables that a suite may show next to our scores
+    presets: ClassVar[Mapping[str, Preset]] = {}  # presets by their name on the command line of `evaluate`
+    head: ClassVar[Head | None] = None  # the head to fine-tune; None if the task needs no fine-tuning
+    data_fields: ClassVar[tuple[str, ...]] = ("data",)  # settings fields with data paths
+    test_only_fields: ClassVar[tuple[str, ...]] = ()  # settings fields that do not affect the fine-tuned model
 
     @property
     def is_finetuned(self) -> bool:
-        """Whether an encoder is fine-tuned for the task."""
+        """Whether the task fine-tunes the encoder."""
         return self.head is not None
 
     def has_training_text(self, settings: Settings, corpus_files: Collection[str]) -> bool:  # noqa: ARG002
-        """Return whether there is text to fine-tune on.
-
-        Args:
-            settings: settings of the task.
-            corpus_files: names of the files of the prepared corpus of the run.
-        """
+        """Return whether there is text to fine-tune on. `corpus_files` are the file names of the prepared corpus."""
         return True
 
     def list_data(self, settings: Settings) -> dict[str, list[str]]:
-        """Return the paths in each data field of the settings, by the name of the field."""
+        """Return a mapping from each data field's name to its paths."""
         paths_by_field: dict[str, list[str]] = {}
         for name in self.data_fields:
             value = getattr(settings, name)
@@ -84,22 +79,22 @@ class Task(Generic[Settings]):
                 value = ()
             elif isinstance(value, str):
                 value = (value,)
-            # Fields of later versions are left out if they are empty, so that digests of earlier results still match.
+            # Omit empty fields that were added in later versions, so that the digests of earlier results still match.
             if value or name not in settings.added_later:
                 paths_by_field[name] = list(value)
         return paths_by_field
 
     @property
     def run_module(self) -> Any:
-        """The module `run` in the task's folder. It is imported when it is used, because it imports torch."""
+        """The module `run` in the task's folder. It is imported on first use, because it imports torch."""
         return importlib.import_module(f"infoxlm_core.tasks.{self.name}.run")
 
     def list_test_files(self, settings: Settings) -> list[Path]:
-        """Return the local files with test questions, without files of training text."""
+        """List the local files with test questions, without the training files."""
         return self.run_module.list_test_files(settings)
 
     def localise(self, settings: Settings, fetch: Fetch) -> Settings:
-        """Return the settings with local paths. `fetch` maps each path or URI to a path on this machine."""
+        """Return the settings with local paths. `fetch` maps a path or URI to a path on this machine."""
         local_values: dict[str, Any] = {}
         for name in self.data_fields:
             value = getattr(settings, name)
@@ -110,24 +105,24 @@ class Task(Generic[Settings]):
         return settings.model_copy(update=local_values)
 
     def without_data(self, settings: Settings) -> Settings:
-        """Return the settings without paths, for artifact keys, which identify data by digests."""
+        """Return the settings without data paths, for artifact keys that identify the data by digest."""
         return _clear_fields(settings, self.data_fields)
 
     def check_plan(self, settings: Settings, grid_points: int, where: str) -> None:
-        """Raise ConfigError if a suite cannot measure these settings. No data are read.
+        """Raise ConfigError if a suite cannot measure these settings. Read no data.
 
         Args:
             settings: settings of the task.
-            grid_points: number of grid points that the suite tries.
+            grid_points: number of grid points in the suite.
             where: location of the settings in the suite, for the message.
         """
 
     def check(self, settings: Settings, has_grid: bool) -> None:
-        """Read all training, development and test sets once, so that a mistake is found before hours of training.
+        """Check all training, development and test sets, so that mistakes are found before hours of training.
 
         Args:
             settings: settings with local paths.
-            has_grid: whether the suite tries several grid points, which are compared on development sets.
+            has_grid: whether the suite has several grid points, and therefore needs development sets.
 
         Raises:
             InputError: a set is missing, not readable or incomplete.
@@ -135,13 +130,14 @@ class Task(Generic[Settings]):
         self.run_module.check(settings, has_grid)
 
     def build_test_settings(self, data: str) -> dict[str, Any]:
-        """Return settings, as plain values, that measure any fine-tuned model on the test sets at `data`."""
+        """Build settings, as plain values, for measuring any fine-tuned model on the test sets at `data`."""
         return {name: data for name in self.data_fields if name not in self.test_only_fields}
 
     def select_training_inputs(self, settings: Settings) -> tuple[Settings, dict[str, list[str]]]:
-        """Return the settings and the data that a fine-tuned model depends on, without those for tests.
+        """Select the settings and data that determine a fine-tuned model.
 
-        The data are paths by the name of their field.
+        Returns:
+            The settings with empty test-only fields, and a mapping from each other data field's name to its paths.
         """
         data = self.list_data(settings)
         training_data = {name: paths for name, paths in data.items() if name not in self.test_only_fields}
@@ -150,67 +146,65 @@ class Task(Generic[Settings]):
     def depends_on_workers(self, settings: Settings, encoder: Path) -> bool:
         """Return whether the trained weights depend on the number of workers.
 
-        They do if each worker draws dropout masks for its own tokens. This is the case in the encoder, in heads that
-        classify tokens, and in models that run in Hugging Face's code.
+        The weights do if each worker draws dropout masks for its own tokens. The encoder, token-classification heads
+        and models in Hugging Face's code draw masks in this way.
         """
         from infoxlm_core.model.huggingface import pretrained
 
         if self.head is None:
             return False
-        head_draws_by_example = not self.head.is_per_token and pretrained.can_run_packed(
-            pretrained.read_config(encoder)
-        )
+        head_draws_by_token = self.head.is_per_token or not pretrained.can_run_packed(pretrained.read_config(encoder))
         encoder_dropout = getattr(settings, "dropout", 0.0)
         head_dropout = getattr(settings, "head_dropout", 0.0)
-        return encoder_dropout > 0 or (head_dropout > 0 and not head_draws_by_example)
+        return encoder_dropout > 0 or (head_dropout > 0 and head_draws_by_token)
 
     def read_training(self, settings: Settings, encoder: Path, corpus: Path | None) -> "Training":
-        """Read and tokenise the training text. `corpus` is a prepared corpus for settings that name no data.
+        """Read and tokenise the training text. Settings without data use the prepared corpus `corpus`.
 
         Raises:
-            InputError: a set is missing or not usable.
-            CorpusTooSmall: there is no text to train on.
+            InputError: a training or development set is missing or not usable.
+            CorpusTooSmall: the training set has too little text.
         """
         return self.run_module.read_training(settings, encoder, corpus)
 
     def list_training_languages(self, settings: Settings) -> list[str]:
-        """Return the languages of the training text, the source first. All paths are local."""
+        """List the languages of the training text, the source language first. All paths must be local."""
         return self.list_declared_languages(settings)
 
     def list_declared_languages(self, settings: Settings) -> list[str]:
-        """Return the languages of the training text that the settings name, or none if only the data shows them."""
+        """List the training languages in the settings. The list is empty if only the data show the languages."""
         codes = [languages.two_letters(code) for code in getattr(settings, "train_languages", ())]
-        return list(dict.fromkeys(codes))  # without duplicates, in the same order
+        return list(dict.fromkeys(codes))  # removes duplicates and keeps the order
 
     def measure(self, settings: Settings, model: Path, output: Path) -> Scores:
-        """Measure an encoder, or a fine-tuned model, and write its predictions to `output`.
+        """Measure an encoder or a fine-tuned model, and write its predictions to `output`.
 
         Raises:
-            InputError: the model or a set is missing or not usable.
+            InputError: the model or a test set is missing or not usable.
         """
         return self.run_module.measure(settings, model, output)
 
     def measure_held_out(self, questions: "Questions", model: Path, config: "EvaluationConfig") -> Scores | None:
-        """Measure a model on the held-out text of a prepared corpus. Return None if the model cannot do the task.
+        """Measure a model on a prepared corpus's held-out text. Return None if the model cannot do the task.
 
-        Only the tasks of the stage `evaluate` implement it.
+        Only tasks of the stage `evaluate` implement this method.
         """
         raise NotImplementedError
 
     def describe(self, settings: Settings, table: str) -> dict[str, str]:  # noqa: ARG002
-        """Return settings that decide whether scores are comparable with a published table: name -> value."""
+        """Return the settings that must match a published table for comparable scores, as a mapping."""
         return {}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:  # noqa: ARG002
-        """Return the scores as metrics for the tracking server, without those that are missing or not finite.
+        """Return the scores by metric name for the tracking server, without missing and non-finite values.
 
-        The names are `PREFIX/mean` and `PREFIX/en`. If a task has several metrics, its names contain the metric:
+        Names are `PREFIX/mean` and `PREFIX/en`. For a task with several metrics, the name also contains the metric:
         `PREFIX/f1` (the mean) and `PREFIX/f1/en`.
 
         Args:
-            scores: the scores.
-            settings: the settings of `measure`, or the `Questions` of an evaluation.
-            prefix: start of each name.
+            scores: the scores to name.
+            settings: settings of `measure`, or the `Questions` of an evaluation.
+            prefix: first part of every name.
         """
         values: dict[str, Any] = self._name_shared_metrics(scores, prefix)
         has_one_metric = len(self.metrics) == 1
@@ -223,7 +217,7 @@ class Task(Generic[Settings]):
         return select_finite(values)
 
     def _name_shared_metrics(self, scores: Scores, prefix: str) -> dict[str, Any]:
-        """Return the metrics that any task may have: development score, transfer gap, and means of mixed languages."""
+        """Return the metrics shared by all tasks: development score, transfer gap, and means of mixed languages."""
         values: dict[str, Any] = {}
         if scores.dev:
             values[f"{prefix}/dev"] = scores.dev.get("mean")
@@ -236,13 +230,13 @@ class Task(Generic[Settings]):
 
 
 def _clear_fields(settings: Settings, fields: Iterable[str]) -> Settings:
-    """Return the settings with each of the fields set to the empty value of its type, such as () or ""."""
+    """Return the settings with each given field set to the empty value of its type, such as () or ""."""
     empty_values = {name: type(getattr(settings, name))() for name in fields}
     return settings.model_copy(update=empty_values)
 
 
 class SelectedModel(NamedTuple):
-    """A fine-tuned model, and the languages that it was selected for."""
+    """A fine-tuned model and the languages for which it was selected."""
 
     directory: Path
     model: "TaskModel"
@@ -250,17 +244,17 @@ class SelectedModel(NamedTuple):
 
 
 def load_selected_models(models: Path, head: Head, languages: Iterable[str]) -> Iterator[SelectedModel]:
-    """Load the fine-tuned models that were selected for the languages, one after the other to save memory.
+    """Yield the fine-tuned models selected for the languages, each loaded only when it is needed.
 
     Args:
         models: directory of the fine-tuned models.
-        head: the head of the models.
-        languages: each model is loaded once for all of these languages that it was selected for.
+        head: head of the models.
+        languages: languages to cover; languages with the same selected model are yielded together.
     """
     from infoxlm_core.model import task_models
 
     languages_by_directory: dict[Path, list[str]] = {}
-    for language in dict.fromkeys(languages):  # without duplicates
+    for language in dict.fromkeys(languages):  # removes duplicates
         directory = selection.find_directory(models, language)
         languages_by_directory.setdefault(directory, []).append(language)
     for directory, model_languages in languages_by_directory.items():

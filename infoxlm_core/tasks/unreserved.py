@@ -1,7 +1,7 @@
-"""Find test files that an encoder of this project may have been trained on.
+"""Find test files whose sentences an encoder may have seen in pre-training.
 
-The encoder's manifest lists the digests of the test files whose sentences were removed from its training text. For
-encoders that were trained elsewhere, nothing is known.
+The manifest of an encoder lists the digests of its reserved test files, whose sentences were removed from the training
+text. Nothing is known about encoders that were trained outside this project.
 """
 
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_pretraining_manifest(encoder: Path) -> dict[str, Any] | None:
-    """Return the manifest of an encoder that this project pre-trained, or None for any other model."""
+    """Load the manifest of an encoder pre-trained by this project. Return None for all other models."""
     manifest = manifests.load_if_ours(encoder)
     if manifest is None or manifest["kind"] != "encoder" or not manifest["facts"].get("steps"):
         return None
@@ -30,8 +30,8 @@ def find_unreserved_files(encoder: Path, test_files: Iterable[Path], corpus: Pat
     Args:
         encoder: directory of the encoder.
         test_files: the test files.
-        corpus: the prepared corpus that the files belong to, if any. Its held-out text was removed from its own
-            training text, but not from that of another corpus, on which the encoder may have been trained before.
+        corpus: prepared corpus that contains the test files, if any. The held-out text of a corpus was removed only
+            from its own training text. An encoder with `other_corpora` was also trained on different text.
     """
     manifest = load_pretraining_manifest(encoder)
     if manifest is None:

@@ -1,4 +1,4 @@
-"""Files of sentence vectors: NumPy arrays (N, d), whose row i is the vector of sentence i."""
+"""Write sentence vectors to files: NumPy arrays (N, d), with the vector of sentence i in row i."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,14 +13,14 @@ from infoxlm_core.progress import show_progress
 from infoxlm_core.tasks import embedding
 from infoxlm_core.tasks.embedding import Embedder
 
-CHUNK_CHARACTERS = 16 << 20  # a chunk of sentences ends at this length, or at `embedding.CHUNK` sentences
+CHUNK_CHARACTERS = 16 << 20  # length at which a chunk of sentences ends, unless it has `embedding.CHUNK` sentences
 
 
 def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
-    """Write the vectors of all lines of a file as float32, and return the number of lines.
+    """Embed every line of a file, write the vectors as float32, and return the number of lines.
 
     Raises:
-        EncodingError: a line is not UTF-8. The file is checked before the first line is embedded.
+        EncodingError: a line is not UTF-8. All lines are checked before the first line is embedded.
         InputError: the file is empty, or a line is too long.
     """
     num_lines = sum(1 for _ in lines.read_valid_texts(file))
@@ -31,17 +31,17 @@ def embed_file(embedder: Embedder, file: Path, output: Path) -> int:
 
 
 def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, normalise: bool = False) -> None:
-    """Embed sentences and write their vectors. Memory holds only one chunk of sentences and its vectors.
+    """Embed sentences in chunks, and write the vectors. Only one chunk is in memory at a time.
 
-    The file gets its name when it is complete. It is not written as a memory map, because writing to a memory map on a
-    full disk kills the process.
+    The file gets its final name when it is complete. It is not a memory map while it is written, because a full disk
+    would kill the process.
 
     Args:
-        path: the file to write.
-        embedder: computes the vectors.
-        sentences: the sentences, of which only a chunk needs to be in memory.
-        count: number of sentences, which the header of the file contains.
-        normalise: scale vectors to length 1 and round them to float16, as mining needs them, instead of float32.
+        path: output file.
+        embedder: embedder for the sentences.
+        sentences: sentences to embed, which are read only once.
+        count: number of sentences.
+        normalise: whether to write vectors of length 1 in float16, for mining, instead of float32.
     """
     dtype = np.dtype(np.float16 if normalise else np.float32)
     shape = (count, embedder.encoder.model.config.hidden_size)
@@ -56,15 +56,15 @@ def write(path: Path, embedder: Embedder, sentences: Iterable[str], count: int, 
 
 
 def embed_cached(embedder: Embedder, model_digest: str, sentences: Sequence[str], cache: Path) -> np.ndarray:
-    """Return the vectors of N sentences, scaled to length 1, as a memory-mapped array (N, d) of float16.
+    """Return the normalised vectors of N sentences as a memory-mapped array (N, d), float16.
 
-    They are computed only once: the cache has a file for each combination of model, options and sentences.
+    Compute the vectors only if the cache has no file for this combination of model, options and sentences.
 
     Args:
-        embedder: computes the vectors.
-        model_digest: identifies the files of the embedder's model.
+        embedder: embedder for the sentences.
+        model_digest: digest of the embedder's model files.
         sentences: N sentences.
-        cache: folder of the files.
+        cache: folder for cached vectors.
     """
     key = {
         "model": model_digest,

@@ -1,4 +1,4 @@
-"""Find and read files of labelled text. The names of files in a folder follow one of these public sets:
+"""Find and read labelled text. File names in a folder follow one of these public test sets:
 
 XTREME     train-en.tsv  dev-ar.tsv  test-ar.tsv           no header: text, text_pair, label
 XNLI       xnli.dev.tsv  xnli.test.tsv                     language, gold_label, …, sentence1, sentence2, …
@@ -27,7 +27,7 @@ from infoxlm_core.tasks.task import SPLITS
 
 logger = logging.getLogger(__name__)
 SUFFIXES = (".csv", ".tsv", ".parquet")
-HEADERS: Sequence[Mapping[str, str]] = (  # for each public set: column of `table.COLUMNS` -> column of the set
+HEADERS: Sequence[Mapping[str, str]] = (  # for each public set: name in `table.COLUMNS` -> column name in the set
     {"text": "sentence1", "text_pair": "sentence2", "label": "gold_label"},
     {"text": "premise", "text_pair": "hypo", "label": "label"},
     {"text": "premise", "text_pair": "hypothesis", "label": "label"},  # XNLI on the Hub
@@ -41,7 +41,7 @@ _WITHOUT_LANGUAGE = re.compile(rf"(?:.*[._-])?{_SPLIT}(?:[._-].*)?")  # xnli.dev
 
 
 class LabelledFile(NamedTuple):
-    """A file with the split and the language that its name contains, or None if it contains none."""
+    """A labelled file, with the split and language in its name. A value that the name lacks is None."""
 
     path: Path
     split: str | None
@@ -49,10 +49,10 @@ class LabelledFile(NamedTuple):
 
 
 def find_labelled_files(path: Path) -> list[LabelledFile]:
-    """Return the file itself, or the files of a folder whose names contain a split, with split and language.
+    """Find labelled files: the path itself, or every file of a folder with a split in its name.
 
     Raises:
-        InputError: the path is missing or has another format, or no file of the folder has a split in its name.
+        InputError: the path does not exist, its format is not supported, or no file name in the folder has a split.
     """
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. Check the path.")
@@ -79,7 +79,7 @@ def find_labelled_files(path: Path) -> list[LabelledFile]:
 
 
 def _parse_name(path: Path) -> LabelledFile:
-    """Read the split from the name of a file, and the language from the name of the file or its folder."""
+    """Read the split from a file name, and the language from the name of the file or its folder."""
     with_language = _WITH_LANGUAGE.fullmatch(path.stem)
     if with_language:
         return LabelledFile(path, SPLITS[with_language["split"]], with_language["language"])
@@ -92,13 +92,13 @@ def _parse_name(path: Path) -> LabelledFile:
 
 
 def read_columns(path: Path, column_names: Collection[str]) -> pd.DataFrame:
-    """Read a file as strings, with line numbers as the index (for Parquet, row numbers from 1).
+    """Read a file as strings. The index has line numbers, or for Parquet, row numbers from 1.
 
     The first line is a header if it contains one of `column_names`, or all columns of a public set. Without a header,
     the columns are numbered.
 
     Raises:
-        InputError: the file is not readable, or a row has a different number of fields than the first.
+        InputError: the file is not readable, or its rows differ in the number of fields.
     """
     try:
         if path.suffix == ".parquet":
@@ -113,20 +113,17 @@ def read_columns(path: Path, column_names: Collection[str]) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    """Read the columns of text and numbers. Skip lists, and also bytes, because their encoding is unknown."""
+    """Read the text and number columns. Skip columns of lists, and columns of bytes in an unknown encoding."""
     schema = pq.read_schema(user_files.check_readable(path))
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{path}: two columns have the same name. Rename one.")
-    columns = []
-    for field in schema:
-        if not pa.types.is_nested(field.type) and not _is_bytes(field.type):
-            columns.append(field.name)
+    columns = [field.name for field in schema if not pa.types.is_nested(field.type) and not _is_bytes(field.type)]
     table = tables.read_frame(path, columns, "save it as UTF-8").astype("string")
     return table.set_axis(range(1, len(table) + 1))
 
 
 def _is_bytes(data_type: pa.DataType) -> bool:
-    """Return whether a column contains bytes, directly or in a dictionary encoding."""
+    """Return whether a column contains bytes, plain or dictionary-encoded."""
     if pa.types.is_dictionary(data_type):
         data_type = data_type.value_type
     return (
@@ -135,7 +132,7 @@ def _is_bytes(data_type: pa.DataType) -> bool:
 
 
 def _read_text(path: Path, column_names: Collection[str]) -> pd.DataFrame:
-    """Read a CSV or TSV file as strings, with line numbers as the index. See `read_columns` for the header."""
+    """Read a CSV or TSV file as `read_columns` describes."""
     cells = _read_cells(path)
     first_row = cells.iloc[0].tolist() if len(cells) else []
     if not _is_header(first_row, column_names):
@@ -147,12 +144,12 @@ def _read_text(path: Path, column_names: Collection[str]) -> pd.DataFrame:
 
 
 def _read_cells(path: Path) -> pd.DataFrame:
-    """Read all lines of a CSV or TSV file, with line numbers as the index and numbered columns.
+    """Read all lines of a CSV or TSV file. The index has line numbers, and the columns are numbered.
 
     Raises:
-        InputError: a row has a different number of fields than the first.
+        InputError: the rows differ in the number of fields.
     """
-    # In public TSV files, quotation marks are ordinary characters.
+    # Public TSV files use quotation marks as ordinary characters.
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
     rows: list[list[str]] = []
     line_numbers = []
@@ -171,7 +168,7 @@ def _read_cells(path: Path) -> pd.DataFrame:
 
 
 def _is_header(first_row: Sequence[str], column_names: Collection[str]) -> bool:
-    """Return whether a row has one of the column names, or all column names of a public set."""
+    """Return whether a row contains one of the column names, or all columns of a public set."""
     if not set(column_names).isdisjoint(first_row):
         return True
     return any(set(header.values()) <= set(first_row) for header in HEADERS)

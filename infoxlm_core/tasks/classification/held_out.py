@@ -1,4 +1,4 @@
-"""Measure a classifier on the test set that `finetune` wrote beside it, by language."""
+"""Measure a classifier in each language, on the test set that `finetune` saved with the classifier."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ REMEDY = "Give the output of finetune."
 
 
 def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
-    """Classify the rows of test.parquet, and return the accuracy of each language.
+    """Classify the rows of test.parquet and measure the accuracy in each language.
 
-    `details` contains the accuracy of always predicting the most frequent label.
+    The value `majority` of the details is the accuracy of always predicting the most frequent label.
 
     Args:
-        directory: a fine-tuned classifier.
-        source: the language from which the transfer gap is measured.
-        config: batch size and length of texts.
+        directory: the classifier's directory.
+        source: the source language of the transfer gap.
+        config: the batch size and the maximum text length.
     """
     rows = read_test_set(directory)
     test_set = manifests.digest(rows.to_dict("list"))
@@ -46,7 +46,7 @@ def measure(directory: Path, source: str, config: EvaluationConfig) -> Scores:
 
 
 def read_test_set(directory: Path) -> pd.DataFrame:
-    """Read the test set beside a classifier. Raise InputError if it is missing or empty, or has unknown labels."""
+    """Read a classifier's test set. Raise InputError if the set is missing or empty, or has unknown labels."""
     path = directory / "test.parquet"
     if not path.is_file():
         raise InputError(f"{path} is missing. {REMEDY}")
@@ -55,7 +55,7 @@ def read_test_set(directory: Path) -> pd.DataFrame:
     if missing_columns:
         raise InputError(f"{path} has no column {', '.join(sorted(missing_columns))}. {REMEDY}")
     if table.empty:
-        raise InputError(f"{path} has no rows. Add rows of the split test to the data of the fine-tuning.")
+        raise InputError(f"{path} has no rows. Add rows with the split test to the fine-tuning data.")
     labels = padded.read_labels(padded.read_config(directory))
     unknown_labels = sorted(set(table["label"]) - set(labels))
     if unknown_labels:
@@ -64,14 +64,12 @@ def read_test_set(directory: Path) -> pd.DataFrame:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of outcomes with a row for each test row, by which two models are compared."""
+    """Tabulate the outcome of each test row, for the comparison of two models."""
     text_columns = ["text", "text_pair"] if "text_pair" in rows else ["text"]
     texts = rows[text_columns].fillna("").agg("\t".join, axis=1)
     questions = texts + "\t" + rows["label"] + "\t" + rows["language"]
-    # Equal rows are different questions, so the digest also contains the number of earlier occurrences.
+    # Repeated rows count as separate questions, so the digest includes the number of earlier occurrences.
     occurrences = questions.groupby(questions).cumcount()
-    digests = []
-    for question, occurrence in zip(questions, occurrences, strict=True):
-        digests.append(digest_question(f"{question}\t{occurrence}"))
+    digests = [digest_question(question) for question in questions + "\t" + occurrences.astype(str)]
     is_right = (rows["predicted"] == rows["label"]).astype(bool)
     return tabulate_outcomes("classification", rows["language"].astype(str), digests, is_right)

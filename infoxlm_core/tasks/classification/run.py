@@ -1,4 +1,4 @@
-"""Fine-tune and measure classifiers of sentences or sentence pairs, by language."""
+"""Fine-tune classifiers of sentences or sentence pairs, and measure their accuracy in each language."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,13 +32,13 @@ from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
-BATCH_TOKENS = 8192  # tokens of one forward pass, which limits the memory for texts of any length
-MAX_OVERLAP = 0.5  # share of test rows that may also be training rows; public sets have a few
-MAX_UNKNOWN = 0.05  # share of rows that may be left out because training has no such label
+BATCH_TOKENS = 8192  # tokens per forward pass; limits the memory for long texts
+MAX_OVERLAP = 0.5  # largest share of test rows that may also be training rows; public sets repeat a few rows
+MAX_UNKNOWN = 0.05  # largest share of rows that may be dropped because their label is not in the training text
 
 
 def list_test_files(config: ClassificationConfig) -> list[Path]:
-    """Return the local files with test rows, and those with translations of test rows."""
+    """List the local files with test rows, including translated test sets."""
     files = list_files(config, None)
     if config.translated_test:
         files += list_files(select_translations(config), None)
@@ -46,7 +46,7 @@ def list_test_files(config: ClassificationConfig) -> list[Path]:
 
 
 def encode_rows(table: pd.DataFrame, directory: Path, max_tokens: int) -> Examples:
-    """Tokenise the columns `text` and, if it exists, `text_pair`, truncated to what the model can read."""
+    """Tokenise each row's `text` and optional `text_pair`, truncated to the model's maximum length."""
     limit = min(max_tokens, pretrained.find_max_tokens(pretrained.read_config(directory)))
     pairs = table["text_pair"].tolist() if "text_pair" in table else None
     examples = encode(tokenizers.load(directory), table["text"].tolist(), pairs, limit)
@@ -60,13 +60,13 @@ def predict(classifier: TaskModel, examples: Examples, batch_tokens: int = BATCH
 
 
 def predict_rows(models: Path, table: pd.DataFrame, max_tokens: int, batch_tokens: int = BATCH_TOKENS) -> pd.Series:
-    """Predict the label of each row with the model that was selected for the row's language.
+    """Predict each row's label with the model selected for the row's language.
 
     Args:
         models: directory of the fine-tuned models.
-        table: the rows.
-        max_tokens: longer texts are truncated.
-        batch_tokens: number of tokens of a forward pass.
+        table: the rows to classify.
+        max_tokens: maximum length of a text; longer texts are truncated.
+        batch_tokens: number of tokens per forward pass.
     """
     predictions = pd.Series("", index=table.index, dtype="string")
     for directory, classifier, languages in load_selected_models(models, HEAD, table["language"].unique()):
@@ -78,7 +78,7 @@ def predict_rows(models: Path, table: pd.DataFrame, max_tokens: int, batch_token
 def accuracy_by_language(
     predictions: Sequence[str], labels: Sequence[str], languages: Sequence[str]
 ) -> dict[str, float]:
-    """Return the share of correct predictions of each language, from 0 to 1."""
+    """Return the share of correct predictions by language, from 0 to 1."""
     is_correct = pd.Series(np.asarray(predictions) == np.asarray(labels))
     return is_correct.groupby(np.asarray(languages)).mean().to_dict()
 
@@ -92,7 +92,7 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
     if len(labels) < 2:
         raise CorpusTooSmall(
             f"{len(train)} training rows in {', '.join(languages)} have the labels {list(labels)}, but training needs "
-            "two labels. Set finetuning.train_languages to languages of the data."
+            "two labels. Set finetuning.train_languages to languages in the data."
         )
     label_ids = {label: label_id for label_id, label in enumerate(labels)}
     dev = drop_unknown_labels(table[table["split"] == "dev"], labels, "dev")
@@ -100,7 +100,7 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
     check_overlap(train, test)
     score_dev = None
     if len(dev):
-        # Development rows are scored many times during training, so they are tokenised once.
+        # Training scores the development rows many times, so they are tokenised once.
         score_dev = partial(_score_dev, dev, encode_rows(dev, encoder, config.max_tokens))
     return Training(
         HEAD,
@@ -116,17 +116,17 @@ def read_training(config: ClassificationConfig, encoder: Path, corpus: Path | No
 
 
 def _score_dev(dev: pd.DataFrame, examples: Examples, classifier: TaskModel) -> dict[str, float]:
-    """Return the accuracy of a classifier on the development rows of each language."""
+    """Return a classifier's accuracy on the development rows by language."""
     return accuracy_by_language(predict(classifier, examples), dev["label"], dev["language"])
 
 
 def _write_test_set(test: pd.DataFrame, directory: Path) -> None:
-    """Write the test rows beside a classifier, so that the stage `evaluate` can measure it."""
+    """Save the test rows with a classifier, for the stage `evaluate`."""
     test.drop(columns="split").to_parquet(directory / "test.parquet", index=False)
 
 
 def check_overlap(train: pd.DataFrame, test: pd.DataFrame) -> None:
-    """Warn if test rows are also training rows. Raise InputError if more than `MAX_OVERLAP` of them are."""
+    """Warn if test rows are also training rows. Raise InputError if their share is above `MAX_OVERLAP`."""
     is_overlap = _normalise_text(test).isin(set(_normalise_text(train)))
     if not is_overlap.any():
         return
@@ -138,17 +138,17 @@ def check_overlap(train: pd.DataFrame, test: pd.DataFrame) -> None:
 
 
 def _normalise_text(table: pd.DataFrame) -> pd.Series:
-    """Return the text of each row in lower case with single spaces, to compare rows."""
+    """Return each row's text in lower case with single spaces, so that rows can be compared."""
     texts = table["text"] + "\t" + table["text_pair"] if "text_pair" in table else table["text"]
     return texts.str.casefold().str.split().str.join(" ")
 
 
 def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
-    """Classify the test rows of every language with the model selected for it, and write `predictions.parquet`.
+    """Classify the test rows of each language with the language's selected model, and write `predictions.parquet`.
 
     Raises:
-        InputError: there is no model, no test row with a label of the classifier, a translation is missing, or, for
-            `mixed`, the rows of two languages do not translate each other.
+        InputError: the model or a translation is missing, no test row has a known label, or `mixed` is set and the
+            rows of two languages do not translate each other.
     """
     classifier_labels = padded.read_labels(padded.read_config(models))
     spelling_of_label = normalise_labels(classifier_labels, str(models))
@@ -158,7 +158,7 @@ def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
     rows_by_language = split_by_language(test)
     if config.mixed:
         check_aligned(rows_by_language)
-    # Translations are text in the source language, so the model of the source language reads them.
+    # The model for the source language also reads the translations, because they are in the source language.
     texts = test.assign(language=source) if config.translated_test else test
     test["predicted"] = predict_rows(models, texts, config.max_tokens).map(spelling_of_label)
     output.mkdir(parents=True, exist_ok=True)
@@ -179,30 +179,35 @@ def measure(config: ClassificationConfig, models: Path, output: Path) -> Scores:
 
 
 def drop_unknown_labels(table: pd.DataFrame, labels: Iterable[str], split: str) -> pd.DataFrame:
-    """Return the rows with a label of the classifier.
+    """Drop the rows whose label the classifier does not know.
 
-    Raise InputError if the share of rows with another label is above `MAX_UNKNOWN`.
+    Raises:
+        InputError: the share of dropped rows is above `MAX_UNKNOWN`.
     """
     is_unknown = ~table["label"].isin(list(labels))
     if not is_unknown.any():
         return table.copy()
     num_unknown = int(is_unknown.sum())
-    label = table["label"][is_unknown].iloc[0]  # an example for the messages
+    example_label = table["label"][is_unknown].iloc[0]
     if num_unknown > MAX_UNKNOWN * len(table):
         raise InputError(
-            f"{split}: {num_unknown} of {len(table)} rows have a label ({label!r}) that is not one of the classifier's "
-            f"({', '.join(labels)}). Write the labels in the same way in all splits, or remove these rows."
+            f"{split}: {num_unknown} of {len(table)} rows have a label ({example_label!r}) that is not one of the "
+            f"classifier's ({', '.join(labels)}). Spell the labels alike in all splits, or remove these rows."
         )
     logger.warning(
-        "%s: left out %d of %d rows, whose labels (%s) are not in training", split, num_unknown, len(table), label
+        "%s: dropped %d of %d rows because their labels (such as %s) are not in the training text",
+        split,
+        num_unknown,
+        len(table),
+        example_label,
     )
     return table[~is_unknown].copy()
 
 
 def check_aligned(rows_by_language: Mapping[str, pd.DataFrame]) -> None:
-    """Raise InputError if labels or counts show that the rows of the languages do not translate each other."""
+    """Raise InputError if row counts or labels show that the languages' rows do not translate each other."""
     if any("text_pair" not in rows for rows in rows_by_language.values()):
-        raise InputError("mixed needs pairs of texts. Set mixed to false.")
+        raise InputError("mixed needs text pairs. Set mixed to false.")
     difference = describe_difference(rows_by_language)
     if difference:
         raise InputError(f"mixed needs the same test in every language: {difference}.")
@@ -215,36 +220,34 @@ def _score_mixed(
     spelling_of_label: Mapping[str, str],
     accuracies: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Score premises of one language with hypotheses of another (InfoXLM, section 6).
+    """Score premises in one language with hypotheses in another (InfoXLM, section 6).
 
     Args:
-        config: the settings.
-        models: directory of the fine-tuned models. The model of the premises' language predicts.
-        rows_by_language: the test rows.
-        spelling_of_label: label of the classifier -> label in the rows.
-        accuracies: the accuracy of each language if premise and hypothesis are in the same language.
+        config: the task's settings.
+        models: directory of the fine-tuned models; the model for the premise's language predicts.
+        rows_by_language: mapping from language to test rows.
+        spelling_of_label: mapping from the classifier's labels to the spelling in the test rows.
+        accuracies: accuracy by language for premises and hypotheses in the same language.
     """
     scores_by_pair = {(language, language): {"accuracy": accuracy} for language, accuracy in accuracies.items()}
     for premise_language, premises in rows_by_language.items():
         tables = []
         for hypothesis_language, hypotheses in rows_by_language.items():
             if hypothesis_language != premise_language:
-                mixed_pairs = premises.assign(
-                    text_pair=hypotheses["text_pair"], hypothesis_language=hypothesis_language
-                )
-                tables.append(mixed_pairs)
-        # The pairs with all other languages are predicted together, so that each model is loaded once.
+                hypothesis_columns = {"text_pair": hypotheses["text_pair"], "hypothesis_language": hypothesis_language}
+                tables.append(premises.assign(**hypothesis_columns))
+        # Predicting all hypothesis languages together loads each model only once.
         table = pd.concat(tables, ignore_index=True)
         predictions = predict_rows(models, table, config.max_tokens).map(spelling_of_label)
         mixed_accuracies = accuracy_by_language(predictions, table["label"], table["hypothesis_language"])
         for hypothesis_language, accuracy in mixed_accuracies.items():
             scores_by_pair[premise_language, hypothesis_language] = {"accuracy": accuracy}
-        logger.info("scored premises in %s with hypotheses in other languages", premise_language)
+        logger.info("scored premises in %s with hypotheses in all other languages", premise_language)
     return summarise_mixed(dict(sorted(scores_by_pair.items())), "accuracy")
 
 
 def check(config: ClassificationConfig, has_grid: bool) -> None:
-    """Raise InputError if the data lack rows that training, model selection or the test needs."""
+    """Raise InputError if the data lack rows for training, model selection or the test."""
     table = read_labelled(config, None)
     languages = [two_letters(language) for language in config.train_languages]
     train = table[(table["split"] == "train") & table["language"].isin(languages)]

@@ -1,4 +1,4 @@
-"""Read labelled text into one table with the columns text, text_pair (for pairs), label, language and split."""
+"""Read labelled text into one table with the columns text, text_pair (optional), label, language and split."""
 
 import logging
 import re
@@ -18,10 +18,10 @@ from infoxlm_core.tasks.task import SPLITS
 
 logger = logging.getLogger(__name__)
 COLUMNS = ("text", "text_pair", "label", "language", "split")
-TEST_SHARE = 0.1  # share of the rows that becomes the test set if no row has a split
-NO_CONSENSUS = "-"  # label of rows on which annotators did not agree (SNLI, MultiNLI); usually left out
+TEST_SHARE = 0.1  # share of the rows drawn as the test set if no row has a split
+NO_CONSENSUS = "-"  # gold label of SNLI and MultiNLI rows without annotator consensus, which are usually dropped
 _LANGUAGE = re.compile("[a-z]{2,3}([-_][A-Za-z0-9]{2,4}){0,2}")
-# Spelling in a public set, in lower case -> spelling in tables and scores.
+# Spelling in public sets, in lower case -> our spelling
 _INFERENCE_LABELS = {name: name for name in ("entailment", "neutral", "contradiction")}
 _INFERENCE_LABELS["contradictory"] = "contradiction"
 
@@ -29,20 +29,19 @@ _INFERENCE_LABELS["contradictory"] = "contradiction"
 def read_labelled(
     config: ClassificationConfig, corpus: Path | None, splits: Collection[str] = ("train", "dev", "test")
 ) -> pd.DataFrame:
-    """Read the rows of some splits into one table of strings, with the columns `COLUMNS`.
+    """Read the rows of the given splits into one table of strings with the columns `COLUMNS`.
 
-    Languages are shortened to two letters where possible, and labels of natural language inference have one spelling.
-    If no row has a split, about a tenth of the rows becomes the test set. A file is not read if its name contains
-    another split, or if it has training text in a language that is not trained on.
+    Language codes are shortened to two letters where possible, and inference labels get one spelling. If no row has a
+    split, about a tenth of the rows is drawn as the test set. Files are skipped if their name contains another split,
+    or a language without training.
 
     Args:
-        config: which files and columns to read.
-        corpus: the prepared corpus, whose labelled set is read if `config.data` is None.
+        config: settings that name the files and columns.
+        corpus: prepared corpus, the source of labelled text if `config.data` is None.
         splits: the splits to read.
 
     Raises:
-        InputError: a file is missing or not readable, lacks a column, or has an unusable row, named by file and line;
-            or no split can be drawn.
+        InputError: a file is missing or not readable, lacks a column or has an unusable row, or no split can be drawn.
     """
     files = list_files(config, corpus)
     needed_files = [file for file in files if _is_needed(file, splits, config.train_languages)]
@@ -52,7 +51,7 @@ def read_labelled(
             f"{', '.join(config.train_languages)}). Name files like test-en.tsv."
         )
     table = _join_files(needed_files, config)
-    # Files that were skipped have a split in their names.
+    # Skipped files have a split in their names.
     has_no_split = len(needed_files) == len(files) and table["split"].isna().all()
     if has_no_split and len(table):
         table["split"] = _draw_split(table, files, config.split)
@@ -63,15 +62,15 @@ def read_labelled(
 def read_test(config: ClassificationConfig) -> pd.DataFrame:
     """Read the test rows. With `translated_test`, translations replace the rows of every language but the source.
 
-    A translated row has the language of its original.
+    The language of a translated row is that of its original.
 
     Raises:
-        InputError: as `read_labelled`; or a language has no translations, or not as many as test rows.
+        InputError: a file is not usable (see `read_labelled`), or a language has more or fewer translations than rows.
     """
     test = read_labelled(config, None, ("test",))
     if test.empty:
         raise InputError(
-            f"{config.data}: no row has the split test. Name a file test-LANGUAGE, or set the split of rows."
+            f"{config.data}: no row has the split test. Name a file test-LANGUAGE, or set the rows' split."
         )
     if not config.translated_test:
         return test
@@ -94,18 +93,18 @@ def read_test(config: ClassificationConfig) -> pd.DataFrame:
 
 
 def select_translations(config: ClassificationConfig) -> ClassificationConfig:
-    """Return settings that read the translated test sets instead of the data."""
+    """Return the settings with the translated test sets in place of the data."""
     return config.model_copy(update={"data": config.translated_test})
 
 
 def _draw_split(table: pd.DataFrame, files: Sequence[LabelledFile], split_column: str) -> np.ndarray:
-    """Assign each row to train or, with probability `TEST_SHARE`, to test: (N,) strings.
+    """Draw the split of each row, `test` with probability `TEST_SHARE` and otherwise `train`.
 
-    Row i of a language must translate row i of every other language, and all its translations are in the same split.
-    Otherwise the test could contain translations of training rows, and its scores would measure memorization.
+    All translations of a row get the same split. A test row that translates a training row would measure memorization.
+    For this purpose, row i of each language must translate row i of every other language.
 
     Raises:
-        InputError: the languages have different numbers of rows, or different labels.
+        InputError: the languages differ in their number of rows or in their labels.
     """
     difference = describe_difference(split_by_language(table))
     if difference:
@@ -113,25 +112,25 @@ def _draw_split(table: pd.DataFrame, files: Sequence[LabelledFile], split_column
             f"{_join_paths(files)}: no row has a split, and the rows of the languages do not translate each other in "
             f"order: {difference}. Add a column {split_column!r}, with the same split for all translations of a row."
         )
-    positions = table.groupby("language").cumcount().to_numpy()  # of each row within its language
-    random_values = make_rng("split").random(positions.max() + 1)  # one for all translations of a row
+    positions = table.groupby("language").cumcount().to_numpy()  # each row's position within its language
+    random_values = make_rng("split").random(positions.max() + 1)  # one value for all translations of a row
     return np.where(random_values[positions] < TEST_SHARE, "test", "train")
 
 
 def _join_paths(files: Sequence[LabelledFile]) -> str:
-    """Return the paths of files as text for messages."""
+    """Join the files' paths for a message."""
     return ", ".join(sorted({str(file.path) for file in files}))
 
 
 def split_by_language(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the rows of each language, numbered from 0."""
+    """Return a mapping from language to rows, each table numbered from 0."""
     return {str(language): rows.reset_index(drop=True) for language, rows in table.groupby("language")}
 
 
 def describe_difference(rows_by_language: Mapping[str, pd.DataFrame]) -> str | None:
-    """Return the first sign that row i of one language does not translate row i of another, or None.
+    """Describe the first difference in row counts or labels between two languages. Return None if there is none.
 
-    The signs are a different number of rows, or a row with another label.
+    A difference shows that row i of one language does not translate row i of the other.
     """
     languages = list(rows_by_language)
     first_language = languages[0]
@@ -140,14 +139,14 @@ def describe_difference(rows_by_language: Mapping[str, pd.DataFrame]) -> str | N
         rows = rows_by_language[language]
         if len(rows) != len(first_rows):
             return f"{first_language} has {len(first_rows)} rows, but {language} has {len(rows)}"
-        has_other_label = rows["label"] != first_rows["label"]
-        if has_other_label.any():
-            return f"row {has_other_label.idxmax() + 1} has another label in {first_language} than in {language}"
+        labels_differ = rows["label"] != first_rows["label"]
+        if labels_differ.any():
+            return f"row {labels_differ.idxmax() + 1} has different labels in {first_language} and {language}"
     return None
 
 
 def list_files(config: ClassificationConfig, corpus: Path | None) -> list[LabelledFile]:
-    """Return the configured files, or the labelled set of the prepared corpus."""
+    """List the configured files, or else the prepared corpus's labelled set."""
     if config.data is None:
         path = (corpus or Path()) / "labelled.parquet"
         if not path.is_file():
@@ -158,10 +157,7 @@ def list_files(config: ClassificationConfig, corpus: Path | None) -> list[Labell
 
 
 def _is_needed(file: LabelledFile, splits: Collection[str], train_languages: Iterable[str]) -> bool:
-    """Return whether a file may contain rows of the splits, according to its name.
-
-    Training text is only needed in the training languages.
-    """
+    """Return whether a file, judged by its name, may have rows of the splits. Skip training text in other languages."""
     if file.split is None:
         return True
     if file.split not in splits:
@@ -172,7 +168,7 @@ def _is_needed(file: LabelledFile, splits: Collection[str], train_languages: Ite
 
 
 def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> pd.DataFrame:
-    """Read files into one table, with one spelling of each label and each language."""
+    """Read files into one table with uniform labels and language codes."""
     tables = []
     paths_of_texts = []
     paths_of_pairs = []
@@ -185,15 +181,14 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
             paths_of_texts.append(file.path)
     if paths_of_texts and paths_of_pairs:
         raise InputError(
-            f"{paths_of_texts[0]} has single texts, but {paths_of_pairs[0]} has pairs. Give files of one kind, with "
-            "labels."
+            f"{paths_of_texts[0]} has single texts, but {paths_of_pairs[0]} has pairs. Give labelled files of one kind."
         )
     rows = pd.concat(tables, ignore_index=True)
     folders = ", ".join(sorted({str(file.path.parent) for file in files}))
     spelling_of_label = normalise_labels(rows["label"].unique(), folders)
     languages = rows["language"].unique()
     for language in languages:
-        if not _LANGUAGE.fullmatch(language):  # it becomes part of the names of scores, files and figures
+        if not _LANGUAGE.fullmatch(language):  # the names of scores, files and figures contain the code
             raise InputError(
                 f"{_join_paths(files)}: {language!r:.80} is not a language code. Write it like de, deu_Latn or zh-CN."
             )
@@ -204,7 +199,7 @@ def _join_files(files: Sequence[LabelledFile], config: ClassificationConfig) -> 
 
 
 def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame:
-    """Read one file into a table with columns of `COLUMNS`. Raise InputError for unknown splits and empty cells."""
+    """Read one file into a table with `COLUMNS`. Raise InputError if a row has an unknown split or an empty cell."""
     configured_columns = {config.text, config.text_pair or config.text, config.label, config.language}
     content = read_columns(file.path, configured_columns)
     columns = _choose_columns(file, list(content.columns), config)
@@ -216,7 +211,7 @@ def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame
             table[name] = pd.Series(value_in_file_name, index=table.index, dtype="string")
     is_public_set = columns["text"] != config.text
     is_paws_x = columns["text"] == "sentence1" and columns["label"] == "label"
-    # Training text of public sets and every split of PAWS-X lack some sentences.
+    # Some sentences are missing in the training text of public sets, and in every split of PAWS-X.
     may_have_empty_cells = is_public_set and (file.split == "train" or is_paws_x)
     table = _drop_empty_rows(table, file.path, may_have_empty_cells)
     has_unknown_split = ~table["split"].isin(SPLITS) & table["split"].notna()
@@ -231,7 +226,7 @@ def _read_file(file: LabelledFile, config: ClassificationConfig) -> pd.DataFrame
 
 
 def _choose_columns(file: LabelledFile, file_columns: Sequence[Any], config: ClassificationConfig) -> dict[str, Any]:
-    """Return which column of a file contains the text, text_pair, label, language and split, by these names.
+    """Return a mapping from the names in `COLUMNS` to the file's columns.
 
     `file_columns` are the names in the header, or numbers if the file has no header.
     """
@@ -253,15 +248,14 @@ def _choose_columns(file: LabelledFile, file_columns: Sequence[Any], config: Cla
 
 
 def _choose_columns_by_name(path: Path, file_columns: Sequence[str], config: ClassificationConfig) -> dict[str, Any]:
-    """Return the columns with the configured names, or else those of the first public set whose names all occur."""
+    """Choose the configured columns if all exist, or else the columns of the first public set that matches."""
     configured_columns = {"text": config.text, "label": config.label}
     if config.text_pair:
         configured_columns["text_pair"] = config.text_pair
     for columns in (configured_columns, *HEADERS):
         if set(columns.values()) <= set(file_columns):
             return dict(columns)
-    missing_names = [name for name, column in configured_columns.items() if column not in file_columns]
-    missing_name = missing_names[0]
+    missing_name = next(name for name, column in configured_columns.items() if column not in file_columns)
     raise InputError(
         f"{path}: no column {configured_columns[missing_name]!r} ({missing_name}). Its columns are "
         f"{', '.join(file_columns)}."
@@ -269,7 +263,7 @@ def _choose_columns_by_name(path: Path, file_columns: Sequence[str], config: Cla
 
 
 def _choose_columns_by_position(path: Path, num_columns: int) -> dict[str, Any]:
-    """Return the columns of a file without a header: text, text_pair if there are at least three, and label last."""
+    """Choose the columns of a file without a header: text first, label last, and text_pair second of three or more."""
     if num_columns < 2:
         raise InputError(f"{path}:1: {num_columns} fields. Give text, text_pair and label, or text and label.")
     if num_columns == 2:
@@ -278,7 +272,7 @@ def _choose_columns_by_position(path: Path, num_columns: int) -> dict[str, Any]:
 
 
 def _drop_empty_rows(table: pd.DataFrame, path: Path, may_have_empty_cells: bool) -> pd.DataFrame:
-    """Drop rows with an empty cell. Raise InputError if the file must not have any, or if no row remains."""
+    """Drop rows with an empty cell. Raise InputError if empty cells are not allowed, or if no row remains."""
     cells = table.drop(columns="split")  # the split may be missing
     is_empty = cells.fillna("").apply(lambda column: column.str.strip()) == ""
     is_incomplete = is_empty.any(axis=1)
@@ -287,19 +281,21 @@ def _drop_empty_rows(table: pd.DataFrame, path: Path, may_have_empty_cells: bool
     if not may_have_empty_cells or is_incomplete.all():
         line = is_incomplete.idxmax()
         raise InputError(f"{path}:{line}: {is_empty.loc[line].idxmax()} is empty. Fill it or remove the row.")
-    logger.warning("%s: %d of %d rows have an empty cell and are left out", path, is_incomplete.sum(), len(table))
+    logger.warning("%s: dropped %d of %d rows with an empty cell", path, is_incomplete.sum(), len(table))
     return table[~is_incomplete]
 
 
 def normalise_labels(labels: Iterable[str], where: str) -> dict[str, str]:
-    """Map each label to one spelling: without outer spaces and, for natural language inference, the same in all sets.
+    """Return a mapping from each label to its normalised spelling.
+
+    Outer spaces are removed. Labels of natural language inference get the same spelling for all public sets.
 
     Args:
-        labels: labels as public sets or users spell them.
-        where: the files or the model with these labels, for the error message.
+        labels: labels in the spelling of a public set or user.
+        where: the labels' files or model, for the error message.
 
     Raises:
-        InputError: some labels of natural language inference are names, others numbers.
+        InputError: the inference labels mix names and numbers.
     """
     spellings = {label: label.strip() for label in labels}
     inference_spellings = {}
@@ -307,8 +303,8 @@ def normalise_labels(labels: Iterable[str], where: str) -> dict[str, str]:
         if spelling.lower() in _INFERENCE_LABELS:
             inference_spellings[label] = _INFERENCE_LABELS[spelling.lower()]
     numbers = [spelling for spelling in spellings.values() if spelling.isdecimal()]
-    if inference_spellings and numbers:  # label 0 is entailment on the Hub, but contradiction in XTREME
+    if inference_spellings and numbers:  # the number 0 means entailment on the Hub, but contradiction in XTREME
         raise InputError(f"{where}: some labels are names, others numbers ({min(numbers)}). Use only names.")
-    # A set with only one of these labels may be another task, whose label happens to have the same name.
+    # A single inference label may belong to a different task and have the same name by chance.
     is_inference = len(set(inference_spellings.values())) > 1
     return spellings | inference_spellings if is_inference else spellings

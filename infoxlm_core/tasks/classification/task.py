@@ -1,4 +1,4 @@
-"""The task of classifying sentences or sentence pairs (XNLI, PAWS-X, SIB-200, any table)."""
+"""Task: classify sentences or sentence pairs (XNLI, PAWS-X, SIB-200, any table)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -28,26 +28,26 @@ class ClassificationConfig(CrossLingualConfig):
 
     data: Source | Paths | None = None
     """CSV, TSV or Parquet files, or folders in the layout of XNLI, XNLI-MT, XTREME, PAWS-X or SIB-200. null: the
-    labelled set of the prepared corpus."""
+    prepared corpus's labelled set."""
 
     text: str = "text"
-    """Name of the column with the sentence. In a file without a header, it is the first column."""
+    """Name of the column with the sentence. Files without a header have the sentence in the first column."""
 
     text_pair: str | None = None
-    """Name of the column with the second sentence of a pair, if there is one. In a file without a header, it is the
-    second column."""
+    """Name of the column with the second sentence of a pair. null: no pairs, unless the file has the header of a public
+    set. Files without a header have the second sentence in the second of three or more columns."""
 
     label: str = "label"
-    """Name of the column with the label. In a file without a header, it is the last column."""
+    """Name of the column with the label. Files without a header have the label in the last column."""
 
     language: str = "language"
-    """Name of the column with the language code. It is not needed if the name of the file contains the code, such as
+    """Name of the column with the language code. Not needed if the file name contains the code, such as
     `train-en.tsv`."""
 
     split: str = "split"
     """Name of the column that contains train, dev or test. A file without this column is training text, unless its name
-    contains dev or test. If there is no test text at all, a tenth of the rows becomes the test set. All languages then
-    need the same rows in the same order, so that no test row translates a training row."""
+    contains dev or test. If no row and no file name has a split, a tenth of the rows is drawn as the test set. All
+    languages then need the same rows in the same order, so that no test row translates a training row."""
 
     train_languages: tuple[Language, ...] = ("en",)
     """Languages to train on. All languages are tested."""
@@ -63,13 +63,13 @@ class ClassificationConfig(CrossLingualConfig):
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:  # noqa: ARG001
-    """Return the summed cross-entropy of logits (N, labels), and which predictions are correct, (N,) bool."""
+    """Return the summed cross-entropy of logits (N, labels), and a mask (N,) of the correct predictions."""
     import torch.nn.functional as F
 
     from infoxlm_core.model.objectives import full_precision
 
     cross_entropy = F.cross_entropy(full_precision(logits), targets, reduction="sum")
-    is_right = logits.argmax(dim=1) == targets  # (N,)
+    is_right = logits.argmax(dim=1) == targets
     return cross_entropy, is_right
 
 
@@ -98,7 +98,7 @@ class Classification(Task[ClassificationConfig]):
     test_only_fields: ClassVar[tuple[str, ...]] = ("mixed", "translated_test")
 
     def has_training_text(self, settings: ClassificationConfig, corpus_files: Collection[str]) -> bool:
-        # The labels of a prepared corpus are the names of its corpora of pairs, and a classifier needs two labels.
+        # A prepared corpus is labelled with the names of its pair corpora, and a classifier needs two labels.
         labels = {PurePosixPath(name).stem for name in corpus_files if name.startswith("pairs/")}
         return settings.data is not None or ("labelled.parquet" in corpus_files and len(labels) > 1)
 

@@ -1,4 +1,4 @@
-"""Read sets in the layout of BUCC 2018: two lists of numbered sentences, and which of them translate each other.
+"""Read sets in the layout of BUCC 2018: two lists of sentences with ids, and the gold translation pairs.
 
 NAME.de      de-000000001<tab>Ein Satz.
 NAME.en      en-000000001<tab>A sentence.
@@ -17,22 +17,22 @@ GOLD = ".gold"
 
 
 class NumberedSentences(NamedTuple):
-    """The sentences of one language, in the order of their file."""
+    """The sentences of one language with their ids, in file order."""
 
     ids: list[str]
     texts: list[str]
 
 
 class MiningSet(NamedTuple):
-    """Sentences of two languages, of which some are translations of each other."""
+    """Sentences in two languages, and the pairs that translate each other."""
 
-    sources: NumberedSentences  # of the language that is not the pivot
-    targets: NumberedSentences
-    gold: frozenset[tuple[int, int]]  # pairs of the row of a source and the row of its translation
+    sources: NumberedSentences  # in the other language
+    targets: NumberedSentences  # in the pivot language
+    gold: frozenset[tuple[int, int]]  # pairs (source row, target row)
 
 
 class SetFiles(NamedTuple):
-    """The three files of a set."""
+    """The files of a mining set."""
 
     sources: Path
     targets: Path
@@ -40,10 +40,10 @@ class SetFiles(NamedTuple):
 
 
 def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
-    """Return the files of every set whose NAME contains `name`, by the language that is not the pivot.
+    """Find the files of every set whose NAME contains `name`. Return a mapping from the source language to files.
 
     Raises:
-        InputError: there is no set, a file is missing, or two sets have the same language.
+        InputError: the folder has no such set, a file is missing, or two sets have the same language.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder. Give one with NAME.de, NAME.en and NAME.gold.")
@@ -66,7 +66,7 @@ def find_sets(folder: Path, pivot: str, name: str = "") -> dict[str, SetFiles]:
 
 
 def _find_sentence_files(gold: Path, files: Iterable[Path]) -> dict[str, Path]:
-    """Return the files of sentences that belong to a gold file, by language."""
+    """Return a mapping from language to the sentence file with the gold file's NAME."""
     file_of_language = {}
     for path in files:
         code = path.suffix.removeprefix(".")
@@ -76,7 +76,7 @@ def _find_sentence_files(gold: Path, files: Iterable[Path]) -> dict[str, Path]:
 
 
 def read_set(files: SetFiles) -> MiningSet:
-    """Read a set. Raise InputError if a line is damaged, or the gold file names an unknown sentence."""
+    """Read a set. Raise InputError if a line is damaged, or the gold file contains an unknown sentence id."""
     sources = _read_sentences(files.sources)
     targets = _read_sentences(files.targets)
     row_of_source = {sentence_id: row for row, sentence_id in enumerate(sources.ids)}
@@ -85,7 +85,7 @@ def read_set(files: SetFiles) -> MiningSet:
     for line_number, (first_id, second_id) in enumerate(_read_two_columns(files.gold), 1):
         if first_id in row_of_source and second_id in row_of_target:
             gold.add((row_of_source[first_id], row_of_target[second_id]))
-        elif second_id in row_of_source and first_id in row_of_target:  # some gold files have the pivot first
+        elif second_id in row_of_source and first_id in row_of_target:  # some gold files list the pivot first
             gold.add((row_of_source[second_id], row_of_target[first_id]))
         else:
             raise InputError(
@@ -95,13 +95,13 @@ def read_set(files: SetFiles) -> MiningSet:
 
 
 def _read_sentences(path: Path) -> NumberedSentences:
-    """Read the ids and sentences of one language."""
+    """Read the sentences and ids of one language."""
     rows = _read_two_columns(path)
     return NumberedSentences([sentence_id for sentence_id, _ in rows], [text for _, text in rows])
 
 
 def _read_two_columns(path: Path) -> list[tuple[str, str]]:
-    """Read lines of two columns divided by a tab. Raise InputError if a line has no two columns, or there is none."""
+    """Read lines of two tab-separated columns. Raise InputError if a column is missing or the file is empty."""
     rows = []
     for line_number, line in enumerate(lines.read_valid_texts(path), 1):
         first_column, _, second_column = line.partition("\t")

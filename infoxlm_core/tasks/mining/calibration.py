@@ -1,13 +1,13 @@
-"""Choose the lowest margin of mined pairs by means of planted pairs: known translations, added to the two files.
+"""Choose the lowest margin of mined pairs with planted pairs: known translations added to the two files.
 
 All lines are matched twice:
 
-1. With the planted pairs. The share of them that is matched is the recall.
-2. With the rule that no planted line is matched with its own translation. Planted lines are then lines without a
-   translation, so every match of a planted line is wrong.
+1. Planted lines may be matched with their translations. The share of matched planted pairs is the recall.
+2. Planted lines must not be matched with their translations. They then act as lines without a translation, so that
+   every match of a planted line is wrong.
 
-The first matching alone would overestimate the precision, because every planted line has a translation, while most
-lines of the files have none.
+The first matching alone would overestimate the precision. Every planted line has a translation, but most lines of the
+files have none.
 """
 
 from typing import NamedTuple
@@ -17,22 +17,20 @@ import numpy as np
 from infoxlm_core.errors import InputError
 from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
 
-FEWEST_PAIRS = 100  # planted pairs; with fewer, the precisions 95 % and 90 % cannot be distinguished
-
-# A larger share of false matches tells little about the number of translated lines, and its error is multiplied.
-MAX_FALSE_SHARE = 0.5
+FEWEST_PAIRS = 100  # minimum number of planted pairs; fewer cannot distinguish a precision of 95 % from 90 %
+MAX_FALSE_SHARE = 0.5  # larger shares say little about the number of translated lines, and amplify sampling errors
 
 
 class Curves(NamedTuple):
-    """Number and quality of the pairs at each of N thresholds: the pairs whose margin is at least the threshold."""
+    """Number and quality of the mined pairs at each of N thresholds of the margin."""
 
-    margins: np.ndarray  # (N,) the thresholds, ascending
-    num_pairs: np.ndarray  # (N,) pairs of the files
+    margins: np.ndarray  # (N,) ascending thresholds; pairs with at least this margin are mined
+    num_pairs: np.ndarray  # (N,) number of mined pairs
     precision: np.ndarray  # (N,) lower bound of the share of correct pairs
-    recall: np.ndarray  # (N,) share of the planted pairs that are found
+    recall: np.ndarray  # (N,) share of planted pairs that are found
 
     def look_up(self, margin: float) -> dict[str, float]:
-        """Return the values of the curves at the first threshold that is not below `margin`."""
+        """Return the curves' values at the lowest threshold that is at least `margin`."""
         row = min(int(np.searchsorted(self.margins, margin)), len(self.margins) - 1)
         return {
             "margin": float(self.margins[row]),
@@ -43,14 +41,14 @@ class Curves(NamedTuple):
 
 
 def estimate(search: Search, matches: Matches) -> Curves:
-    """Estimate precision and recall of the matches of two files, with each of their margins as the threshold."""
+    """Estimate the precision and recall of two files' matches, with every margin as a threshold."""
     thresholds = np.unique(matches.margins)
     num_pairs = _count_at_least(matches.margins, thresholds)
     num_planted = search.num_planted
 
-    # First, planted lines may be matched with their translations, like lines of the files that have a translation.
+    # The first matching may match planted lines with their translations.
     first = match_lines(search._replace(num_planted=0))
-    source_pairs = first.sources - search.num_sources  # index of the planted pair; negative for lines of the file
+    source_pairs = first.sources - search.num_sources  # index of the planted pair; negative for the file's lines
     target_pairs = first.targets - search.num_targets
     is_correct = (source_pairs >= 0) & (source_pairs == target_pairs)
     recall = _count_at_least(first.margins[is_correct], thresholds) / num_planted
@@ -59,7 +57,7 @@ def estimate(search: Search, matches: Matches) -> Curves:
     mismatched_sources = _estimate_share(first.margins[is_wrong_source], thresholds, num_planted)
     mismatched_targets = _estimate_share(first.margins[is_wrong_target], thresholds, num_planted)
 
-    # Second, they may not, like lines without a translation, so that every match of a planted line is false.
+    # The second matching must not, so that every match of a planted line is false.
     second = match_lines(_exclude_planted_translations(search))
     is_planted_source = second.sources >= search.num_sources
     is_planted_target = second.targets >= search.num_targets
@@ -68,14 +66,14 @@ def estimate(search: Search, matches: Matches) -> Curves:
 
     wrong_by_sources = bound_wrong_pairs(num_pairs, search.num_sources, false_sources, mismatched_sources, num_planted)
     wrong_by_targets = bound_wrong_pairs(num_pairs, search.num_targets, false_targets, mismatched_targets, num_planted)
-    num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # both estimate the same number
+    num_wrong = (wrong_by_sources + wrong_by_targets) / 2  # the mean of two estimates of the same number
     precision = np.clip(1 - num_wrong / num_pairs, 0, 1)
     return Curves(thresholds, num_pairs, precision, recall)
 
 
 def _estimate_share(planted_margins: np.ndarray, thresholds: np.ndarray, num_planted: int) -> np.ndarray:
-    """Return the share of planted lines with such a match at each threshold, (N,), from the margins of the matches."""
-    # One line with and one line without a match are added, because a count of 0 may be chance.
+    """Return the share (N,) of planted lines whose match reaches each threshold, given the margins of the matches."""
+    # Add one line with and one line without a match, because a count of 0 may be chance.
     return (_count_at_least(planted_margins, thresholds) + 1) / (num_planted + 2)
 
 
@@ -84,27 +82,27 @@ def bound_wrong_pairs(
 ) -> np.ndarray:
     """Return an upper bound of the number of wrong pairs at each of N thresholds.
 
-    Let T of the `num_lines` lines of a file have a translation in the other file. A pair is wrong if its line has no
-    translation, or if its line is matched with another line than its translation:
+    Suppose that T of a file's `num_lines` lines have a translation in the other file. A match is wrong if the line has
+    no translation, or if the match is not its translation:
 
         wrong = (num_lines - T) * false_shares + T * mismatched_shares
 
-    T is unknown, but it has a lower bound. A line with a translation is in at most one pair, so that
+    T is unknown, but has a lower bound. A line with a translation is in at most one pair, so that
 
         num_pairs <= T + (num_lines - T) * false_shares
 
-    This inequality is solved for T at every threshold, and the largest solution is used. No assumption about the
-    recall is needed. Lines of the file without a translation are assumed to be matched as often as planted lines.
+    This inequality is solved for T at every threshold, and the largest solution is used. The method assumes that lines
+    without a translation are matched as often as planted lines. It assumes nothing about the recall.
 
-    `false_shares` has a sampling error. The inequality is therefore solved with two standard errors more, and only
-    where the sum is at most `MAX_FALSE_SHARE`. Otherwise, the largest solution would often be such an error.
+    `false_shares` has a sampling error. The inequality is therefore solved with two standard errors added, and only
+    where the sum is at most `MAX_FALSE_SHARE`. Otherwise, the largest solution would often be a sampling error.
 
     Args:
-        num_pairs: (N,) number of pairs of the files.
-        num_lines: number of lines of one of the files.
-        false_shares: (N,) share of the lines without a translation that are matched, below 1.
-        mismatched_shares: (N,) share of the lines with a translation that are matched with another line.
-        num_planted: number of planted lines, on which the shares were measured.
+        num_pairs: (N,) number of mined pairs.
+        num_lines: number of lines in one of the files.
+        false_shares: (N,) share of lines without a translation that are matched, below 1.
+        mismatched_shares: (N,) share of lines with a translation that are matched with a wrong line.
+        num_planted: number of planted lines, which the shares were measured on.
     """
     standard_errors = np.sqrt(false_shares * (1 - false_shares) / num_planted)
     upper_shares = false_shares + 2 * standard_errors
@@ -115,7 +113,7 @@ def bound_wrong_pairs(
 
 
 def choose_margin(curves: Curves, precision: float) -> float:
-    """Return the lowest threshold that reaches a precision. Raise InputError if none does."""
+    """Return the lowest threshold that reaches a precision. Raise InputError if no threshold reaches it."""
     is_precise = curves.precision >= precision
     if not is_precise.any():
         best = curves.look_up(float(curves.margins[curves.precision.argmax()]))
@@ -127,7 +125,7 @@ def choose_margin(curves: Curves, precision: float) -> float:
 
 
 def _exclude_planted_translations(search: Search) -> Search:
-    """Return a search in which planted lines are matched like those of the files, but not with their translation."""
+    """Return a search that matches planted lines like the files' lines, but not with their translations."""
     pair_indices = np.arange(search.num_planted)
     excluded_targets = search.excluded_targets.copy()
     excluded_sources = search.excluded_sources.copy()
@@ -137,5 +135,5 @@ def _exclude_planted_translations(search: Search) -> Search:
 
 
 def _count_at_least(values: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """Return how many values are at least as high as each limit, (N,)."""
+    """Return the number (N,) of values that reach each limit."""
     return len(values) - np.searchsorted(np.sort(values), limits)

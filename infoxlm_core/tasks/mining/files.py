@@ -1,4 +1,4 @@
-"""Read the text files and the calibration pairs of mining, and write the mined pairs."""
+"""Read the text files and calibration pairs for mining, and write the mined pairs."""
 
 import re
 from collections import Counter
@@ -16,7 +16,7 @@ from infoxlm_core.corpora import formats, lines
 from infoxlm_core.errors import InputError
 
 LanguagePair = tuple[str, str]
-SUFFIXES = (".tsv", ".tmx", ".parquet")  # of files to which pairs are written
+SUFFIXES = (".tsv", ".tmx", ".parquet")  # suffixes of output files
 _INVALID_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _TMX_HEADER = """\
 <?xml version="1.0" encoding="UTF-8"?>
@@ -28,15 +28,15 @@ srclang="{source}" datatype="plaintext"/>
 
 
 class DistinctLines(NamedTuple):
-    """The lines of a file, each text once."""
+    """The distinct lines of a file."""
 
     texts: list[str]
-    numbers: list[int]  # line of the first occurrence, counted from 1
-    dropped: dict[str, int]  # lines by reason: duplicate, empty, invalid_utf8, too_long
+    numbers: list[int]  # line number of each text's first occurrence, counted from 1
+    dropped: dict[str, int]  # number of dropped lines by reason: duplicate, empty, invalid_utf8, too_long
 
 
 class MinedPair(NamedTuple):
-    """A line of the first file and the line of the second file that was matched with it."""
+    """A line of the first file and its match in the second file."""
 
     margin: float
     source_line: int  # counted from 1
@@ -46,7 +46,7 @@ class MinedPair(NamedTuple):
 
 
 def read_distinct(path: Path) -> DistinctLines:
-    """Read each distinct line of a plain or compressed file once. Raise InputError if it has fewer than two."""
+    """Read the distinct lines of a plain or compressed file. Raise InputError if there are fewer than two."""
     number_of_text: dict[str, int] = {}
     dropped: Counter[str] = Counter()
     for number, line, problem in lines.read_lines(path):
@@ -65,10 +65,10 @@ def read_distinct(path: Path) -> DistinctLines:
 
 
 def infer_languages(paths: tuple[Path, Path]) -> LanguagePair:
-    """Return the languages in the names of two files, such as news.en and de.txt.gz.
+    """Infer the languages of two files from their names, such as news.en and de.txt.gz.
 
     Raises:
-        InputError: a name contains no language or several, or both files have the same language.
+        InputError: a name does not contain exactly one language, or both names contain the same language.
     """
     codes = []
     for path in paths:
@@ -80,14 +80,14 @@ def infer_languages(paths: tuple[Path, Path]) -> LanguagePair:
 
 
 def check_languages(codes: Sequence[str]) -> LanguagePair:
-    """Return the codes as a pair. Raise InputError unless they are two different languages."""
+    """Return the codes as a pair. Raise InputError unless the codes are two different languages."""
     if len(codes) != 2 or not all(languages.is_known(code) for code in codes) or codes[0] == codes[1]:
         raise InputError(f"languages {', '.join(codes)}: give --languages with two, such as en,de")
     return codes[0], codes[1]
 
 
 def check_output(path: Path) -> None:
-    """Raise InputError if pairs cannot be written to a file of this name."""
+    """Raise InputError if the path's suffix is not an output format, or its folder does not exist."""
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: pairs are not written as {path.suffix!r}: give a file of {', '.join(SUFFIXES)}")
     if not path.parent.is_dir():
@@ -95,10 +95,10 @@ def check_output(path: Path) -> None:
 
 
 def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
-    """Read the distinct translation pairs of a file, such as .tmx. A .tsv file has them in its first two columns.
+    """Read a file's distinct translation pairs. A .tsv file has the pairs in its first two columns.
 
     Args:
-        path: the file; its suffix tells the format.
+        path: the file, whose suffix determines the format.
         codes: languages of the first and second sentence of each pair.
 
     Raises:
@@ -121,8 +121,8 @@ def read_pairs(path: Path, codes: LanguagePair) -> list[tuple[str, str]]:
 def write_pairs(path: Path, codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
     """Write mined pairs in the format of the file's suffix.
 
-    A .tsv file has columns for the margin, the line numbers and the texts, and no header. A .tmx file has a unit for
-    each pair, whose margin is a property. The text columns of a .parquet file are named by language.
+    A .tsv file has columns for the margin, line numbers and texts, and no header. A .tmx file has a translation unit
+    for each pair, with the margin as a property. A .parquet file names its text columns by language.
     """
     with manifests.open_atomically(path) as file:
         if path.suffix == ".tsv":
@@ -134,7 +134,7 @@ def write_pairs(path: Path, codes: LanguagePair, pairs: Iterable[MinedPair]) -> 
 
 
 def _write_tsv(file: IO[bytes], pairs: Iterable[MinedPair]) -> None:
-    """Write a line for each pair, with spaces instead of the tabs of its texts."""
+    """Write a line per pair. Spaces replace the tabs in texts."""
     for pair in pairs:
         source = pair.source.replace("\t", " ")
         target = pair.target.replace("\t", " ")
@@ -142,7 +142,7 @@ def _write_tsv(file: IO[bytes], pairs: Iterable[MinedPair]) -> None:
 
 
 def _write_tmx(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
-    """Write a translation unit for each pair, with spaces instead of characters that XML does not allow."""
+    """Write a translation unit per pair. Spaces replace characters that XML does not allow."""
     file.write(_TMX_HEADER.format(source=codes[0]).encode())
     for pair in pairs:
         file.write(f'<tu><prop type="x-margin">{pair.margin:.5f}</prop>'.encode())
@@ -154,7 +154,7 @@ def _write_tmx(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair])
 
 
 def _write_parquet(file: IO[bytes], codes: LanguagePair, pairs: Iterable[MinedPair]) -> None:
-    """Write a row for each pair. Its columns are the fields of `MinedPair`, named by language."""
+    """Write a row per pair. The columns are the fields of `MinedPair`, named by language."""
     source, target = codes
     types = [pa.float32(), pa.int64(), pa.int64(), pa.string(), pa.string()]
     names = ["margin", f"{source}_line", f"{target}_line", source, target]

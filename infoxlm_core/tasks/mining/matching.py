@@ -1,8 +1,8 @@
 """Match the lines of two files one to one by the ratio margin of their vectors (Artetxe and Schwenk 2019).
 
-The margin divides the cosine of two lines by the mean of the cosines to their nearest neighbours. The best candidates
-of all lines, in both directions, are sorted by margin. A candidate is matched if neither of its lines is in a pair with
-a higher margin.
+The margin divides the cosine between two lines by the mean cosine to the nearest neighbours of both lines. The best
+candidate pairs of all lines, in both directions, are sorted by margin. A candidate pair is matched if no match with a
+higher margin contains one of its lines.
 """
 
 from typing import NamedTuple
@@ -14,51 +14,47 @@ from infoxlm_core.tasks.retrieval.nearest import ratio_margin
 
 
 class Search(NamedTuple):
-    """The neighbours of the lines of two files. The last lines are the planted ones, in the order of their pairs."""
+    """The neighbours of the lines of two files. Planted lines follow the files' lines, in the order of their pairs."""
 
     forward: Neighbours  # the nearest targets of each source
     backward: Neighbours  # the nearest sources of each target
-    excluded_targets: np.ndarray  # (N,) row of the target that each source must not be matched with; -1 for none
-    excluded_sources: np.ndarray  # (M,) the same for each target
+    excluded_targets: np.ndarray  # (N,) row of the target that must not be matched with source i, or -1
+    excluded_sources: np.ndarray  # (M,) row of the source that must not be matched with target i, or -1
     num_planted: int
 
     @property
     def num_sources(self) -> int:
-        """The number of lines of the first file."""
+        """The number of lines in the first file."""
         return len(self.excluded_targets) - self.num_planted
 
     @property
     def num_targets(self) -> int:
-        """The number of lines of the second file."""
+        """The number of lines in the second file."""
         return len(self.excluded_sources) - self.num_planted
 
 
 class Matches(NamedTuple):
-    """Pairs of lines, the highest margin first. A line is in at most one pair."""
+    """Pairs of lines, in descending order of margin. A line is in at most one pair."""
 
     margins: np.ndarray  # (N,) float32
-    sources: np.ndarray  # (N,) rows of the sources
-    targets: np.ndarray  # (N,) rows of the targets
+    sources: np.ndarray  # (N,) source rows
+    targets: np.ndarray  # (N,) target rows
 
 
 def match_lines(search: Search) -> Matches:
-    """Match the lines of the files, without excluded pairs. Planted lines are not matched, but count as neighbours."""
+    """Match the files' lines, except excluded pairs. Planted lines count as neighbours only."""
     forward = remove_excluded(search.forward, search.excluded_targets)
     backward = remove_excluded(search.backward, search.excluded_sources)
     return match_greedily(forward, backward, search.num_sources, search.num_targets)
 
 
 def remove_excluded(neighbours: Neighbours, excluded_rows: np.ndarray) -> Neighbours:
-    """Remove an excluded row from the k neighbours of each of N vectors, so that k - 1 neighbours remain.
+    """Remove an excluded row (or -1) from the k neighbours of each of N vectors, so that k - 1 neighbours remain.
 
-    If the excluded row is not among the neighbours, the farthest one is removed instead.
-
-    Args:
-        neighbours: the k nearest vectors of each vector.
-        excluded_rows: (N,) the row to remove; -1 for none.
+    If the excluded row is not a neighbour, the farthest neighbour is removed instead.
     """
     is_excluded = neighbours.rows == excluded_rows[:, None]  # (N, k)
-    order = np.argsort(is_excluded, axis=1, kind="stable")  # puts the excluded neighbour last
+    order = np.argsort(is_excluded, axis=1, kind="stable")  # moves the excluded neighbour to the end
     columns = order[:, :-1]
     cosines = np.take_along_axis(neighbours.cosines, columns, axis=1)
     rows = np.take_along_axis(neighbours.rows, columns, axis=1)
@@ -66,9 +62,9 @@ def remove_excluded(neighbours: Neighbours, excluded_rows: np.ndarray) -> Neighb
 
 
 def match_greedily(forward: Neighbours, backward: Neighbours, num_sources: int, num_targets: int) -> Matches:
-    """Match the first `num_sources` sources with the first `num_targets` targets, the highest margin first.
+    """Match the first `num_sources` sources with the first `num_targets` targets, in descending order of margin.
 
-    The other sources and targets count as neighbours, but are not matched.
+    All further sources and targets count as neighbours only.
 
     Args:
         forward: the nearest targets of each source.
@@ -83,7 +79,7 @@ def match_greedily(forward: Neighbours, backward: Neighbours, num_sources: int, 
     margins = np.concatenate([forward_margins, backward_margins])
     sources = np.concatenate([np.arange(num_sources), best_sources])
     targets = np.concatenate([best_targets, np.arange(num_targets)])
-    order = np.lexsort((targets, sources, -margins))  # the highest margin first; of equals, the lowest rows
+    order = np.lexsort((targets, sources, -margins))  # descending margins; equal margins by row
     is_source_matched = np.zeros(num_sources, bool)
     is_target_matched = np.zeros(num_targets, bool)
     matches = []
@@ -105,14 +101,17 @@ def _find_best_margins(
     num_queries: int,
     num_candidates: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the highest margin of each of the first queries, (num_queries,), and the row of its candidate.
+    """Find the candidate with the highest margin for each of the first `num_queries` queries.
 
     Args:
-        neighbours: the nearest candidates of the queries.
-        query_means: mean cosine of each query to its neighbours.
-        candidate_means: mean cosine of each candidate to its neighbours.
+        neighbours: the nearest candidates of each query.
+        query_means: mean cosine between each query and its neighbours.
+        candidate_means: mean cosine between each candidate and its neighbours.
         num_queries: number of queries that need a candidate.
-        num_candidates: only the first candidates may be chosen. A query without such a neighbour has the margin -inf.
+        num_candidates: number of candidates to choose from; a query without such a neighbour has the margin -inf.
+
+    Returns:
+        The margins and the candidates' rows, both (num_queries,).
     """
     cosines = neighbours.cosines[:num_queries]  # (num_queries, k)
     rows = neighbours.rows[:num_queries]  # (num_queries, k)

@@ -17,36 +17,36 @@ from infoxlm_core.tasks.mining.files import DistinctLines, LanguagePair, MinedPa
 from infoxlm_core.tasks.mining.matching import Matches, Search, match_lines
 from infoxlm_core.tasks.mining.neighbours import find_neighbours
 
-MAX_PLANTED = 2_000  # pairs; more would change the neighbours of the lines of a small file
-HISTOGRAM_STEP = 0.01  # width of a bar of the histogram of margins
+MAX_PLANTED = 2_000  # maximum number of planted pairs; more would change the neighbours in a small file
+HISTOGRAM_STEP = 0.01  # bar width of the margin histogram
 
 
 class Corpus(NamedTuple):
-    """Two files in two languages, and the translation pairs that are planted in them."""
+    """Two files in two languages, and the translation pairs to plant."""
 
     sources: DistinctLines
     targets: DistinctLines
     planted: list[tuple[str, str]]
-    num_skipped: int  # translation pairs that were not planted
+    num_skipped: int  # number of translation pairs that are not planted
 
 
 class MiningResult(NamedTuple):
-    """The matches of the lines of two files, and which of them are mined."""
+    """The matches between the lines of two files, of which the first `num_pairs` are mined."""
 
     matches: Matches
-    num_pairs: int  # number of mined pairs: the first matches, which have at least the chosen margin
+    num_pairs: int  # number of matches that reach the chosen margin
     margin: float  # the chosen margin
-    curves: Curves | None  # None if the user has chosen the margin
-    num_equal_texts: int  # texts that are in both files
+    curves: Curves | None  # None if the user chose the margin
+    num_equal_texts: int  # number of texts in both files
 
 
 def read_corpus(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePair) -> Corpus:
     """Read two files and, for calibration, a file of translation pairs.
 
     Args:
-        paths: the files with one sentence per line.
-        pairs: the file of translation pairs, if any.
-        codes: the languages of both files and of both sides of the pairs.
+        paths: two files with one sentence per line.
+        pairs: file of translation pairs; None: no calibration.
+        codes: languages of the two files, and of the two sides of the pairs.
 
     Raises:
         InputError: a file is missing, damaged or empty, or there are too few pairs.
@@ -66,7 +66,7 @@ def read_corpus(paths: tuple[Path, Path], pairs: Path | None, codes: LanguagePai
 
 
 def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) -> list[tuple[str, str]]:
-    """Draw up to `MAX_PLANTED` pairs whose texts are neither in the files nor in another drawn pair."""
+    """Draw up to `MAX_PLANTED` pairs without repeated texts or texts from the files."""
     used_texts = set(texts_of_files)
     planted = []
     shuffled_pairs = sorted(pairs, key=lambda pair: cleaning.digest(*pair))  # the same order in every run
@@ -82,15 +82,15 @@ def _select_planted(pairs: Sequence[tuple[str, str]], texts_of_files: set[str]) 
 def mine_pairs(
     corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path, precision: float, threshold: float | None
 ) -> MiningResult:
-    """Match the lines of two files by their vectors, and keep the matches whose margin reaches a threshold.
+    """Match the lines of two files by their vectors, and mine the matches whose margin reaches a threshold.
 
     Args:
         corpus: the lines, and the translation pairs for calibration.
-        embedder: computes the vectors of the lines.
-        model_digest: identifies the files of the embedder's model.
-        cache: folder of vectors; see `embed_cached`.
-        precision: smallest share of correct pairs among the mined ones; ignored if a threshold is given.
-        threshold: the lowest margin of a mined pair; None: the lowest one that reaches the precision.
+        embedder: embedder for the lines.
+        model_digest: digest of the embedder's model files.
+        cache: folder for cached vectors; see `embed_cached`.
+        precision: minimum share of correct pairs among the mined pairs; ignored if a threshold is given.
+        threshold: lowest margin of a mined pair; None: the lowest margin that reaches the precision.
 
     Raises:
         InputError: no margin reaches the precision, or no line can be matched.
@@ -109,30 +109,30 @@ def mine_pairs(
 
 
 def _find_neighbours(corpus: Corpus, embedder: Embedder, model_digest: str, cache: Path) -> Search:
-    """Embed all lines and planted lines, and find their neighbours. Equal texts are excluded from matching."""
+    """Embed the files' lines and the planted lines, and find their neighbours. Exclude equal texts from matching."""
     source_vectors = [vector_files.embed_cached(embedder, model_digest, corpus.sources.texts, cache)]
     target_vectors = [vector_files.embed_cached(embedder, model_digest, corpus.targets.texts, cache)]
     if corpus.planted:
-        # Planted lines have arrays of their own, so that the cached vectors of a file serve other language pairs.
+        # Planted lines have separate arrays, so that a file's cached vectors can be reused for other language pairs.
         planted_sources = [source for source, _ in corpus.planted]
         planted_targets = [target for _, target in corpus.planted]
         source_vectors.append(vector_files.embed_cached(embedder, model_digest, planted_sources, cache))
         target_vectors.append(vector_files.embed_cached(embedder, model_digest, planted_targets, cache))
     forward, backward = find_neighbours(source_vectors, target_vectors)
-    none_excluded = [-1] * len(corpus.planted)  # no text of a file equals a planted one
+    none_excluded = [-1] * len(corpus.planted)  # planted texts are never in the files
     excluded_targets = np.array(_find_equal_texts(corpus.sources.texts, corpus.targets.texts) + none_excluded)
     excluded_sources = np.array(_find_equal_texts(corpus.targets.texts, corpus.sources.texts) + none_excluded)
     return Search(forward, backward, excluded_targets, excluded_sources, len(corpus.planted))
 
 
 def _find_equal_texts(texts: Sequence[str], other_texts: Sequence[str]) -> list[int]:
-    """Return for each text the row of the same text in the other file, or -1 if it is not there."""
+    """Return each text's row in the other file, or -1 if the other file does not contain the text."""
     row_of_text = {text: row for row, text in enumerate(other_texts)}
     return [row_of_text.get(text, -1) for text in texts]
 
 
 def list_pairs(corpus: Corpus, result: MiningResult) -> Iterator[MinedPair]:
-    """Yield the mined pairs, the highest margin first."""
+    """Yield the mined pairs in descending order of margin."""
     sources = corpus.sources
     targets = corpus.targets
     for row in range(result.num_pairs):
@@ -148,11 +148,11 @@ def list_pairs(corpus: Corpus, result: MiningResult) -> Iterator[MinedPair]:
 
 
 def describe(corpus: Corpus, result: MiningResult) -> dict[str, Any]:
-    """Return a report on the lines, the matches, the histogram of their margins, and the calibration."""
+    """Return a report on the lines, the matches, the margin histogram and the calibration."""
     margins = result.matches.margins
     first_step = math.floor(float(margins.min()) / HISTOGRAM_STEP)
     last_step = math.floor(float(margins.max()) / HISTOGRAM_STEP) + 1
-    # Multiples of 0.01 are rounded, because they are not exact in binary.
+    # Round the edges, because multiples of 0.01 are not exact in binary.
     edges = [round(step * HISTOGRAM_STEP, 2) for step in range(first_step, last_step + 1)]
     histogram, _ = np.histogram(margins, edges)
     report: dict[str, Any] = {
@@ -174,6 +174,6 @@ def describe(corpus: Corpus, result: MiningResult) -> dict[str, Any]:
 
 
 def _describe_lines(lines: DistinctLines) -> dict[str, Any]:
-    """Return how many lines of a file were read, how many were distinct, and how many were dropped by reason."""
+    """Return a file's number of read lines, number of distinct lines, and numbers of dropped lines by reason."""
     num_dropped = sum(lines.dropped.values())
     return {"read": len(lines.texts) + num_dropped, "distinct": len(lines.texts), "dropped": lines.dropped}

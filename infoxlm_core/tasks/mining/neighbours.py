@@ -1,4 +1,4 @@
-"""Find the nearest neighbours of each vector of two large sets in the other set.
+"""Find the nearest neighbours between two large sets of vectors, in both directions.
 
 Vectors have length 1, so that their product is the cosine. They are read in blocks, because they may be on disk.
 """
@@ -19,25 +19,25 @@ from infoxlm_core.tasks.retrieval.nearest import NEIGHBOURS
 if TYPE_CHECKING:
     import faiss
 
-VectorArrays = Sequence[np.ndarray]  # arrays (N_i, d) whose rows are numbered as if they were one array
-MAX_EXACT = 300_000  # vectors per set that are compared without an index; with d = 384, it takes 20 minutes on one core
-MAX_NEIGHBOURS = NEIGHBOURS + 1  # one more than the margin needs, because an equal text or a translation is removed
-BLOCK = 2048  # vectors of each set that are compared at a time; changes memory and speed, not the result
-TRAINING_VECTORS = 50  # per cell of an index
-PROBED_CELLS = 128  # cells of an index that are searched for each query
+VectorArrays = Sequence[np.ndarray]  # arrays (N_i, d) with consecutive row numbers
+MAX_EXACT = 300_000  # largest number of vectors per set for the exact search: 20 minutes on one core with d = 384
+MAX_NEIGHBOURS = NEIGHBOURS + 1  # the margin needs one fewer, but an equal text or a translation may be removed
+BLOCK = 2048  # vectors of each set to compare at a time; affects memory and speed, not the result
+TRAINING_VECTORS = 50  # training vectors per index cell
+PROBED_CELLS = 128  # index cells to search per query
 
 
 class Neighbours(NamedTuple):
-    """The nearest vectors of the other set for each of N vectors, the nearest first."""
+    """The k nearest vectors of the other set for each of N vectors, the nearest first."""
 
     cosines: np.ndarray  # (N, k) float32
     rows: np.ndarray  # (N, k) int64
 
 
 def find_neighbours(sources: VectorArrays, targets: VectorArrays) -> tuple[Neighbours, Neighbours]:
-    """Return the nearest targets of each source, and the nearest sources of each target.
+    """Find the nearest targets of each source, and the nearest sources of each target.
 
-    The search is exact up to `MAX_EXACT` vectors a set, and approximate above.
+    The search is exact for up to `MAX_EXACT` vectors per set, and approximate for more.
     """
     if max(_count(sources), _count(targets)) <= MAX_EXACT:
         return _search_exactly(sources, targets)
@@ -45,7 +45,7 @@ def find_neighbours(sources: VectorArrays, targets: VectorArrays) -> tuple[Neigh
 
 
 def check_size(*num_vectors: int) -> None:
-    """Raise InputError if sets of these sizes need an index and the library for it is not installed."""
+    """Raise InputError if sets of these sizes need faiss and it is not installed."""
     if max(num_vectors) > MAX_EXACT and not importlib.util.find_spec("faiss"):
         raise InputError(
             f"{max(num_vectors):,} sentences are more than the {MAX_EXACT:,} that are compared without an index: "
@@ -54,12 +54,12 @@ def check_size(*num_vectors: int) -> None:
 
 
 def _count(vectors: VectorArrays) -> int:
-    """Return the number of vectors in all arrays together."""
+    """Return the total number of vectors in all arrays."""
     return sum(len(array) for array in vectors)
 
 
 def _read_blocks(vectors: VectorArrays) -> Iterator[tuple[int, Tensor]]:
-    """Yield the row of the first vector of each block, and the block of up to `BLOCK` vectors, (n, d) float32."""
+    """Yield each block's first row number and up to `BLOCK` vectors (n, d), float32."""
     first_row = 0
     for array in vectors:
         for start in range(0, len(array), BLOCK):
@@ -83,14 +83,14 @@ def _search_exactly(sources: VectorArrays, targets: VectorArrays) -> tuple[Neigh
 
 
 class _NearestNeighbours:
-    """Collects the k nearest candidates of each of N vectors from blocks of cosines."""
+    """The k nearest candidates of each of N vectors, collected from blocks of cosines."""
 
     def __init__(self, num_vectors: int, k: int):
         self.cosines = torch.full((num_vectors, k), -math.inf)
         self.rows = torch.zeros((num_vectors, k), dtype=torch.long)
 
     def add(self, first_row: int, cosines: Tensor, first_candidate: int) -> None:
-        """Update the neighbours of n vectors, from row `first_row` on, with their cosines (n, m) to m candidates."""
+        """Update the neighbours of n consecutive vectors with their cosines (n, m) to m consecutive candidates."""
         block = slice(first_row, first_row + len(cosines))
         k = self.cosines.shape[1]
         new_cosines, new_rows = cosines.topk(min(k, cosines.shape[1]), dim=1)
@@ -100,12 +100,12 @@ class _NearestNeighbours:
         self.rows[block] = all_rows.gather(1, columns)
 
     def to_arrays(self) -> Neighbours:
-        """Return the neighbours after all blocks were added."""
+        """Return the neighbours as arrays. All blocks must have been added."""
         return Neighbours(self.cosines.numpy(), self.rows.numpy())
 
 
 def _search_index(queries: VectorArrays, candidates: VectorArrays) -> Neighbours:
-    """Return the approximately nearest candidates of each query."""
+    """Find the approximate nearest candidates of each query."""
     num_neighbours = min(MAX_NEIGHBOURS, _count(candidates))
     index = _build_index(candidates)
     cosines = []
@@ -120,7 +120,7 @@ def _search_index(queries: VectorArrays, candidates: VectorArrays) -> Neighbours
 
 
 def _search_block(index: "faiss.IndexIVF", queries: np.ndarray, num_neighbours: int) -> Neighbours:
-    """Search `PROBED_CELLS` cells of an index, or all cells for queries (n, d) that have too few neighbours there."""
+    """Search `PROBED_CELLS` index cells for each query (n, d), or all cells if these have too few neighbours."""
     index.nprobe = PROBED_CELLS
     cosines, rows = index.search(queries, num_neighbours)
     is_incomplete = (rows < 0).any(axis=1)  # (n,)
@@ -131,7 +131,7 @@ def _search_block(index: "faiss.IndexIVF", queries: np.ndarray, num_neighbours: 
 
 
 def _build_index(vectors: VectorArrays) -> "faiss.IndexIVF":
-    """Return an index that stores vectors in clusters (cells), with 8 bits for each number."""
+    """Build an index that stores vectors in clusters (cells), with 8 bits per number."""
     import faiss  # an optional dependency, for large files only
 
     num_vectors = _count(vectors)
@@ -148,6 +148,6 @@ def _build_index(vectors: VectorArrays) -> "faiss.IndexIVF":
 
 
 def _draw_rows(vectors: VectorArrays, count: int) -> np.ndarray:
-    """Return about `count` vectors at regular intervals, (n, d) float32."""
+    """Return about `count` vectors (n, d) at regular intervals, float32."""
     step = max(1, _count(vectors) // count)
     return np.concatenate([array[::step].astype(np.float32) for array in vectors])

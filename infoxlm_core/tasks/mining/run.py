@@ -1,7 +1,7 @@
 """Measure mining on sets in the layout of BUCC 2018.
 
-The sources are divided into two halves by a checksum of their ids. The threshold with the best F1 on one half is used
-to score the other half. The sentences of both halves are searched together.
+A checksum of the sentence ids divides the sources into two halves. The first half selects the threshold with the best
+F1, and the second half is scored with this threshold. The search covers the sentences of both halves together.
 """
 
 import logging
@@ -30,18 +30,18 @@ logger = logging.getLogger(__name__)
 
 
 class MatchedHalf(NamedTuple):
-    """The matches of one half of the sources, the highest margin first."""
+    """The matches of one half of the sources, in descending order of margin."""
 
     margins: np.ndarray  # (N,) float32
     is_gold: np.ndarray  # (N,) bool
-    num_gold: int  # gold pairs of the half, whether they are matched or not
+    num_gold: int  # number of gold pairs in the half, matched or not
 
 
 def read_sets(config: MiningConfig) -> dict[str, MiningSet]:
-    """Read the mining sets by language.
+    """Return a mapping from language to mining set.
 
     Raises:
-        InputError: a set is missing or damaged, or it is too large to be searched without faiss.
+        InputError: a set is missing or damaged, or needs faiss, which is not installed.
     """
     sets = {}
     for language, files in bucc.find_sets(Path(config.data), config.pivot, config.name).items():
@@ -52,12 +52,12 @@ def read_sets(config: MiningConfig) -> dict[str, MiningSet]:
 
 
 def check(config: MiningConfig, has_grid: bool) -> None:  # noqa: ARG001
-    """Raise InputError if a set is missing, damaged, or too large for what is installed."""
+    """Raise InputError if a set is missing or damaged, or needs faiss, which is not installed."""
     read_sets(config)
 
 
 def list_test_files(config: MiningConfig) -> list[Path]:
-    """Return the local files with sentences."""
+    """List the local files with sentences, without the gold files."""
     files = []
     for set_files in bucc.find_sets(Path(config.data), config.pivot, config.name).values():
         files += [set_files.sources, set_files.targets]
@@ -65,9 +65,9 @@ def list_test_files(config: MiningConfig) -> list[Path]:
 
 
 def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
-    """Match the sentences of every set by the vectors of `infoxlm embed`, and score the pairs against the gold pairs.
+    """Match the sentences of every set by the vectors of `infoxlm embed`, and score the matches against the gold pairs.
 
-    Write LANGUAGE.parquet with every match and its margin, the highest first.
+    Write all matches of a language to LANGUAGE.parquet, in descending order of margin.
 
     Raises:
         InputError: the model or a set is missing or not usable.
@@ -77,7 +77,7 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
     scores = {}
     counts = {}
     thresholds = {}
-    contents = {}  # their digest identifies the test sets
+    contents = {}
     for language, mining_set in sets.items():
         contents[language] = mining_set._asdict() | {"gold": sorted(mining_set.gold)}
         matches = _match(mining_set, embedder, output)
@@ -102,26 +102,27 @@ def measure(config: MiningConfig, encoder: Path, output: Path) -> Scores:
 
 
 def _match(mining_set: MiningSet, embedder: Embedder, output: Path) -> Matches:
-    """Match all sources of a set with all its targets."""
+    """Match the sources of a set with its targets."""
     output.mkdir(parents=True, exist_ok=True)
-    # The vectors may not fit into memory, so they are in files that are deleted after the search.
+    # Temporary files hold the vectors, because memory may be too small.
     with tempfile.TemporaryDirectory(dir=output) as folder:
-        model_digest = ""  # no other model uses the folder
+        model_digest = ""  # not needed, because only one model uses the folder
         source_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.sources.texts, Path(folder))
         target_vectors = vector_files.embed_cached(embedder, model_digest, mining_set.targets.texts, Path(folder))
         forward, backward = find_neighbours([source_vectors], [target_vectors])
-    excluded_targets = np.full(len(forward.rows), -1)  # none: equal texts may be gold pairs
+    # Exclude nothing (-1), because equal texts may be gold pairs.
+    excluded_targets = np.full(len(forward.rows), -1)
     excluded_sources = np.full(len(backward.rows), -1)
     return match_lines(Search(forward, backward, excluded_targets, excluded_sources, num_planted=0))
 
 
 def split_into_halves(mining_set: MiningSet, matches: Matches) -> tuple[MatchedHalf, MatchedHalf]:
-    """Split the sources, with their matches and gold pairs, into one half for the threshold and one for the scores.
+    """Split the matches and gold pairs into a half for the threshold and a half for the scores.
 
     Raises:
         InputError: a half has no gold pair.
     """
-    # A checksum of the id does not depend on the order or the number of the sentences.
+    # The checksum of an id does not depend on the order or number of sentences.
     half_of_source = np.array([zlib.crc32(source_id.encode()) % 2 for source_id in mining_set.sources.ids])
     pairs = zip(matches.sources.tolist(), matches.targets.tolist(), strict=True)
     is_gold = np.array([pair in mining_set.gold for pair in pairs], dtype=bool)
@@ -138,15 +139,15 @@ def split_into_halves(mining_set: MiningSet, matches: Matches) -> tuple[MatchedH
 
 
 def choose_threshold(half: MatchedHalf) -> float:
-    """Return the threshold with the best F1. The margin of every match is a candidate."""
-    # Matches are sorted by margin, so the first n matches are those that reach the margin of match n.
+    """Return the threshold with the best F1. All margins are candidates."""
+    # In descending order of margin, exactly the first n matches reach the margin of match n.
     num_matches = np.arange(1, len(half.margins) + 1)
     f1 = 2 * half.is_gold.cumsum() / (num_matches + half.num_gold)
     return float(half.margins[f1.argmax()])
 
 
 def score_half(half: MatchedHalf, threshold: float) -> dict[str, float]:
-    """Return F1, precision and recall of the matches whose margin reaches the threshold; 0 if there are none."""
+    """Return the F1, precision and recall of the matches whose margin reaches the threshold."""
     is_mined = half.margins >= threshold
     num_correct = int(half.is_gold[is_mined].sum())
     num_mined = int(is_mined.sum())
@@ -158,7 +159,7 @@ def score_half(half: MatchedHalf, threshold: float) -> dict[str, float]:
 
 
 def _write_matches(path: Path, mining_set: MiningSet, matches: Matches) -> None:
-    """Write a row for each match, with ids and texts of its sentences, and whether it is a gold pair."""
+    """Write a row per match, with its margin, sentence ids, texts, and the flag `is_gold`."""
     sources, targets, gold = mining_set
     pairs = list(zip(matches.sources.tolist(), matches.targets.tolist(), strict=True))
     columns = {

@@ -1,4 +1,4 @@
-"""Task: find the pairs of translations in two lists of sentences, most of which have no translation."""
+"""Task: find the translation pairs in two lists of sentences, of which most have no translation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -16,28 +16,28 @@ class MiningConfig(StageConfig):
     """The kind of task."""
 
     data: Source
-    """Folder of sets in the layout of BUCC 2018: Each line of NAME.de and NAME.en has a number, a tab and a sentence.
-    Each line of NAME.gold has the numbers of two sentences that translate each other. The folder may contain a set for
-    each language."""
+    """Folder of sets in the layout of BUCC 2018. Each line of NAME.de and NAME.en has an id, a tab and a sentence. Each
+    line of NAME.gold has the ids of two sentences that translate each other. The folder may contain a set for each
+    language."""
 
     pivot: Language = "en"
-    """The language that all sets contain."""
+    """Language that all sets contain."""
 
     name: str = ""
-    """Read only the sets whose NAME contains this text, such as training."""
+    """Read only sets whose NAME contains this text, such as training."""
 
     prefix: str | None = None
-    """Text that is added before every sentence. null: the prefix with which the model was trained."""
+    """Text to add before every sentence. null: the prefix that the model was trained with."""
 
     batch_size: PositiveInt = 64
-    """Number of sentences per forward pass. It changes memory and speed, but not the result."""
+    """Number of sentences per forward pass. Affects memory and speed, but not the result."""
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 256
-    """Largest number of tokens of a sentence, including special tokens. Longer sentences are truncated."""
+    """Maximum number of tokens per sentence, including special tokens. Longer sentences are truncated."""
 
 
 class Mining(Task[MiningConfig]):
-    """Recognise translation pairs by the ratio margin, with a threshold that is chosen on one half of the set."""
+    """Recognise translation pairs by the ratio margin, with a threshold chosen on one half of the set."""
 
     name: ClassVar[str] = "mining"
     settings = MiningConfig

@@ -1,7 +1,7 @@
-"""Read files of sentences with tagged words, in one of two layouts:
+"""Read sentences with tagged words from files in one of two layouts:
 
-train-en.tsv  dev-en.tsv  test-de.tsv      XTREME: a word, a tab and its tag per line; blank lines between sentences
-en/train  en/dev  de/test                  WikiANN: the same; words may begin with their language (`en:Berlin`)
+train-en.tsv  dev-en.tsv  test-de.tsv      XTREME: a word, a tab and a tag per line; blank lines between sentences
+en/train  en/dev  de/test                  WikiANN: the same lines, with an optional language prefix (`en:Berlin`)
 """
 
 import re
@@ -22,7 +22,7 @@ LAYOUT = "Give XTREME's files (train-en.tsv, test-de.tsv) or WikiANN's (en/train
 
 
 class TaggedFile(NamedTuple):
-    """A file with the split and the language that its name contains."""
+    """A tagged file, with the split and language in its name."""
 
     path: Path
     split: str
@@ -30,7 +30,7 @@ class TaggedFile(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """Words and their tags."""
+    """The words of a sentence and their tags."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -40,9 +40,9 @@ Sets = dict[str, dict[str, list[Sentence]]]  # split -> language -> sentences
 
 
 def find_tagged_files(path: Path) -> list[TaggedFile]:
-    """Return the file itself, or the files of a folder, if split and language are in their names.
+    """Find tagged files: the path itself, or every file of a folder with a split and a language in its name.
 
-    WikiANN's files have the language in the name of their folder.
+    For WikiANN, the language is the name of the file's folder.
     """
     if not path.exists():
         raise InputError(f"{path}: no such file or folder. {LAYOUT}")
@@ -60,17 +60,17 @@ def find_tagged_files(path: Path) -> list[TaggedFile]:
 
 
 def list_files(settings: NamedEntitiesConfig) -> list[TaggedFile]:
-    """Return the files of all splits and languages that the settings name."""
+    """List the configured files of all splits and languages."""
     paths = [settings.data] if isinstance(settings.data, str) else settings.data
     return [file for path in paths for file in find_tagged_files(Path(path))]
 
 
 def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train", "dev", "test")) -> Sets:
-    """Read the sentences of some splits. Training text in other languages than `train_languages` is not read.
+    """Read the sentences of the given splits. Read training text only in `train_languages`.
 
     Raises:
         InputError: a file is missing or not readable, two files have the same split and language, or a line is not a
-            word and its tag.
+            word and a tag.
     """
     sets: Sets = {split: {} for split in splits}
     train_languages = {two_letters(language) for language in settings.train_languages}
@@ -88,9 +88,9 @@ def read_tagged(settings: NamedEntitiesConfig, splits: Iterable[str] = ("train",
 
 
 def _read_sentences(path: Path) -> list[Sentence]:
-    """Read the sentences of one file, in which blank lines separate them."""
+    """Read the sentences of one file. Blank lines separate sentences."""
     sentences: list[Sentence] = []
-    language_prefix: str | None = None  # of all words of the file; unknown before the first word
+    language_prefix: str | None = None  # the same for all words of a file; unknown before the first word
     words: list[str] = []
     tags: list[str] = []
     for line_number, line in enumerate(_read_lines(path), 1):
@@ -106,13 +106,13 @@ def _read_sentences(path: Path) -> list[Sentence]:
             sentences.append(Sentence(tuple(words), tuple(tags)))
             words = []
             tags = []
-    if words:  # the last sentence needs no blank line after it
+    if words:  # a blank line after the last sentence is optional
         sentences.append(Sentence(tuple(words), tuple(tags)))
     return sentences
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a file without line ends. Only a line feed ends a line. Raise EncodingError if not UTF-8."""
+    """Yield the lines of a UTF-8 file, without line ends. Only a line feed ends a line."""
     try:
         with path.open(encoding="utf-8-sig", newline="\n") as file:
             for line in file:
@@ -122,7 +122,7 @@ def _read_lines(path: Path) -> Iterator[str]:
 
 
 def _find_language_prefix(word: str) -> str:
-    """Return the prefix such as `en:` of WikiANN's words, or "" if the word has none."""
+    """Return a word's language prefix, such as WikiANN's `en:`, or "" if it has none."""
     match = _LANGUAGE_PREFIX.match(word)
     if match and is_known(match[0][:2]):
         return match[0]
@@ -130,7 +130,7 @@ def _find_language_prefix(word: str) -> str:
 
 
 def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
-    """Return the sorted tags of the training text. Raise CorpusTooSmall if it has fewer than two."""
+    """Return the sorted tags of the training text. Raise CorpusTooSmall if there are fewer than two."""
     labels: set[str] = set()
     for sentences in sets["train"].values():
         for sentence in sentences:
@@ -139,11 +139,11 @@ def list_labels(settings: NamedEntitiesConfig, sets: Sets) -> tuple[str, ...]:
         languages = ", ".join(settings.train_languages)
         raise CorpusTooSmall(
             f"{name_data(settings)}: train sentences in {languages} have the tags {sorted(labels)}, but training needs "
-            "two tags: set train_languages to languages of the data"
+            "two tags: set train_languages to languages in the data"
         )
     return tuple(sorted(labels))
 
 
 def name_data(settings: NamedEntitiesConfig) -> str:
-    """Return the configured paths as text for messages."""
+    """Join the configured paths for a message."""
     return settings.data if isinstance(settings.data, str) else ", ".join(settings.data)

@@ -1,7 +1,7 @@
-"""Fine-tune taggers of named entities and measure them by language.
+"""Fine-tune named-entity taggers, and measure their F1 in each language.
 
-The first token of a word predicts the word's tag. Words that are truncated or have no token are tagged O, so that
-entities among them count as missed.
+A word's first token predicts the word's tag. Words without a token, including truncated words, are tagged O, so that
+their entities count as missed.
 """
 
 import itertools
@@ -29,26 +29,26 @@ from infoxlm_core.training.finetuning import selection
 from infoxlm_core.training.finetuning.task_learner import Training
 
 logger = logging.getLogger(__name__)
-FirstTokens = Mapping[int, int]  # index of a word -> position of its first token; words without tokens are missing
+FirstTokens = Mapping[int, int]  # word index -> position of the word's first token, for words with tokens
 
 
 class EncodedSentences(NamedTuple):
     """N tokenised sentences."""
 
     examples: Examples
-    first_tokens: list[FirstTokens]  # of each sentence
+    first_tokens: list[FirstTokens]  # one mapping per sentence
 
 
 def list_test_files(settings: NamedEntitiesConfig) -> list[Path]:
-    """Return the local files with test sentences."""
+    """List the local files with test sentences."""
     return [file.path for file in list_files(settings) if file.split == "test"]
 
 
 def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
-    """Raise InputError if a set is not readable, or if the data lack one that training, selection or the test needs."""
+    """Raise InputError if a set for training, model selection or the test is missing or not readable."""
     sets = read_tagged(settings)
     list_labels(settings, sets)
-    needs_dev = has_grid or settings.selection.rule != "last"  # to compare grid points or checkpoints
+    needs_dev = has_grid or settings.selection.rule != "last"  # for selecting grid points or checkpoints
     required_splits = ["dev", "test"] if needs_dev else ["test"]
     for split in required_splits:
         if not sets[split]:
@@ -59,10 +59,10 @@ def check(settings: NamedEntitiesConfig, has_grid: bool) -> None:
 
 
 def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | None) -> Training:  # noqa: ARG001
-    """Read and tokenise training and development sets."""
+    """Read and tokenise the training and development sets."""
     sets = read_tagged(settings, ("train", "dev"))
     labels = list_labels(settings, sets)
-    languages = list(dict.fromkeys(map(two_letters, settings.train_languages)))  # without duplicates
+    languages = list(dict.fromkeys(map(two_letters, settings.train_languages)))  # removes duplicates
     train_sentences: list[Sentence] = []
     sentence_languages: list[str] = []
     for language in languages:
@@ -72,7 +72,7 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
     train = encode(train_sentences, encoder, settings.max_tokens, sentence_languages)
     targets = _build_targets(train_sentences, train.first_tokens, labels, int(train.examples.lengths.max()))
 
-    # Development sets are scored many times during training, so they are tokenised once.
+    # Training scores the development sets many times, so they are tokenised once.
     dev_sets = {language: sets["dev"][language] for language in sorted(sets["dev"])}
     encoded_dev_sets = {}
     for language, sentences in dev_sets.items():
@@ -94,7 +94,7 @@ def read_training(settings: NamedEntitiesConfig, encoder: Path, corpus: Path | N
 def _score_dev(
     sets: Mapping[str, Sequence[Sentence]], encoded_sets: Mapping[str, EncodedSentences], tagger: TaskModel
 ) -> dict[str, float]:
-    """Return the F1 of a tagger on the development set of each language."""
+    """Return a mapping from language to a tagger's F1 on the development set."""
     f1_by_language = {}
     for language, sentences in sets.items():
         predicted_tags = tag(tagger, sentences, encoded_sets[language])
@@ -105,7 +105,7 @@ def _score_dev(
 def _build_targets(
     sentences: Sequence[Sentence], first_tokens: Sequence[FirstTokens], labels: Sequence[str], max_tokens: int
 ) -> np.ndarray:
-    """Return the label id of each word at its first token, and NO_TARGET elsewhere: (N, max_tokens) int16."""
+    """Return targets (N, max_tokens): a word's label id at its first token, and NO_TARGET elsewhere."""
     label_ids = {label: label_id for label_id, label in enumerate(labels)}
     targets = np.full((len(sentences), max_tokens), NO_TARGET, np.int16)
     for row, (sentence, positions) in enumerate(zip(sentences, first_tokens, strict=True)):
@@ -115,7 +115,7 @@ def _build_targets(
 
 
 def measure(settings: NamedEntitiesConfig, models: Path, output: Path) -> Scores:
-    """Tag the test set of each language with the model selected for it, and write `predictions/LANGUAGE.tsv`."""
+    """Tag each test set with the model selected for its language, and write `predictions/LANGUAGE.tsv`."""
     test_sets = read_tagged(settings, ("test",))["test"]
     if not test_sets:
         raise InputError(f"{name_data(settings)}: no test sentences. {LAYOUT}")
@@ -142,13 +142,13 @@ def measure(settings: NamedEntitiesConfig, models: Path, output: Path) -> Scores
 def encode(
     sentences: Sequence[Sentence], directory: Path, max_tokens: int, languages: Sequence[str]
 ) -> EncodedSentences:
-    """Tokenise sentences, and find the first token of each word.
+    """Tokenise sentences, and find each word's first token.
 
     Args:
         sentences: N sentences.
-        directory: the model that will read them.
-        max_tokens: longer sentences are truncated.
-        languages: the language of each of the N sentences.
+        directory: directory of the model that reads the sentences.
+        max_tokens: maximum length of a sentence; longer sentences are truncated.
+        languages: language codes of the N sentences.
 
     Raises:
         InputError: the tokenizer cannot map tokens to words.
@@ -158,7 +158,7 @@ def encode(
     for row in range(len(sentences)):
         positions: dict[int, int] = {}
         for position, word_index in enumerate(encoding.word_ids(row)):
-            if word_index is not None:  # None for special tokens
+            if word_index is not None:  # None means a special token
                 positions.setdefault(word_index, position)
         first_tokens.append(positions)
     num_words = sum(len(sentence.words) for sentence in sentences)
@@ -172,7 +172,7 @@ def encode(
 
 
 def _tokenise_words(sentences: Sequence[Sentence], directory: Path, max_tokens: int) -> BatchEncoding:
-    """Tokenise the words of sentences with a model's tokenizer. Raise InputError if it cannot map tokens to words."""
+    """Tokenise sentences word by word. Raise InputError if the model's tokenizer cannot map tokens to words."""
     tokenizer = tokenizers.load(directory)
     if not tokenizer.is_fast:
         raise InputError(f"{directory}: its tokenizer cannot map tokens to words. Give one with a tokenizer.json.")
@@ -180,7 +180,7 @@ def _tokenise_words(sentences: Sequence[Sentence], directory: Path, max_tokens: 
     words = [list(sentence.words) for sentence in sentences]
     try:
         return tokenizer(words, is_split_into_words=True, truncation=True, max_length=limit, return_token_type_ids=True)
-    except AssertionError as error:  # RoBERTa's tokenizer needs an option to accept words
+    except AssertionError as error:  # RoBERTa's tokenizer accepts words only with the option add_prefix_space
         reason = " ".join(str(error).split())
         raise InputError(
             f"{directory}: its tokenizer refuses words ({reason}). Change tokenizer_config.json."
@@ -188,11 +188,11 @@ def _tokenise_words(sentences: Sequence[Sentence], directory: Path, max_tokens: 
 
 
 def tag(tagger: TaskModel, sentences: Sequence[Sentence], encoded: EncodedSentences) -> list[list[str]]:
-    """Return the most probable tag of each word, or O for words without a token."""
+    """Predict the tag of each word. Words without a token are tagged O."""
     tags: list[list[str]] = []
     logits_of_sentences = task_models.compute_logits(tagger, encoded.examples)
     for sentence, logits, first_tokens in zip(sentences, logits_of_sentences, encoded.first_tokens, strict=True):
-        label_ids = logits.argmax(dim=1).tolist()  # (tokens, labels) -> the label of each token
+        label_ids = logits.argmax(dim=1).tolist()  # (tokens, labels) -> (tokens,)
         sentence_tags = ["O"] * len(sentence.words)
         for word_index, position in first_tokens.items():
             sentence_tags[word_index] = tagger.labels[label_ids[position]]
@@ -201,14 +201,14 @@ def tag(tagger: TaskModel, sentences: Sequence[Sentence], encoded: EncodedSenten
 
 
 def span_f1(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]]) -> float:
-    """Return the F1 of whole entities over all sentences, as the CoNLL script counts them.
+    """Return the entity-level F1 over all sentences, as in the CoNLL script.
 
     Args:
-        sentences: sentences with their correct tags.
-        predicted_tags: one tag for each word of each sentence, in the same order.
+        sentences: sentences with the correct tags.
+        predicted_tags: predicted tags of each sentence's words.
 
     Returns:
-        A value from 0 to 1; 0 if neither the sentences nor the predictions have an entity.
+        F1 from 0 to 1; 0 if neither the sentences nor the predictions contain an entity.
     """
     from nervaluate import Evaluator
 
@@ -218,13 +218,13 @@ def span_f1(sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str
     predicted = [list(tags) for tags in predicted_tags]
     distinct_tags = set(itertools.chain(*correct, *predicted)) - {"O"}
     entity_types = sorted({tag[2:] for tag in distinct_tags})  # B-PER and I-PER -> PER
-    # `strict` counts an entity only if its first word, its last word and its type are correct.
+    # With `strict`, an entity counts only if its first word, last word and type are correct.
     scores = Evaluator(correct, predicted, tags=entity_types, loader="list").evaluate()
     return float(scores["overall"]["strict"].f1)
 
 
 def _write_predictions(path: Path, sentences: Sequence[Sentence], predicted_tags: Sequence[Sequence[str]]) -> None:
-    """Write a word with its correct and its predicted tag on each line, and a blank line between sentences."""
+    """Write a word, its correct tag and its predicted tag per line, with a blank line between sentences."""
     blocks = []
     for sentence, tags in zip(sentences, predicted_tags, strict=True):
         rows = zip(sentence.words, sentence.tags, tags, strict=True)

@@ -1,4 +1,4 @@
-"""The task of tagging the named entities of a sentence (WikiANN, XTREME's panx, any BIO tags)."""
+"""Task: tag the named entities of a sentence (WikiANN, XTREME's panx, any BIO tags)."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-NO_TARGET = -100  # target of tokens that are not the first token of a word
+NO_TARGET = -100  # target of all tokens except each word's first token
 
 
 class NamedEntitiesConfig(RecipeConfig):
@@ -22,8 +22,8 @@ class NamedEntitiesConfig(RecipeConfig):
     """The kind of task."""
 
     data: Source | Paths
-    """Files, or folders in the layout of XTREME's panx or of WikiANN. Each line has a word, a tab and the tag of the
-    word (`O`, `B-PER`, `I-PER`, …). Blank lines separate sentences."""
+    """Files, or folders in the layout of XTREME's panx or of WikiANN. Each line has a word, a tab and the word's tag
+    (`O`, `B-PER`, `I-PER`, …). Blank lines separate sentences."""
 
     train_languages: tuple[Language, ...] = ("en",)
     """Languages to train on. All languages are tested."""
@@ -33,12 +33,12 @@ class NamedEntitiesConfig(RecipeConfig):
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Return the cross-entropy at the first token of each word, summed, and which tokens are right, (T,) bool.
+    """Return the summed cross-entropy at each word's first token, and a mask (T,) of correctly labelled tokens.
 
     Args:
-        logits: (T, labels) of the tokens of N packed sentences.
-        targets: (N, longest sentence) label ids; NO_TARGET at tokens that are not the first of a word.
-        lengths: tokens of each sentence.
+        logits: logits (T, labels) of the tokens in N packed sentences.
+        targets: label ids (N, longest sentence) at each word's first token, and NO_TARGET elsewhere.
+        lengths: number of tokens in each sentence.
     """
     import torch
     import torch.nn.functional as F
@@ -63,7 +63,7 @@ HEAD = Head(
 
 
 class NamedEntities(Task[NamedEntitiesConfig]):
-    """Tag the words of a sentence. An entity counts only if all its words and its type are right."""
+    """Tag the words of a sentence. An entity counts only if its type and all its words are correct."""
 
     name: ClassVar[str] = "named_entities"
     settings = NamedEntitiesConfig

@@ -1,6 +1,6 @@
-"""Score extracted answers by F1 and exact match, as MLQA does in its seven languages, or as SQuAD and XQuAD do.
+"""Score extracted answers by F1 and exact match, with the rules of MLQA (seven languages) or of SQuAD and XQuAD.
 
-Texts are normalised first, so that case, punctuation and articles do not matter.
+Answers are normalised first, so that case, punctuation and articles do not affect the scores.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Literal
 from infoxlm_core.errors import InputError
 
 Normaliser = Literal["mlqa", "squad"]
-_ARTICLES = {  # whole words; Arabic's article is a prefix, and MLQA removes its letters anywhere
+_ARTICLES = {  # patterns of whole words; the Arabic article is a prefix, but MLQA removes its letters anywhere
     "ar": "ال",
     "de": r"\b(?:ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
     "en": r"\b(?:a|an|the)\b",
@@ -27,12 +27,12 @@ _IDEOGRAPH = re.compile("([\u4e00-\u9fa5])")
 
 
 def is_punctuation(character: str) -> bool:
-    """Return whether MLQA deletes a character: Unicode categories P*, and ASCII punctuation, which includes `$`."""
+    """Return whether MLQA deletes a character: ASCII punctuation including `$`, and the Unicode categories P*."""
     return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
 def normalise_mlqa(text: str, language: str) -> str:
-    """Remove case, punctuation and the articles of a language from a text, as MLQA does (section 6).
+    """Remove case, punctuation and articles from a text by MLQA's rules (section 6).
 
     Every ideograph becomes a token, because Chinese has no spaces between words.
 
@@ -51,29 +51,29 @@ def normalise_mlqa(text: str, language: str) -> str:
 
 
 def normalise_squad(text: str) -> str:
-    """Remove case, ASCII punctuation and English articles from a text, as SQuAD v1.1 and XQuAD do in every language."""
+    """Remove case, ASCII punctuation and English articles by the rules of SQuAD v1.1 and XQuAD, in any language."""
     text = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(?:a|an|the)\b", " ", text).split())
 
 
 def normalise(text: str, normaliser: Normaliser, language: str) -> str:
-    """Remove from an answer what does not matter for its score. Raise InputError if MLQA lacks the language."""
+    """Normalise an answer for scoring. Raise InputError if the normaliser does not support the language."""
     if normaliser == "squad":
         return normalise_squad(text)
     return normalise_mlqa(text, language)
 
 
 def check_language(normaliser: Normaliser, language: str) -> None:
-    """Raise InputError if the normaliser cannot handle a language, before hours of training or inference."""
+    """Raise InputError if the normaliser does not support a language, before hours of training or inference."""
     normalise("", normaliser, language)
 
 
 def token_f1(prediction: str, answer: str) -> float:
-    """Return the F1 of the tokens of two normalised texts, each counted as often as it occurs."""
+    """Return the token F1 of two normalised texts. Repeated tokens count repeatedly."""
     predicted_tokens = prediction.split()
     answer_tokens = answer.split()
     num_common = (Counter(predicted_tokens) & Counter(answer_tokens)).total()
-    if num_common == 0:  # also if both texts are empty
+    if num_common == 0:  # including two empty texts
         return 0.0
     return 2 * num_common / (len(predicted_tokens) + len(answer_tokens))
 
@@ -81,13 +81,13 @@ def token_f1(prediction: str, answer: str) -> float:
 def score(
     predictions: Mapping[str, str], gold_answers: Mapping[str, Sequence[str]], normaliser: Normaliser, language: str
 ) -> dict[str, float]:
-    """Return the mean F1 and exact match of the questions. Of several gold answers, the best one counts.
+    """Return the mean F1 and exact match over questions. If a question has several gold answers, the best score counts.
 
     Args:
-        predictions: question id -> answer; a question without a prediction scores 0.
-        gold_answers: question id -> correct answers.
-        normaliser: how predictions and gold answers are normalised before they are compared.
-        language: of the answers.
+        predictions: mapping from question id to answer; a question without a prediction scores 0.
+        gold_answers: mapping from question id to correct answers.
+        normaliser: rules for normalising predictions and gold answers.
+        language: language of the answers.
 
     Raises:
         InputError: there are no questions, or a question has no gold answer.

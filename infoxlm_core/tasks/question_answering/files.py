@@ -1,9 +1,9 @@
-"""Read questions in the format of SQuAD v1.1, in which SQuAD, MLQA, XQuAD and TyDiQA GoldP are published.
+"""Read questions in the format of SQuAD v1.1, which MLQA, XQuAD and TyDiQA GoldP also use.
 
     {"data": [{"paragraphs": [{"context": "Berlin is …", "qas": [
         {"id": "57", "question": "What is …?", "answers": [{"text": "Berlin", "answer_start": 0}]}]}]}]}
 
-The languages are in the name of the file.
+File names contain the languages.
 """
 
 import codecs
@@ -25,7 +25,7 @@ from infoxlm_core.tasks.task import SPLITS
 logger = logging.getLogger(__name__)
 Split = Literal["train", "dev", "test"]
 LanguagePair = tuple[str, str]  # language of the paragraphs, language of the questions
-# Names of languages in TyDiQA's file names.
+# Language names in TyDiQA's file names -> language codes
 _TYDIQA_NAMES = {
     "arabic": "ar", "bengali": "bn", "english": "en", "finnish": "fi", "indonesian": "id", "japanese": "ja",
     "korean": "ko", "russian": "ru", "swahili": "sw", "telugu": "te", "thai": "th",
@@ -63,9 +63,9 @@ class Question:
 
     id: str
     text: str
-    paragraph: int  # index in `QuestionSet.paragraphs`
-    answers: tuple[str, ...]  # all are correct
-    span: tuple[int, int] | None  # start and end (exclusive) of the first answer that is at its `answer_start`
+    paragraph: int  # index into `QuestionSet.paragraphs`
+    answers: tuple[str, ...]  # all correct answers
+    span: tuple[int, int] | None  # start and end (exclusive) of the first answer with a correct `answer_start`
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class QuestionSet:
 
 
 def read_training(paths: Sequence[str]) -> list[QuestionSet]:
-    """Read training files. Leave out questions whose answer is not at its `answer_start`. Ids need not be unique.
+    """Read training files. Drop questions without a correct `answer_start`. Ids need not be unique.
 
     Raises:
         InputError: no question remains, or a file is not readable.
@@ -90,9 +90,7 @@ def read_training(paths: Sequence[str]) -> list[QuestionSet]:
         usable_questions = tuple(question for question in question_set.questions if question.span)
         num_dropped = len(question_set.questions) - len(usable_questions)
         if num_dropped:
-            logger.warning(
-                "%s: %d answers are not at their answer_start; their questions are left out", path, num_dropped
-            )
+            logger.warning("%s: %d answers are not at answer_start; their questions are dropped", path, num_dropped)
         if usable_questions:
             sets.append(replace(question_set, questions=usable_questions))
     if not sets:
@@ -101,12 +99,12 @@ def read_training(paths: Sequence[str]) -> list[QuestionSet]:
 
 
 def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[LanguagePair, QuestionSet]:
-    """Read test or development files (see `find_sets`).
+    """Read the test or development files found by `find_sets`.
 
-    Questions whose answer is not at its `answer_start` are kept, because a score needs only the texts of answers.
+    Keep questions without a correct `answer_start`, because scores need only the texts of answers.
 
     Raises:
-        InputError: a file has no questions, or two questions with the same id.
+        InputError: a file has no questions, or has two questions with the same id.
     """
     sets = {pair: read_squad(path) for pair, path in find_sets(paths, split, mixed).items()}
     for question_set in sets.values():
@@ -120,18 +118,18 @@ def read_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
         num_without_span = sum(question.span is None for question in questions)
         if num_without_span:
             logger.warning(
-                "%s: %d answers are not at their answer_start; they are scored by their texts", path, num_without_span
+                "%s: %d answers are not at answer_start; only their texts are used for scores", path, num_without_span
             )
     return sets
 
 
 def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[LanguagePair, Path]:
-    """Find the file of each language pair by the names of the files, without opening them.
+    """Return a mapping from language pair to file, according to the file names.
 
-    Files whose questions are not in the language of the paragraphs are only included if `mixed` is true.
+    Include files with different languages for paragraphs and questions only if `mixed` is true.
 
     Raises:
-        InputError: two files have the same languages, or no file has the expected ones.
+        InputError: two files have the same language pair, or no file has one language (or, with `mixed`, two).
     """
     path_by_pair: dict[LanguagePair, Path] = {}
     for path in list_files(paths, split):
@@ -152,12 +150,12 @@ def find_sets(paths: Sequence[str], split: Split, mixed: bool = False) -> dict[L
 
 
 def list_files(paths: Sequence[str], split: Split) -> list[Path]:
-    """Return the given files, and the JSON files directly in the given folders.
+    """List the given files, and the JSON files directly in the given folders.
 
-    If file names in a folder contain the split (MLQA's `test-context-…`), files of other splits are left out.
+    If a file name in a folder contains the split (MLQA's `test-context-…`), skip the files of other splits.
 
     Raises:
-        InputError: a path is missing, or a folder has no JSON file.
+        InputError: a path does not exist, or a folder has no JSON file.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -171,7 +169,7 @@ def list_files(paths: Sequence[str], split: Split) -> list[Path]:
 
 
 def _list_folder(folder: Path, split: Split) -> list[Path]:
-    """Return the JSON files of a folder, without those of other splits if any file name contains the split."""
+    """List a folder's JSON files. If any file name contains the split, skip the files of other splits."""
     json_files = sorted(file for file in folder.iterdir() if file.suffix == ".json")
     if not json_files:
         raise InputError(f"{folder}: the folder has no .json file. Give the folder of the {split} files.")
@@ -182,16 +180,16 @@ def _list_folder(folder: Path, split: Split) -> list[Path]:
         splits_in_name[file] = set(words) & set(SPLITS.values())
     if not any(split in splits for splits in splits_in_name.values()):
         return json_files
-    # A file whose name contains no split belongs to all of them.
+    # A file without a split in its name counts for every split.
     return [file for file, splits in splits_in_name.items() if not splits or split in splits]
 
 
 def parse_languages(path: Path) -> LanguagePair:
-    """Return the languages of paragraphs and questions that a file's name contains. SQuAD's own files are English.
+    """Parse the languages of paragraphs and questions from a file name. The names of SQuAD's own files mean English.
 
     Examples: `test-context-de-question-en.json`, `xquad.de.json`, `tydiqa.goldp.sw.train.json`,
-    `tydiqa-goldp-dev-thai.json`, `train-v1.1.json`. A translated set, such as `squad.translate.train.en-de.json`, is
-    in the second language of its name.
+    `tydiqa-goldp-dev-thai.json`, `train-v1.1.json`. For a translated set, such as `squad.translate.train.en-de.json`,
+    the second language counts.
 
     Raises:
         InputError: the name contains no language.
@@ -199,7 +197,7 @@ def parse_languages(path: Path) -> LanguagePair:
     match = re.search(r"context-([a-z]{2,3})-question-([a-z]{2,3})", path.name)
     if match:
         return match[1], match[2]
-    name = re.sub("^[a-z]+-", "", path.stem)  # the first word is not a language: `my-squad` is not Burmese
+    name = re.sub("^[a-z]+-", "", path.stem)  # skip the first word: `my-squad` is not Burmese
     words = re.split(r"[._-]", name)
     codes = [_TYDIQA_NAMES.get(word, word) for word in words]
     languages = [code for code in codes if len(code) == 2 and is_known(code)]
@@ -211,7 +209,7 @@ def parse_languages(path: Path) -> LanguagePair:
 
 
 def read_squad(path: Path) -> QuestionSet:
-    """Read one file. Raise InputError if it is not in SQuAD's format, or a paragraph or an answer is empty."""
+    """Read one file. Raise InputError if the format is not SQuAD's, or if a paragraph or an answer is empty."""
     articles = _parse_file(path).data
     paragraphs = [paragraph for article in articles for paragraph in article.paragraphs]
     questions: list[Question] = []
@@ -226,7 +224,7 @@ def read_squad(path: Path) -> QuestionSet:
 
 
 def _parse_file(path: Path) -> _File:
-    """Parse a file in SQuAD's format. Raise InputError with the first wrong field."""
+    """Parse a file in SQuAD's format. Raise InputError with the first invalid field."""
     try:
         content = user_files.check_readable(path).read_bytes()
         return _File.model_validate_json(content.removeprefix(codecs.BOM_UTF8))
@@ -242,7 +240,7 @@ def _parse_file(path: Path) -> _File:
 
 
 def _convert_questions(path: Path, paragraph: _Paragraph, paragraph_index: int) -> list[Question]:
-    """Return the questions of a paragraph. Raise InputError if one cannot be answered from it."""
+    """Convert a paragraph's questions. Raise InputError if an answer or the paragraph is missing."""
     questions = []
     for question in paragraph.qas:
         where = f"{path}: question {question.id}"
@@ -259,7 +257,7 @@ def _convert_questions(path: Path, paragraph: _Paragraph, paragraph_index: int) 
 
 
 def _find_first_span(context: str, answers: Sequence[_Answer]) -> tuple[int, int] | None:
-    """Return start and end (exclusive) of the first answer that is at its `answer_start`, without outer spaces."""
+    """Return the start and end (exclusive) of the first answer with a correct `answer_start`, without outer spaces."""
     for answer in answers:
         start = answer.answer_start
         if start >= 0 and context.startswith(answer.text, start):

@@ -1,4 +1,4 @@
-"""Fine-tune and measure readers, which mark the answer to a question in a paragraph (MLQA, XQuAD, TyDiQA, SQuAD)."""
+"""Fine-tune and measure readers: models that mark a question's answer in a paragraph (MLQA, XQuAD, TyDiQA, SQuAD)."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def list_test_files(config: AnsweringConfig) -> list[Path]:
-    """Return the local files with test questions, and those with their translations."""
+    """List the local files with test questions, including translated test sets."""
     test_files = list(files.find_sets(config.test, "test", config.mixed).values())
     if config.translated_test:
         test_files += files.find_sets(config.translated_test, "test").values()
@@ -65,7 +65,7 @@ def read_training(config: AnsweringConfig, encoder: Path, corpus: Path | None) -
     return Training(
         HEAD,
         join(examples),
-        np.concatenate(targets),  # (N, 2) first and last token of the answer; (0, 0) if it is not in the window
+        np.concatenate(targets),
         source_language=list_training_languages(config)[0],
         dev_languages=tuple(dev_sets),
         score_dev=score_dev,
@@ -78,7 +78,7 @@ def _score_dev(
     windows_by_language: Mapping[str, Windows],
     reader: TaskModel,
 ) -> dict[str, float]:
-    """Return the F1 of a reader on the development set of each language."""
+    """Return a mapping from language to a reader's F1 on the development set."""
     f1_by_language = {}
     for language, question_set in set_by_language.items():
         predictions = answer_questions(config, reader, question_set, windows_by_language[language])
@@ -87,18 +87,18 @@ def _score_dev(
 
 
 def list_training_languages(config: AnsweringConfig) -> list[str]:
-    """Return the languages of the training text, from the names of its files. English is first if it is among them."""
+    """List the languages in the names of the training files. If English is one of the languages, it comes first."""
     languages: dict[str, None] = {}  # used as an ordered set
     for path in map(Path, config.train):
         training_files = files.list_files([str(path)], "train") if path.is_dir() else [path]
         for file in training_files:
             paragraph_language, _ = files.parse_languages(file)
             languages[paragraph_language] = None
-    return sorted(languages, key=lambda language: language != "en")  # the sort is stable, so only English moves
+    return sorted(languages, key=lambda language: language != "en")  # a stable sort that moves only English
 
 
 class WindowMaker:
-    """Cuts paragraphs into windows for one model. Raises InputError if its tokenizer has no character offsets."""
+    """Cuts paragraphs into windows for one model. Raises InputError if the tokenizer has no character offsets."""
 
     def __init__(self, config: AnsweringConfig, directory: Path) -> None:
         self.config = config
@@ -111,9 +111,9 @@ class WindowMaker:
         self.model_config = padded.read_config(directory)
 
     def make_windows(self, question_set: QuestionSet) -> Windows:
-        """Tokenise the questions of a set, and cut their paragraphs into windows.
+        """Tokenise a set's questions, and cut the paragraphs into windows.
 
-        For models with language embeddings, question and window get the language of the paragraphs.
+        For models with language embeddings, all tokens get the language of the paragraphs.
         """
         windows = cut_into_windows(
             self.tokenizer,
@@ -133,8 +133,8 @@ class WindowMaker:
 def answer_questions(
     config: AnsweringConfig, reader: TaskModel, question_set: QuestionSet, windows: Windows
 ) -> dict[str, str]:
-    """Return the answer to each question by its id, as it is written in the paragraph, or "" if there is none."""
-    logits = list(task_models.compute_logits(reader, windows.examples))  # (L, 2) of each window
+    """Return a mapping from question id to answer. The answer is text from the paragraph, or "" if none was found."""
+    logits = list(task_models.compute_logits(reader, windows.examples))  # (L, 2) per window
     spans = find_best_spans(windows, logits, config.n_best, config.answer_tokens)
     answers = {}
     for question, (start, end) in zip(question_set.questions, spans.tolist(), strict=True):
@@ -144,7 +144,7 @@ def answer_questions(
 
 
 def _score(config: AnsweringConfig, question_set: QuestionSet, predictions: Mapping[str, str]) -> dict[str, float]:
-    """Return F1 and exact match. Answers are in the language of the paragraphs, not of the questions."""
+    """Return the F1 and exact match. Answers are in the language of the paragraphs, not of the questions."""
     gold_answers = {question.id: question.answers for question in question_set.questions}
     paragraph_language, _ = question_set.languages
     return score(predictions, gold_answers, config.normaliser, paragraph_language)
@@ -153,8 +153,8 @@ def _score(config: AnsweringConfig, question_set: QuestionSet, predictions: Mapp
 def measure(config: AnsweringConfig, models: Path, output: Path) -> Scores:
     """Answer the test sets with a fine-tuned reader, and write `predictions/LANGUAGE.json` in SQuAD's format.
 
-    With `config.mixed`, sets of two languages are answered by the model of the paragraphs' language, and written to
-    `predictions/PARAGRAPHS-QUESTIONS.json`.
+    With `config.mixed`, the model for the paragraphs' language also answers sets in two languages. The answers are
+    written to `predictions/PARAGRAPHS-QUESTIONS.json`.
     """
     source = list_training_languages(config)[0]
     sets = _read_test(config, source)
@@ -181,7 +181,7 @@ def measure(config: AnsweringConfig, models: Path, output: Path) -> Scores:
 def _predict(
     config: AnsweringConfig, models: Path, sets: Mapping[LanguagePair, QuestionSet]
 ) -> dict[LanguagePair, dict[str, str]]:
-    """Answer each set with the model selected for its paragraphs' language: language pair -> question id -> answer."""
+    """Answer each set with the model selected for its paragraphs' language. Return answers by language pair and id."""
     paragraph_languages = [question_set.languages[0] for question_set in sets.values()]
     for language in paragraph_languages:
         check_language(config.normaliser, language)
@@ -199,10 +199,10 @@ def _predict(
 def _read_test(config: AnsweringConfig, source: str) -> dict[LanguagePair, QuestionSet]:
     """Read the test sets. With `translated_test`, translations replace the sets of every language but the source.
 
-    A translated set keeps the language pair of its original as its key, but its `languages` are the source.
+    The key of a translated set is the language pair of its original, but its `languages` are the source language.
 
     Raises:
-        InputError: as `files.read_sets`; or a language has no translation.
+        InputError: a file is not usable (see `files.read_sets`), or a language has no translated set.
     """
     sets = files.read_sets(config.test, "test", config.mixed)
     if not config.translated_test:
@@ -219,16 +219,16 @@ def _read_test(config: AnsweringConfig, source: str) -> dict[LanguagePair, Quest
 
 
 def _write_predictions(folder: Path, predictions: Mapping[LanguagePair, Mapping[str, str]]) -> None:
-    """Write one file for each language pair, named after its languages."""
+    """Write one file per language pair, named after the languages."""
     folder.mkdir(parents=True, exist_ok=True)
     for pair, answers in predictions.items():
-        name = "-".join(dict.fromkeys(pair))  # one code if both languages are the same
+        name = "-".join(dict.fromkeys(pair))  # a single code if both languages are the same
         content = json.dumps(answers, ensure_ascii=False, indent=1) + "\n"
         manifests.write_atomically(folder / f"{name}.json", content)
 
 
 def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
-    """Return a digest of paragraphs, questions and answers that does not depend on names or layout of the files."""
+    """Return a digest of paragraphs, questions and answers, independent of file names and layout."""
     digests = {}
     for pair, question_set in sets.items():
         rows = []
@@ -238,8 +238,8 @@ def _digest(sets: Mapping[LanguagePair, QuestionSet]) -> str:
     return manifests.digest(digests)
 
 
-def check(config: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG001 - `check_plan` has checked it
-    """Raise InputError if a file is not readable, a language has no normaliser, or model selection lacks a dev set."""
+def check(config: AnsweringConfig, has_grid: bool) -> None:  # noqa: ARG001 - `check_plan` checks the grid
+    """Raise InputError if a file is not readable, a language is not supported, or model selection lacks a dev set."""
     files.read_training(config.train)
     source = list_training_languages(config)[0]
     test_sets = _read_test(config, source)

@@ -1,7 +1,8 @@
-"""Find the characters of the answer from the logits of a reader.
+"""Find answers as character spans, given a reader's logits.
 
-A reader gives every token two logits: to be the first token of the answer, and to be the last. The `n_best` starts and
-ends of each window are combined. The answer is the pair with the highest sum of logits in all windows of the question.
+A reader predicts two logits for every token: as the first token of the answer, and as the last. Each of a window's
+`n_best` best first tokens is paired with each of the `n_best` best last tokens. The answer is the pair with the highest
+sum of logits in all windows of a question.
 """
 
 from collections.abc import Sequence
@@ -13,23 +14,23 @@ from torch.nn.utils.rnn import pad_sequence
 
 from infoxlm_core.tasks.question_answering.windows import Windows
 
-CHUNK = 512  # windows whose starts and ends are combined together
+CHUNK = 512  # number of windows to process at a time
 
 
 def find_best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, max_answer_tokens: int) -> np.ndarray:
-    """Return the characters of the best answer to each question, from the logits of its windows.
+    """Find the character span of the best answer to each question.
 
     Args:
         windows: N windows of Q questions.
-        logits: of each window, (L, 2): whether a token is the first and whether it is the last of the answer.
-        n_best: number of starts and ends of a window that are combined.
-        max_answer_tokens: largest number of tokens of an answer.
+        logits: for each window, logits (L, 2) of the answer's first and last token.
+        n_best: number of first tokens and of last tokens to combine in each window.
+        max_answer_tokens: maximum number of tokens in an answer.
 
     Returns:
-        (Q, 2) start and end (exclusive) of each answer in its paragraph; (0, 0) for no answer.
+        Start and end (exclusive) of each answer in its paragraph, (Q, 2); (0, 0) if there is no answer.
     """
     scores, token_spans = _score_windows(windows, logits, n_best, max_answer_tokens)  # (N,), (N, 2)
-    # After sorting by question and descending score, the first window of each question is its best.
+    # Sort by question and descending score, so that the best window of each question comes first.
     order = np.lexsort((-scores, windows.question_indices))
     _, first_positions = np.unique(windows.question_indices[order], return_index=True)
     best_windows = order[first_positions]  # (Q,)
@@ -43,11 +44,11 @@ def find_best_spans(windows: Windows, logits: Sequence[Tensor], n_best: int, max
 def _score_windows(
     windows: Windows, logits: Sequence[Tensor], n_best: int, max_answer_tokens: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the score (N,) of the best answer in each window, and its first and last token (N, 2) in `paragraphs`."""
+    """Return each window's best score (N,), and the answer's first and last token (N, 2) in `windows.paragraphs`."""
     scores = []
     token_spans = []
     for start in range(0, len(logits), CHUNK):
-        paragraph_logits = []  # without those of the question and of special tokens
+        paragraph_logits = []  # without the logits of question tokens and special tokens
         for window_index in range(start, min(start + CHUNK, len(logits))):
             first_position = windows.offsets[window_index]
             end_position = first_position + windows.token_counts[window_index]
@@ -64,12 +65,12 @@ def _find_best_pairs(logits: Tensor, n_best: int, max_answer_tokens: int) -> tup
     """Find the pair of start and end token with the highest sum of logits in each window.
 
     Args:
-        logits: (B, L, 2) of the paragraph tokens of B windows.
-        n_best: number of starts and ends that are combined.
-        max_answer_tokens: largest number of tokens of an answer.
+        logits: logits (B, L, 2) of the paragraph tokens in B windows.
+        n_best: number of start tokens and of end tokens to combine.
+        max_answer_tokens: maximum number of tokens in an answer.
 
     Returns:
-        The sums (B,), -inf where no pair of tokens is an answer, and the first and last tokens (B, 2).
+        The sums (B,), and the first and last tokens (B, 2). The sum is -inf if no pair is a possible answer.
     """
     num_candidates = min(n_best, logits.shape[1])  # K
     start_logits, starts = logits[:, :, 0].topk(num_candidates, dim=1)  # (B, K) each

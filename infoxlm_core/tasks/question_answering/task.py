@@ -1,4 +1,4 @@
-"""The task of answering questions with a span of a paragraph (MLQA, XQuAD, TyDiQA, SQuAD)."""
+"""Task: answer questions with a span of a paragraph (MLQA, XQuAD, TyDiQA, SQuAD)."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# Stands for the training text of a reader that is only measured. The name makes English its source language.
+# Path in place of training files for readers that are only measured. The name sets English as the source language.
 TRAIN_PLACEHOLDER = "train.en.json"
 
 
@@ -29,31 +29,29 @@ class AnsweringConfig(CrossLingualConfig):
     """Files in SQuAD's format."""
 
     dev: tuple[str, ...] = ()
-    """Files or folders of development sets, one file per language. All values of `selection.rule` except `last` need
-    them."""
+    """Files or folders of development sets, one file per language. Required unless `selection.rule` is `last`."""
 
     test: Paths
     """Files or folders in the layout of MLQA, XQuAD or TyDiQA: `test-context-de-question-de.json`, `xquad.de.json`."""
 
     normaliser: Literal["mlqa", "squad"] = "squad"
-    """How answers are compared. mlqa: as MLQA does in its seven languages · squad: as SQuAD does, also for XQuAD and
-    TyDiQA."""
+    """Rules for comparing answers. mlqa: MLQA's rules for its seven languages · squad: SQuAD's rules, also for XQuAD
+    and TyDiQA."""
 
     max_tokens: PositiveInt = 384
-    """Largest number of tokens of a window, which consists of the question, a part of the paragraph, and special
-    tokens."""
+    """Maximum number of tokens in a window: the question, a part of the paragraph, and special tokens."""
 
     question_tokens: PositiveInt = 64
-    """Largest number of tokens of a question. Longer questions are truncated."""
+    """Maximum number of tokens in a question. Longer questions are truncated."""
 
     stride: PositiveInt = 128
     """Number of paragraph tokens that two consecutive windows share."""
 
     answer_tokens: PositiveInt = 30
-    """Largest number of tokens of a predicted answer."""
+    """Maximum number of tokens in a predicted answer."""
 
     n_best: PositiveInt = 20
-    """Number of most probable starts and ends of a window that are combined to find the best answer."""
+    """Number of most probable start tokens and of end tokens in a window to combine for the best answer."""
 
     @model_validator(mode="after")
     def _windows_move(self) -> Self:
@@ -68,14 +66,14 @@ class AnsweringConfig(CrossLingualConfig):
 
 
 def loss(logits: "Tensor", targets: "Tensor", lengths: Sequence[int]) -> tuple["Tensor", "Tensor"]:
-    """Return the loss of the answers' first and last tokens, summed over N windows, and whether both are right, (N,).
+    """Return the summed loss of N windows, and a mask (N,) of the windows with the right first and last token.
 
-    The loss of a window is the mean of the cross-entropy of both tokens.
+    A window's loss is the mean cross-entropy of the answer's first and last token.
 
     Args:
-        logits: (T, 2) of N packed windows.
-        targets: (N, 2) positions of the first and last token of the answer.
-        lengths: tokens of each window.
+        logits: logits (T, 2) of N packed windows.
+        targets: positions (N, 2) of the answer's first and last token.
+        lengths: number of tokens in each window.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence

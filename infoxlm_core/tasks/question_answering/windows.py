@@ -1,14 +1,14 @@
-"""Cut paragraphs into the windows that a model reads beside a question: XLM-R `<s> question </s> </s> window </s>`.
+"""Cut paragraphs into windows that a model reads together with a question.
 
-A paragraph that does not fit beside its question is read in several windows that overlap:
+The input of XLM-R is `<s> question </s> </s> window </s>`. A long paragraph is cut into several overlapping windows:
 
     paragraph   t0 t1 t2 t3 t4 t5 t6          room for 4 tokens, stride 2
     windows     t0 t1 t2 t3
                       t2 t3 t4 t5
                             t4 t5 t6
 
-Every token has the range of its characters in the paragraph, so that answers can be converted from characters to
-tokens and back.
+Every token keeps its character range in the paragraph, so that answers can be converted from characters to tokens and
+back.
 """
 
 from collections.abc import Sequence
@@ -22,29 +22,29 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from infoxlm_core.data.examples import Examples
 from infoxlm_core.errors import InputError
 
-CHUNK = 1_000  # paragraphs that are tokenized together, because the tokenizer's lists of pairs need much memory
+CHUNK = 1_000  # number of paragraphs to tokenize at a time, because the tokenizer's lists need much memory
 _SPACES = np.array([code for code in range(0x3001) if chr(code).isspace()], np.uint32)
 
 
 @dataclass(frozen=True)
 class Paragraphs:
-    """The tokens of P paragraphs, one after the other. All arrays are int64."""
+    """The T concatenated tokens of P paragraphs. All arrays are int64."""
 
-    ids: np.ndarray  # (T,)
-    starts: np.ndarray  # (T,) first character of each token, without spaces at its edges
-    ends: np.ndarray  # (T,) the character after its last character; equal to the start for a token without characters
-    bounds: np.ndarray  # (P + 1,) paragraph p has the tokens bounds[p] to bounds[p + 1]
+    ids: np.ndarray  # (T,) token ids
+    starts: np.ndarray  # (T,) each token's first character, without outer spaces
+    ends: np.ndarray  # (T,) each token's last character + 1; equal to the start for a token without characters
+    bounds: np.ndarray  # (P + 1,) paragraph p has the tokens bounds[p] to bounds[p + 1] (exclusive)
 
 
 @dataclass(frozen=True)
 class Windows:
     """N windows of Q questions, in the order of the questions."""
 
-    examples: Examples  # tokens of question and window, special tokens included
+    examples: Examples  # one example per window: question, paragraph part and special tokens
     question_indices: np.ndarray  # (N,) question of each window
-    offsets: np.ndarray  # (N,) position of a window's first paragraph token within its example
-    first_tokens: np.ndarray  # (N,) index of the same token in `paragraphs`
-    token_counts: np.ndarray  # (N,) number of a window's paragraph tokens
+    offsets: np.ndarray  # (N,) position of the window's first paragraph token in the example
+    first_tokens: np.ndarray  # (N,) index of the window's first paragraph token in `paragraphs`
+    token_counts: np.ndarray  # (N,) number of paragraph tokens in the window
     paragraph_indices: np.ndarray  # (Q,) paragraph of each question
     paragraphs: Paragraphs
 
@@ -58,19 +58,19 @@ def cut_into_windows(
     question_tokens: int,
     stride: int,
 ) -> Windows:
-    """Tokenise questions and paragraphs, and cut the paragraph of each question into windows.
+    """Tokenise questions and paragraphs, and cut each question's paragraph into windows.
 
     Args:
-        tokenizer: a fast tokenizer, which maps tokens to characters.
-        questions: Q texts, at least one.
-        paragraphs: P texts.
-        paragraph_indices: (Q,) the paragraph of each question.
-        max_tokens: largest number of tokens of a window with its question and special tokens.
-        question_tokens: largest number of tokens of a question; longer ones are truncated.
-        stride: number of tokens that two consecutive windows of a paragraph share.
+        tokenizer: fast tokenizer, which maps tokens to characters.
+        questions: Q question texts, at least one.
+        paragraphs: P paragraph texts.
+        paragraph_indices: index of each question's paragraph, (Q,).
+        max_tokens: maximum number of tokens in an example, including the question and special tokens.
+        question_tokens: maximum number of tokens in a question; longer questions are truncated.
+        stride: number of tokens shared by two consecutive windows.
 
     Raises:
-        InputError: windows would have no room for new tokens, or a paragraph has no tokens.
+        InputError: windows have no room for new tokens, or a paragraph has no tokens.
     """
     template = _read_pair_template(tokenizer)
     num_special = template.prefix.shape[1] + template.middle.shape[1] + template.suffix.shape[1]
@@ -81,7 +81,7 @@ def cut_into_windows(
         )
     encoded = tokenizer(list(questions), add_special_tokens=False, truncation=True, max_length=question_tokens)
     tokens = tokenise(tokenizer, paragraphs)
-    inputs: list[np.ndarray] = []  # (2, n) ids and types of each window
+    inputs: list[np.ndarray] = []  # token ids and types (2, n) of each window
     question_indices: list[int] = []
     offsets: list[int] = []
     first_tokens: list[int] = []
@@ -96,7 +96,7 @@ def cut_into_windows(
             raise InputError(
                 f"question {questions[question_index]!r:.80}: its paragraph has no tokens. Remove the question."
             )
-        # No window starts within the last `stride` tokens, because the previous window contains them.
+        # No window starts within the last `stride` tokens, because the previous window contains these tokens.
         last_start = max(paragraph_start + 1, paragraph_end - stride)
         for start in range(paragraph_start, last_start, room - stride):
             end = min(start + room, paragraph_end)
@@ -120,7 +120,7 @@ def cut_into_windows(
 
 
 class _PairTemplate(NamedTuple):
-    """The special tokens around and between a pair of texts, each (2, n) ids and types, and the types of the texts."""
+    """A tokenizer's format of text pairs: ids and types (2, n) of the special tokens, and the types of both texts."""
 
     prefix: np.ndarray
     middle: np.ndarray
@@ -130,8 +130,8 @@ class _PairTemplate(NamedTuple):
 
 
 def _read_pair_template(tokenizer: Tokenizer) -> _PairTemplate:
-    """Find out which special tokens and types a tokenizer adds to a pair of texts, by encoding a pair of letters."""
-    encoded = tokenizer("a", "a", return_token_type_ids=True)  # some tokenizers return types only if they are asked
+    """Determine a tokenizer's special tokens and token types for text pairs by encoding a pair of letters."""
+    encoded = tokenizer("a", "a", return_token_type_ids=True)  # some tokenizers return types only on request
     text_of_token = encoded.sequence_ids(0)  # 0, 1, or None for special tokens
     first_start = text_of_token.index(0)
     first_end = first_start + text_of_token.count(0)
@@ -148,7 +148,7 @@ def _read_pair_template(tokenizer: Tokenizer) -> _PairTemplate:
 
 
 def _add_type(ids: Sequence[int] | np.ndarray, token_type: int) -> np.ndarray:
-    """Return ids (n,) in one row above their token type in another, (2, n)."""
+    """Stack ids (n,) and a constant row with their token type to an array (2, n)."""
     return np.stack([np.asarray(ids, np.int64), np.full(len(ids), token_type)])
 
 
@@ -171,16 +171,16 @@ def tokenise(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> Paragraphs:
 
 
 def _trim_spaces(text: str, ranges: np.ndarray) -> np.ndarray:
-    """Move start and end of the character ranges (n, 2) of tokens, so that no token begins or ends with a space.
+    """Trim the tokens' character ranges (n, 2), so that no token begins or ends with a space.
 
-    Tokens of SentencePiece may begin with the space before a word.
+    SentencePiece tokens may begin with the space before a word.
     """
     is_space = np.isin(np.frombuffer(text.encode("utf-32-le"), np.uint32), _SPACES)
     positions = np.arange(len(text) + 1)
-    # The position of the next character that is not a space, for every position. It is found from the end of the text.
+    # For every position, find the next character that is not a space, from the end of the text.
     next_positions = np.where(np.append(is_space, False), len(text), positions)
     next_positions = np.minimum.accumulate(next_positions[::-1])[::-1]
-    # The end of the last character that is not a space, for every position.
+    # For every position, find the end of the previous character that is not a space.
     previous_ends = np.where(np.insert(is_space, 0, True), 0, positions)
     previous_ends = np.maximum.accumulate(previous_ends)
     starts, ends = ranges.T
@@ -190,28 +190,27 @@ def _trim_spaces(text: str, ranges: np.ndarray) -> np.ndarray:
 
 
 def _extend_over_marks(text: str, ranges: np.ndarray) -> np.ndarray:
-    """Extend the character ranges (n, 2) of tokens over the vowel signs and accents that follow them.
+    """Extend the tokens' character ranges (n, 2) over following vowel signs and accents.
 
-    The tokenizer of uncased BERT drops these marks, so that no token would contain them.
+    Otherwise, no token would contain the vowel signs and accents that the tokenizer of uncased BERT drops.
     """
     next_starts = np.append(ranges[1:, 0], len(text))
     for token in np.flatnonzero(ranges[:, 1] < next_starts):
         end = ranges[token, 1]
-        while end < next_starts[token] and category(text[end]).startswith("M"):  # a mark, in Unicode's categories
+        while end < next_starts[token] and category(text[end]).startswith("M"):  # the Unicode categories of marks
             end += 1
         ranges[token, 1] = end
     return ranges
 
 
 def find_targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Return the positions of the answer's first and last token in each window, (N, 2) int64.
+    """Return the positions (N, 2) of the answer's first and last token in each window, int64.
 
-    A window that does not contain the whole answer has (0, 0).
+    The positions are (0, 0) if the window does not contain the whole answer.
 
     Args:
         windows: N windows of Q questions.
-        spans: the character range of each question's answer in its paragraph, as start and end (exclusive); the answer
-            neither begins nor ends with a space.
+        spans: start and end (exclusive) of each answer in its paragraph, without outer spaces.
     """
     first_tokens = np.empty(len(spans), np.int64)
     last_tokens = np.empty(len(spans), np.int64)
@@ -223,15 +222,15 @@ def find_targets(windows: Windows, spans: Sequence[tuple[int, int]]) -> np.ndarr
     answer_ends = last_tokens[windows.question_indices]  # (N,)
     window_ends = windows.first_tokens + windows.token_counts
     is_inside = (windows.first_tokens <= answer_starts) & (answer_ends < window_ends) & (answer_starts <= answer_ends)
-    shifts = windows.offsets - windows.first_tokens  # from an index in `paragraphs` to a position in the window
+    shifts = windows.offsets - windows.first_tokens  # position in the window minus index into `paragraphs`
     positions = np.stack([answer_starts + shifts, answer_ends + shifts], axis=1)
     return np.where(is_inside[:, None], positions, 0)
 
 
 def _find_token_range(paragraphs: Paragraphs, paragraph_index: int, start: int, end: int) -> tuple[int, int]:
-    """Return the first and last token with a character from `start` to `end` (exclusive) of a paragraph."""
+    """Return the first and last token that overlap a paragraph's characters `start` to `end` (exclusive)."""
     first_token, end_token = paragraphs.bounds[paragraph_index : paragraph_index + 2]
-    # Binary search is possible, because starts and ends of tokens never decrease within a paragraph.
+    # Binary search is possible because token starts and ends never decrease within a paragraph.
     num_tokens_before = np.searchsorted(paragraphs.ends[first_token:end_token], start, side="right")
     num_tokens_up_to_end = np.searchsorted(paragraphs.starts[first_token:end_token], end, side="left")
     return first_token + num_tokens_before, first_token + num_tokens_up_to_end - 1

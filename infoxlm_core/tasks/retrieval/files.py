@@ -1,12 +1,12 @@
-"""Read folders of aligned sentences: for each language, sentences of the pivot and their translations.
+"""Read folders of aligned sentences: sentences in the pivot language, and their translations into each language.
 
     LASER's Tatoeba      tatoeba.deu-eng.deu  tatoeba.deu-eng.eng     (Moses: any NAME.xx-yy.xx and NAME.xx-yy.yy)
-    XTREME               de-en.de  de-en.en                           refused if its English side is sorted
-    a table              en-de.tsv                                    two columns, in the order of the name
+    XTREME               de-en.de  de-en.en                           rejected if the English side is sorted
+    a table              en-de.tsv                                    two columns in the order of the name
     FLORES, NTREX, own   deu_Latn.dev  newstest2019-ref.deu.txt  de.txt     one file per language
     a prepared corpus    held_out/en-de/*.parquet                     columns source and target
 
-Line i of one file must translate line i of the other. No line is cleaned or dropped, and other files are ignored.
+Line i of a file must translate line i of the pivot's file. All lines are read unchanged, and other files are ignored.
 """
 
 import logging
@@ -24,25 +24,28 @@ from infoxlm_core.errors import InputError, ParallelMismatch, one_line
 
 logger = logging.getLogger(__name__)
 
-AlignedSentences = tuple[list[str], list[str]]  # sentences of the pivot, and their translations
-Pairs = list[tuple[str, str]]  # (sentence of the pivot, its translation)
+AlignedSentences = tuple[list[str], list[str]]  # (pivot sentences, translations)
+Pairs = list[tuple[str, str]]  # (pivot sentence, translation)
 _CODE = r"[a-z]{2,3}(?:[-_][A-Z][A-Za-z]{1,3})?"  # de, deu, deu_Latn, zho-CN
 _SINGLE_FILE = re.compile(rf"(?:newstest2019-(?:ref|src)\.)?(?P<code>{_CODE})\.(?:txt|dev|devtest|test)")
 _LANGUAGE_PAIR = re.compile("[a-z]{2,3}-[a-z]{2,3}")
 _PAIR_FILE = re.compile(rf"(?P<pair>(?:.+\.)?(?P<first>{_CODE})-(?P<second>{_CODE}))\.(?P<extension>{_CODE})")
-_XTREME_PIVOT_FILE = re.compile(rf"{_CODE}-(?P<pivot>{_CODE})\.(?P=pivot)")  # XTREME's names have the pivot last
+_XTREME_PIVOT_FILE = re.compile(rf"{_CODE}-(?P<pivot>{_CODE})\.(?P=pivot)")  # XTREME names the pivot last
 _LAYOUTS = "NAME.de-en.de and NAME.de-en.en, en-de.tsv, de.txt and en.txt, or held_out/en-de/*.parquet"
 _HELD_OUT_REMEDY = "Give a prepared corpus with held_out/en-xx/NAME.parquet."
-SORTED_LINES = 20  # this many lines are never in alphabetical order by chance
+SORTED_LINES = 20  # number of lines that cannot be in alphabetical order by chance
 
 
 def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all") -> dict[str, AlignedSentences]:
-    """Read a folder of aligned sentences, by the language codes of its files in the order of the paper's tables.
+    """Read a folder of aligned sentences.
 
     Args:
-        folder: has one of the layouts that this module supports.
-        pivot: the language that all others are aligned with.
-        requested: which languages to read; see `languages.choose_codes`.
+        folder: folder in one of the layouts above.
+        pivot: language with which all other languages are aligned.
+        requested: languages to read; see `languages.choose_codes`.
+
+    Returns:
+        Mapping from the language codes in the file names to sentences, in the order of the paper's tables.
 
     Raises:
         InputError: the folder has no aligned files, a language is missing, or a line is empty.
@@ -57,13 +60,13 @@ def read_aligned(folder: Path, pivot: str, requested: str | Iterable[str] = "all
     sources_by_code = _find_pair_files(files, pivot) or _find_single_files(files, pivot, folder)
     if not sources_by_code:
         raise InputError(f"{folder} has no aligned files of {pivot} and another language. Give {_LAYOUTS}.")
-    # Files may be large, so only those of the requested languages are read.
+    # Files may be large, so read only the files of the requested languages.
     selected_codes = languages.choose_codes(sources_by_code, requested, str(folder))
     return {code: sources_by_code[code].read() for code in selected_codes}
 
 
 def _read_prepared_corpus(corpus: Path, pivot: str, requested: str | Iterable[str]) -> dict[str, AlignedSentences]:
-    """Read the held-out pairs of a prepared corpus by language. Raise InputError if the corpus has another pivot."""
+    """Read a prepared corpus's held-out pairs by language. Raise InputError if the corpus has a different pivot."""
     corpus_pivot, pairs_by_language = read_held_out(corpus)
     if not _is_same_language(corpus_pivot, pivot):
         raise InputError(f"{corpus}/held_out has pairs of {corpus_pivot}, not of {pivot}. Set pivot: {corpus_pivot}.")
@@ -75,7 +78,7 @@ def _read_prepared_corpus(corpus: Path, pivot: str, requested: str | Iterable[st
 
 
 def list_test_files(data: Path) -> list[Path]:
-    """Return the files of an aligned test set, or the held-out files of a prepared corpus."""
+    """List the files of an aligned test set, or the held-out files of a prepared corpus."""
     if (data / "held_out").is_dir():
         return evaluation_sets.list_files(data / "held_out")
     test_files = []
@@ -86,19 +89,19 @@ def list_test_files(data: Path) -> list[Path]:
 
 
 def _is_same_language(code: str, language: str) -> bool:
-    """Return whether two codes, such as deu_Latn and de, are of the same language."""
+    """Return whether two codes, such as deu_Latn and de, mean the same language."""
     return languages.two_letters(code) == languages.two_letters(language)
 
 
 @dataclass(frozen=True)
 class _SentenceTable:
-    """A file with two columns, the sentences of the pivot and their translations."""
+    """A file with two columns: sentences in the pivot language, and their translations."""
 
     path: Path
     pivot_column: int  # 0 or 1
 
     def read(self) -> AlignedSentences:
-        """Return both columns. Raise InputError if a line does not have exactly two sentences."""
+        """Read both columns. Raise InputError if a line does not have exactly two sentences."""
         sentences = []
         translations = []
         for line_number, line in enumerate(_read_lines(self.path), 1):
@@ -114,13 +117,13 @@ class _SentenceTable:
 
 @dataclass(frozen=True)
 class _SentenceFiles:
-    """Two files: line i of `path` translates line i of `pivot_path`."""
+    """A pair of files, in which line i of `path` translates line i of `pivot_path`."""
 
     path: Path
     pivot_path: Path
 
     def read(self) -> AlignedSentences:
-        """Return the lines of both files. Raise ParallelMismatch if they cannot be translations of each other."""
+        """Read both files. Raise ParallelMismatch if their lines cannot be translations of each other."""
         sentences = _read_lines(self.pivot_path)
         translations = _read_lines(self.path)
         if len(sentences) != len(translations):
@@ -130,23 +133,23 @@ class _SentenceFiles:
             )
         if _XTREME_PIVOT_FILE.fullmatch(self.pivot_path.name) and _is_sorted(sentences):
             raise ParallelMismatch(
-                f"{self.pivot_path} is in alphabetical order, by which XTREME hides which line translates which. "
+                f"{self.pivot_path} is in alphabetical order, by which XTREME hides the alignment of lines. "
                 "Give LASER's files (data/tatoeba/v1)."
             )
         return sentences, translations
 
 
-_SourcesByCode = dict[str, _SentenceTable | _SentenceFiles]  # language code -> where its sentences are read from
+_SourcesByCode = dict[str, _SentenceTable | _SentenceFiles]  # language code -> files with the language's sentences
 
 
 def _is_sorted(sentences: Sequence[str]) -> bool:
-    """Return whether sentences are in alphabetical order. A few may be by chance, so they never count as sorted."""
+    """Return whether at least `SORTED_LINES` sentences are in alphabetical order."""
     stripped_sentences = [sentence.strip() for sentence in sentences]
     return len(sentences) >= SORTED_LINES and stripped_sentences == sorted(stripped_sentences)
 
 
 def _find_pair_files(files: Sequence[Path], pivot: str) -> _SourcesByCode:
-    """Find the languages whose files are named after a pair with the pivot, such as x.de-en.de and en-fr.tsv."""
+    """Find the files that are named after a language pair with the pivot, such as x.de-en.de and en-fr.tsv."""
     sources_by_code: _SourcesByCode = {}
     for path in files:
         name = _PAIR_FILE.fullmatch(path.name)
@@ -161,7 +164,7 @@ def _find_pair_files(files: Sequence[Path], pivot: str) -> _SourcesByCode:
         code = codes[1 - pivot_column]
         if name["extension"] == "tsv":
             _add_source(sources_by_code, code, _SentenceTable(path, pivot_column))
-        elif name["extension"] == pivot_code:  # the file of the translations adds the pair
+        elif name["extension"] == pivot_code:  # the pair is added when its other file is visited
             _check_exists(path.with_name(f"{name['pair']}.{code}"), path)
         elif name["extension"] == code:
             pivot_path = path.with_name(f"{name['pair']}.{pivot_code}")
@@ -171,7 +174,7 @@ def _find_pair_files(files: Sequence[Path], pivot: str) -> _SourcesByCode:
 
 
 def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> _SourcesByCode:
-    """Find the languages that have one file each, such as de.txt, and pair every file with that of the pivot."""
+    """Find the files that are named after a single language, such as de.txt. Pair each file with the pivot's file."""
     paths_by_code: dict[str, Path] = {}
     for path in files:
         name = _SINGLE_FILE.fullmatch(path.name)
@@ -192,19 +195,19 @@ def _find_single_files(files: Sequence[Path], pivot: str, folder: Path) -> _Sour
 
 
 def _add_source(sources_by_code: _SourcesByCode, code: str, source: _SentenceTable | _SentenceFiles) -> None:
-    """Record where a language is read from. Raise InputError if the folder has another source of the language."""
+    """Add a language's files. Raise InputError if the folder has a second set of files for the language."""
     if code in sources_by_code:
         raise _duplicate_error(code, sources_by_code[code].path, source.path)
     sources_by_code[code] = source
 
 
 def _duplicate_error(code: str, path: Path, other_path: Path) -> InputError:
-    """Return the error that a folder has two files of the same language."""
+    """Return the error for a folder with two files of the same language."""
     return InputError(f"{path.parent} has {code} twice ({path.name}, {other_path.name}). Keep one set per folder.")
 
 
 def _check_exists(path: Path, other_path: Path) -> None:
-    """Raise InputError if the file that belongs to `other_path` is missing."""
+    """Raise InputError if `path`, the counterpart of `other_path`, is missing."""
     if not path.is_file():
         raise InputError(f"{other_path}: {path.name} is missing beside it. Give both files.")
 
@@ -222,7 +225,10 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
-    """Return the pivot language of a prepared corpus, and its held-out pairs by the other language.
+    """Read a prepared corpus's held-out pairs.
+
+    Returns:
+        The pivot language, and a mapping from each other language to its pairs.
 
     Raises:
         InputError: the corpus has no held-out pairs, or a file was not written by `prepare_corpus`.
@@ -246,7 +252,7 @@ def read_held_out(corpus: Path) -> tuple[str, dict[str, Pairs]]:
 
 
 def _read_pairs(path: Path) -> Pairs:
-    """Read the pairs of one held-out file. Raise InputError if a pair lacks its source or target."""
+    """Read the pairs of one held-out file. Raise InputError if the source or target of a pair is empty."""
     pairs = []
     for row_number, (source, target) in enumerate(_read_source_and_target(path), 1):
         if not source or not source.strip() or not target or not target.strip():
@@ -256,7 +262,7 @@ def _read_pairs(path: Path) -> Pairs:
 
 
 def _read_source_and_target(path: Path) -> list[tuple[str | None, ...]]:
-    """Read the columns source and target of a Parquet file in a folder such as en-de."""
+    """Read the columns source and target of a Parquet file in a folder named like en-de."""
     try:
         schema = pq.read_schema(user_files.check_readable(path))
         has_columns = {"source", "target"} <= set(schema.names)

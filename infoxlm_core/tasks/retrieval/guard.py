@@ -1,6 +1,6 @@
-"""Measure retrieval on a general test set, to see what a model forgets when it is trained further.
+"""Measure retrieval on a general test set, to find out how much a model forgets in further training.
 
-The outcome of each question is recorded, so that the promotion gate can limit the loss.
+The outcome of each question is recorded, so that the promotion gate can limit the loss of accuracy.
 """
 
 from collections import Counter
@@ -24,14 +24,14 @@ from infoxlm_core.tasks.task import Task
 
 
 class Guard(Task[EvaluationConfig]):
-    """Retrieval on a general test set, as a task of the stage `evaluate`. Suites do not have this task."""
+    """Retrieval on a general test set, in the stage `evaluate`. This task is not available in suites."""
 
     name: ClassVar[str] = "guard"
     metrics: ClassVar[tuple[str, ...]] = ("mean",)
     unit: ClassVar[str] = "pairs"
 
     def measure_held_out(self, questions: Questions, model: Path, config: EvaluationConfig) -> Scores | None:  # noqa: ARG002
-        """Measure the test set `config.guard`, or return None if there is none."""
+        """Measure retrieval on the test set `config.guard`. Return None if no set is configured."""
         if config.guard is None:
             return None
         embedder = load_embedder(model, batch_size=config.batch_size, max_tokens=config.max_tokens)
@@ -39,11 +39,11 @@ class Guard(Task[EvaluationConfig]):
 
 
 def measure(config: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores:
-    """Measure retrieval on a test set in both directions, with the vectors that `infoxlm embed` computes.
+    """Measure retrieval on a test set in both directions, with the vectors of `infoxlm embed`.
 
     Args:
-        config: which test set and languages to read.
-        model: directory of the model, whose manifest tells whether the set was removed from its training text.
+        config: the test set and its languages.
+        model: directory of the model; its manifest lists the test sets removed from the training text.
         embedder: the loaded model.
 
     Raises:
@@ -72,7 +72,7 @@ def measure(config: AlignedSetConfig, model: Path, embedder: Embedder) -> Scores
 
 def retrieve(sets: Mapping[str, AlignedSentences], embedder: Embedder) -> dict[str, Hits]:
     """Search for the translation of every sentence in both directions, and return the hits by language."""
-    # Most sets have the same pivot sentences in all languages, so each distinct one is embedded once.
+    # Most sets have the same pivot sentences in all languages, so each distinct sentence is embedded once.
     distinct_sources = list(dict.fromkeys(chain.from_iterable(sources for sources, _ in sets.values())))
     row_of_source = {source: row for row, source in enumerate(distinct_sources)}
     distinct_vectors = embedder(distinct_sources)  # (distinct sources, d)
@@ -86,16 +86,16 @@ def retrieve(sets: Mapping[str, AlignedSentences], embedder: Embedder) -> dict[s
 
 
 def _tabulate(sets: Mapping[str, AlignedSentences], hits: Mapping[str, Hits], test_set: str) -> pd.DataFrame:
-    """Return a table with a row for each question in each direction, from which two models are compared.
+    """Tabulate the outcome of each question in each direction, for the comparison of two models.
 
-    The id of a question contains the digest of the test set, so that outcomes on different sets are never compared.
+    Question ids depend on the digest of the test set, so that outcomes on different sets are never compared.
     """
     tables = []
     for language, (sources, _) in sets.items():
         occurrences: Counter[str] = Counter()
         question_ids = []
         for source in sources:
-            occurrences[source] += 1  # a set may have several translations of one sentence
+            occurrences[source] += 1  # a set may contain several translations of the same sentence
             question_ids.append(digest_question(f"{test_set}/{occurrences[source]}/{source}"))
         for direction, is_hit in hits[language].items():
             table = tabulate_outcomes(Guard.name, language, question_ids, is_hit.numpy(), direction=direction)

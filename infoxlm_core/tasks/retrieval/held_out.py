@@ -1,4 +1,4 @@
-"""Measure retrieval among the held-out pairs of a prepared corpus, at every layer, with both poolings."""
+"""Measure retrieval on a prepared corpus's held-out pairs, at every layer and with both poolings."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -26,32 +26,32 @@ from infoxlm_core.tasks.scores import Scores, mean_over
 logger = logging.getLogger(__name__)
 
 NearestBySpec = Mapping[VectorSpec, NearestRows]
-CENTRED = "centred"  # name of the served vector minus the mean vector of its language, in place of a pooling
+CENTRED = "centred"  # used as a pooling name: the served vector minus the mean vector of its language
 
 
 class VectorScores(NamedTuple):
-    """How often the translations are found with one vector."""
+    """The retrieval results of one kind of vector."""
 
     nearest: Mapping[str, NearestRows]  # by language
-    languages: Mapping[str, dict[str, Any]]  # language -> the result of `score_language`
-    mean: Mapping[str, Any]  # over languages
+    languages: Mapping[str, dict[str, Any]]  # results of `score_language` by language
+    mean: Mapping[str, Any]  # means over languages
 
     @property
     def accuracy(self) -> float:
-        """The mean over languages and both directions."""
+        """The mean accuracy over languages and both directions."""
         return self.mean[BOTH_DIRECTIONS]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the means, and the scores by language, for scores.json."""
+        """Return the means and the scores by language, for scores.json."""
         return {**self.mean, "languages": self.languages}
 
 
 def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> Scores:
-    """Measure retrieval at every layer, and return the scores of the vector that `infoxlm embed` computes (`served`).
+    """Measure retrieval at every layer, and return the scores of the served vector, which `infoxlm embed` computes.
 
-    `details` also has the scores of the vector that is best on these pairs, the mean at every layer, and a map of the
-    served vectors. With training text, it has the scores of centred vectors too: the served ones minus the mean vector
-    of training sentences in their language (Libovický et al. 2020).
+    The details contain the scores of the best vector on these pairs, the mean accuracy at every layer, and a map of the
+    served vectors. If training text is available, the details also contain the scores of centred vectors: the served
+    vectors minus the mean vector of training sentences in the same language (Libovický et al. 2020).
     """
     model, tokenizer = load_encoder(directory)
     num_layers = model.config.num_hidden_layers + 1  # 0 is the output of the embeddings
@@ -61,7 +61,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
     encoder = VectorEncoder(model, tokenizer, config.batch_size, config.max_tokens, find_default_prefix(model))
     nearest, map_vectors = _retrieve(questions, specs, served, encoder)
     results = {spec: _score_vector(spec, nearest, questions) for spec in specs}
-    best = max(specs, key=lambda spec: results[spec].accuracy)  # of equals, the lowest layer
+    best = max(specs, key=lambda spec: results[spec].accuracy)  # ties go to the first spec
     logger.info("%s: retrieval %.4f (%s, layer %d)", directory, results[served].accuracy, *served)
 
     by_layer = {}
@@ -92,7 +92,7 @@ def measure(questions: Questions, directory: Path, config: EvaluationConfig) -> 
 
 
 def _score_vector(spec: VectorSpec, nearest: Mapping[str, NearestBySpec], questions: Questions) -> VectorScores:
-    """Score the search results of one vector in every language."""
+    """Score the search results of one kind of vector in every language."""
     nearest_of_vector = {language: nearest_by_spec[spec] for language, nearest_by_spec in nearest.items()}
     scores = {}
     for language, rows in nearest_of_vector.items():
@@ -103,15 +103,15 @@ def _score_vector(spec: VectorSpec, nearest: Mapping[str, NearestBySpec], questi
 def _retrieve(
     questions: Questions, specs: Sequence[VectorSpec], served: VectorSpec, encoder: VectorEncoder
 ) -> tuple[dict[str, NearestBySpec], dict[str, Tensor]]:
-    """Find the nearest sentences of every language with each vector, and with the centred one if there is a centre.
+    """Find the nearest sentences in every language with each kind of vector, and with centred vectors if possible.
 
-    Also return some served vectors of each language for the map, because those of all sentences would not fit into
+    Also return a sample of each language's served vectors for the map. The vectors of all sentences would not fit into
     memory.
     """
     centres = _compute_centres(questions.training_text, served, encoder)
     centred = VectorSpec(CENTRED, served.layer)
 
-    # Most pivot sentences are questions in several languages, so each distinct one is embedded once.
+    # Most pivot sentences occur in the pairs of several languages, so each distinct sentence is embedded once.
     sources = [source for pairs in questions.pairs.values() for source, _ in pairs]
     distinct_sources = list(dict.fromkeys(sources))
     row_of_source = {source: row for row, source in enumerate(distinct_sources)}
@@ -135,7 +135,7 @@ def _retrieve(
 def _compute_centres(
     training_text: Mapping[str, Sequence[str]], spec: VectorSpec, encoder: VectorEncoder
 ) -> dict[str, Tensor]:
-    """Return the mean vector (d,) of the training sentences of each language."""
+    """Return the mean vector (d,) of the training sentences by language."""
     centres = {}
     for language, sentences in training_text.items():
         vectors = encoder.embed(sentences, [spec], language)[spec]  # (sentences, d)
@@ -144,13 +144,14 @@ def _compute_centres(
 
 
 def score_language(hits: Hits, is_unshared: Tensor) -> dict[str, Any]:
-    """Return the accuracy in each direction, their mean, and the mean over the pairs without a common token.
+    """Return the accuracy in each direction, the mean of both directions, and the score `no_overlap`.
 
-    The latter is `no_overlap`, and None if no pair is marked. Its pairs are searched among all candidates too.
+    The score `no_overlap` is the mean accuracy on the pairs in `is_unshared`, searched among all candidates. It is None
+    if there are no such pairs.
 
     Args:
-        hits: direction -> (N,) bool, whether the translation was found.
-        is_unshared: (N,) bool, whether the two sentences of a pair have no token in common.
+        hits: mapping from direction to a mask (N,) of the queries whose translation was found.
+        is_unshared: mask (N,) of the pairs whose sentences have no token in common.
     """
     scores: dict[str, Any] = {direction: accuracy(is_hit) for direction, is_hit in hits.items()}
     scores[BOTH_DIRECTIONS] = fmean(scores.values())
@@ -161,13 +162,13 @@ def score_language(hits: Hits, is_unshared: Tensor) -> dict[str, Any]:
 
 
 def tabulate(questions: Questions, nearest_by_vector: Mapping[str, Mapping[str, NearestRows]]) -> pd.DataFrame:
-    """Return a table of outcomes with a row for each question, direction and vector.
+    """Tabulate the outcome of each question by direction and vector.
 
-    The column `nearest` is the row of the retrieved sentence. It is used for examples, and not stored.
+    The column `nearest` contains the row of the retrieved sentence, for examples in reports. It is not stored.
 
     Args:
-        questions: the questions of the evaluation.
-        nearest_by_vector: vector name (`served`, `best` or `centred`) -> language -> rows of the retrieved sentences.
+        questions: the evaluation's questions.
+        nearest_by_vector: rows of the retrieved sentences by vector name (`served`, `best`, `centred`) and language.
     """
     tables = []
     for vector_name, nearest_by_language in nearest_by_vector.items():

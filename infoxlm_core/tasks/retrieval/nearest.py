@@ -1,10 +1,10 @@
 """Find the most similar candidate of each sentence.
 
-Similarity is the cosine or the ratio margin. The ratio margin divides the cosine by the mean of the cosines to the
-nearest neighbours of both sentences, so that a sentence that is close to everything is found less often (Artetxe and
+Similarity is the cosine or the ratio margin. The ratio margin divides the cosine by the mean cosine to the nearest
+neighbours of both sentences. As a result, sentences that are close to everything are found less often (Artetxe and
 Schwenk 2019, equation 3).
 
-Sources and targets are aligned: row i of one translates row i of the other.
+Sources and targets are aligned: source i translates target i.
 """
 
 from collections.abc import Mapping
@@ -17,24 +17,24 @@ from torch import Tensor
 
 from infoxlm_core.tasks.embedding import VectorSpec
 
-VectorsBySpec = Mapping[VectorSpec, Tensor]  # (N, d) vectors of the same N sentences
+VectorsBySpec = Mapping[VectorSpec, Tensor]  # spec -> vectors (N, d) of the same N sentences
 Values = TypeVar("Values", Tensor, np.ndarray)
-NearestRows = dict[str, Tensor]  # direction -> (N,) the row of the most similar candidate of each query
-Hits = Mapping[str, Tensor]  # direction -> (N,) bool, whether the translation of each query was found
+NearestRows = dict[str, Tensor]  # direction -> row of each query's most similar candidate, (N,)
+Hits = Mapping[str, Tensor]  # direction -> mask of the queries whose translation was found, (N,)
 
-CHUNK = 1024  # queries that are compared at a time; changes memory, not the result
-MATRIX_ROWS = 4096  # with more sentences in a language, the matrix of all similarities would not fit into memory
-ROUNDING = 1e-12  # similarities of equal candidates may differ by this much after a matrix product in fp64
-NEIGHBOURS = 4  # of the ratio margin
+CHUNK = 1024  # queries to compare at a time; affects memory, not the result
+MATRIX_ROWS = 4096  # largest number of sentences whose matrix of all similarities fits into memory
+ROUNDING = 1e-12  # largest difference between the similarities of equal candidates after an fp64 matrix product
+NEIGHBOURS = 4  # number of nearest neighbours for the ratio margin
 
 
 def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> Tensor:
-    """Return the row of the most similar candidate of each query, (N,). Ties go to the lowest row.
+    """Return the row (N,) of each query's most similar candidate. Ties go to the lowest row.
 
     Args:
-        queries: (N, d).
-        candidates: (M, d).
-        margin: compare by ratio margin, with neighbours among all queries and all candidates, instead of cosine.
+        queries: vectors (N, d).
+        candidates: vectors (M, d).
+        margin: whether to compare by ratio margin, with neighbours among all queries and candidates, not by cosine.
     """
     candidate_means = _average_nearest_cosines(candidates, queries) if margin else None  # (M,)
     normalised_candidates = _normalise(candidates)
@@ -49,16 +49,16 @@ def find_nearest(queries: Tensor, candidates: Tensor, margin: bool = False) -> T
 
 
 def find_nearest_in_both_directions(sources: Tensor, targets: Tensor, margin: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the row of the most similar target of each source, and that of the most similar source of each target.
+    """Return the row (N,) of each source's most similar target, and the row (M,) of each target's most similar source.
 
     Args:
-        sources: (N, d).
-        targets: (M, d).
-        margin: compare by ratio margin instead of cosine.
+        sources: vectors (N, d).
+        targets: vectors (M, d).
+        margin: whether to compare by ratio margin instead of cosine.
     """
     if max(len(sources), len(targets)) > MATRIX_ROWS:
         return find_nearest(sources, targets, margin), find_nearest(targets, sources, margin)
-    # One matrix serves both directions, which halves the time.
+    # Using one matrix for both directions halves the time.
     similarities = _normalise(sources) @ _normalise(targets).T  # (N, M)
     if margin:
         source_means = _average_highest(similarities)  # (N,)
@@ -68,7 +68,7 @@ def find_nearest_in_both_directions(sources: Tensor, targets: Tensor, margin: bo
 
 
 def ratio_margin(cosines: Values, query_means: Values, candidate_means: Values) -> Values:
-    """Divide each cosine of a query and a candidate by the mean of their mean cosines to their nearest neighbours.
+    """Divide cosines between queries and candidates by the average of both mean cosines to nearest neighbours.
 
     The shapes of the arguments must broadcast.
     """
@@ -76,26 +76,26 @@ def ratio_margin(cosines: Values, query_means: Values, candidate_means: Values) 
 
 
 def _normalise(vectors: Tensor) -> Tensor:
-    """Return the vectors with length 1, in fp64.
+    """Scale vectors to length 1 in fp64.
 
-    Vectors of untrained encoders are almost parallel, so their cosines differ only in digits that fp32 rounds away.
+    In fp32, the cosines of an untrained encoder's almost parallel vectors would be rounded to the same value.
     """
     return F.normalize(vectors.double(), dim=1)
 
 
 def _first_of_best(similarities: Tensor) -> Tensor:
-    """Return the lowest index of the highest value in each row of (N, M): (N,)."""
+    """Return the first index (N,) of the highest value in each row of similarities (N, M)."""
     lowest_accepted = similarities.amax(dim=1, keepdim=True) - ROUNDING
-    return (similarities >= lowest_accepted).to(torch.uint8).argmax(dim=1)  # argmax returns the first of equals
+    return (similarities >= lowest_accepted).to(torch.uint8).argmax(dim=1)  # argmax returns the first maximum
 
 
 def _average_highest(cosines: Tensor) -> Tensor:
-    """Return the mean of the `NEIGHBOURS` highest values in each row of (N, M): (N,)."""
+    """Return the mean (N,) of the `NEIGHBOURS` highest values in each row of cosines (N, M)."""
     return cosines.topk(min(NEIGHBOURS, cosines.shape[1]), dim=1).values.mean(dim=1)
 
 
 def _average_nearest_cosines(vectors: Tensor, candidates: Tensor) -> Tensor:
-    """Return the mean cosine of each vector (N, d) to its nearest neighbours among the candidates (M, d): (N,)."""
+    """Return the mean cosine (N,) between each vector (N, d) and its nearest neighbours among candidates (M, d)."""
     normalised_candidates = _normalise(candidates)
     means = []
     for chunk in vectors.split(CHUNK):
@@ -107,12 +107,12 @@ def _average_nearest_cosines(vectors: Tensor, candidates: Tensor) -> Tensor:
 def find_nearest_by_spec(
     pivot_vectors: VectorsBySpec, translation_vectors: VectorsBySpec, margin: bool = False
 ) -> dict[VectorSpec, NearestRows]:
-    """Find the nearest sentences in both directions between the pivot and another language, for each kind of vector.
+    """Find the nearest sentences between the pivot and a second language in both directions, for each kind of vector.
 
     Args:
-        pivot_vectors: vectors of the pivot's sentences.
-        translation_vectors: vectors of their translations, in the same order.
-        margin: compare by ratio margin instead of cosine.
+        pivot_vectors: vectors of the pivot sentences.
+        translation_vectors: vectors of the translations, in the same order.
+        margin: whether to compare by ratio margin instead of cosine.
     """
     nearest: dict[VectorSpec, NearestRows] = {}
     for spec, vectors in pivot_vectors.items():
@@ -122,10 +122,10 @@ def find_nearest_by_spec(
 
 
 def mark_hits(nearest: NearestRows) -> dict[str, Tensor]:
-    """Return for each direction whether a query found its translation, which is the candidate in the same row."""
+    """Return a mask for each direction of the queries that found their translation: the candidate in the same row."""
     return {direction: rows == torch.arange(len(rows)) for direction, rows in nearest.items()}
 
 
 def accuracy(hits: Tensor) -> float:
-    """Return the share of queries whose translation was found. `hits` are (N,) bool with N above 0."""
+    """Return the share of queries whose translation was found. `hits` is a mask (N,) with N above 0."""
     return hits.double().mean().item()

@@ -1,4 +1,4 @@
-"""Measure retrieval on an aligned set (Tatoeba, FLORES, NTREX, your own), by language, direction and layer."""
+"""Measure retrieval on an aligned set (Tatoeba, FLORES, NTREX, your own) by language, direction and layer."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -35,9 +35,9 @@ logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("to_pivot", "from_pivot")
 MAX_PAIRS_OF_ALL_LAYERS = 5_000
-"""Larger sets are not measured at every layer, because the vectors would not fit into memory."""
+"""Largest set to measure at every layer. The vectors of a larger set would not fit into memory."""
 
-MISSES_SCHEMA = pa.schema(  # pyarrow cannot infer the types if there are no misses
+MISSES_SCHEMA = pa.schema(  # explicit, because pyarrow cannot infer the types of an empty table
     [
         ("language", pa.string()),
         ("direction", pa.string()),
@@ -50,26 +50,26 @@ MISSES_SCHEMA = pa.schema(  # pyarrow cannot infer the types if there are no mis
 
 
 def check(config: RetrievalConfig, has_grid: bool) -> None:  # noqa: ARG001
-    """Raise InputError if the set or a language is missing or not usable."""
+    """Raise InputError if the test set or a language is missing or not usable."""
     read_aligned(Path(config.data), config.pivot, config.languages)
 
 
 def list_test_files(config: RetrievalConfig) -> list[Path]:
-    """Return the local files with aligned sentences."""
+    """List the local files with aligned sentences."""
     return files.list_test_files(Path(config.data))
 
 
 def measure(config: RetrievalConfig, encoder: Path, output: Path) -> Scores:
     """Measure retrieval in both directions with every configured vector, and at every layer (Figure 1 of the paper).
 
-    Write misses.parquet: the sentences whose translation the first vector did not find, with the sentence it found.
+    Write the first vector's misses to misses.parquet: the query, its translation, and the retrieved sentence.
 
     Raises:
-        InputError: the model, the set, a language, a layer or a pooling does not exist, or lines do not match.
+        InputError: the model, the test set, a language, a layer or a pooling does not exist, or lines do not match.
     """
     sets = read_aligned(Path(config.data), config.pivot, config.languages)
     model, tokenizer = load_encoder(encoder)
-    # POOLING@best has a candidate at each layer; the other names have one candidate.
+    # POOLING@best has a candidate at each layer. All other names have a single candidate.
     candidates_by_name = {name: parse_vector(name, model, encoder) for name in config.vectors}
     specs = _list_specs(candidates_by_name, sets, model, encoder)
     has_contrast = any(spec.pooling == "contrast" for spec in specs)
@@ -113,7 +113,7 @@ def _list_specs(
     model: "Model",
     encoder: Path,
 ) -> list[VectorSpec]:
-    """Return the distinct vectors to compute: all candidates, and every layer if the sets are small enough."""
+    """List the distinct vectors to compute: all candidates, and every layer if the sets are small enough."""
     specs: set[VectorSpec] = set()
     for candidates in candidates_by_name.values():
         specs.update(candidates)
@@ -125,7 +125,7 @@ def _list_specs(
 
 
 def parse_vector(name: str, model: "Model", encoder: Path) -> list[VectorSpec]:
-    """Return the vector that `served` or `POOLING@LAYER` names, or one at each layer for `POOLING@best`.
+    """Parse `served` or `POOLING@LAYER` into a single vector, and `POOLING@best` into a vector per layer.
 
     Raises:
         InputError: the model does not have the layer, or has no contrast layer because it was trained without XLCO.
@@ -152,7 +152,7 @@ def parse_vector(name: str, model: "Model", encoder: Path) -> list[VectorSpec]:
 
 
 def _find_contrast_layer(name: str, model: "Model", encoder: Path) -> int:
-    """Return the layer of the contrastive loss. Raise InputError, with the vector's name, if the model has none."""
+    """Return the layer of the contrastive loss. Raise InputError with the vector's name if there is no such layer."""
     contrast = read_contrast_settings(model.config)
     if contrast is None:
         raise InputError(f"{encoder}: config.json names no contrast layer (field infoxlm). Remove {name} from vectors.")
@@ -162,14 +162,14 @@ def _find_contrast_layer(name: str, model: "Model", encoder: Path) -> int:
 def _retrieve(
     config: RetrievalConfig, sets: Mapping[str, AlignedSentences], specs: Sequence[VectorSpec], encoder: VectorEncoder
 ) -> dict[str, dict[VectorSpec, NearestRows]]:
-    """Embed all sentences with a progress bar, and return the nearest sentences by language and vector."""
+    """Embed all sentences with a progress bar, and find the nearest sentences by language and vector."""
     nearest: dict[str, dict[VectorSpec, NearestRows]] = {}
     embedded_sources: list[str] = []
     source_vectors: dict[VectorSpec, Tensor] = {}
     num_sentences = sum(len(sources) + len(targets) for sources, targets in sets.values())
     with show_progress("retrieval", num_sentences, "sentences") as advance:
         for language, (sources, targets) in sets.items():
-            if sources == embedded_sources:  # most sets have the same pivot sentences in all languages
+            if sources == embedded_sources:  # most test sets have the same pivot sentences in all languages
                 advance(len(sources))
             else:
                 source_vectors = encoder.embed(sources, specs, config.pivot, advance)
@@ -181,7 +181,7 @@ def _retrieve(
 
 
 def score_directions(hits: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the accuracy in each direction and their mean, from the hits (N,) bool of each direction."""
+    """Return the accuracy in each direction and the mean of both, given the mask of hits (N,) by direction."""
     scores = {direction: accuracy(hits[direction]) for direction in DIRECTIONS}
     scores[BOTH_DIRECTIONS] = fmean(scores.values())
     return scores
@@ -190,7 +190,7 @@ def score_directions(hits: Mapping[str, Tensor]) -> dict[str, float]:
 def average_by_layer(
     means: Mapping[VectorSpec, Mapping[str, float]], last_layer: int
 ) -> dict[str, dict[str, list[float]]]:
-    """List the mean scores at each layer by pooling and metric, for the poolings that were measured at all layers."""
+    """List the mean scores at each layer, by pooling and metric. Skip poolings not measured at every layer."""
     curves: dict[str, dict[str, list[float]]] = {}
     for pooling in ALL_POOLINGS:
         specs = [VectorSpec(pooling, layer) for layer in range(last_layer + 1)]
@@ -203,7 +203,7 @@ def average_by_layer(
 
 
 def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapping[str, NearestRows]) -> None:
-    """Write a row for each sentence whose translation was not found."""
+    """Write a row per sentence whose translation was not found."""
     misses: list[dict[str, Any]] = []
     for language, (sources, translations) in sets.items():
         misses += _list_misses(language, "to_pivot", translations, sources, nearest[language]["to_pivot"])
@@ -215,17 +215,16 @@ def write_misses(path: Path, sets: Mapping[str, AlignedSentences], nearest: Mapp
 def _list_misses(
     language: str, direction: str, queries: Sequence[str], candidates: Sequence[str], nearest_rows: Tensor
 ) -> list[dict[str, Any]]:
-    """Describe the queries whose nearest candidate is not their translation, the candidate in the same row."""
-    misses = []
-    for row, nearest_row in enumerate(nearest_rows.tolist()):
-        if nearest_row != row:
-            miss = {
-                "language": language,
-                "direction": direction,
-                "line": row,
-                "sentence": queries[row],
-                "right": candidates[row],
-                "found": candidates[nearest_row],
-            }
-            misses.append(miss)
-    return misses
+    """List the queries whose nearest candidate is not their translation, the candidate in the same row."""
+    return [
+        {
+            "language": language,
+            "direction": direction,
+            "line": row,
+            "sentence": queries[row],
+            "right": candidates[row],
+            "found": candidates[nearest_row],
+        }
+        for row, nearest_row in enumerate(nearest_rows.tolist())
+        if nearest_row != row
+    ]

@@ -18,41 +18,41 @@ if TYPE_CHECKING:
 
 Vector = Annotated[str, Field(pattern=r"^(served|(mean|mean_no_special|cls|contrast)@([0-9]+|last|contrast|best))$")]
 
-BOTH_DIRECTIONS = "mean"  # name of the metric that is the mean of the accuracies of both directions
+BOTH_DIRECTIONS = "mean"  # name of the metric: the mean accuracy of both directions
 FEWEST_UNSHARED = 50
-"""A language with fewer pairs that share no token has no score `no_overlap`. Otherwise, a few pairs would weigh as much
-in the mean over languages as the hundreds of another language."""
+"""Minimum number of pairs without a common token for the score `no_overlap`. With fewer pairs, the score of a language
+is too uncertain for the mean over languages."""
 
 
 class RetrievalConfig(AlignedSetConfig):
-    """Measure how often an encoder finds the translation of a sentence (Tatoeba, NTREX, FLORES, your own pairs)."""
+    """Measure how often an encoder finds a sentence's translation (Tatoeba, NTREX, FLORES, your own pairs)."""
 
     task: Literal["retrieval"] = "retrieval"
     """The kind of task."""
 
     vectors: Annotated[tuple[Vector, ...], Field(min_length=1)] = ("mean@best", "cls@last", "served")
-    """Sentence vectors to test, each as POOLING@LAYER or served. The first one gives the main scores. served is the
+    """Sentence vectors to test, each as POOLING@LAYER or served. The first vector gives the main scores. served is the
     vector that users get by default. POOLING is mean (of all tokens), mean_no_special, cls, or contrast (projected, as
-    in pre-training). LAYER is a number as in Hugging Face's hidden_states, last, contrast (the layer of pre-training),
-    or best (the layer with the best mean of both directions on this test set)."""
+    in pre-training). LAYER is an index into Hugging Face's hidden_states, last, contrast (the layer of the contrastive
+    loss), or best (the layer with the best mean of both directions on this test set)."""
 
     prefix: str | None = None
-    """Text that is added before every sentence, such as `query: `. Empty: no text. null: the prefix with which the
-    model was trained."""
+    """Text to add before every sentence, such as `query: `. Empty: no text. null: the prefix that the model was trained
+    with."""
 
     margin: Flag = False
     """Whether to compare sentences by the ratio margin over 4 neighbours (Artetxe & Schwenk 2019) instead of the
     cosine."""
 
     batch_size: PositiveInt = 64
-    """Number of sentences per forward pass. It changes memory and speed, but not the result."""
+    """Number of sentences per forward pass. Affects memory and speed, but not the result."""
 
     max_tokens: Annotated[Whole, Field(gt=2, le=2**20)] = 512
-    """Largest number of tokens of a sentence, including special tokens. Longer sentences are truncated."""
+    """Maximum number of tokens per sentence, including special tokens. Longer sentences are truncated."""
 
     def result_fields(self) -> dict[str, Any]:
         fields = super().result_fields()
-        # Earlier versions wrote "" for the prefix of the training, and their trials must be found again.
+        # Earlier versions wrote "" for the prefix from training. Keep this value, so that their trials are still found.
         if self.prefix is None:
             fields["prefix"] = ""
         elif not self.prefix:
@@ -61,7 +61,7 @@ class RetrievalConfig(AlignedSetConfig):
 
 
 class Retrieval(Task[RetrievalConfig]):
-    """Find the translation of each sentence as its nearest neighbour in the other language, in both directions."""
+    """Retrieve each sentence's translation as its nearest neighbour in the other language, in both directions."""
 
     name: ClassVar[str] = "retrieval"
     settings = RetrievalConfig
@@ -85,12 +85,12 @@ class Retrieval(Task[RetrievalConfig]):
         return {"vectors": description}
 
     def name_metrics(self, scores: Scores, settings: Any, prefix: str) -> dict[str, float]:
-        """Return the metrics `PREFIX/de`, `PREFIX/xx_en` and `PREFIX/en_xx`, and the layer of the vectors.
+        """Return the metrics `PREFIX/de`, `PREFIX/xx_en`, `PREFIX/en_xx`, and the layer of the vectors.
 
         The stage `evaluate` adds the means of three vectors: `PREFIX/served`, `PREFIX/best` (the best layer and
         pooling), and `PREFIX/centred` (the served vector minus the mean vector of its language).
 
-        A suite adds `PREFIX/mean`. The metrics of all vectors but the first also contain the vector's name, as in
+        A suite adds `PREFIX/mean`. For all vectors except the first, the name also contains the vector, such as
         `PREFIX/cls-last/mean`.
         """
         metric_of_direction = {"to_pivot": f"xx_{settings.pivot}", "from_pivot": f"{settings.pivot}_xx"}
@@ -108,7 +108,7 @@ class Retrieval(Task[RetrievalConfig]):
 
 
 def _name_evaluation_metrics(scores: Scores, metric_of_direction: Mapping[str, str]) -> dict[str, Any]:
-    """Return the metrics of an evaluation by name: means over languages for the served, best and centred vectors."""
+    """Return an evaluation's metrics by name: means over languages of the served, best and centred vectors."""
     details = scores.details
     metrics: dict[str, Any] = {metric: scores.mean[direction] for direction, metric in metric_of_direction.items()}
     metrics["served"] = scores.mean[BOTH_DIRECTIONS]
@@ -124,9 +124,9 @@ def _name_evaluation_metrics(scores: Scores, metric_of_direction: Mapping[str, s
 def _name_suite_metrics(
     details_by_vector: Mapping[str, Mapping[str, Any]], metric_of_direction: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the metrics of a suite by name: means over languages for each configured vector.
+    """Return a suite's metrics by name: means over languages of each configured vector.
 
-    Only the metrics of the first vector, which gives the main scores, do not contain the vector's name.
+    The names for all vectors except the first contain the vector.
     """
     metrics: dict[str, Any] = {}
     for vector_index, (vector, details) in enumerate(details_by_vector.items()):

@@ -130,7 +130,7 @@ def test_mixed_pairs_have_premises_and_hypotheses_in_two_languages(tuned, data, 
 
 @pytest.mark.parametrize(
     ("selected_lines", "reason"),
-    [(slice(0, 59), "de has 59 rows, but en has 60"), (slice(None, None, -1), r"row \d+ has another label")],
+    [(slice(0, 59), "de has 59 rows, but en has 60"), (slice(None, None, -1), r"row \d+ has different labels")],
     ids=["fewer rows", "another order"],
 )
 def test_mixed_pairs_need_the_same_test_set_in_every_language(tuned, data, tmp_path, selected_lines, reason):

@@ -168,7 +168,9 @@ def test_pairs_and_single_texts_do_not_mix(tmp_path):
     write(tmp_path / "train-en.tsv", ROW)
     write(tmp_path / "test-en.tsv", ROW[:2])
 
-    with pytest.raises(InputError, match=r"test-en\.tsv has single texts, .*train-en\.tsv has pairs\. .* with labels"):
+    with pytest.raises(
+        InputError, match=r"test-en\.tsv has single texts, .*train-en\.tsv has pairs\. Give labelled files of one kind"
+    ):
         read(tmp_path)
 
 
