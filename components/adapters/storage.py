@@ -1,7 +1,7 @@
-"""The protocol of a storage, which holds files by name below a URI, and the table of storages.
+"""The protocol `Store` for files below a URI, and the table of its implementations.
 
-Checkpoints, artifacts and leases depend only on `Store`. To add a storage, write a class in a file of this folder and
-add a line to `SCHEMES`.
+Checkpoints, artifacts and leases depend only on `Store`. To add a storage, write a class in this folder and add a line
+to `SCHEMES`.
 """
 
 import importlib
@@ -17,62 +17,62 @@ SCHEMES = {
     "": "components.adapters.directory:Directory",
     "s3": "components.adapters.s3.store:S3Store",
 }
-"""Scheme of a URI -> the class that opens it; imported on first use."""
+"""Mapping from URI scheme to storage class. Classes are imported on first use."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+")  # a single letter would be a Windows drive
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file of a storage, as listed."""
+    """A listed file of a storage."""
 
     name: str
-    """Path below the URI of the storage."""
+    """Path below the storage's URI."""
     size: int
     version: str
-    """Changes with the content."""
+    """Identifier that changes with the content."""
     modified: datetime
     sha256: str = ""
-    """The digest passed to `upload`; `head` returns it, `entries` may not."""
+    """Digest passed to `upload`. `head` always returns the digest, but `entries` may not."""
 
 
 class Store(Protocol):
     """Files below a URI.
 
-    Every method raises InputError if the storage refuses, and StorageUnavailable if it does not answer after several
-    attempts; a `quick` call gives up within seconds.
+    Every method raises InputError if the storage refuses, and StorageUnavailable if the storage does not answer after
+    several attempts. A `quick` call gives up within seconds.
     """
 
     uri: str
     directory: Path | None
-    """Directory of the files on this machine; None for a remote storage, whose files must be copied to be used."""
+    """Directory of the files on this machine, or None for a remote storage, whose files must first be copied."""
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
         """Return the content and version of a small file, or None if it does not exist."""
 
     def read(self, name: str = "", start: int = 0, length: int | None = None) -> bytes:
-        """Return `length` bytes of a file of any size from `start` on; by default all of them."""
+        """Return `length` bytes of a file from the offset `start`, by default all bytes. The file may have any size."""
 
     def put(self, name: str, content: str | bytes) -> None:
-        """Write a small file. Replace an existing one."""
+        """Write a small file, or replace it if it exists."""
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
-        """Write a small file only if it still has this version, or, for None, only if it does not exist.
+        """Write a small file only if it still has this version, or (for None) only if it does not exist.
 
         Returns:
-            the new version; None if another process has changed the file.
+            The new version, or None if another process has changed the file.
         """
 
     def delete(self, *names: str) -> None:
-        """Delete files. A missing file is no error."""
+        """Delete files. Ignore missing files."""
 
     def entries(self, deep: bool = True) -> list[Entry]:
-        """Return all files below the URI. With `deep=False`, return only those directly below it."""
+        """Return all files below the URI, or with `deep=False` only the files directly below it."""
 
     def folders(self) -> list[str]:
         """Return the names of the folders directly below the URI, sorted."""
 
     def head(self, name: str = "") -> Entry | None:
-        """Return the entry of a file, by default the file at the URI itself, or None if it does not exist."""
+        """Return the entry of a file (by default of the file at the URI), or None if the file does not exist."""
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
         """Upload a large file with its digest."""
@@ -85,7 +85,7 @@ class Store(Protocol):
 
 
 def scheme(uri: str | Path, separator: str = "://") -> str:
-    """Return the scheme of a URI, or "" for a path. Sources such as `pypi:package==1.0` have the separator ":"."""
+    """Return the scheme of a URI, or "" for a path. Use the separator ":" for sources such as `pypi:package==1.0`."""
     before, has_separator, _ = str(uri).partition(separator)
     return before if has_separator and _SCHEME.fullmatch(before) else ""
 
@@ -94,7 +94,7 @@ def open(uri: str | Path) -> Store:
     """Return the storage at a URI.
 
     Raises:
-        InputError: there is no such storage, or the URI is empty, which would mean the current folder.
+        InputError: the storage is unknown, or the URI is empty and would mean the current folder.
     """
     if not str(uri):
         raise InputError("the store has no name: give a directory, or a URI such as s3://bucket/prefix")
@@ -106,5 +106,5 @@ def open(uri: str | Path) -> Store:
 
 
 def is_remote(uri: str | Path) -> bool:
-    """Return whether files at a URI must be copied to this machine before they can be used."""
+    """Return whether files at a URI must be copied to this machine before use."""
     return open(uri).directory is None

@@ -1,4 +1,4 @@
-"""Calls of the Kubernetes API that launch and follow a RayJob. Each has a time limit and raises one-line errors."""
+"""Kubernetes API calls that launch and follow a RayJob. Every call has a time limit and raises one-line errors."""
 
 import contextlib
 import json
@@ -12,28 +12,28 @@ from infoxlm_core.errors import InputError, one_line, shorten
 Job = dict[str, Any]
 """A RayJob as the API describes it."""
 OwnerReference = dict[str, Any]
-"""An entry of `ownerReferences`: the object with which Kubernetes deletes another object."""
+"""An entry of an object's `ownerReferences`. Kubernetes deletes the object when its owner is deleted."""
 
 ROLE = "infoxlm-runner"
 SUBMITTER = "ray-job-submitter"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _TIMEOUT = (5, 30)  # seconds to connect, seconds to answer
-_LOG_TIMEOUT = (5, 60)  # a training may print nothing for a minute
-_DELETION_TIMEOUT = (5, 10)  # a process that is being stopped has little time
-_TRANSIENT_STATUSES = (408, 409, 410, 429)  # timeout, conflict, version too old, too many requests
+_LOG_TIMEOUT = (5, 60)  # longer, because training may print nothing for a minute
+_DELETION_TIMEOUT = (5, 10)  # shorter, because a process that is being stopped has little time
+_TRANSIENT_STATUSES = (408, 409, 410, 429)  # timeout, conflict, expired version, too many requests
 _RAYJOBS = {"group": "ray.io", "version": "v1", "plural": "rayjobs"}
 
 
 class Unavailable(Exception):
-    """The API server does not answer, or fails. The same call may succeed later."""
+    """The API server fails or does not answer. The same call may succeed later."""
 
 
 class AlreadyExists(Exception):
-    """An object with this name exists."""
+    """An object with this name already exists."""
 
 
 def connect() -> "RayJobs":
-    """Return the RayJobs of the namespace in which this process runs.
+    """Connect to the RayJobs of this pod's namespace.
 
     Raises:
         InputError: this process does not run in a pod.
@@ -51,7 +51,7 @@ def connect() -> "RayJobs":
 
 
 class RayJobs:
-    """The RayJobs of a namespace, with the workflows that own them, their pods, events and logs."""
+    """The RayJobs of a namespace, and their workflows, pods, events and logs."""
 
     def __init__(self, api: Any, namespace: str) -> None:
         from kubernetes import client
@@ -63,21 +63,21 @@ class RayJobs:
         self._core = client.CoreV1Api(api)
 
     def create(self, body: Job) -> None:
-        """Create a job. Raise AlreadyExists if a job has its name."""
+        """Create a job. Raise AlreadyExists if its name is taken."""
         body = {**body, "metadata": {**body["metadata"], "namespace": self.namespace}}
         with self._translate_errors("create"):
             self._custom.create_namespaced_custom_object(**self._rayjobs, body=body, _request_timeout=_TIMEOUT)
 
     def get(self, name: str) -> Job | None:
-        """Return the current state of a job, or None if there is none."""
+        """Return the current state of a job, or None if the job does not exist."""
         with self._translate_errors("get", ignore_missing=True):
             return self._custom.get_namespaced_custom_object(**self._rayjobs, name=name, _request_timeout=_TIMEOUT)
         return None
 
     def find_workflow(self) -> OwnerReference | None:
-        """Return a reference to the Argo Workflow of this process, or None if it does not run in a workflow.
+        """Return an owner reference to this step's Argo Workflow, or None outside a workflow.
 
-        A job that the workflow owns is deleted with it, and outlives this pod when the pod's node is drained.
+        Kubernetes deletes a job with its workflow. The job survives this pod, for example if the pod's node is drained.
         """
         pod_name = os.environ.get("KFP_POD_NAME")
         if not pod_name:
@@ -98,7 +98,7 @@ class RayJobs:
         return None
 
     def is_workflow_running(self, reference: OwnerReference) -> bool:
-        """Return whether a workflow exists and has neither ended nor been terminated."""
+        """Return whether a workflow exists and has neither ended nor been stopped."""
         group, _, version = reference["apiVersion"].partition("/")
         workflows = {"group": group, "version": version, "plural": "workflows", "namespace": self.namespace}
         with self._translate_errors("get", "workflows", ignore_missing=True):
@@ -106,15 +106,14 @@ class RayJobs:
                 **workflows, name=reference["name"], _request_timeout=_TIMEOUT
             )
             metadata = workflow["metadata"]
-            if metadata.get("uid") != reference["uid"]:  # another workflow of the same name
+            if metadata.get("uid") != reference["uid"]:  # a different workflow with the same name
                 return False
             spec = workflow.get("spec") or {}
-            status = workflow.get("status") or {}
-            has_ended = status.get("phase") in ("Succeeded", "Failed", "Error")
-            is_terminated_by_kubeflow = spec.get("activeDeadlineSeconds") == 0
-            is_terminated_by_argo = bool(spec.get("shutdown"))
+            has_ended = (workflow.get("status") or {}).get("phase") in ("Succeeded", "Failed", "Error")
+            is_stopped_by_kubeflow = spec.get("activeDeadlineSeconds") == 0
+            is_stopped_by_argo = bool(spec.get("shutdown"))
             is_deleted = bool(metadata.get("deletionTimestamp"))
-            return not (has_ended or is_terminated_by_kubeflow or is_terminated_by_argo or is_deleted)
+            return not (has_ended or is_stopped_by_kubeflow or is_stopped_by_argo or is_deleted)
         return False
 
     def delete(self, name: str, propagation_policy: str = "Foreground") -> None:
@@ -122,17 +121,15 @@ class RayJobs:
 
         Args:
             name: name of the job.
-            propagation_policy: with "Foreground", the job exists until its pods have ended, so its absence means that
-                its GPUs are free. With "Background", it is removed at once.
+            propagation_policy: deletion mode. "Foreground" removes the job after its pods have ended and released
+                their GPUs. "Background" removes the job at once.
         """
         from kubernetes import client
 
+        options = client.V1DeleteOptions(propagation_policy=propagation_policy)
         with self._translate_errors("delete", ignore_missing=True):
             self._custom.delete_namespaced_custom_object(
-                **self._rayjobs,
-                name=name,
-                body=client.V1DeleteOptions(propagation_policy=propagation_policy),
-                _request_timeout=_DELETION_TIMEOUT,
+                **self._rayjobs, name=name, body=options, _request_timeout=_DELETION_TIMEOUT
             )
 
     def list_submitters(self, name: str) -> list[Any]:
@@ -144,7 +141,7 @@ class RayJobs:
             return sorted(pods.items, key=lambda pod: pod.metadata.creation_timestamp)
 
     def read_log(self, pod: str, since_seconds: int | None) -> Iterator[str]:
-        """Yield the lines of a submitter's log as they arrive. Start `since_seconds` ago, or for None with line 1."""
+        """Yield the lines of a submitter's log as they arrive, since `since_seconds` ago or (None) since the start."""
         time_limit = {} if since_seconds is None else {"since_seconds": since_seconds}
         with self._translate_errors("get", "pods/log", ignore_missing=True):
             response = self._core.read_namespaced_pod_log(
@@ -159,7 +156,7 @@ class RayJobs:
 
     def list_pods(self, name: str) -> list[Any]:
         """Return the pods of a job: its submitters, and the head and workers of its RayCluster."""
-        digest = name.rpartition("-")[2]  # operators shorten the names of pods from the left
+        digest = name.rpartition("-")[2]  # remains in every pod name, because operators shorten names from the left
         with self._translate_errors("list", "pods"):
             ray_pods = self._core.list_namespaced_pod(
                 self.namespace, label_selector="ray.io/is-ray-node=yes", _request_timeout=_TIMEOUT
@@ -168,7 +165,7 @@ class RayJobs:
             return [pod for pod_name, pod in pods.items() if digest in pod_name]
 
     def list_warnings(self, name: str) -> list[Any]:
-        """Return the events of type Warning about a job and its pods, among the newest of the namespace."""
+        """Return the Warning events of a job and its pods, among at most 500 of the namespace."""
         digest = name.rpartition("-")[2]  # part of the names of the job, its RayCluster and its pods
         with self._translate_errors("list", "events"):
             events = self._core.list_namespaced_event(
@@ -178,16 +175,16 @@ class RayJobs:
 
     @contextlib.contextmanager
     def _translate_errors(self, verb: str, resource: str = "rayjobs", ignore_missing: bool = False) -> Iterator[None]:
-        """Raise errors of the Kubernetes client as one-line errors of this module or of the project.
+        """Convert errors of the Kubernetes client to one-line errors.
 
         Args:
-            verb: what the call does, such as "get".
-            resource: what it is done to.
+            verb: API verb, such as "get".
+            resource: API resource, such as "pods".
             ignore_missing: whether to suppress the error if the object does not exist.
 
         Raises:
-            AlreadyExists: the object to create exists.
-            InputError: Kubernetes refuses the call, so a repetition would not help.
+            AlreadyExists: the object to create already exists.
+            InputError: Kubernetes refuses the call, so retrying would not help.
             Unavailable: Kubernetes does not answer or fails temporarily.
         """
         import urllib3
@@ -206,13 +203,13 @@ class RayJobs:
             if status in (401, 403):
                 remedy = f"check Role {ROLE} and its binding"
                 raise InputError(f"Kubernetes refuses to {call} ({reason}): {remedy}") from None
-            has_no_log_yet = status == 400 and resource == "pods/log"  # the container is starting
+            has_no_log_yet = status == 400 and resource == "pods/log"  # the container is still starting
             is_transient = status in _TRANSIENT_STATUSES or has_no_log_yet
             if 400 <= status < 500 and not is_transient:
                 remedy = "check KubeRay's version and the settings"
                 raise InputError(f"Kubernetes cannot {call} ({reason}): {remedy}") from None
             raise Unavailable(f"Kubernetes failed to {call} ({reason})") from None
-        except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:  # ValueError: a truncated answer
+        except (urllib3.exceptions.HTTPError, ValueError, OSError) as error:  # a truncated answer raises ValueError
             raise Unavailable(f"Kubernetes does not answer ({one_line(error)})") from None
 
 

@@ -1,9 +1,9 @@
-"""Run work as a KubeRay RayJob and wait for it, so that GPUs are requested late and released at once.
+"""Run work as a KubeRay RayJob and wait for its end, so that GPUs are requested late and released at once.
 
-The job is named after the artifact that it builds and is owned by the workflow, not by the step's pod. If a step dies,
-the next attempt of the step, or the next run of the pipeline, therefore finds its job and follows it. The job is
-deleted when it has ended, when its GPUs are not available in time, and when this process is asked to stop and no
-running workflow needs the job. An error of the API server is never a reason to delete it.
+The job is named after the artifact that it builds. Its owner is the workflow, not the step's pod. If a step dies, the
+step's next attempt or the next pipeline run therefore finds the job and follows it. The job is deleted after its end,
+if its GPUs are not available in time, or if this process is asked to stop and no running workflow needs the job. API
+errors never cause a deletion.
 """
 
 import contextlib
@@ -38,27 +38,27 @@ from infoxlm_core.training import workers
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_POLL_SECONDS = 2.0  # between two requests for the state of the job
-_MAX_RETRY_SECONDS = 30.0  # between two attempts of a call
-_MAX_ATTEMPTS = 20  # of a call that Kubernetes does not answer: about ten minutes
-_REPORT_SECONDS = 60.0  # the state of the job is logged after this time without a log line
-_LAST_LINES_SECONDS = 10.0  # to wait for the last log lines of a job that has ended
-_OPERATOR_SECONDS = 300.0  # to let the operator enforce its own time limit first
-_MAX_DELETION_SECONDS = 600.0  # after this time a deletion counts as stuck
-_DEAD_NODE_SECONDS = 120.0  # a pod that remains for this time after the grace period must be on a dead node
-_RESTART_SECONDS = 30.0  # between a failed job and the next one
-_RECREATION_SECONDS = (30.0, 120.0)  # the pause is random, so that two jobs do not block each other again
-_SAVE_REQUEST_SECONDS = 10.0  # to wait until the request to save is sent
-_SHUTDOWN_ATTEMPTS = 3  # of the calls of a process that is being stopped, because it has only about a second
-_DELETION_RETRY_SECONDS = 1.0  # between two attempts to delete a job
+_POLL_SECONDS = 2.0  # pause between two requests for the job's state
+_MAX_RETRY_SECONDS = 30.0  # longest pause between two attempts of a call
+_MAX_ATTEMPTS = 20  # attempts of a call while Kubernetes does not answer: about ten minutes
+_REPORT_SECONDS = 60.0  # time without log lines after which the job's state is logged
+_LAST_LINES_SECONDS = 10.0  # time limit for the last log lines of an ended job
+_OPERATOR_SECONDS = 300.0  # extra time, so that the operator enforces its own time limit first
+_MAX_DELETION_SECONDS = 600.0  # time after which a deletion counts as stuck
+_DEAD_NODE_SECONDS = 120.0  # time after the grace period at which a remaining pod must be on a dead node
+_RESTART_SECONDS = 30.0  # pause between a failed job and its restart
+_RECREATION_SECONDS = (30.0, 120.0)  # random pause, so that two jobs do not block each other again
+_SAVE_REQUEST_SECONDS = 10.0  # time limit for sending the request to save
+_SHUTDOWN_ATTEMPTS = 3  # few attempts of a call, because a process that is being stopped has only about a second
+_DELETION_RETRY_SECONDS = 1.0  # pause between two attempts to delete a job
 
 
 class _StopRequested(BaseException):
-    """Raised in the main thread by a signal. It is a BaseException, so that handlers of errors do not catch it."""
+    """Raised in the main thread by a signal. A BaseException, so that `except Exception` does not catch it."""
 
 
 class _PartlyScheduled(Exception):
-    """Only some pods of the job have had a node for too long, so two jobs may block each other."""
+    """Only some of the job's pods have had a node for too long, so two jobs may block each other."""
 
 
 def run(
@@ -70,26 +70,26 @@ def run(
     ask_to_stop: Callable[[], None],
     read_outcome: Callable[[], dict[str, Any] | None],
 ) -> None:
-    """Run work on the cluster. Return when the job has succeeded.
+    """Run work on the cluster as a RayJob. Return when the job has succeeded.
 
     Args:
         name: name of the job, from `manifest.make_job_name`.
         work: URL of the work, the only argument of `python -m components.platform.job`.
-        cluster: where and how jobs run.
-        num_workers: training workers, one per GPU.
-        step_environment: environment variables of the step's pod, as Kubernetes describes them.
-        ask_to_stop: asks a training run to save and stop.
-        read_outcome: returns the job's stored failure, {"code", "class", "message"}, or None.
+        cluster: settings of the cluster's jobs.
+        num_workers: number of training workers, one per GPU.
+        step_environment: environment variables of the step's pod, in Kubernetes format.
+        ask_to_stop: function that asks the training run to save and stop.
+        read_outcome: function that returns the job's stored failure, {"code", "class", "message"}, or None.
 
     Raises:
         ResourcesUnavailable: the GPUs were not available in time, or the job ran too long.
         Preempted: this process was asked to stop.
         WorkerLost: the job ended without an outcome, or Kubernetes stopped answering.
-        InputError: Kubernetes refuses.
-        and the error that the job stored; a TryAgain only after `cluster.retries` more jobs have failed.
+        InputError: Kubernetes refuses the job.
+        and the error that the job stored; a TryAgain only after `cluster.retries` restarts.
     """
     outcome = read_outcome()
-    if outcome and 2 <= int(outcome["code"]) <= 5:  # an earlier attempt failed with an error that would happen again
+    if outcome and 2 <= int(outcome["code"]) <= 5:  # the error of an earlier attempt is permanent
         raise _parse_error(outcome)
     body = manifest.render(name, work, cluster, num_workers, step_environment, version("ray"))
     jobs = api.connect()
@@ -105,14 +105,14 @@ def run(
 
 
 def _find_owner(jobs: RayJobs) -> OwnerReference | None:
-    """Return the workflow of this step, which will own the job, or None if there is no workflow or it is unknown."""
+    """Return a reference to this step's workflow, the owner of the job, or None if no workflow is known."""
     try:
         workflow = jobs.find_workflow()
     except (Unavailable, InputError) as error:
         logger.warning("the workflow of this step was not found (%s): the job will not be deleted with it", error)
         return None
     if workflow is None:
-        logger.info("this process does not run in a workflow, so the job has no owner that is deleted with it")
+        logger.info("this process does not run in a workflow, so no workflow deletes the job")
     return workflow
 
 
@@ -124,7 +124,7 @@ class _LaunchedJob:
     body: Job
     """The manifest of the job."""
     owner: OwnerReference | None
-    """Owner reference to the workflow of this step."""
+    """Owner reference to this step's workflow."""
     cluster: ClusterConfig
     ask_to_stop: Callable[[], None]
     read_outcome: Callable[[], dict[str, Any] | None]
@@ -134,7 +134,7 @@ class _LaunchedJob:
         return str(self.body["metadata"]["name"])
 
     def run_with_restarts(self) -> None:
-        """Run the job until it succeeds. After a temporary error, start it again up to `cluster.retries` times.
+        """Run the job until it succeeds. Restart it up to `cluster.retries` times after a temporary error.
 
         Raises:
             InfoXLMError: a permanent error, or the last temporary one.
@@ -143,7 +143,7 @@ class _LaunchedJob:
             error = self._run_once()
             if error is None:
                 return
-            # A job without GPUs is not started again: it has already waited for `start_seconds`.
+            # A job that got no GPUs is not restarted, because it has already waited for `start_seconds`.
             is_temporary = isinstance(error, TryAgain) and not isinstance(error, ResourcesUnavailable)
             if restart == self.cluster.retries or not is_temporary:
                 raise error
@@ -151,7 +151,7 @@ class _LaunchedJob:
             time.sleep(_RESTART_SECONDS)
 
     def _run_once(self) -> InfoXLMError | None:
-        """Create or find the job, wait for its end, and delete it. Return its error, or None if it has succeeded."""
+        """Create or find the job, wait for its end, and delete it. Return its error, or None on success."""
         start_deadline = time.monotonic() + self.cluster.start_seconds
         status = None
         while status is None:
@@ -160,35 +160,34 @@ class _LaunchedJob:
                 status = self._print_log_until_end(start_deadline)
             except _PartlyScheduled as obstacle:
                 self._delete_and_wait(obstacle)
-        error = None
-        if status.get("jobStatus") != "SUCCEEDED":
-            error = self._find_error(status)  # before the deletion, because the state of the pods may be the cause
+        # Find the error before the deletion, because the state of the pods may explain it.
+        error = None if status.get("jobStatus") == "SUCCEEDED" else self._find_error(status)
         self._delete()
         return error
 
     def _print_log_until_end(self, start_deadline: float) -> dict[str, Any]:
-        """Print the job's log until the job has ended. Return its status. See `_follow` for the errors."""
+        """Print the job's log until the job ends, and return the job's status. See `_follow` for the errors."""
         log = JobLog(self.jobs, self.name)
         try:
             status = self._follow(log, start_deadline)
             log.finish(_LAST_LINES_SECONDS)
         finally:
-            log.finish(0)  # ends the thread, also after an error
+            log.finish(0)  # end the thread even after an error
         return status
 
     def _delete_and_wait(self, obstacle: _PartlyScheduled) -> None:
-        """Delete a job of which only some pods have a node, and pause before the job is created again.
+        """Delete a partly scheduled job, and pause before the job is created again.
 
-        Two such jobs would block each other, because each holds nodes that the other one needs.
+        Two such jobs would block each other, because each job holds nodes that the other job needs.
         """
         self._delete()
-        pause_seconds = random.uniform(*_RECREATION_SECONDS)  # noqa: S311 - not for a secret
+        pause_seconds = random.uniform(*_RECREATION_SECONDS)  # noqa: S311 - not a secret
         reason = f"was deleted to free its nodes ({obstacle})"
         logger.warning("rayjob/%s %s; creating it again in %.0f s", self.name, reason, pause_seconds)
         time.sleep(pause_seconds)
 
     def _create_or_find(self) -> None:
-        """Create the job, or find a job of this name that runs or has succeeded. Replace a job that has failed."""
+        """Create the job, or find a job of this name that is running or has succeeded. Replace a failed job."""
         grace_end = time.monotonic() + self.cluster.grace_seconds
         waits_for_pods = True
         while time.monotonic() < grace_end + _MAX_DELETION_SECONDS:
@@ -215,7 +214,7 @@ class _LaunchedJob:
         )
 
     def _create(self) -> bool:
-        """Create the job. Return False if it already exists, because the response to an earlier call was lost."""
+        """Create the job. Return False if it exists because the response to an earlier call was lost."""
         try:
             self._retry(self.jobs.create, self.body)
         except AlreadyExists:
@@ -224,7 +223,7 @@ class _LaunchedJob:
         return True
 
     def _retry(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a call. Repeat it while Kubernetes does not answer, up to `_MAX_ATTEMPTS` times.
+        """Return the result of a call. Make up to `_MAX_ATTEMPTS` attempts while Kubernetes does not answer.
 
         Raises:
             WorkerLost: Kubernetes has stopped answering.
@@ -238,16 +237,16 @@ class _LaunchedJob:
                     message = f"rayjob/{self.name}: {error}: the job was not deleted; run again to follow it"
                     raise WorkerLost(message) from error
                 logger.info("rayjob/%s: %s; retrying", self.name, error)
-            # Wait longer after each failure, so that many steps do not overload an API server that is recovering.
+            # Wait longer after each failure, so that many steps do not overload a recovering API server.
             time.sleep(min(_POLL_SECONDS * 2**attempt, _MAX_RETRY_SECONDS))
             attempt += 1
 
     def _follow(self, log: JobLog, start_deadline: float) -> dict[str, Any]:
-        """Wait until the job has ended and return its status. Enforce the time limits and report the state.
+        """Wait until the job ends and return its status. Enforce the time limits and report the job's state.
 
         Args:
-            log: the log that is being printed; without new lines for a while, the state is reported instead.
-            start_deadline: time of the monotonic clock at which the job must run.
+            log: the job's log; the state is reported while the log has no new lines.
+            start_deadline: monotonic time by which the job must be running.
 
         Raises:
             WorkerLost: the job was deleted, or Kubernetes has stopped answering.
@@ -269,11 +268,11 @@ class _LaunchedJob:
             if is_running != was_running:
                 was_running = is_running
                 run_start = current_time
-                # A job that has lost its pods gets the full time to start again.
+                # A job that has lost its pods gets the full start time again.
                 start_deadline = current_time + self.cluster.start_seconds
                 logger.info("rayjob/%s is %s", self.name, describe_status(status))
             is_queued = self.cluster.queue and status.get("jobDeploymentStatus") == "Suspended"
-            if is_queued:  # the time in Kueue's queue does not count
+            if is_queued:  # time in Kueue's queue does not count
                 start_deadline = current_time + self.cluster.start_seconds
             if is_running:
                 self._check_run_time(job, current_time - run_start)
@@ -288,18 +287,18 @@ class _LaunchedJob:
             time.sleep(_POLL_SECONDS)
 
     def _check_run_time(self, job: Job, run_seconds: float) -> None:
-        """Delete a job that has run for too long and raise ResourcesUnavailable."""
+        """Delete a job that has run too long, and raise ResourcesUnavailable."""
         if run_seconds > self.cluster.run_seconds + _OPERATOR_SECONDS:
             limit = f"ray.run_seconds ({self.cluster.run_seconds} s)"
             self._delete_and_raise_unavailable(job, f"not finished after {limit}")
 
     def _check_start(self, job: Job, obstacles: ObstacleWatch, remaining_seconds: float) -> None:
-        """Raise the reason if a job cannot start, or has waited for too long.
+        """Raise an error if a job cannot start or has waited too long.
 
         Raises:
             InputError: waiting does not help; the job was deleted.
-            ResourcesUnavailable: the time to start is over; the job was deleted.
-            _PartlyScheduled: only some pods have a node. Jobs of Kueue are exempt, because it admits all pods or none.
+            ResourcesUnavailable: the job did not start in time; the job was deleted.
+            _PartlyScheduled: only some pods have a node. Jobs in a queue are exempt, because Kueue admits whole jobs.
         """
         obstacles.check(job)
         permanent = obstacles.get_permanent()
@@ -316,9 +315,8 @@ class _LaunchedJob:
             raise _PartlyScheduled(partly_scheduled.message)
 
     def _find_error(self, status: dict[str, Any]) -> InfoXLMError:
-        """Return the reason why a job has failed, as the operator, the job itself or the state of its pods tells it."""
-        details = f"{describe_status(status)} {status.get('reason') or ''}: {status.get('message') or ''}"
-        details = shorten(details)
+        """Return why a job has failed, according to the operator, the job itself or the state of its pods."""
+        details = shorten(f"{describe_status(status)} {status.get('reason') or ''}: {status.get('message') or ''}")
         operator_error = self._find_operator_error(status, details)
         if operator_error:
             return operator_error
@@ -329,7 +327,7 @@ class _LaunchedJob:
             error = WorkerLost(f"rayjob/{self.name} ended as {details}: run again to continue")
         if not isinstance(error, WorkerLost):
             return error
-        # A process that is killed for its memory cannot store an error, but Kubernetes reports it for its pod.
+        # A process killed for lack of memory cannot store an error, but Kubernetes reports the cause in its pod.
         with contextlib.suppress(Unavailable, InputError):
             description = find_out_of_memory(self.jobs, self.name)
             if description:
@@ -337,7 +335,7 @@ class _LaunchedJob:
         return error
 
     def _find_operator_error(self, status: dict[str, Any], details: str) -> InfoXLMError | None:
-        """Return the error if KubeRay itself has ended or refused the job, else None."""
+        """Return the error if KubeRay itself has stopped or refused the job, else None."""
         reason = status.get("reason")
         if reason == "PreRunningDeadlineExceeded":
             return ResourcesUnavailable(
@@ -352,7 +350,7 @@ class _LaunchedJob:
         return None
 
     def _delete_and_raise_unavailable(self, job: Job, reason: str) -> NoReturn:
-        """Delete the job and raise ResourcesUnavailable, with the obstacle that Kubernetes reports for its pods."""
+        """Delete the job and raise ResourcesUnavailable with the reason and the obstacle that Kubernetes reports."""
         obstacle = None
         with contextlib.suppress(Unavailable, InputError):
             obstacle = find_obstacle(self.jobs, job)
@@ -364,22 +362,22 @@ class _LaunchedJob:
         )
 
     def _delete(self) -> None:
-        """Delete the job to release its GPUs. If that fails, log the command that deletes it."""
+        """Delete the job to release its GPUs. If the deletion fails, log the command for a manual deletion."""
         try:
             _retry_briefly(lambda: self.jobs.delete(self.name), _DELETION_RETRY_SECONDS)
         except (Unavailable, InputError) as error:
             logger.error("rayjob/%s could not be deleted (%s): kubectl delete rayjob %s", self.name, error, self.name)
 
     def stop(self) -> str:
-        """Stop the job unless a running workflow needs it. Return a message that says what was done.
+        """Stop the job unless a running workflow needs it. Return a message about the outcome.
 
         The request to save and the deletion are sent at the same time, because Kubeflow kills a step about a second
-        after its signal. The `preStop` hooks of the pods wait up to `grace_seconds` for the training to save.
+        after the signal. The pods' `preStop` hooks wait up to `grace_seconds` for the training to save.
         """
         try:
             is_needed = _retry_briefly(self._is_needed_by_workflow)
         except Unavailable as error:
-            # The job ends by itself if no step follows it.
+            # The job ends by itself even if no step follows it.
             logger.warning("cannot find out whether a run needs rayjob/%s (%s), so it is not deleted", self.name, error)
             return f"rayjob/{self.name} was not deleted, because Kubernetes does not answer: run again to follow it"
         except InputError as error:
@@ -394,17 +392,17 @@ class _LaunchedJob:
         return f"rayjob/{self.name} was stopped and deleted: run again to continue"
 
     def _request_save(self) -> None:
-        """Ask the training to save. A failure is not fatal, because the hooks of the pods send the same request."""
+        """Ask the training to save. A failure is not fatal, because the pods' hooks send the same request."""
         try:
             self.ask_to_stop()
         except Exception as error:
             logger.warning("rayjob/%s: the request to save cannot be sent: %s", self.name, error)
 
     def _is_needed_by_workflow(self) -> bool:
-        """Return whether the workflow of this step, or another workflow that owns the job, still needs the job.
+        """Return whether this step's workflow or a different owner still needs the job.
 
-        If only this pod is stopped, for instance because its node is drained, the workflow retries the step, and the
-        next attempt follows the job.
+        If only this pod is stopped, for example because its node is drained, the workflow retries the step. The next
+        attempt then follows the job.
 
         Raises:
             Unavailable: Kubernetes does not answer.
@@ -424,7 +422,7 @@ class _LaunchedJob:
 
 
 def _retry_briefly(call: Callable[[], T], pause_seconds: float = 0.0) -> T:
-    """Return the result of a call. Repeat the call up to `_SHUTDOWN_ATTEMPTS` times if Kubernetes does not answer."""
+    """Return the result of a call. Make up to `_SHUTDOWN_ATTEMPTS` attempts while Kubernetes does not answer."""
     for _ in range(_SHUTDOWN_ATTEMPTS - 1):
         with contextlib.suppress(Unavailable):
             return call()
@@ -440,9 +438,9 @@ def has_ended(status: dict[str, Any]) -> bool:
 
 
 def _is_running(status: dict[str, Any]) -> bool:
-    """Return whether the job's driver runs.
+    """Return whether the job's driver is running.
 
-    The operator's own state is Running once it has created the submitter's pod, which may still find no node.
+    The operator's state alone does not tell: it is Running as soon as the submitter pod exists, even without a node.
     """
     return status.get("jobDeploymentStatus") == "Running" and status.get("jobStatus") == "RUNNING"
 
@@ -461,13 +459,13 @@ def describe_status(status: dict[str, Any]) -> str:
 
 
 def _parse_error(outcome: dict[str, Any]) -> InfoXLMError:
-    """Return the error that a job has stored, with its message as one line."""
+    """Return the error that a job has stored, with a one-line message."""
     message = " ".join(str(outcome.get("message")).split())
     return errors.from_name(str(outcome.get("class")), message)
 
 
 def _raise_stop_requested(*_: object) -> NoReturn:
-    """Handle a signal in the main thread: ignore further signals, and raise _StopRequested."""
+    """Handle a signal in the main thread: ignore further signals and raise _StopRequested."""
     for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signal_number, signal.SIG_IGN)  # Kubernetes and Argo may each send a signal
     raise _StopRequested

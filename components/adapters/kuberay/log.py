@@ -1,7 +1,7 @@
-"""The log of a RayJob, printed in the log of the step that waits for it.
+"""Print the log of a RayJob in the log of the step that waits for the job.
 
-The submitter's pod prints the output of the training. After a broken connection the log is read again from a few
-seconds before its last line, so some lines may be printed twice. A second submitter prints the log from the start.
+The submitter pod prints the output of the training. After a broken connection, the log is read again from a few seconds
+before its last line, so some lines may appear twice. A new submitter prints the log from the start.
 """
 
 import logging
@@ -13,33 +13,33 @@ from infoxlm_core.errors import InputError
 
 logger = logging.getLogger(__name__)
 
-_RECONNECT_SECONDS = 2.0  # between two connections
-_LAST_RECONNECT_SECONDS = 0.5  # shorter, because `finish` waits only seconds for the last lines
-_OVERLAP_SECONDS = 10  # before the last line that are read again
+_RECONNECT_SECONDS = 2.0  # pause between two connections
+_LAST_RECONNECT_SECONDS = 0.5  # shorter, because `finish` waits only a few seconds for the last lines
+_OVERLAP_SECONDS = 10  # read again before the last line, so that no line is lost
 
 
 class JobLog:
-    """Prints a job's log in a thread, from its construction until `finish`."""
+    """Prints a job's log in a background thread until `finish` is called."""
 
     def __init__(self, jobs: RayJobs, name: str) -> None:
         self.last_line_time = time.monotonic()
         self._jobs = jobs
         self._name = name
-        self._last_pod = ""  # the submitter whose lines were printed last
-        self._complete_pod = ""  # the submitter whose whole log was printed
+        self._last_pod = ""  # submitter pod whose lines were printed last
+        self._complete_pod = ""  # submitter pod whose whole log was printed
         self._job_ended = threading.Event()
-        self._closed = threading.Event()  # nothing may be printed any more
+        self._closed = threading.Event()  # the thread must print no more lines
         self._thread = threading.Thread(target=self._follow, name=f"log of {name}", daemon=True)
         self._thread.start()
 
     def finish(self, seconds: float) -> None:
-        """Stop after the log of the ended job is complete, but after at most this time."""
+        """Wait at most `seconds` until the log of the ended job is complete. Then stop printing."""
         self._job_ended.set()
         self._thread.join(seconds)
         self._closed.set()
 
     def _follow(self) -> None:
-        """Print the log until it is complete and the job has ended, or until `finish` stops waiting for it."""
+        """Print the log until the job has ended and its log is complete, or until `finish` closes the log."""
         while not self._closed.is_set():
             try:
                 is_complete = self._print_newest_log()
@@ -55,7 +55,7 @@ class JobLog:
                 self._closed.wait(_LAST_RECONNECT_SECONDS)
 
     def _print_newest_log(self) -> bool:
-        """Print the log of the newest submitter's pod until the connection ends. Return whether it is complete."""
+        """Print the log of the newest submitter pod until the connection ends. Return whether the log is complete."""
         pods = self._jobs.list_submitters(self._name)
         if not pods:
             return False

@@ -1,7 +1,7 @@
-"""The manifest of a RayJob: a head that runs the driver, worker pods, and a pod that submits the entrypoint.
+"""The manifest of a RayJob: a head pod that runs the driver, worker pods, and a pod that submits the entrypoint.
 
-All pods meet the Pod Security standard "restricted": no root, no Kubernetes token, and only the scratch folders are
-writable. To add a field of a pod, add a setting to components/settings/cluster.py and a line here.
+All pods meet the Pod Security standard "restricted": no root, no Kubernetes token, and only scratch folders are
+writable. To add a pod field, add a setting to components/settings/cluster.py and a line here.
 """
 
 import hashlib
@@ -24,31 +24,31 @@ HOME = "/home/app"
 _CONSTANTS = {
     "HOME": HOME,
     "PYTHONUNBUFFERED": "1",
-    "RAY_AUTH_MODE": "token",  # jobs require the token, which the operator gives only to these pods
+    "RAY_AUTH_MODE": "token",  # only these pods get the token from the operator
     **MLFLOW_SAFETY,
 }
 _JOB_MODULE = "components.platform.job"
 _INHERITED_PREFIXES = ("INFOXLM_TRACKER", "MLFLOW_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
-_STEP_ONLY_PREFIXES = ("KFP_", "KUBERNETES_", "ARGO_")  # they identify the pod of the step
-_RAY_END_SECONDS = 15  # part of the grace period that Ray needs to end
+_STEP_ONLY_PREFIXES = ("KFP_", "KUBERNETES_", "ARGO_")  # these variables identify the step's pod
+_RAY_END_SECONDS = 15  # part of the grace period in which Ray itself shuts down
 _SUBMITTER_VARIABLES = ("HOME", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 _SUBMITTER_RESOURCES = {
     "requests": {"cpu": "50m", "memory": "256Mi"},  # small, so that a job whose workers fit does not wait for this pod
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
 _SCRATCH_FOLDERS = {"tmp": "/tmp", "home": HOME}  # noqa: S108 - a volume of the pod
-"""Name -> path of the folders in which every pod may write; each is an empty volume."""
+"""Mapping from volume name to path of the writable folders of every pod. Each folder is an empty volume."""
 
 
 def make_job_name(stem: str, store: str, key: str) -> str:
-    """Return the name of the job that builds an artifact, which is the same in every pipeline run.
+    """Return the name of the job that builds an artifact. The name is the same in every pipeline run.
 
-    It is a DNS-1035 label of at most 47 characters, KubeRay's limit.
+    The name is a DNS-1035 label of at most 47 characters, KubeRay's limit.
 
     Args:
         stem: readable part of the name.
-        store: URI of the store of the artifact.
-        key: name of the artifact, or of the training run that builds it.
+        store: URI of the artifact's store.
+        key: name of the artifact or of its training run.
     """
     digest = hashlib.sha256(f"{store}/{key}".encode()).hexdigest()[:10]
     readable_name = re.sub(r"[^a-z0-9]+", "-", f"j-{stem}".lower())[:36].strip("-")
@@ -64,34 +64,33 @@ def render(
     ray_version: str,
     environment: Mapping[str, str] = os.environ,
 ) -> Manifest:
-    """Return the RayJob that runs `python -m components.platform.job WORK`.
+    """Return the manifest of a RayJob that runs `python -m components.platform.job WORK`.
 
     Args:
         name: name of the job, from `make_job_name`.
         work: URL or path of the work, the only argument of the entrypoint.
-        cluster: where and how jobs run.
-        num_workers: training workers, one per GPU.
-        step_environment: environment variables of the step's pod, as Kubernetes describes them.
+        cluster: settings of the cluster's jobs.
+        num_workers: number of training workers, one per GPU.
+        step_environment: environment variables of the step's pod, in Kubernetes format.
         ray_version: version of Ray in this process and in the image.
-        environment: environment of this process.
+        environment: environment variables of this process.
 
     Raises:
         InputError: the workers do not fill whole pods, or a shell would change `work`.
     """
-    if shlex.quote(work) != work:  # the entrypoint passes through the shells of the submitter and of the head
+    if shlex.quote(work) != work:  # the submitter's and the head's shell parse the entrypoint
         raise InputError(f"{work!r}: a store's name may contain only letters, digits and ./:_-@=+: choose another")
     pod_count, gpus_per_pod = cluster.pool.split_workers(num_workers)
     labels = {"app.kubernetes.io/name": "infoxlm"}
     if cluster.queue:
         labels[QUEUE_LABEL] = cluster.queue
     variables = _make_environment(cluster, step_environment, environment)
-    # When the RayJob is deleted, KubeRay first stops the job, and Ray kills a driver that has not ended by then.
+    # When the RayJob is deleted, KubeRay stops the job, and Ray kills the driver after this time.
     variables.append({"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": _compute_saving_seconds(cluster)})
+    replicas = {"replicas": pod_count, "minReplicas": pod_count, "maxReplicas": pod_count}
     workers = {
         "groupName": "workers",
-        "replicas": pod_count,
-        "minReplicas": pod_count,
-        "maxReplicas": pod_count,
+        **replicas,
         "rayStartParams": {},
         "template": _make_worker_template(cluster, work, variables, num_workers, gpus_per_pod),
     }
@@ -107,15 +106,15 @@ def render(
     spec = {
         "entrypoint": f"python -m {_JOB_MODULE} {work}",
         "submissionMode": "K8sJobMode",
-        # A retried submitter finds the running job. A head that replaces a lost head does not know the job, so the job
-        # is submitted again. That is harmless: a training run holds a lease and continues from its checkpoint.
+        # A retried submitter finds the running job. A head that replaces a lost head does not know the job, so the
+        # submitter submits the job again. This is harmless: a training run holds a lease and resumes its checkpoint.
         "submitterConfig": {"backoffLimit": 10},
         "submitterPodTemplate": _make_submitter_template(cluster),
-        "backoffLimit": 0,  # the launcher restarts the job: it knows which errors are transient
+        "backoffLimit": 0,  # the launcher restarts the job, because it knows which errors are transient
         "preRunningDeadlineSeconds": cluster.start_seconds,
         "activeDeadlineSeconds": cluster.start_seconds + cluster.run_seconds,
         "shutdownAfterJobFinishes": True,
-        "ttlSecondsAfterFinished": 60,  # in case the launcher has died; otherwise it deletes the job
+        "ttlSecondsAfterFinished": 60,  # only needed if the launcher has died and cannot delete the job
         "rayClusterSpec": ray_cluster,
     }
     if cluster.queue:
@@ -129,12 +128,11 @@ def _make_environment(
 ) -> list[Manifest]:
     """Return the environment variables of the Ray pods.
 
-    They come from this process, the manifest of the step's pod, the config and constants. Each of these overrides the
-    variables before it.
+    Sources in ascending precedence: this process, the manifest of the step's pod, the config, constants.
     """
     variables: dict[str, Manifest] = {}
     for name, value in sorted(environment.items()):
-        if name.startswith(_INHERITED_PREFIXES) and not is_secret(name):  # a manifest would show the secret
+        if name.startswith(_INHERITED_PREFIXES) and not is_secret(name):  # a manifest would expose a secret
             variables[name] = {"value": value}
     for variable in step_environment:
         name = unprefixed_name(variable["name"])
@@ -142,24 +140,20 @@ def _make_environment(
             continue
         has_prefix = name != variable["name"]
         if has_prefix and (name in variables or is_login_for_other_server(name, environment)):
-            continue  # a value that Kubeflow has set under the original name takes precedence
-        value_of_ray_pod = _copy_value(variable, environment.get(name))
-        if value_of_ray_pod:
-            variables[name] = value_of_ray_pod
+            continue  # Kubeflow's value under the original name takes precedence
+        copied_value = _copy_value(variable, environment.get(name))
+        if copied_value:
+            variables[name] = copied_value
     for name, value in {**RAY, **cluster.environment, **_CONSTANTS}.items():
         variables[name] = {"value": value}
     return [{"name": name, **value} for name, value in variables.items()]
 
 
 def _copy_value(variable: Mapping[str, Any], current_value: str | None) -> Manifest | None:
-    """Return the value of a variable of the step's pod for another pod, or None if it has no value there.
+    """Return the value of an environment variable of the step's pod in a form that other pods can use.
 
-    A reference to a secret stays a reference. A reference to a field of the step's pod is replaced by the current
-    value, because the field has another value in another pod.
-
-    Args:
-        variable: an environment variable as in the manifest of a pod.
-        current_value: its value in this process.
+    A reference to a secret is kept. A reference to a field of the step's pod is replaced by its value in this process,
+    because every pod has its own fields. Return None if this process does not have the variable.
     """
     reference = variable.get("valueFrom")
     if not reference:
@@ -180,7 +174,7 @@ def _make_head_template(cluster: ClusterConfig, work: str, variables: list[Manif
 def _make_worker_template(
     cluster: ClusterConfig, work: str, variables: list[Manifest], num_workers: int, gpus: int
 ) -> Manifest:
-    """Return the pod template of the training workers. `gpus` is the number of GPUs of each pod."""
+    """Return the pod template of the training workers, with `gpus` GPUs per pod."""
     pool = cluster.pool
     devices = {}
     if gpus:
@@ -190,7 +184,7 @@ def _make_worker_template(
     worker = _make_ray_template(cluster, "ray-worker", work, resources, variables, cluster.shared_memory)
     worker["spec"]["nodeSelector"] = pool.node_selector
     worker["spec"]["tolerations"] = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
-    if 0 < cluster.min_workers < num_workers:  # a lost worker must not ask the others to stop
+    if 0 < cluster.min_workers < num_workers:  # a worker that is evicted must not stop the training
         del worker["spec"]["containers"][0]["lifecycle"]
     return worker
 
@@ -203,15 +197,15 @@ def _make_ray_template(
     variables: list[Manifest],
     shared_memory: str = "",
 ) -> Manifest:
-    """Return the pod template of a head or a worker, without the nodes on which it may run.
+    """Return the pod template of a head or worker, without node selector and tolerations.
 
     Args:
         cluster: settings of all Ray pods.
         container: name of the container.
-        work: URL of the work, with which the container asks the training to save before it is stopped.
+        work: URL of the work; the `preStop` hook uses it to ask the training to save.
         resources: requests and limits of the container.
         variables: environment variables of the container.
-        shared_memory: size of /dev/shm; by default all memory of the container.
+        shared_memory: size of /dev/shm; by default the container's memory limit.
     """
     if cluster.disk:
         resources = {kind: {**amounts, "ephemeral-storage": cluster.disk} for kind, amounts in resources.items()}
@@ -228,43 +222,43 @@ def _make_ray_template(
     ray_container["lifecycle"] = {"preStop": {"exec": {"command": save_command}}}
     if cluster.environment_from:
         ray_container["envFrom"] = [{"secretRef": {"name": name}} for name in cluster.environment_from]
-    # KubeRay itself sets the label app.kubernetes.io/name, to select the head.
+    # KubeRay itself sets the label app.kubernetes.io/name, with which it selects the head.
     return {"metadata": {"labels": {"app.kubernetes.io/component": "training"}}, "spec": spec}
 
 
 def _make_submitter_template(cluster: ClusterConfig) -> Manifest:
-    """Return the template of the pod that submits the entrypoint and prints its log. The operator adds the command."""
+    """Return the template of the pod that submits the job and prints its log. The operator adds the command."""
     variables = [{"name": name, "value": (RAY | _CONSTANTS)[name]} for name in _SUBMITTER_VARIABLES]
     spec = _make_restricted_pod(cluster, "ray-job-submitter", _SUBMITTER_RESOURCES, variables)
     return {"metadata": {"labels": _make_labels("submitter")}, "spec": {**spec, "restartPolicy": "Never"}}
 
 
 def _make_labels(component: str) -> dict[str, str]:
-    """Return the labels of our pods."""
+    """Return the labels of a pod."""
     return {
         "app.kubernetes.io/name": "infoxlm",
         "app.kubernetes.io/component": component,
-        "sidecar.istio.io/inject": "false",  # a sidecar could not reach Istio, and does not meet "restricted"
+        "sidecar.istio.io/inject": "false",  # a sidecar could not reach Istio and violates "restricted"
     }
 
 
 def _make_resources(cpu: str, memory: str, **devices: str) -> dict[str, dict[str, str]]:
-    """Return the resources of a container, with requests that are equal to the limits."""
+    """Return the resources of a container, with requests equal to limits."""
     amounts = {"cpu": cpu, "memory": memory, **devices}
     return {"limits": dict(amounts), "requests": dict(amounts)}
 
 
 def _compute_saving_seconds(cluster: ClusterConfig) -> str:
-    """Return the seconds of the grace period that remain for the training to save."""
+    """Return how many seconds of the grace period the training has to save."""
     return str(max(cluster.grace_seconds - _RAY_END_SECONDS, 1))
 
 
 def _make_restricted_pod(
     cluster: ClusterConfig, container: str, resources: Manifest, variables: list[Manifest]
 ) -> Manifest:
-    """Return a pod with one container that meets the Pod Security standard "restricted".
+    """Return the spec of a pod with one container that meets the Pod Security standard "restricted".
 
-    It has no token for the Kubernetes API, and only its scratch folders are writable.
+    The pod has no token for the Kubernetes API, and only its scratch folders are writable.
     """
     return {
         "serviceAccountName": cluster.service_account,

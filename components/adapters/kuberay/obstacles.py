@@ -1,4 +1,4 @@
-"""Find the reason why a RayJob does not run, or which of its containers ran out of memory, from pods and events."""
+"""Explain from pods and events why a RayJob does not run, or which of its containers ran out of memory."""
 
 import logging
 import re
@@ -10,38 +10,38 @@ from infoxlm_core.errors import InputError, shorten
 
 logger = logging.getLogger(__name__)
 
-_POLL_SECONDS = 30.0  # between two checks
+_POLL_SECONDS = 30.0  # interval between two checks
 _INVALID_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
 _IMAGE_ERRORS = (*_INVALID_IMAGE, "ErrImagePull", "ImagePullBackOff")
 _REGISTRY_REFUSAL = re.compile(r"not found|manifest unknown|unauthorized|denied|no match for platform", re.IGNORECASE)
-"""Messages of a registry that denies us an image for good; any other failure may be temporary."""
-_TIMESTAMP_LENGTH = len("2026-01-31T12:00:00")  # without the time zone, because its formats differ
+"""Registry messages that mean a permanent failure. Any other failure to pull an image may be temporary."""
+_TIMESTAMP_LENGTH = len("2026-01-31T12:00:00")  # excludes the time zone, which has several formats
 _NODE_TYPE = "ray.io/node-type"
-"""Label of the pods of a RayCluster: head or worker."""
+"""Pod label with the role in the RayCluster: head or worker."""
 
 
 class Obstacle(NamedTuple):
-    """What keeps the pods of a job from running."""
+    """The reason why a job's pods do not run."""
 
     message: str
     is_permanent: bool = False
-    """Whether waiting does not help, because a person must change a setting or an image."""
+    """Whether waiting is useless until somebody changes a setting or an image."""
     is_partly_scheduled: bool = False
-    """Whether some pods of the job have a node, whose resources no other job can use, while others have none."""
+    """Whether only some of the job's pods have a node. Their nodes are blocked for other jobs."""
 
 
 class ObstacleWatch:
-    """Checks a job every `_POLL_SECONDS`, and logs why it does not run whenever the reason changes."""
+    """Checks a job every `_POLL_SECONDS`. Logs why the job does not run whenever the reason changes."""
 
     def __init__(self, jobs: RayJobs) -> None:
         self._jobs = jobs
         self._last_check = time.monotonic()
         self._obstacle: Obstacle | None = None
-        self._num_permanent_checks = 0  # checks in a row that found a permanent obstacle
+        self._num_permanent_checks = 0  # consecutive checks that found a permanent obstacle
         self._partly_scheduled_since: float | None = None
 
     def check(self, job: Job) -> None:
-        """Look for the obstacle of a job, and log it if it has changed. Do nothing if the last check is recent."""
+        """Look for a job's obstacle and log a new one. Do nothing if the last check was recent."""
         current_time = time.monotonic()
         if current_time - self._last_check <= _POLL_SECONDS:
             return
@@ -52,14 +52,13 @@ class ObstacleWatch:
         self._obstacle = obstacle
         is_permanent = obstacle is not None and obstacle.is_permanent
         self._num_permanent_checks = self._num_permanent_checks + 1 if is_permanent else 0
-        is_partly_scheduled = obstacle is not None and obstacle.is_partly_scheduled
-        if not is_partly_scheduled:
+        if obstacle is None or not obstacle.is_partly_scheduled:
             self._partly_scheduled_since = None
         elif self._partly_scheduled_since is None:
             self._partly_scheduled_since = current_time
 
     def _find_obstacle(self, job: Job) -> Obstacle | None:
-        """Return the obstacle of a job, or None if there is none or Kubernetes does not tell it."""
+        """Return a job's obstacle, or None if none is known."""
         try:
             return find_obstacle(self._jobs, job)
         except (Unavailable, InputError) as error:  # the job may still start
@@ -67,22 +66,20 @@ class ObstacleWatch:
             return None
 
     def get_permanent(self) -> Obstacle | None:
-        """Return the obstacle if two consecutive checks found a permanent one. A single event may be outdated."""
+        """Return a permanent obstacle after two consecutive checks, else None. A single event may be outdated."""
         return self._obstacle if self._num_permanent_checks > 1 else None
 
     def get_partly_scheduled(self, seconds: float) -> Obstacle | None:
-        """Return the obstacle if, for this many seconds, only some pods of the job have had a node."""
-        if self._partly_scheduled_since is None:
-            return None
-        partly_scheduled_seconds = time.monotonic() - self._partly_scheduled_since
-        return self._obstacle if partly_scheduled_seconds >= seconds else None
+        """Return the obstacle if only some of the job's pods have had a node for at least `seconds`, else None."""
+        since = self._partly_scheduled_since
+        return self._obstacle if since is not None and time.monotonic() - since >= seconds else None
 
 
 def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
-    """Return what keeps a job's pods from running, or None if Kubernetes reports nothing.
+    """Return the reason why a job's pods do not run, or None if Kubernetes reports none.
 
-    The first of these reasons counts: an image that cannot be pulled, a violation of Pod Security, a pod that the
-    scheduler cannot place, and the newest warning.
+    Reasons in order of precedence: an image that cannot be pulled, a violation of Pod Security, a pod that the
+    scheduler cannot place, the newest warning.
     """
     name = job["metadata"]["name"]
     creation_time = job["metadata"].get("creationTimestamp") or ""
@@ -106,16 +103,16 @@ def find_obstacle(jobs: RayJobs, job: Job) -> Obstacle | None:
         return Obstacle(description, is_partly_scheduled=some_have_node)
     if newest_warning:
         existing_workers = [pod for pod in pods if _read_node_type(pod) == "worker"]
-        some_are_missing = len(existing_workers) < worker_count  # a quota, for instance, prevents their creation
+        some_are_missing = len(existing_workers) < worker_count  # for example, a quota prevents their creation
         return Obstacle(shorten(newest_warning), is_partly_scheduled=some_have_node and some_are_missing)
     return None
 
 
 def find_out_of_memory(jobs: RayJobs, name: str) -> str:
-    """Return a description of the container of a job that exceeded its memory limit, or "" if none did."""
+    """Describe a container of a job that exceeded its memory limit. Return "" if none did."""
     for pod in jobs.list_pods(name):
         for status in pod.status.container_statuses or []:
-            for state in (status.state, status.last_state):  # the container may have been restarted
+            for state in (status.state, status.last_state):  # the container may have restarted
                 terminated = state and state.terminated
                 if terminated and terminated.reason == "OOMKilled":
                     return _describe_out_of_memory(pod, status.name, terminated.exit_code)
@@ -123,7 +120,7 @@ def find_out_of_memory(jobs: RayJobs, name: str) -> str:
 
 
 def _describe_out_of_memory(pod: Any, container_name: str, exit_code: int) -> str:
-    """Return which container exceeded which memory limit, and the setting that raises the limit."""
+    """Describe the container, its memory limit, and the setting that raises the limit."""
     limits = {container.name: (container.resources.limits or {}) for container in pod.spec.containers}
     limit = limits.get(container_name, {}).get("memory", "unknown")
     setting = "ray.head_memory" if _read_node_type(pod) == "head" else "pool.memory (steps.memory for text)"
@@ -139,7 +136,7 @@ def _read_node_type(pod: Any) -> str:
 
 
 def _explain_unschedulable(pod: Any) -> str:
-    """Return why the scheduler finds no node for a pod, or "" if the pod has a node or was not considered yet."""
+    """Return why the scheduler finds no node for a pod, or "" if the pod has a node or was not scheduled yet."""
     for condition in pod.status.conditions or []:
         if condition.type == "PodScheduled" and condition.reason == "Unschedulable":
             nodes, _, _ = (condition.message or "no node fits").partition(" preemption:")
@@ -148,7 +145,7 @@ def _explain_unschedulable(pod: Any) -> str:
 
 
 def _describe_unschedulable(pods: list[Any], worker_count: int) -> str:
-    """Return which pods the scheduler cannot place, and the reason for the first of them."""
+    """Describe the pods that the scheduler cannot place, with the reason for the first pod."""
     first_pod = pods[0]
     waiting = f"the {_read_node_type(first_pod)}"
     if _read_node_type(first_pod) == "worker":
@@ -158,13 +155,10 @@ def _describe_unschedulable(pods: list[Any], worker_count: int) -> str:
 
 
 def _find_image_obstacle(pod: Any, warnings: list[str]) -> Obstacle | None:
-    """Return why a pod cannot pull its image, or None if it waits for no image.
+    """Return why a pod cannot pull its image, or None if the pod does not wait for an image.
 
-    The obstacle is permanent if the registry refuses access or the image name is invalid.
-
-    Args:
-        pod: the pod.
-        warnings: messages of the warning events of the job, which give the registry's reason.
+    The obstacle is permanent if the image name is invalid or the registry refuses access. The `warnings` of the job
+    contain the registry's reason.
     """
     init_containers = pod.status.init_container_statuses or []
     containers = pod.status.container_statuses or []
@@ -181,7 +175,7 @@ def _find_image_obstacle(pod: Any, warnings: list[str]) -> Obstacle | None:
 
 
 def _list_messages_since(events: list[Any], creation_time: str) -> list[str]:
-    """Return the messages of a job's events, oldest first. Earlier events belong to another job of its name."""
+    """Return the messages of events since a job's creation, oldest first. Earlier events concern an earlier job."""
     job_events = [event for event in events if not _read_time(event) or _read_time(event) >= _to_seconds(creation_time)]
     job_events.sort(key=_read_time)
     return [event.message for event in job_events]
@@ -193,5 +187,5 @@ def _read_time(event: Any) -> str:
 
 
 def _to_seconds(timestamp: str) -> str:
-    """Return a timestamp as 2026-01-31T12:00:00, without the time zone."""
+    """Shorten a timestamp to 2026-01-31T12:00:00, without the time zone."""
     return timestamp.replace(" ", "T")[:_TIMESTAMP_LENGTH]

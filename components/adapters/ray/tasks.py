@@ -1,7 +1,7 @@
-"""Run the tasks of preparation and tokenization on N Ray workers, of this machine or of a whole cluster.
+"""Run preparation and tokenization on N Ray workers of this machine or of a cluster.
 
-Each item is a Ray task, which is repeated on another node if its worker dies. Items, results and the data that the work
-needs, such as a model, are passed through Ray's object store. Workers import this module, so it does not import torch.
+Each item is a Ray task. If its worker dies, Ray repeats the task on another node. Ray's object store transports items,
+results and the data that all tasks share, such as a model. Workers import this module, so it does not import torch.
 """
 
 import contextlib
@@ -14,20 +14,19 @@ from infoxlm_core.corpora import parallel
 from infoxlm_core.corpora.parallel import ItemFunction, ParallelMap
 from infoxlm_core.errors import InfoXLMError
 
-_RETRIES = 3
-"""Retries of a task whose worker died."""
+_RETRIES = 3  # of a task whose worker died
 
 
 @contextlib.contextmanager
 def start_workers(count: int) -> Iterator[ParallelMap | None]:
     """Start Ray workers with one CPU core each and yield a `ParallelMap` over them. Yield None if `count` is 0.
 
-    On the cluster that RAY_ADDRESS names, there are as many workers as CPU cores if that is more than `count`.
+    If RAY_ADDRESS names a cluster with more than `count` CPU cores, start one worker per core.
 
     Raises:
         WorkerLost: Ray does not start, or a task has lost its worker more than `_RETRIES` times.
         OutOfMemory: Ray killed workers because their pod or machine has too little memory.
-        and any InfoXLMError that the work raises.
+        and any InfoXLMError that a task raises.
     """
     if not count:
         yield None
@@ -45,22 +44,19 @@ def start_workers(count: int) -> Iterator[ParallelMap | None]:
 def _map_with_ray_tasks(function: ItemFunction, items: Iterable[Any], max_pending: int) -> Iterator[Any]:
     """Apply a function to each item in a Ray task. Yield the results in the order of the items.
 
-    Args:
-        function: the function.
-        items: its inputs, which are read lazily.
-        max_pending: largest number of tasks that run or wait at a time.
+    The items are read lazily, so that at most `max_pending` tasks run or wait at the same time.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
 
     from components.adapters.ray import train
 
-    shared_function = ray.put(function)  # sent to each node once
+    shared_function = ray.put(function)  # each node receives the function only once
     remote_task = ray.remote(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_apply)
     try:
         futures = (remote_task.remote(shared_function, item).future() for item in items)
         yield from parallel.yield_in_order(futures, max_pending)
-    except RayTaskError as error:  # an exception of the function itself
+    except RayTaskError as error:  # the function itself raised an exception
         if isinstance(error.cause, InfoXLMError):
             raise error.cause from None
         raise

@@ -1,8 +1,8 @@
 """Run a training stage of the core on N Ray workers.
 
-The core writes checkpoints, curves and results. Ray starts workers, joins them in a process group, and restarts them
-when a worker dies. A worker returns figures, returns an InfoXLMError (which all workers raise and a restart would
-repeat), or dies.
+The core writes checkpoints, curves and results. Ray starts the workers, joins them in a process group, and restarts
+them when a worker dies. A worker ends in one of three ways: it returns metrics, it returns an InfoXLMError, or it dies.
+Ray does not restart workers after an InfoXLMError, because all workers would raise the error again.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 _START_ATTEMPTS = 3
 _MAX_FAILURES = 3
-_GPU_SECONDS = 1800  # to wait for the GPU of a lost pod; Ray Train waits as long
-_ALL_WORKERS_SECONDS = 300.0  # to wait for all workers before a training run continues with fewer
-_COLLECTIVE_SECONDS = 300  # to sum gradients; workers wait longer while the first works alone (`distributed.PATIENCE`)
+_GPU_SECONDS = 1800  # time limit for the GPU of a replaced pod, the same as Ray Train's
+_ALL_WORKERS_SECONDS = 300.0  # time limit for all workers before a training run continues with fewer
+_COLLECTIVE_SECONDS = 300  # time limit for summing gradients; `distributed.PATIENCE` applies while worker 0 works alone
 
 
 def launch_training(
@@ -35,21 +35,21 @@ def launch_training(
 ) -> dict[str, Any]:
     """Call a training function on Ray workers and return the result of the first worker.
 
-    On one machine, there is at most one worker per GPU. On a cluster, the training waits until a lost node is replaced,
-    or continues with fewer workers if `min_workers` allows it.
+    On one machine, at most one worker runs per GPU. On a cluster, the training waits until a lost node is replaced, or
+    continues with fewer workers if `min_workers` allows it.
 
     Args:
-        train: the training function.
-        num_workers: number of workers, each with a GPU, or with a CPU core if Ray has no GPUs.
-        run: directory of the training run, which every worker passes to `train`.
-        min_workers: smallest number of workers with which the training may continue; 0: all are needed.
+        train: training function.
+        num_workers: number of workers, each with one GPU, or with one CPU core if Ray has no GPUs.
+        run: directory of the training run, passed to `train` on every worker.
+        min_workers: smallest number of workers with which the training may continue; 0 requires all workers.
         arguments: further arguments of `train`.
 
     Raises:
-        WorkerLost: workers died more often than they are restarted.
+        WorkerLost: workers died more often than Ray restarts them.
         OutOfMemory: Ray killed workers because their pod or machine has too little memory.
         InputError: torch cannot use the GPUs.
-        and what `train` raises.
+        and any error that `train` raises.
     """
     os.environ.update({**environment.RAY, **os.environ})
     import ray
@@ -63,13 +63,13 @@ def launch_training(
         ):
             gpu_count = int(ray.cluster_resources().get("GPU", 0))
             if gpu_count:
-                _check_gpu()  # the error message of NCCL would not tell the reason
+                _check_gpu()  # NCCL's error message would not tell the reason
             is_cluster = bool(os.environ.get("RAY_ADDRESS"))
-            if gpu_count and not is_cluster:  # a cluster that has lost a pod gets its GPUs back
+            if gpu_count and not is_cluster:  # a cluster replaces the GPUs of a lost pod
                 num_workers = workers.limit_to_gpus(num_workers, gpu_count)
             training = _Training(worker_settings, run.name, Path(scratch), uses_gpus=gpu_count > 0)
             is_elastic = 0 < min_workers < num_workers
-            with workers.stop_training_on_signals(run):  # again, because ray.init has set its own handlers
+            with workers.stop_training_on_signals(run):  # set again, because ray.init has replaced the handlers
                 if is_elastic:
                     result = training.fit_elastically(num_workers, min_workers)
                 else:
@@ -95,11 +95,11 @@ def use_ray(num_workers: int) -> Iterator[None]:
 
 
 def to_infoxlm_error(error: Exception, subject: str) -> InfoXLMError:
-    """Convert an error of Ray: to OutOfMemory if Ray killed a worker for its memory, to WorkerLost otherwise.
+    """Convert a Ray error to OutOfMemory if Ray killed a worker for lack of memory, else to WorkerLost.
 
     Args:
-        error: the error of Ray. If memory was the cause, its message has thousands of characters.
-        subject: what failed, for the beginning of the new message.
+        error: Ray's error, whose message may have thousands of characters.
+        subject: name of the failed object, with which the new message begins.
     """
     text = f"{error} {last_cause(error)}"
     if "running low on memory" not in text:
@@ -114,17 +114,17 @@ def to_infoxlm_error(error: Exception, subject: str) -> InfoXLMError:
 
 @dataclass(frozen=True)
 class _Training:
-    """A training run of Ray Train."""
+    """A training run on Ray Train."""
 
     worker_settings: dict[str, Any]
-    """Argument of `_run_in_worker`."""
+    """Argument of `_run_in_worker`: the training function and its arguments."""
     name: str
     scratch: Path
     """Directory for Ray's temporary files."""
     uses_gpus: bool
 
     def fit(self, num_workers: int, max_failures: int) -> Any:
-        """Train on this number of workers, which Ray restarts at most `max_failures` times. Return Ray's result."""
+        """Train on `num_workers` workers and return Ray's result. Restart the workers up to `max_failures` times."""
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -132,7 +132,7 @@ class _Training:
             max_failures=max_failures, max_preemption_failures=max_failures, controller_failure_limit=5
         )
         run_config = RunConfig(
-            name=f"{self.name}-{secrets.token_hex(4)}",  # unique, or Ray would continue an earlier run of this name
+            name=f"{self.name}-{secrets.token_hex(4)}",  # unique, so that Ray does not resume an earlier run
             storage_path=str(self.scratch),
             failure_config=failure_config,
         )
@@ -147,9 +147,9 @@ class _Training:
         return trainer.fit()
 
     def fit_elastically(self, num_workers: int, min_workers: int) -> Any:
-        """Train, and after the loss of a worker continue with as many workers as the cluster has resources for.
+        """Train. After the loss of a worker, continue with the workers for which the cluster has resources.
 
-        Ray Train's own elasticity is not used, because it stops a training run without saving a checkpoint first.
+        Ray Train's own elasticity is not used, because it stops a training run without saving a checkpoint.
         """
         from ray.train.v2.api.exceptions import TrainingFailedError
 
@@ -166,7 +166,7 @@ class _Training:
 
 
 def _count_available_workers(num_workers: int, min_workers: int, resource: str) -> int:
-    """Return how many workers can start: all if the cluster recovers within minutes, else as many as it can hold now.
+    """Wait for the cluster to recover, and return how many of the workers can start.
 
     Raises:
         WorkerLost: fewer than `min_workers` can start.
@@ -174,8 +174,8 @@ def _count_available_workers(num_workers: int, min_workers: int, resource: str) 
     import ray
     from ray.util import placement_group, remove_placement_group
 
-    # Reserve the resources, because the cluster may still list those of the lost node. Ray removes a node from the list
-    # when the node has been silent for about a minute, so the list is correct after the wait.
+    # Reserve the resources, because Ray may still list those of the lost node. Ray removes a node that has been silent
+    # for about a minute, so the list is correct after the wait.
     group = placement_group([{resource: 1}] * num_workers)
     has_recovered = group.wait(_ALL_WORKERS_SECONDS)
     remove_placement_group(group)
@@ -191,7 +191,7 @@ def _count_available_workers(num_workers: int, min_workers: int, resource: str) 
 
 
 def _create_private_token() -> None:
-    """Create the file with Ray's token so that only this user can read it. Ray itself would create it for all users."""
+    """Create Ray's token file, readable by this user only. Ray itself would make the file readable by all users."""
     if "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ:
         return
     path = Path.home() / ".ray" / "auth_token"
@@ -199,7 +199,7 @@ def _create_private_token() -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent) as file:  # mode 0600
         file.write(secrets.token_hex(32))
         file.flush()
-        with contextlib.suppress(FileExistsError):  # the token exists; another process may have just created it
+        with contextlib.suppress(FileExistsError):  # keep an existing token; another process may use it
             os.link(file.name, path)
     path.chmod(0o600)
 
@@ -211,13 +211,13 @@ def start_ray(num_workers: int) -> None:
     local_cluster: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
         num_cpus = max(num_workers + 1, os.cpu_count() or 1)
-        local_cluster = {"address": "local", "num_cpus": num_cpus}  # never joins a cluster of another process
+        local_cluster = {"address": "local", "num_cpus": num_cpus}  # never joins another process's cluster
         _create_private_token()
     for attempt in range(1, _START_ATTEMPTS + 1):
         try:
             ray.init(
                 logging_level=logging.WARNING,
-                include_dashboard=True,  # without it Ray Train logs a warning every second
+                include_dashboard=True,  # without a dashboard, Ray Train logs a warning every second
                 runtime_env={"env_vars": _make_worker_environment()},
                 **local_cluster,
             )
@@ -230,7 +230,7 @@ def start_ray(num_workers: int) -> None:
 
 
 def _make_worker_environment() -> dict[str, str]:
-    """Return the environment variables for the workers, without secrets, because Ray shows them to all its users."""
+    """Return the workers' environment variables without secrets, because Ray shows the variables to all its users."""
     variables = {name: os.environ.get(name, value) for name, value in environment.RAY.items()}
     for name, value in os.environ.items():
         if name.startswith(("INFOXLM_TRACKER", "MLFLOW_", "HF_", "RUN_ID")) and not environment.is_secret(name):
@@ -239,7 +239,7 @@ def _make_worker_environment() -> dict[str, str]:
 
 
 def _check_gpu() -> None:
-    """Raise InputError with the reason if torch cannot use a GPU that Ray assigns."""
+    """Raise InputError with the reason if torch cannot use the GPU that Ray assigns."""
     import ray
 
     gpu_task = ray.remote(num_gpus=1)(devices.explain_missing_gpu)
@@ -252,19 +252,19 @@ def _run_in_worker(settings: dict[str, Any]) -> dict[str, Any]:
     """Train in the process of a Ray worker. Return the outcome of `workers.attempt_training`.
 
     Args:
-        settings: the training function as "train", and its arguments as "arguments".
+        settings: mapping with the training function ("train") and its arguments ("arguments").
     """
     import torch
     from ray import train as ray_train
     from ray.train.torch import get_device
 
     rank = ray_train.get_context().get_world_rank()
-    level = logging.INFO if rank == 0 else logging.WARNING  # the workers log the same lines
+    level = logging.INFO if rank == 0 else logging.WARNING  # all workers log the same lines
     logging.basicConfig(level=level, format="%(message)s", force=True)
     device = get_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray does not hide GPUs from a worker that was assigned none
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray does not hide GPUs from workers without a GPU
         torch.set_num_threads(1)  # one core per worker
     return workers.attempt_training(settings["train"], settings["arguments"])

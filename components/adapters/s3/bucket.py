@@ -1,8 +1,8 @@
-"""Create the bucket of a store, with a rule that deletes the parts of unfinished uploads after a day.
+"""Create a store's bucket, with a lifecycle rule that deletes the parts of unfinished uploads after a day.
 
     python -m components.adapters.s3.bucket s3://infoxlm
 
-A second call changes nothing. Other rules of the bucket are kept.
+A second call changes nothing. The bucket's other rules are kept.
 """
 
 import sys
@@ -17,11 +17,11 @@ LIFECYCLE_RULE = {
     "Filter": {"Prefix": ""},
     "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
 }
-"""Aborts unfinished uploads after a day, because they take up space but appear in no listing."""
+"""Aborts unfinished uploads after a day, because they take up space but do not appear in listings."""
 
 
 def ensure_bucket(url: str) -> None:
-    """Create the bucket `s3://NAME`, unless it exists, and the rule that deletes its unfinished uploads.
+    """Create the bucket `s3://NAME` and its lifecycle rule, unless they exist.
 
     Raises:
         InputError: the URL is malformed, or S3 refuses.

@@ -1,4 +1,4 @@
-"""S3 as a storage; the only module that calls boto3.
+"""S3 as a storage. Only this module calls boto3.
 
 Address, credentials and region come from the usual environment variables: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …
 """
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 LIMITS = {"attempts": 10, "connect_seconds": 5, "read_seconds": 60}
 QUICK_LIMITS = {"attempts": 3, "connect_seconds": 4, "read_seconds": 4}
 """Limits of calls that must fail sooner than a lease expires (`lease.EXPIRY_SECONDS`)."""
-_READ_ATTEMPTS = 3  # botocore does not repeat a request whose body breaks off
+_READ_ATTEMPTS = 3  # because botocore does not retry when the response body breaks off
 _DELETION_BATCH = 1000  # largest number of objects that S3 deletes in one request
-_MISSING = 404  # HTTP status if there is no such object
+_MISSING = 404  # HTTP status for a missing object
 
 
 class S3Store:
-    """A storage in a bucket, below a prefix of it, or in one object. See `Store`. Versions are ETags.
+    """A `Store` in a bucket, below a prefix of a bucket, or in a single object. Versions are ETags.
 
     Args:
         uri: s3://bucket/prefix
@@ -41,7 +41,7 @@ class S3Store:
         self._prefix = key.strip("/")
 
     def get(self, name: str = "", quick: bool = False) -> tuple[bytes, str] | None:
-        """Return the content and the ETag of a small file, or None if the file does not exist."""
+        """Return the content and ETag of a small file, or None if the file does not exist."""
         with self._open_client(name, quick) as client, _ignore_statuses(_MISSING):
             response = client.get_object(Bucket=self.bucket, Key=self._key(name))
             size = response["ContentLength"]
@@ -68,15 +68,15 @@ class S3Store:
             return client.get_object(**request)["Body"].read()
 
     def put(self, name: str, content: str | bytes) -> None:
-        """Write a small file. Replace an existing one."""
+        """Write a small file, or replace it if it exists."""
         with self._open_client(name) as client:
             client.put_object(**self._make_put_request(name, content))
 
     def put_if(self, name: str, content: str | bytes, version: str | None, quick: bool = False) -> str | None:
-        """Write a small file only if its ETag is still `version`, or for None only if the file does not exist.
+        """Write a small file only if its ETag is still `version`, or (for None) only if the file does not exist.
 
         Returns:
-            the new ETag, or None if another process has changed the file.
+            The new ETag, or None if another process has changed the file.
         """
         condition = {"IfMatch": version} if version else {"IfNoneMatch": "*"}
         # S3 answers 412 if the condition fails, 409 to one of two simultaneous writers, and 404 if another process has
@@ -91,7 +91,7 @@ class S3Store:
         return existing_version if existing_content == _encode(content) else None
 
     def delete(self, *names: str) -> None:
-        """Delete files. A missing file is no error."""
+        """Delete files. Ignore missing files."""
         if len(names) == 1:
             with self._open_client(names[0]) as client:
                 client.delete_object(Bucket=self.bucket, Key=self._key(names[0]))
@@ -104,26 +104,24 @@ class S3Store:
                 self._check_deletion(response)
 
     def _check_deletion(self, response: dict[str, Any]) -> None:
-        """Raise InputError if S3 has not deleted all objects, because it answers with status 200 even then."""
+        """Raise InputError if S3 has not deleted all objects. S3 answers with status 200 even then."""
         errors = response.get("Errors")
         if errors:
             first_error = errors[0]
-            reason = f"{first_error.get('Code')} {first_error.get('Message', '')}"
-            raise InputError(
-                f"{self.uri}: S3 refuses to delete {len(errors)} files, the first is "
-                f"{first_error.get('Key')} ({reason}): check your rights"
-            )
+            example = f"{first_error.get('Key')} ({first_error.get('Code')} {first_error.get('Message', '')})"
+            message = f"S3 refuses to delete {len(errors)} files, such as {example}: check your rights"
+            raise InputError(f"{self.uri}: {message}")
 
     def entries(self, deep: bool = True) -> list[Entry]:
-        """List all files below the URI, or with `deep=False` only those directly below it."""
+        """Return all files below the URI, or with `deep=False` only the files directly below it."""
         prefix = self._make_list_request()["Prefix"]
         delimiter = {} if deep else {"Delimiter": "/"}
         objects = self._list_all("list_objects_v2", "Contents", **delimiter)
         entries = []
-        with self._open_client():  # translates the KeyError of an answer that does not come from S3
+        with self._open_client():  # converts the KeyError if the server is not S3
             for s3_object in objects:
                 key = s3_object["Key"]
-                if key == prefix:  # an empty object that some tools create to represent the folder
+                if key == prefix:  # some tools create an empty object to represent the folder
                     continue
                 name = key.removeprefix(prefix)
                 entries.append(Entry(name, s3_object["Size"], s3_object["ETag"], s3_object["LastModified"]))
@@ -138,17 +136,17 @@ class S3Store:
         return sorted(names)
 
     def head(self, name: str = "") -> Entry | None:
-        """Return the size, version and digest of a file without its content, or None if it does not exist."""
+        """Return the size, version and digest of a file, or None if the file does not exist."""
         if not self._key(name):
             return None
         with self._open_client() as client, _ignore_statuses(_MISSING):
             response = client.head_object(Bucket=self.bucket, Key=self._key(name))
-            digest = response["Metadata"].get("sha256", "")  # S3 computes no SHA-256 of a whole multipart upload
+            digest = response["Metadata"].get("sha256", "")  # S3 does not compute the SHA-256 of a multipart upload
             return Entry(name, response["ContentLength"], response["ETag"], response["LastModified"], digest)
         return None
 
     def upload(self, path: Path, name: str, sha256: str) -> None:
-        """Upload a large file, in parts, and store its digest with it."""
+        """Upload a large file in parts, with its digest as metadata."""
         arguments = {"ChecksumAlgorithm": "SHA256", "Metadata": {"sha256": sha256}}
         with self._open_client() as client:
             client.upload_file(str(path), self.bucket, self._key(name), ExtraArgs=arguments)
@@ -159,7 +157,7 @@ class S3Store:
             client.download_file(self.bucket, self._key(name), str(path))
 
     def sweep(self) -> int:
-        """Abort multipart uploads of killed processes, because their parts cost money but appear in no listing."""
+        """Abort multipart uploads of killed processes, because their parts take up space but appear in no listing."""
         uploads = self._list_all("list_multipart_uploads", "Uploads")
         with self._open_client() as client:
             for upload in uploads:
@@ -169,26 +167,22 @@ class S3Store:
         return len(uploads)
 
     def _key(self, name: str) -> str:
-        """Return the key of a file, or the key that the URI itself names if there is no name."""
+        """Return the key of a file, or the URI's own key for an empty name."""
         if not name:
             return self._prefix
         return f"{self._prefix}/{name}" if self._prefix else name
 
     def _make_put_request(self, name: str, content: str | bytes) -> dict[str, Any]:
         """Return the arguments of `put_object`, with a checksum that S3 verifies."""
-        return {
-            "Bucket": self.bucket,
-            "Key": self._key(name),
-            "Body": _encode(content),
-            "ChecksumAlgorithm": "SHA256",
-        }
+        body = _encode(content)
+        return {"Bucket": self.bucket, "Key": self._key(name), "Body": body, "ChecksumAlgorithm": "SHA256"}
 
     def _make_list_request(self) -> dict[str, str]:
-        """Return the arguments of a listing of all objects below the URI."""
+        """Return the arguments of a request that lists all objects below the URI."""
         return {"Bucket": self.bucket, "Prefix": f"{self._prefix}/" if self._prefix else ""}
 
     def _list_all(self, operation: str, field: str, **arguments: str) -> list[dict[str, Any]]:
-        """Call a paginated operation of S3. Return what one field of its responses lists, from all pages."""
+        """Call a paginated S3 operation. Return the elements of a response field from all pages."""
         elements: list[dict[str, Any]] = []
         with self._open_client() as client:
             for page in client.get_paginator(operation).paginate(**self._make_list_request(), **arguments):
@@ -196,20 +190,20 @@ class S3Store:
         return elements
 
     def _open_client(self, name: str = "", quick: bool = False) -> AbstractContextManager[Any]:
-        """Return a client as `open_client` does, whose errors name the file."""
+        """Open a client whose error messages name the file."""
         return open_client(f"{self.uri}/{name}" if name else self.uri, quick)
 
 
 @contextmanager
 def open_client(uri: str, quick: bool = False) -> Iterator[Any]:
-    """Yield an S3 client. Convert its errors in the block to one-line errors that begin with the URI.
+    """Yield an S3 client. Convert errors in the block to one-line errors that begin with the URI.
 
     Args:
-        uri: what the block reads or writes.
-        quick: whether a call must fail within seconds if S3 does not answer.
+        uri: URI of the file or bucket that the block uses.
+        quick: whether calls must fail within seconds if S3 does not answer.
 
     Raises:
-        InputError: S3 refuses, or the settings of the client are wrong.
+        InputError: S3 refuses, or the client's settings are wrong.
         StorageUnavailable: S3 does not answer.
     """
     from boto3.exceptions import Boto3Error
@@ -218,22 +212,22 @@ def open_client(uri: str, quick: bool = False) -> Iterator[Any]:
     aws_variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
     try:
         client = _get_client(tuple(aws_variables), quick)
-    except (BotoCoreError, ValueError) as error:  # ValueError: a malformed address
+    except (BotoCoreError, ValueError) as error:  # a malformed address raises ValueError
         raise InputError(f"{uri}: {one_line(error)}: check AWS_ENDPOINT_URL, AWS_REGION and AWS_PROFILE") from error
     try:
         yield client
     except (BotoCoreError, Boto3Error, ClientError) as error:
         raise _to_infoxlm_error(error, uri) from error
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        # The answer lacks a field that S3 always sends. RecursionError: boto3 follows a redirect of the server to
-        # itself until the stack overflows.
+        # The response lacks a field that S3 always sends. If the server redirects to itself, boto3 follows the redirect
+        # until it raises RecursionError.
         raise InputError(
             f"{uri}: the server is not S3 ({type(error).__name__}: {error}): check AWS_ENDPOINT_URL and proxies"
         ) from None
 
 
 def _to_infoxlm_error(error: Exception, uri: str) -> InfoXLMError:
-    """Convert an error of boto3 to InputError or StorageUnavailable."""
+    """Convert a boto3 error to InputError or StorageUnavailable."""
     from botocore import exceptions
 
     configuration_errors = (
@@ -244,7 +238,7 @@ def _to_infoxlm_error(error: Exception, uri: str) -> InfoXLMError:
     if isinstance(error, configuration_errors):
         remedy = "check AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and the name of the bucket"
         return InputError(f"{uri}: {one_line(error)}: {remedy}")
-    # An error of an upload or download was raised because of the answer of the server.
+    # The server's answer is the cause of an upload or download error.
     answer = error if isinstance(error, exceptions.ClientError) else error.__cause__ or error.__context__
     if not isinstance(answer, exceptions.ClientError):
         return StorageUnavailable(f"{uri}: S3 does not answer ({one_line(error)}): run again")
@@ -256,21 +250,21 @@ def _to_infoxlm_error(error: Exception, uri: str) -> InfoXLMError:
 
 @functools.lru_cache(8)
 def _get_client(aws_variables: tuple[tuple[str, str], ...], quick: bool) -> Any:
-    """Return an S3 client from a cache, because the creation of a client takes 0.2 seconds.
+    """Return a cached S3 client, because creating a client takes 0.2 seconds.
 
     Args:
-        aws_variables: the environment variables from which boto3 reads its settings; the key of the cache.
+        aws_variables: environment variables that configure boto3. They are part of the cache key.
         quick: whether calls must fail within seconds.
     """
     import boto3
     from botocore.config import Config
 
-    logging.getLogger("botocore").setLevel(logging.WARNING)  # it logs where each client finds its credentials
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # INFO logs the credentials' source for each client
     variables = dict(aws_variables)
     limits = QUICK_LIMITS if quick else LIMITS
-    # Most other servers have no host name for each bucket.
-    is_other_server = any(name.startswith("AWS_ENDPOINT_URL") for name in variables)
-    s3_settings = {"addressing_style": "path"} if is_other_server else {}
+    # Servers other than AWS usually have no host name for each bucket.
+    has_custom_endpoint = any(name.startswith("AWS_ENDPOINT_URL") for name in variables)
+    s3_settings = {"addressing_style": "path"} if has_custom_endpoint else {}
     config = Config(
         retries={"mode": "standard", "total_max_attempts": limits["attempts"]},
         connect_timeout=limits["connect_seconds"],
@@ -283,7 +277,7 @@ def _get_client(aws_variables: tuple[tuple[str, str], ...], quick: bool) -> Any:
 
 @contextmanager
 def _ignore_statuses(*statuses: int) -> Iterator[None]:
-    """Leave the block silently if S3 answers with one of these HTTP statuses."""
+    """Suppress errors in the block if S3 answers with one of these HTTP statuses."""
     from botocore.exceptions import ClientError
 
     try:
@@ -294,7 +288,7 @@ def _ignore_statuses(*statuses: int) -> Iterator[None]:
 
 
 def _read_status(error: Any) -> int:
-    """Return the HTTP status of an answer, or 500 if it has none."""
+    """Return the HTTP status of an S3 error, or 500 if the error has none."""
     return error.response["ResponseMetadata"].get("HTTPStatusCode", 500)
 
 

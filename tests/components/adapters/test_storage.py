@@ -285,7 +285,7 @@ class ReadOnlyS3(Handler):
 def test_first_file_that_s3_refuses_to_delete_is_named(credentials, monkeypatch):
     with (
         store_on(ReadOnlyS3, monkeypatch) as store,
-        pytest.raises(InputError, match=r"refuses to delete 1 files, the first is prefix/b \(AccessDenied no\)"),
+        pytest.raises(InputError, match=r"refuses to delete 1 files, such as prefix/b \(AccessDenied no\)"),
     ):
         store.delete("a", "b")
 
