@@ -1,8 +1,8 @@
 """Settings of a cluster.
 
-A `ClusterFile`, such as configs/cluster.yaml, has all settings that depend on the cluster. Its `make_parameters`
-returns the pipeline parameters that follow from them. One of these, `cluster`, is a `ClusterConfig`, with which a step
-starts a RayJob. If `cluster` is empty, the step trains in its own process.
+A `ClusterFile`, such as configs/cluster.yaml, contains all settings that depend on the cluster. `make_parameters`
+derives the pipeline parameters. The parameter `cluster` is a `ClusterConfig`, with which a step starts a RayJob. If
+`cluster` is empty, the step trains in its own process.
 """
 
 import re
@@ -24,7 +24,7 @@ _IMAGE_BY_DIGEST = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}")
 
 
 def check_image(image: str) -> str:
-    """Return an image that is named by digest. Raise ValueError for a tag, which may name another image later."""
+    """Return an image name with a digest. Raise ValueError for a tag, because tags may move to other images."""
     if not _IMAGE_BY_DIGEST.fullmatch(image):
         raise ValueError(
             f"{image!r} is not an image by digest: write name@sha256:… with the digest that `docker push` printed"
@@ -39,7 +39,7 @@ class RayConfig(StageConfig):
     """Service account of the Ray pods. It needs access to the store, but no permissions in Kubernetes."""
 
     environment: dict[Variable, str] = Field(default_factory=dict)
-    """Additional environment variables of the Ray pods. MLFLOW_* and AWS_ENDPOINT_URL* of the step are always set."""
+    """Additional environment variables of the Ray pods. The step's MLFLOW_* and AWS_ENDPOINT_URL* are always set."""
 
     environment_from: list[KubernetesName] = Field(default_factory=list)
     """Secrets whose entries become environment variables of the Ray pods. Web identity needs none."""
@@ -48,38 +48,38 @@ class RayConfig(StageConfig):
     """Kueue's LocalQueue for the jobs. Without one, jobs start at once."""
 
     priority_class: KubernetesName | None = None
-    """PriorityClass of the Ray pods. Default: that of the cluster."""
+    """PriorityClass of the Ray pods. Default: the cluster's default."""
 
     start_seconds: PositiveInt = 3600
     """Seconds to wait for GPUs before the step fails. Time in Kueue's queue does not count."""
 
     partial_seconds: PositiveInt = 600
     """Seconds after which a job is deleted if only some of its pods have found a node. The job is created again later.
-    This prevents two jobs from blocking each other, because the pods of a job are scheduled one by one. Use a longer
-    time than your cloud takes to add a node. With `queue`, no job is deleted, because Kueue admits only whole jobs."""
+    This prevents two jobs from blocking each other, because a job's pods are scheduled one by one. Use more time than
+    your cloud takes to add a node. With `queue`, no job is deleted, because Kueue admits only whole jobs."""
 
     run_seconds: PositiveInt = 14 * 86_400
-    """Limit on the run time of a job in seconds. If the step is retried, training resumes from its checkpoint."""
+    """Limit on a job's run time in seconds. If the step is retried, training resumes from its checkpoint."""
 
     min_workers: NonNegativeInt = 0
     """Smallest number of workers with which pre-training continues if a lost node is not replaced within 5 minutes. Use
-    it for spot nodes. 0: the training waits for all workers. Losses are equal up to rounding. After the next loss of a
-    node, and in the next job, all workers are requested again. With this setting, a worker pod that is evicted or
-    deleted saves no checkpoint, so the steps since the last checkpoint are repeated."""
+    this setting for spot nodes. 0: the training waits for all workers. Losses are equal up to rounding. After the next
+    loss of a node, and in the next job, all workers are requested again. With this setting, an evicted or deleted
+    worker pod saves no checkpoint, so the steps since the last checkpoint are repeated."""
 
     grace_seconds: PositiveInt = 120
-    """Termination grace period of Ray pods in seconds. Use twice the time that saving a checkpoint takes."""
+    """Termination grace period of Ray pods in seconds. Use twice the time for saving a checkpoint."""
 
     disk: Bytes | None = None
-    """Disk space that a Ray pod requests (`ephemeral-storage`). It contains shards and checkpoints, so use twice their
-    size. If the disk of a node is full, a pod without a request is evicted first."""
+    """Disk space that a Ray pod requests (`ephemeral-storage`). Shards and checkpoints are stored there, so use twice
+    their size. If a node's disk is full, pods without a request are evicted first."""
 
     devices: dict[DeviceName, PositiveInt] = Field(default_factory=dict)
     """Further extended resources of a pod with GPUs, such as {rdma/hca: 8} or {vpc.amazonaws.com/efa: 32}. Without
-    RDMA, nodes exchange gradients over TCP, which takes longer than the rest of a step."""
+    RDMA, nodes exchange gradients over TCP. The exchange then takes longer than the rest of a step."""
 
     shared_memory: Bytes = "16Gi"
-    """Size of /dev/shm in a worker pod, a part of its memory."""
+    """Size of /dev/shm in a worker pod, included in the pod's memory."""
 
     head_cpu: Cores = "2"
     """CPU cores of the head pod, such as 2 or 500m."""
@@ -91,12 +91,12 @@ class RayConfig(StageConfig):
     """Labels of the nodes on which the head may run. Default: any node."""
 
     retries: NonNegativeInt = 3
-    """How often a job is restarted after a temporary failure (exit code 75)."""
+    """Number of restarts of a job after temporary failures (exit code 75)."""
 
     @field_validator("environment")
     @classmethod
     def _refuse_secrets(cls, environment: dict[str, str]) -> dict[str, str]:
-        """Refuse variables whose names look like secrets, because a job's manifest would show their values."""
+        """Refuse variables whose names suggest secrets, because a job's manifest would show their values."""
         for name in environment:
             if is_secret(name):
                 raise ValueError(
@@ -119,10 +119,10 @@ class Pool(StageConfig):
     """Resources and nodes of the worker pods that train."""
 
     accelerator: str = "nvidia.com/gpu"
-    """Extended resource that Kubernetes uses for a GPU."""
+    """Name of the extended resource for GPUs in Kubernetes."""
 
     gpus: NonNegativeInt = 1
-    """GPUs per worker pod, one training worker each. 0: pods without GPUs, one training worker per pod."""
+    """GPUs per worker pod, with one training worker per GPU. 0: pods without GPUs, one training worker per pod."""
 
     cpu: Cores = "8"
     """CPU cores of one worker pod, such as 8 or 7500m."""
@@ -137,12 +137,12 @@ class Pool(StageConfig):
     """Tolerations as in a pod: {key, operator, value, effect}."""
 
     def split_workers(self, num_workers: int) -> tuple[int, int]:
-        """Return the number of pods for this number of training workers, and the number of GPUs of each pod.
+        """Return the number of pods for the training workers, and the number of GPUs per pod.
 
-        If there are fewer workers than `gpus`, they share one pod, with one GPU each.
+        If `num_workers` is less than `gpus`, the workers share one pod with one GPU per worker.
 
         Raises:
-            ConfigError: there are no workers, or they do not fill all pods.
+            ConfigError: `num_workers` is 0, or the workers do not fill all pods.
         """
         gpus_per_pod = min(self.gpus, num_workers)
         workers_per_pod = max(gpus_per_pod, 1)
@@ -156,7 +156,7 @@ class Pool(StageConfig):
 
 
 class Steps(StageConfig):
-    """Resources of steps that do not train, and of Ray pods for text."""
+    """Resources of steps that do not train, and of Ray pods that process text."""
 
     cpu: Cores = "4"
     """CPU cores, such as 4 or 500m."""
@@ -166,7 +166,7 @@ class Steps(StageConfig):
 
 
 class ClusterConfig(RayConfig):
-    """Settings for steps that may start a RayJob: the parameter `cluster` of a pipeline."""
+    """Settings for steps that may start a RayJob: the pipeline parameter `cluster`."""
 
     image: str
     """Container image of the Ray pods, by digest: name@sha256:…"""
@@ -177,7 +177,7 @@ class ClusterConfig(RayConfig):
     _check_image = field_validator("image")(check_image)
 
     def for_text(self) -> Self:
-        """Return this config with worker pods that process text: with the resources of a step, no GPUs, on any node."""
+        """Return a copy for worker pods that process text: a step's resources, no GPUs, any node, all workers."""
         pool = Pool(gpus=0, cpu=self.steps.cpu, memory=self.steps.memory)
         return self.model_copy(update={"pool": pool, "min_workers": 0})
 
@@ -204,7 +204,7 @@ class ClusterFile(StageConfig):
     """Namespace of the runs if Kubeflow is multi-user."""
 
     submit_again: NonNegativeInt = 3
-    """How often `infoxlm submit` resubmits a run after a temporary failure (exit code 75)."""
+    """Number of times that `infoxlm submit` resubmits a run after temporary failures (exit code 75)."""
 
     pool: Pool = Pool()
     steps: Steps = Steps()
@@ -214,7 +214,7 @@ class ClusterFile(StageConfig):
 
     @model_validator(mode="after")
     def _check_pool(self) -> Self:
-        """Check the settings of the Ray pods that depend on the pool."""
+        """Check that the settings of the Ray pods fit the pool."""
         if _parse_bytes(self.ray.shared_memory) > _parse_bytes(self.pool.memory):
             raise ValueError(
                 f"ray.shared_memory ({self.ray.shared_memory}) is part of pool.memory ({self.pool.memory}): lower it"
@@ -227,7 +227,7 @@ class ClusterFile(StageConfig):
         """Return the pipeline parameters that depend on the cluster: `store`, `image` and `cluster`.
 
         Raises:
-            ConfigError: the image is still the placeholder of the example file.
+            ConfigError: the image is still the example file's placeholder.
         """
         _, _, digest = self.image.rpartition(":")
         is_placeholder = set(digest) == {"0"}  # configs/cluster.yaml has a digest of zeros
@@ -242,7 +242,7 @@ class ClusterFile(StageConfig):
 
 
 def _parse_bytes(quantity: str) -> int:
-    """Return the number of bytes of a quantity such as 16Gi."""
+    """Convert a quantity such as 16Gi to bytes."""
     bytes_per_unit = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
     unit = quantity[-2:]
     return int(quantity.removesuffix(unit)) * bytes_per_unit[unit]
