@@ -1,1 +1,1 @@
-"""The steps of the pipelines, one per file: a typed Kubeflow signature around a call of `infoxlm_core`."""
+"""The pipeline steps, usually one per file: a typed Kubeflow signature around a call to `infoxlm_core`."""

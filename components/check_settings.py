@@ -1,4 +1,4 @@
-"""Component: apply overrides to the settings of a run and validate them."""
+"""Component: apply overrides to a run's settings, and validate the result."""
 
 from typing import Any, NamedTuple
 
@@ -28,15 +28,15 @@ def check_settings(
         ("evaluation", dict),
         ("registration", dict),
         ("translation", dict),
-        ("Output", list),  # the trials; KFP's local runner can only loop over an output of this name
+        ("Output", list),  # the trials; KFP's local runner can only loop over an output named `Output`
     ],
 ):
-    """Apply overrides to the settings of a run, and validate all settings before an expensive step starts.
+    """Apply overrides to a run's settings, and validate all settings before an expensive step starts.
 
-    The check includes the tokenizer and config.json of the model to start from, but not its weights.
+    The check includes the start model's tokenizer and config.json, but not its weights.
 
-    Each later step receives only its section of the settings, so that a change of one section leaves the cached results
-    of earlier steps valid.
+    Each later step receives only its own section of the settings. A change of one section therefore leaves the cached
+    results of earlier steps valid.
 
     Args:
         store: directory or s3://bucket/prefix that receives the error message if a setting is invalid.
@@ -44,15 +44,15 @@ def check_settings(
         tokenization: a `TokenizationConfig`.
         finetuning: a `ClassificationConfig`.
         evaluation: an `EvaluationConfig`.
-        pretraining: a `PretrainingConfig`; each trial of an ablation has its own.
-        translation: a `TranslationConfig`; only the pipeline of a translator has it.
-        registration: a `RegistrationConfig`; an ablation registers nothing.
-        trials: trials of an ablation, each {"trial", "pretraining"}, and of translators also "translation".
-        overrides: single settings, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: training workers; the batches must give each of them work.
+        pretraining: a `PretrainingConfig`; empty for an ablation, whose trials have their own.
+        translation: a `TranslationConfig`; empty unless the pipeline trains a translator.
+        registration: a `RegistrationConfig`; empty for an ablation, which registers nothing.
+        trials: trials of an ablation, each with the keys "trial", "pretraining" and, for translators, "translation".
+        overrides: single settings by dotted name, such as {"pretraining.optimization.steps": 2000}.
+        num_workers: number of training workers; the batches must have work for every worker.
 
     Returns:
-        The sections with their defaults, and the trials; all settings are references to the store.
+        The sections with their defaults, and the trials. All settings are references to the store.
     """
     from components.platform import parameters, sources, tracking
     from components.platform.stage_run import stage_run
@@ -87,7 +87,7 @@ def check_settings(
         for section in pretraining_sections:
             sources.check_start(PretrainingConfig.parse(section, "pretraining"), step.local_store)
 
-        # References, because the settings of many trials are too large for a parameter of Kubeflow.
+        # Return references, because the settings of many trials are too large for a Kubeflow parameter.
         for trial in checked_trials:
             for name in trial:
                 if name != "trial":

@@ -1,4 +1,4 @@
-"""Component: compare the variants of an ablation over their seeds."""
+"""Component: compare an ablation's variants over their seeds."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ def compare(
     """Compare the metrics logged by the successful trials of this pipeline run.
 
     Args:
-        trials: the iterations of the loop; "trial" has the variant, the seed and a description of the change.
+        trials: the loop's items; the key "trial" contains the variant, the seed and a description of the change.
         store: directory or s3://bucket/prefix of artifacts.
-        comparison: the report with its tables and figures, and all numbers as JSON.
+        comparison: the report with tables and figures, and all numbers as JSON.
         report: the report as HTML.
-        metrics: mean and standard deviation of each metric of each variant.
+        metrics: mean and standard deviation of each variant's metrics.
     """
     from components.platform import sweeps
     from components.platform.stage_run import stage_run

@@ -1,17 +1,17 @@
-"""Component: end the tracker's run of a pipeline run that has failed or was cancelled."""
+"""Component: end the tracker's run after a pipeline run has failed or was cancelled."""
 
 from components.platform.stage import stage
 
 
 @stage
 def end_run(store: str) -> None:
-    """End the tracker's run as failed or killed, with the cause, unless the last step has ended it.
+    """End the tracker's run as failed or killed and record the cause, unless the last step has ended the run.
 
-    This step always runs last, even after a cancellation. It logs its own errors and does not fail, because a failure
-    would hide the error of the pipeline run.
+    This step always runs last, even after a cancellation. It logs its own errors but does not fail, because a failure
+    would hide the pipeline run's error.
 
     Args:
-        store: directory or s3://bucket/prefix that has the error messages of the other steps.
+        store: directory or s3://bucket/prefix that contains the error messages of the other steps.
     """
     import logging
     import os

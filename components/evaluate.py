@@ -22,21 +22,21 @@ def evaluate(
     classifier_of_start: dsl.Input[dsl.Model] = None,
     trial: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Evaluate an encoder and, if given, the model before its training.
+    """Evaluate an encoder and, if given, the start model of its training.
 
     Args:
         config: an `EvaluationConfig` as a mapping.
         store: directory or s3://bucket/prefix of artifacts.
         corpus: output of prepare_corpus; its held-out text is the test set.
         encoder: the trained model.
-        classifier: classifier fine-tuned from `encoder`; without files if there is no labelled text.
-        scores: all scores, the report with its tables and figures, and the model card.
-        report: the HTML report.
-        model_card: the model card.
+        classifier: the classifier fine-tuned from `encoder`; empty without labelled text.
+        scores: all scores, the report with tables and figures, and the model card.
+        report: the report as HTML.
+        model_card: the model card as Markdown.
         metrics: the main scores.
-        start: the model before the first training step.
-        classifier_of_start: classifier fine-tuned from `start`; give both or neither.
-        trial: variant and seed of a trial of an ablation; this step ends its run in the tracker.
+        start: the model before its first training step.
+        classifier_of_start: the classifier fine-tuned from `start`; required with `start`.
+        trial: variant and seed of an ablation's trial; this step ends the trial's run in the tracker.
     """
     import shutil
     from pathlib import Path
@@ -68,7 +68,7 @@ def evaluate(
             step.report(select_headlines(metric_values))
         step.run.log_artifacts(evaluation, "evaluation")
         corpus_location, _ = artifacts.read_pointer(corpus)
-        datasets = step.report_corpus(corpus_location)  # repeated, because Kubeflow's cache may skip prepare_corpus
+        datasets = step.report_corpus(corpus_location)  # report again, because Kubeflow's cache may skip prepare_corpus
         step.run.annotate(
             describe_run(evidence.read_scores(evaluation), metric_values | cost_metrics, datasets, "evaluation")
         )

@@ -23,16 +23,16 @@ def finetune(
     """Fine-tune an encoder on a task.
 
     Args:
-        config: settings of a task as a mapping; `task` names the task, classification by default.
-        num_workers: Ray workers, one per GPU; 0 trains in this process.
+        config: task settings as a mapping; the key `task` names the task, by default classification.
+        num_workers: number of Ray workers, one per GPU; 0 trains in this process.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
-        encoder: a model in Hugging Face format.
+        encoder: the model to fine-tune, in Hugging Face format.
         corpus: output of prepare_corpus; its labelled examples are used if the config names no data.
-        classifier: the fine-tuned model; a classifier includes its test set. Without labelled text, it has no files.
+        classifier: the fine-tuned model; a classifier includes its test set. Empty without labelled text.
         metrics: loss and accuracy of the last step.
         cluster: a `ClusterConfig` as a mapping, to train in a RayJob; if empty, training runs in this step.
-        trial: variant and seed of a trial of an ablation; the seed replaces that of the config.
-        task_config: environment of the step, which the pods of the RayJob receive.
+        trial: variant and seed of an ablation's trial; the seed replaces the config's seed.
+        task_config: the step's environment, passed to the pods of the RayJob.
     """
     import logging
 

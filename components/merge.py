@@ -1,4 +1,4 @@
-"""Component: merge an encoder with the model that its training started from."""
+"""Component: merge an encoder with the start model of its training."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ def merge(
     merged: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Average an encoder with the model before its training, at the largest weight that the guard set accepts.
+    """Average an encoder with its start model. Use the largest encoder weight that the guard set accepts.
 
     Args:
-        config: an `EvaluationConfig` as a mapping; `merge` lists the weights.
+        config: an `EvaluationConfig` as a mapping; `merge` lists the candidate weights.
         store: directory or s3://bucket/prefix of artifacts.
-        corpus: output of prepare_corpus; its held-out text is measured at every weight.
+        corpus: output of prepare_corpus; every weight is measured on its held-out text.
         encoder: the trained model.
-        start: the model before the first training step.
-        merged: the merged encoder, or `encoder` itself if there are no weights.
+        start: the model before its first training step.
+        merged: the merged encoder, or `encoder` itself if `merge` is empty.
         metrics: the chosen weight and its accuracies.
     """
     from pathlib import Path
@@ -34,7 +34,7 @@ def merge(
     from components.platform.stage_run import stage_run
     from infoxlm_core.config import EvaluationConfig
 
-    # The tracker's run is only opened if there are weights.
+    # Open the tracker's run only if there are weights to choose from.
     with stage_run("merge", store, reports_to_tracker=False) as step:
         evaluation_config = EvaluationConfig.parse(step.read(config), "evaluation")
         encoder_location, encoder_digest = artifacts.read_pointer(encoder)

@@ -23,10 +23,10 @@ def prepare_corpus(
         config: a `PreparationConfig` as a mapping.
         store: directory or s3://bucket/prefix of artifacts.
         corpus: the prepared corpora.
-        metrics: numbers of sentences and translation pairs.
-        num_workers: Ray workers, which are pods on a cluster; 0 prepares in this process.
-        cluster: a `ClusterConfig` as a mapping, for workers in a RayJob; if empty, they run in this step.
-        task_config: environment of the step, which the pods of the RayJob receive.
+        metrics: number of sentences and translation pairs.
+        num_workers: number of Ray workers (pods on a cluster); 0 prepares in this process.
+        cluster: a `ClusterConfig` as a mapping, for workers in a RayJob; if empty, workers run in this step.
+        task_config: the step's environment, passed to the pods of the RayJob.
     """
     from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run

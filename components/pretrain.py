@@ -24,15 +24,15 @@ def pretrain(
 
     Args:
         config: a `PretrainingConfig` as a mapping.
-        num_workers: Ray workers, one per GPU; 0 trains in this process.
+        num_workers: number of Ray workers, one per GPU; 0 trains in this process.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
         shards: output of tokenize_corpus.
         encoder: the trained model in Hugging Face format.
-        start: the model before its first step, used as a baseline in the evaluation.
+        start: the model before its first training step, the baseline of the evaluation.
         metrics: the losses of the last step.
         cluster: a `ClusterConfig` as a mapping, to train in a RayJob; if empty, training runs in this step.
-        trial: variant and seed of a trial of an ablation; its run in the tracker receives the curves.
-        task_config: environment of the step, which the pods of the RayJob receive.
+        trial: variant and seed of an ablation's trial; the trial's run in the tracker receives the curves.
+        task_config: the step's environment, passed to the pods of the RayJob.
     """
     import contextlib
 
@@ -53,22 +53,14 @@ def pretrain(
         run = training_runs.choose_run(store, "pretrained", key, pretraining_config, input_digests, trial)
         inputs = {"shards_path": shards_location}
         with artifacts.exclusive(store, "pretrained", key) if trial else contextlib.nullcontext():
-            # Trials that differ only in later stages share the pre-training: one trains, the others wait for it.
+            # Trials that differ only in later stages share the pre-training: the first trial trains, the others wait.
             directory = step.build(
-                "pretrained",
-                key,
-                pretraining_config,
-                num_workers,
-                cluster,
-                task_config,
-                inputs,
-                checkpoint_folder=run,
-                send_curves=True,
+                "pretrained", key, pretraining_config, num_workers, cluster, task_config, inputs, run, send_curves=True
             )
         step.run.log_curves(directory / "encoder" / "metrics.jsonl")
         step.publish(encoder, directory / "encoder")
         step.publish(start, directory / "start")
         facts = artifacts.log_facts(directory, metrics)
-        if "steps" in facts:  # an older version did not record it
+        if "steps" in facts:  # older versions did not record the steps
             step.report({"steps": facts["steps"]})
         step.report_cost(directory)

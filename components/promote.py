@@ -17,16 +17,16 @@ def promote(
     by_hand: str = "",
     image: str = "",
 ) -> None:
-    """Promote a registered model to champion if it is better on the same test items. Raise NotPromoted otherwise.
+    """Promote a registered model to champion if it beats the champion on the same test items, else raise NotPromoted.
 
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
-        gate: smallest gain of each metric. The confidence interval of the measured gain must lie above it.
+        gate: mapping from metric to required gain. The confidence interval of the gain must lie above this value.
         store: directory of the local registry if MLFLOW_TRACKING_URI is not set.
-        metrics: the version, and for each metric of the gate the gain and its confidence interval.
-        to: another registered model of the same server; the version is copied to it and compared with its champion.
+        metrics: the version, and the gain of each gate metric with its confidence interval.
+        to: name of a target model on the same server. The version is copied there and compared with its champion.
         by_hand: reason for promoting without the gate.
-        image: container image of this step, which the record names.
+        image: container image of this step, for the promotion record.
     """
     import os
 
@@ -41,9 +41,8 @@ def promote(
             promoted = promotion.promote_model(model, gate, step.local_store, target=to, manual_reason=by_hand)
         gains = {}
         for metric, measurement in promoted.verdict.figures.items():
-            gains[f"{metric}/gain"] = measurement["gain"]
-            gains[f"{metric}/lower"] = measurement["lower"]  # bounds of the confidence interval of the gain
-            gains[f"{metric}/upper"] = measurement["upper"]
+            for field in ("gain", "lower", "upper"):  # the gain and the bounds of its confidence interval
+                gains[f"{metric}/{field}"] = measurement[field]
         artifacts.log_metrics({"version": promoted.version} | gains, metrics)
         step.report(gains)
         step.summarise(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")

@@ -16,15 +16,15 @@ def register(
     metrics: dsl.Output[dsl.Metrics],
     image: str = "",
 ) -> None:
-    """Register an encoder once per content, and promote it if it is significantly better than the champion.
+    """Register an encoder unless its content is registered. Promote it if it is significantly better than the champion.
 
     Args:
         config: a `RegistrationConfig` as a mapping.
         store: directory of the local registry if MLFLOW_TRACKING_URI is not set.
         encoder: the model in Hugging Face format.
         scores: output of evaluate.
-        image: container image of this step, which the record names.
-        metrics: the version, and whether it is champion (1) or not (0).
+        image: container image of this step, for the registration record.
+        metrics: the version, and 1 if it is champion, else 0.
     """
     import logging
     import os
@@ -70,4 +70,4 @@ def register(
             f"version     {decision}",
             f"report      {artifacts.find_uri(evaluation_directory / 'report.html')}",
         )
-        step.run.end()  # the last step of its pipeline
+        step.run.end()  # this is the last step of its pipeline

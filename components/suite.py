@@ -1,4 +1,4 @@
-"""Components of a suite: plan its trials, measure them, and summarise them."""
+"""Components of a suite: plan, measure and summarise its trials."""
 
 from typing import Any
 
@@ -12,18 +12,18 @@ def plan_suite(
     suite: dict[str, Any],
     store: str,
     overrides: dict[str, Any] = {},  # noqa: B006
-) -> list:  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
+) -> list:  # type: ignore[type-arg]  # KFP compiles a different loop for a list with an item type
     """Plan the trials of a suite. Download all models and data, so that a wrong name fails before a GPU is used.
 
     Args:
-        suite: a `SuiteConfig` whose models and tasks are lists, because KFP does not keep the order of mappings.
+        suite: a `SuiteConfig` with models and tasks as lists, because KFP does not keep the order of mappings.
         store: directory or s3://bucket/prefix for copies of models and data.
-        overrides: single settings, such as {"tasks.xnli.seeds": [1, 2]}. A task that is `like` another task keeps its
-            own values, so override it by its own name.
+        overrides: single settings by dotted name, such as {"tasks.xnli.seeds": [1, 2]}. An override of a task does not
+            change tasks that are `like` this task.
 
     Returns:
-        {"points": REFERENCE} for each batch. The reference is to a list of trials in the store. A trial has the keys
-        "point" (its model, task, seed, grid and name), "source" (of the model) and "settings" (of the task).
+        One {"points": REFERENCE} per batch. The reference points to a list of trials in the store. A trial has the keys
+        "point" (model, task, seed, grid and name), "source" (the model's source) and "settings" (the task's settings).
     """
     import logging
 
@@ -45,7 +45,7 @@ def plan_suite(
         num_models, num_tasks = len(suite_config.models), len(suite_config.tasks)
         logging.info("%d trials: %d models, %d tasks.", len(planned_trials), num_models, num_tasks)
         batches = parameters.split_trials(planned_trials)
-        # References, because the settings of many trials are too large for a parameter of Kubeflow.
+        # Return references, because the settings of many trials are too large for a Kubeflow parameter.
         return [{"points": parameters.write_reference(store, batch)} for batch in batches]
 
 
@@ -57,14 +57,14 @@ def measure(
     scores: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Measure the trials of a batch. Fine-tune the encoder first if the task needs it.
+    """Measure the trials of a batch. Fine-tune the encoder first if the task needs fine-tuning.
 
     Args:
-        batch: {"points": REFERENCE}, from `plan_suite`.
+        batch: {"points": REFERENCE}, an output item of `plan_suite`.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
-        num_workers: workers per fine-tuning, one per GPU; 0 trains in this process.
-        scores: location and digest of the scores and predictions of each trial.
-        metrics: the scores of a single trial, or the number of several trials.
+        num_workers: number of workers per fine-tuning, one per GPU; 0 trains in this process.
+        scores: location and digest of each trial's scores and predictions.
+        metrics: the scores of a single trial, or the number of trials if there are several.
     """
     import json
     from pathlib import Path
@@ -93,12 +93,12 @@ def summarise(
     metrics: dsl.Output[dsl.Metrics],
     overrides: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Summarise the finished trials of this pipeline run, even if others failed.
+    """Summarise the successful trials of this pipeline run, even if some trials failed.
 
     Args:
-        suite: a `SuiteConfig` whose models and tasks are lists, because KFP does not keep the order of mappings.
+        suite: a `SuiteConfig` with models and tasks as lists, because KFP does not keep the order of mappings.
         store: directory or s3://bucket/prefix of artifacts.
-        comparison: the report with its tables and figures, all numbers as JSON, and a section for the model card.
+        comparison: the report with tables and figures, all numbers as JSON, and a section for the model card.
         report: the report as HTML.
         metrics: the main scores of each model and task.
         overrides: single settings, as in `plan_suite`.

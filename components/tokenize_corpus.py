@@ -1,4 +1,4 @@
-"""Component: train or load a tokenizer, and encode corpora to token shards."""
+"""Component: train or load a tokenizer, and encode corpora as token shards."""
 
 from typing import Any
 
@@ -18,17 +18,17 @@ def tokenize_corpus(
     cluster: dict[str, Any] = {},  # noqa: B006
     task_config: dsl.TaskConfig = None,
 ) -> None:
-    """Encode the corpora with a new SentencePiece model, or with the tokenizer that the config names.
+    """Encode the corpora with a new SentencePiece model, or with the tokenizer named in the config.
 
     Args:
         config: a `TokenizationConfig` as a mapping.
         store: directory or s3://bucket/prefix of artifacts.
         corpus: output of prepare_corpus.
         shards: the tokenizer and the token shards.
-        metrics: numbers of sequences and tokens, and the vocabulary size.
-        num_workers: Ray workers, which are pods on a cluster; 0 tokenizes in this process.
-        cluster: a `ClusterConfig` as a mapping, for workers in a RayJob; if empty, they run in this step.
-        task_config: environment of the step, which the pods of the RayJob receive.
+        metrics: number of sequences and tokens, and the vocabulary size.
+        num_workers: number of Ray workers (pods on a cluster); 0 tokenizes in this process.
+        cluster: a `ClusterConfig` as a mapping, for workers in a RayJob; if empty, workers run in this step.
+        task_config: the step's environment, passed to the pods of the RayJob.
     """
     from components.platform import artifacts, sources
     from components.platform.stage_run import stage_run
@@ -45,5 +45,5 @@ def tokenize_corpus(
         directory = step.build("shards", key, tokenization_config, num_workers, cluster, task_config, inputs)
         step.report_cost(directory)
         counts = step.publish(shards, directory, metrics)
-        # The prefix prevents a collision, because `tokens` is also a curve of the training.
+        # The prefix prevents a collision with the training curve `tokens`.
         step.report({f"shards/{name}": count for name, count in counts.items()}, tokenization=tokenization_config)

@@ -21,20 +21,20 @@ def translate(
     trial: dict[str, Any] = {},  # noqa: B006
     task_config: dsl.TaskConfig = None,
 ) -> None:
-    """Train a translator of two languages from a pre-trained XLM.
+    """Train a translator between two languages from a pre-trained XLM.
 
     Args:
         config: a `TranslationConfig` as a mapping.
-        num_workers: Ray workers, one per GPU; 0 trains in this process.
+        num_workers: number of Ray workers, one per GPU; 0 trains in this process.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
         corpus: output of prepare_corpus; its first held-out pairs are the validation set.
         shards: output of tokenize_corpus.
-        encoder: output of pretrain, of system xlm.
+        encoder: output of pretrain with system xlm.
         translator: the translator with its tokenizer.
         metrics: BLEU of the last validation, and the losses of the last step.
         cluster: a `ClusterConfig` as a mapping, to train in a RayJob; if empty, training runs in this step.
-        trial: variant and seed of a trial of an ablation; the seed replaces that of the config.
-        task_config: environment of the step, which the pods of the RayJob receive.
+        trial: variant and seed of an ablation's trial; the seed replaces the config's seed.
+        task_config: the step's environment, passed to the pods of the RayJob.
     """
     from components.platform import artifacts
     from components.platform.stage_run import stage_run
@@ -72,7 +72,7 @@ def evaluate_translation(
     metrics: dsl.Output[dsl.Metrics],
     trial: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Compute BLEU of a translator in both directions on the held-out pairs that follow the validation set.
+    """Compute a translator's BLEU in both directions on the held-out pairs after the validation set.
 
     Args:
         config: a `TranslationConfig` as a mapping.
@@ -82,7 +82,7 @@ def evaluate_translation(
         scores: all translations with their scores, and the report.
         report: the report as HTML.
         metrics: BLEU of both directions.
-        trial: variant and seed of a trial of an ablation; this step ends its run in the tracker.
+        trial: variant and seed of an ablation's trial; this step ends the trial's run in the tracker.
     """
     import shutil
 
@@ -121,14 +121,14 @@ def compare_translations(
     report: dsl.Output[dsl.HTML],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
-    """Compare the translators of the successful trials of this pipeline run, beside the results of XLM.
+    """Compare the translators of this pipeline run's successful trials, beside the published results of XLM.
 
     Args:
-        trials: the iterations of the loop; "trial" has the variant, the seed and a description of the change.
+        trials: the loop's items; the key "trial" contains the variant, the seed and a description of the change.
         store: directory or s3://bucket/prefix of artifacts.
-        comparison: the report with its tables and figures, and all numbers as JSON.
+        comparison: the report with tables and figures, and all numbers as JSON.
         report: the report as HTML.
-        metrics: mean and standard deviation of BLEU of each variant.
+        metrics: mean and standard deviation of each variant's BLEU.
     """
     import functools
 

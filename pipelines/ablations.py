@@ -1,4 +1,4 @@
-"""The pipeline of an ablation: it trains every variant with every seed and compares them in one table."""
+"""The ablation pipeline: it trains every variant with every seed, and compares the variants in one table."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from pipelines.steps import LIMITS, PARALLEL_TRIALS, configure_steps, disable_ca
 def ablations(
     preparation: dict[str, Any],
     tokenization: dict[str, Any],
-    trials: list,  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
+    trials: list,  # type: ignore[type-arg]  # KFP compiles a different loop for a list with an item type
     finetuning: dict[str, Any],
     evaluation: dict[str, Any],
     store: str,
@@ -37,16 +37,16 @@ def ablations(
     Args:
         preparation: a `PreparationConfig`.
         tokenization: a `TokenizationConfig`.
-        trials: each {"trial": {"variant", "seed", "what", "rank"}, "pretraining": a `PretrainingConfig`}.
-        finetuning: a `ClassificationConfig`; each trial replaces the seed by its own.
-        evaluation: an `EvaluationConfig`, the same for all trials.
+        trials: list of {"trial": {"variant", "seed", "what", "rank"}, "pretraining": a `PretrainingConfig`}.
+        finetuning: a `ClassificationConfig`; each trial replaces the seed with its own.
+        evaluation: an `EvaluationConfig` for all trials.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
         overrides: single settings of these sections, or of `pretraining` in every trial, such as
             {"pretraining.optimization.steps": 2000}.
-        num_workers: training workers per trial, one per GPU; 0 trains in the step.
-        data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
-        cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
-        image: container image of all steps; on a cluster by digest.
+        num_workers: number of training workers per trial, one per GPU; 0 trains in the step.
+        data_workers: number of Ray workers for preparation and tokenization; 0 runs both in their steps.
+        cluster: a `ClusterConfig`, to train in RayJobs; if empty, training runs in the steps.
+        image: container image of all steps; by digest on a cluster.
     """
     data_options = {"store": store, "num_workers": data_workers, "cluster": cluster}
     training_options = {"store": store, "num_workers": num_workers, "cluster": cluster}
@@ -66,8 +66,7 @@ def ablations(
         corpus = prepared.outputs["corpus"]
         tokenized = tokenize_corpus(config=settings.outputs["tokenization"], corpus=corpus, **data_options)
         shards = tokenized.outputs["shards"]
-        # KFP's local runner takes every output of an outer step that is used in a loop for the loop's items, so each
-        # item carries all settings.
+        # Each item carries all settings, because KFP's local runner treats any outer output in a loop as the items.
         with dsl.ParallelFor(items=settings.outputs["Output"], parallelism=PARALLEL_TRIALS) as item:
             trial = item.trial
             pretrained = pretrain(config=item.pretraining, shards=shards, trial=trial, **training_options)

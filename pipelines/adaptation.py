@@ -1,4 +1,4 @@
-"""Plan the adaptation of a public encoder to translations: the settings of its run, and a default guard set."""
+"""Plan the adaptation of a public encoder to translations: the run's settings and a default guard set."""
 
 import itertools
 import logging
@@ -26,55 +26,50 @@ from infoxlm_core.run_file import RunConfig
 logger = logging.getLogger(__name__)
 
 EPOCHS = 2
-"""Passes over the translations: sentence-transformers' guide has 1 for 500,000 pairs, and 3 to 10 for a few pairs."""
+"""Passes over the translations. The guide of sentence-transformers uses 1 for 500,000 pairs, 3 to 10 for few pairs."""
 MIN_STEPS = 50
 MAX_STEPS = 1_000
-"""About half an hour on two CPU cores for an encoder of 12 layers with 384 dimensions."""
+"""About half an hour on two CPU cores for an encoder with 12 layers and 384 dimensions."""
 CPU_BATCH_SIZE = 64  # pairs per step
 GPU_BATCH_SIZE = 512
 WARMUP_SHARE = 0.1
-_MAX_CORPUS_NAME = 100  # characters; the name becomes a part of file names
+_MAX_CORPUS_NAME = 100  # characters, because file names contain the corpus name
 HELD_OUT_SHARE = 0.05
 MAX_HELD_OUT_SHARE = 0.25
 MIN_HELD_OUT_MESSAGES = 100
-"""The gate needs 50, and cleaning drops some."""
+"""More than the 50 messages that the gate needs, because cleaning drops some messages."""
 GUARD_PAIRS = 500
-"""Pairs of each language in the default guard set. The gate tolerates a loss of half a point, which is two pairs."""
+"""Pairs per language in the default guard set. The gate tolerates a loss of half a point, that is, two pairs."""
 GUARD_CORPUS = CorpusSource(
     name="django",
     format="gettext",
     path="pypi:Django==5.2.19",
     sha256="5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00",
 )
-"""Messages of the web framework Django, translated by people into about 90 languages; BSD licence."""
+"""Messages of the web framework Django, with human translations into about 90 languages; BSD licence."""
 
 
 def plan_settings(
-    start: str,
-    pairs: Sequence[str],
-    languages: Sequence[str],
-    guard: str,
-    prefix: str | None,
-    store: Path,
+    start: str, pairs: Sequence[str], languages: Sequence[str], guard: str, prefix: str | None, store: Path
 ) -> dict[str, Any]:
-    """Return the settings of an adaptation that depend on the encoder and the translations, by dotted name.
+    """Return the settings that depend on the encoder and the translations, by dotted name.
 
     Args:
-        start: the encoder, as in `pretraining.model.start`.
+        start: source of the encoder, as in `pretraining.model.start`.
         pairs: files or folders of translations.
-        languages: language codes; the first one is a side of every pair.
+        languages: language codes; the first language is a side of every pair.
         guard: folder of the guard set.
-        prefix: text before every sentence; None: the default prompt of the encoder.
+        prefix: text before every sentence; None uses the encoder's default prompt.
         store: directory of the store, which receives copies of remote files.
 
     Raises:
-        InputError: the encoder or a file of translations cannot be used.
+        InputError: the encoder or a translation file cannot be used.
     """
     pivot = languages[0]
     corpora = [make_corpus_config(path, languages) for path in pairs]
     preparation = PreparationConfig.parse({"languages": list(languages), "pivot": pivot, "corpora": corpora})
     directory = sources.fetch_model(start, store)
-    layer_count = pretrained.read_encoder_size(directory).layers  # raises InputError for other types of models
+    layer_count = pretrained.read_encoder_size(directory).layers  # raises InputError for unsupported model types
     encoder = sentence_encoder.read_settings(directory)
     batch_size = GPU_BATCH_SIZE if devices.count_gpus() else CPU_BATCH_SIZE
     pair_count = count_pairs(preparation, store, limit=MAX_STEPS * batch_size // EPOCHS)
@@ -99,14 +94,14 @@ def plan_settings(
 
 
 def make_corpus_config(path: str, languages: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of a corpus that consists of a file of translations. Its format follows from its name.
+    """Return the settings of a corpus that consists of one translation file. The file name determines the format.
 
     Args:
-        path: a file, or a directory of gettext catalogs.
-        languages: languages of the run, which are those of a .tsv file unless its name has others, such as en-de.tsv.
+        path: path of a file, or of a directory with gettext catalogs.
+        languages: languages of the run. They apply to the columns of a .tsv file without languages in its name.
 
     Raises:
-        InputError: the format of the file is unknown, or the languages of its columns are unknown.
+        InputError: the file's format or the languages of its columns are unknown.
     """
     file = Path(path)
     base_name = file.name.split(".")[0]
@@ -123,7 +118,7 @@ def make_corpus_config(path: str, languages: Sequence[str]) -> dict[str, Any]:
 
 
 def count_pairs(preparation: PreparationConfig, store: Path, limit: int) -> int:
-    """Return the number of translation pairs of all corpora before cleaning, at most `limit`."""
+    """Count the translation pairs of all corpora before cleaning, up to `limit`."""
     local = sources.fetch_corpora(preparation, store)
     count = 0
     for corpus in local.corpora:
@@ -134,17 +129,17 @@ def count_pairs(preparation: PreparationConfig, store: Path, limit: int) -> int:
 
 
 def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> None:
-    """Write the default guard set, on which an adapted encoder may lose at most half a point.
+    """Write the default guard set. An adapted encoder may lose at most half a point on this set.
 
-    It has general software messages in aligned files, such as guard.en-de.en and guard.en-de.de.
+    The set contains general software messages in aligned files, such as guard.en-de.en and guard.en-de.de.
 
     Args:
-        folder: the folder to create; an existing folder stays as it is.
-        languages: languages of the run; all are aligned with the first one. A language without messages is left out.
+        folder: folder to create; an existing folder is not changed.
+        languages: languages of the run, all aligned with the first language. Languages without messages are omitted.
         store: directory of the store.
 
     Raises:
-        InputError: there are no messages in these languages.
+        InputError: no messages exist in these languages.
         StorageUnavailable: the package index does not answer.
     """
     if folder.is_dir():
@@ -162,34 +157,34 @@ def write_default_guard(folder: Path, languages: Sequence[str], store: Path) -> 
             target_file = unfinished_folder / f"guard.{pivot}-{language}.{language}"
             source_file.write_text("\n".join(translations.keys()) + "\n", encoding="utf-8")
             target_file.write_text("\n".join(translations.values()) + "\n", encoding="utf-8")
-        unfinished_folder.rename(folder)  # atomic: there is never a partial guard set
+        unfinished_folder.rename(folder)  # atomic, so that no reader sees a partial guard set
 
 
 def _read_guard_pairs(languages: Sequence[str], store: Path) -> dict[str, dict[str, str]]:
-    """Return for each language up to `GUARD_PAIRS` messages with their translations."""
+    """Return a mapping from language to up to `GUARD_PAIRS` translations by message."""
     wheel = sources.fetch_data(str(GUARD_CORPUS.path), store, GUARD_CORPUS.sha256)
     pairs_by_language: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for row in formats.read_pairs(GUARD_CORPUS, languages, languages[0], [wheel]):
         source, target = (cleaning.normalise(text) for text in row.texts)
-        if len(source.split()) < 2 or source == target:  # a label or a name, not a sentence
+        if len(source.split()) < 2 or source == target:  # skip labels and names
             continue
         translations = pairs_by_language[row.languages[1]]
         if len(translations) < GUARD_PAIRS:
-            translations.setdefault(source, target)  # the first translation of a repeated message
+            translations.setdefault(source, target)  # keep the first translation of a repeated message
     return pairs_by_language
 
 
 def choose_steps(pair_count: int, batch_size: int) -> int:
-    """Return the number of optimizer steps for a number of translation pairs: `EPOCHS`, within limits."""
+    """Return the number of optimizer steps for `EPOCHS` passes, from `MIN_STEPS` to `MAX_STEPS`."""
     steps = math.ceil(EPOCHS * pair_count / batch_size)
     return min(max(steps, MIN_STEPS), MAX_STEPS)
 
 
 def choose_held_out_share(message_count: int) -> float:
-    """Return the share of messages to hold out, so that the gate has enough questions.
+    """Choose the share of messages to hold out, so that the gate has enough test items.
 
     Raises:
-        CorpusTooSmall: there are too few messages to train on some and to measure on others.
+        CorpusTooSmall: the corpus has too few messages for both training and evaluation.
     """
     min_messages = math.ceil(MIN_HELD_OUT_MESSAGES / MAX_HELD_OUT_SHARE)
     if message_count < min_messages:
@@ -198,16 +193,16 @@ def choose_held_out_share(message_count: int) -> float:
 
 
 def write_config(path: Path, template: Path, settings: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
-    """Write the config of a run and return it.
+    """Write a run's config to a YAML file and return the config.
 
     Args:
-        path: the YAML file to create. A file with the same settings stays as it is.
-        template: a YAML file with default settings.
-        settings: values by dotted name that replace those of the template.
-        overrides: overrides by the user, such as `pretraining.seed=2`, which take precedence.
+        path: YAML file to create. A file with the same settings is not changed.
+        template: YAML file with default settings.
+        settings: values by dotted name that replace the template's values.
+        overrides: the user's overrides, such as `pretraining.seed=2`. They have the highest precedence.
 
     Raises:
-        ConfigError: a setting is invalid, or the file exists with other settings.
+        ConfigError: a setting is invalid, or the file exists with different settings.
     """
     values = yaml.safe_load(template.read_text(encoding="utf-8"))
     for name, value in settings.items():
@@ -225,14 +220,14 @@ def write_config(path: Path, template: Path, settings: Mapping[str, Any], overri
 
 
 def find_promoted_model(summary: str, store: Path) -> str:
-    """Return the URI of the model version that a run registered as champion, such as models:/adapted/2.
+    """Return the URI of the model version that a run promoted to champion, such as models:/adapted/2.
 
     Args:
-        summary: the printed results of the run, which name the version.
+        summary: printed results of the run, which name the version.
         store: directory of the store.
 
     Raises:
-        NotPromoted: the gate refused the version as champion.
+        NotPromoted: the gate did not promote the version.
     """
     match = re.search(r"^version +(models:/\S+/\d+) ", summary, flags=re.MULTILINE)
     if match is None:

@@ -1,6 +1,6 @@
-"""The main pipeline: it prepares text, trains InfoXLM, evaluates it and registers it.
+"""The main pipeline: it prepares text, and trains, evaluates and registers InfoXLM.
 
-Each stage has its own config parameter, so that changing one stage does not invalidate the cached steps before it.
+Each stage has its own config parameter, so that changing one stage does not invalidate earlier cached steps.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def infoxlm(
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Prepare and tokenize the text, pre-train an encoder, merge it with its start, evaluate and register it.
+    """Prepare and tokenize the text, pre-train an encoder, merge it with its start model, evaluate and register it.
 
     Args:
         preparation: a `PreparationConfig`: corpora, cleaning, held-out text.
@@ -46,13 +46,13 @@ def infoxlm(
         pretraining: a `PretrainingConfig`: model, objectives, contrast, batches, optimization.
         finetuning: a `ClassificationConfig`: labelled text, recipe.
         evaluation: an `EvaluationConfig`: sizes of the test sets.
-        registration: a `RegistrationConfig`: name in the registry, metrics of the gate.
+        registration: a `RegistrationConfig`: name in the registry, gate metrics.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
-        image: container image of all steps; on a cluster by digest.
+        image: container image of all steps; by digest on a cluster.
         overrides: single settings of these sections, such as {"pretraining.optimization.steps": 2000}.
-        num_workers: training workers, one per GPU; 0 trains in the step, on its CPU.
-        data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
-        cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
+        num_workers: number of training workers, one per GPU; 0 trains in the step, on its CPU.
+        data_workers: number of Ray workers for preparation and tokenization; 0 runs both in their steps.
+        cluster: a `ClusterConfig`, to train in RayJobs; if empty, training runs in the steps.
     """
     data_options = {"store": store, "num_workers": data_workers, "cluster": cluster}
     training_options = {"store": store, "num_workers": num_workers, "cluster": cluster}
@@ -75,13 +75,8 @@ def infoxlm(
         tokenized = tokenize_corpus(config=section["tokenization"], corpus=corpus, **data_options)
         pretrained = pretrain(config=section["pretraining"], shards=tokenized.outputs["shards"], **training_options)
         start = pretrained.outputs["start"]
-        merged = merge(
-            config=section["evaluation"],
-            store=store,
-            corpus=corpus,
-            encoder=pretrained.outputs["encoder"],
-            start=start,
-        )
+        trained = pretrained.outputs["encoder"]
+        merged = merge(config=section["evaluation"], store=store, corpus=corpus, encoder=trained, start=start)
         encoder = merged.outputs["merged"]
         tuned = finetune(config=section["finetuning"], corpus=corpus, encoder=encoder, **training_options)
         tuned_start = finetune(config=section["finetuning"], corpus=corpus, encoder=start, **training_options)
@@ -109,6 +104,6 @@ def infoxlm(
         "end the run": ending,
     }
     configure_steps(image, steps)
-    disable_cache(registered, ending)  # the decision depends on the present champion, the end on the other steps
+    disable_cache(registered, ending)  # their results depend on the current champion and on the other steps
     request_default_resources(prepared, tokenized, merged, evaluated, registered)
     give_registry_access(registered)

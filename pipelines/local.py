@@ -1,4 +1,4 @@
-"""Run a pipeline on this machine, each step in a subprocess."""
+"""Run a pipeline on this machine, with each step in a subprocess."""
 
 import contextlib
 import io
@@ -31,18 +31,18 @@ logger = logging.getLogger(__name__)
 
 
 def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path, name: str, launcher: str = "") -> None:
-    """Run a pipeline, or resume its unfinished run if the last run in the store had the same arguments.
+    """Run a pipeline, or resume the last run in the store if it is unfinished and has the same arguments.
 
     Args:
-        pipeline: a function decorated with `dsl.pipeline` that has a parameter `store`.
-        arguments: the other parameters of the pipeline, as plain values.
-        store: directory or s3://bucket/prefix for artifacts and checkpoints. Without MLFLOW_TRACKING_URI, MLflow's
-            SQLite database is in the local directory of the store.
+        pipeline: function decorated with `dsl.pipeline` that has a parameter `store`.
+        arguments: all other pipeline parameters, as plain values.
+        store: directory or s3://bucket/prefix for artifacts and checkpoints. Without MLFLOW_TRACKING_URI, the store's
+            local directory also contains MLflow's SQLite database.
         name: display name of the run.
         launcher: launcher of the workers, see `launchers`; if empty, the environment decides.
 
     Raises:
-        InfoXLMError: the error of the stage that failed.
+        InfoXLMError: the error of the failed stage.
     """
     if launcher:
         os.environ[launchers.VARIABLE] = launcher
@@ -53,7 +53,7 @@ def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path,
     local_store = artifacts.local_directory(store).resolve()
     local_store.mkdir(parents=True, exist_ok=True)
     if not is_remote(store):
-        store = str(local_store)  # absolute, because steps have another working directory
+        store = str(local_store)  # absolute, because steps have a different working directory
 
     record = _resume_or_create_run(pipeline.name, arguments, local_store, name)
     run_id = record["run"]
@@ -64,7 +64,7 @@ def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path,
     try:
         with _stop_loops_on_signals():
             _run_with_kfp(pipeline, step_arguments, run_directory)
-    except RuntimeError as failure:  # KFP does not report the cause, but the stage wrote it to the store
+    except RuntimeError as failure:  # KFP does not report the cause, but the failed stage wrote it to the store
         _record_end(store, local_store, record, runtime.find_final_status(store))
         raise runtime.read_failure(store, run_id) from failure
     except KeyboardInterrupt:
@@ -75,31 +75,31 @@ def run_pipeline(pipeline: Any, arguments: Mapping[str, Any], store: str | Path,
 
 
 def _set_step_environment(run_id: str, run_name: str) -> None:
-    """Set the environment variables that the subprocesses of the steps inherit."""
+    """Set the environment variables that all steps inherit."""
     os.environ |= {
         DRIVER: str(os.getpid()),
         "RUN_ID": run_id,
         "RUN_NAME": run_name,
-        "PYTHONUNBUFFERED": "1",  # log lines appear at once
-        "OMP_WAIT_POLICY": "PASSIVE",  # idle threads must not occupy cores that other processes need
-        "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: allocating the gradient of the embeddings is 5 times faster
-        "TOKENIZERS_PARALLELISM": "false",  # its threads would deadlock in forked processes
+        "PYTHONUNBUFFERED": "1",  # show log lines at once
+        "OMP_WAIT_POLICY": "PASSIVE",  # keep idle threads from occupying cores
+        "THP_MEM_ALLOC_ENABLE": "1",  # huge pages: the gradient of the embeddings is allocated 5 times faster
+        "TOKENIZERS_PARALLELISM": "false",  # threads of tokenizers would deadlock in forked processes
     }
     for variable, value in environment.ALLOCATOR.items():
         os.environ.setdefault(variable, value)
 
 
 def select_sections(config: RunConfig, pipeline: Any) -> dict[str, Any]:
-    """Return the sections of a config that are parameters of a pipeline, as plain values.
+    """Return the config sections that are parameters of a pipeline, as plain values.
 
-    Fields that are None are omitted, because KFP has no None. When a step parses its section, they are None again.
+    Fields that are None are omitted, because KFP has no None. They are None again after a step has parsed the section.
     """
     sections = config.model_dump(mode="json", exclude_none=True)
     return {name: section for name, section in sections.items() if name in pipeline.component_spec.inputs}
 
 
 def read_summary(store: str | Path) -> str:
-    """Return the printable results of the last run in a store, or an empty text if its last step has not run."""
+    """Return the printable results of a store's last run, or "" if the run's last step has not run."""
     store = str(store).rstrip("/")
     local_store = artifacts.local_directory(store)
     if not (local_store / "run.json").is_file():
@@ -109,9 +109,9 @@ def read_summary(store: str | Path) -> str:
 
 
 class RunRecord(TypedDict):
-    """The content of run.json: the id of the last run in a store, the digest of its arguments, and its status.
+    """The content of run.json: id, digest of the arguments, and status of a store's last run.
 
-    The pattern of `run` prevents a path, because the run names a folder that is deleted.
+    The pattern of `run` rejects paths, because a folder with this name is deleted.
     """
 
     run: Annotated[str, Field(pattern=r"^\w[^/\x00]*$")]
@@ -126,12 +126,12 @@ def _read_run_record(store: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _stop_loops_on_signals() -> Iterator[None]:
-    """Stop a pipeline at once on Ctrl-C, SIGTERM and SIGHUP. KFP alone would first run all iterations of a loop."""
+    """Stop a pipeline at once on Ctrl-C, SIGTERM or SIGHUP. KFP alone would first finish all iterations of a loop."""
     interpreter_directory = Path(sys.executable).parent
     search_path = f"{interpreter_directory}:{os.environ.get('PATH', '')}"  # KFP starts steps with `python3`
 
     def interrupt(*_: object) -> None:
-        os.environ["PATH"] = "/nothing"  # the threads of a loop cannot start a further step
+        os.environ["PATH"] = "/nothing"  # now the threads of a loop cannot start more steps
         raise KeyboardInterrupt
 
     os.environ["PATH"] = search_path
@@ -150,16 +150,16 @@ _NOISE = re.compile(
     r"|.* - INFO - (Applying|After) expression selector|.* - INFO - Streamed logs:|.* outputs:$|Output: |-+$"
     r"|Loading weights:|\w+: \{'in_store'"
 )
-# Ray's prefix of each line that a worker prints, with its colour codes.
+# Ray's prefix of worker output, with colour codes.
 _WORKER_PREFIX = re.compile(r"(\x1b\[\d+m)*\(RayTrainWorker [^)]*\)(\x1b\[\d+m)* ?")
 
 
 class _LineState(threading.local):
-    """What a thread has printed so far. The steps of a loop print at the same time, each from its own thread."""
+    """The output state of one thread. The steps of a loop print at the same time, each from its own thread."""
 
     unfinished_line = ""
     is_in_json = False
-    """Whether the next line belongs to the JSON that KFP prints when a step starts."""
+    """Whether the next line is part of the JSON that KFP prints when a step starts."""
     open_braces = 0
 
 
@@ -172,24 +172,23 @@ class QuietOutput(io.TextIOBase):
         self.state = _LineState()
 
     def write(self, text: str) -> int:
-        """Write all complete lines of the text to the log, and to the console if users need them."""
+        """Write all complete lines to the log. Also write the lines that users need to the console."""
         lines = (self.state.unfinished_line + text).split("\n")
         self.state.unfinished_line = lines.pop()
         for line in lines:
             self.log.write(line + "\n")
             stripped_line = line.strip()
-            belongs_to_json = self._skip_json(stripped_line)
-            is_noise = belongs_to_json or not stripped_line or _NOISE.match(stripped_line)
-            if not is_noise:
+            is_json = self._skip_json(stripped_line)  # call for every line, because it counts braces
+            if not is_json and stripped_line and not _NOISE.match(stripped_line):
                 self.console.write(_WORKER_PREFIX.sub("", stripped_line) + "\n")
         self.console.flush()
         self.log.flush()
         return len(text)
 
     def _skip_json(self, line: str) -> bool:
-        """Return whether a line belongs to the input of a step, which KFP prints as JSON when the step starts.
+        """Return whether a line is part of the JSON input that KFP prints when a step starts.
 
-        The line "Got executor_input:" precedes the JSON, which ends with the line that closes its first brace.
+        The JSON follows the line "Got executor_input:" and ends with the line that closes the first brace.
         """
         state = self.state
         if line.endswith("Got executor_input:"):
@@ -204,7 +203,7 @@ class QuietOutput(io.TextIOBase):
 
 
 def _run_with_kfp(pipeline: Any, arguments: Mapping[str, Any], run_directory: Path) -> None:
-    """Run a pipeline with KFP's local runner, which starts a subprocess for each step.
+    """Run a pipeline with KFP's local runner, which starts one subprocess per step.
 
     Raises:
         RuntimeError: a step failed.
@@ -220,9 +219,9 @@ def _run_with_kfp(pipeline: Any, arguments: Mapping[str, Any], run_directory: Pa
         local.SubprocessRunner(use_venv=False),
         pipeline_root=str(run_directory),
         workspace_root=str(workspace),
-        enable_caching=False,  # KFP's local cache compares names; our store compares contents
+        enable_caching=False,  # KFP's local cache compares names, but our store compares contents
     )
-    for handler in logging.getLogger().handlers:  # while a loop runs, KFP logs to the handlers of the root logger
+    for handler in logging.getLogger().handlers:  # in a loop, KFP logs to the root logger's handlers
         handler.addFilter(_is_not_from_kfp)
     if "image" in pipeline.pipeline_spec.root.input_definitions.parameters:
         arguments = {"image": IMAGE, **arguments}
@@ -232,16 +231,16 @@ def _run_with_kfp(pipeline: Any, arguments: Mapping[str, Any], run_directory: Pa
 
 
 def _is_not_from_kfp(record: logging.LogRecord) -> bool:
-    """Return whether a log record comes from other code than KFP."""
+    """Return whether a log record comes from code other than KFP."""
     return "/kfp/" not in record.pathname
 
 
 @contextlib.contextmanager
 def _disable_retries(spec: Any) -> Iterator[None]:
-    """Disable the retries of all steps in the block, so that a failed step ends a local run at once.
+    """Disable retries of all steps in the block, so that a failed step ends a local run at once.
 
     Args:
-        spec: specification of the pipeline, a protobuf message that is changed in place and restored.
+        spec: pipeline specification, a protobuf message that is changed in place and later restored.
     """
     original_spec = spec.SerializeToString()
     for component in (spec.root, *spec.components.values()):
@@ -254,13 +253,13 @@ def _disable_retries(spec: Any) -> Iterator[None]:
 
 
 def _resume_or_create_run(pipeline: str, arguments: Mapping[str, Any], store: Path, name: str) -> dict[str, Any]:
-    """Return the record of the last run if it is unfinished and has the same arguments, else that of a new run.
+    """Return the last run's record if the run is unfinished and has the same arguments. Otherwise create a run.
 
     Args:
         pipeline: name of the pipeline.
-        arguments: its arguments.
-        store: local directory of the store, which has the record of the last run.
-        name: display name of a new run, with which its id begins.
+        arguments: arguments of the pipeline.
+        store: local directory of the store, with the record of the last run.
+        name: display name of a new run. The id of the new run begins with it.
     """
     path = store / "run.json"
     config_digest = manifests.digest([pipeline, arguments])
@@ -276,11 +275,10 @@ def _resume_or_create_run(pipeline: str, arguments: Mapping[str, Any], store: Pa
 
 
 def _record_end(store: str, local_store: Path, record: dict[str, Any], final: FinalStatus) -> None:
-    """Write how the run ended to run.json and to the tracker."""
-    ended_record = {**record, "status": final.status}
-    manifests.write_atomically(local_store / "run.json", json.dumps(ended_record))
+    """Write the final status of a run to run.json and to the tracker."""
+    manifests.write_atomically(local_store / "run.json", json.dumps({**record, "status": final.status}))
     try:
         tracking.end_unfinished(store, final)
     except errors.InfoXLMError as error:
-        # Do not raise: the error of the run itself, which the caller raises next, matters more to the user.
+        # Do not raise this error, because the caller then raises the run's own error, which matters more to the user.
         logger.warning("the end of the run could not be reported to the tracker: %s", error)

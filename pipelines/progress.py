@@ -1,8 +1,8 @@
-"""Describe the progress of a run on Kubeflow in a line for each step that starts, ends or is retried.
+"""Report the progress of a Kubeflow run: one line for each step that starts, ends or is retried.
 
-Kubeflow's API lists every node of the Argo workflow, such as drivers, groups and attempts, without the id of the node.
-But a node lists the ids of its children, and Argo computes the id of a node from its path. Therefore, the ids of the
-children identify the step, and the iteration of a loop, to which a node belongs.
+Kubeflow's API lists every node of the Argo workflow, such as drivers, groups and attempts, but omits the node's own id.
+A node does list its children's ids, and Argo computes a node's id from its path. The children's ids therefore identify
+the node's step and loop iteration.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 
 from components.platform.parameters import MAX_LOOP_STEPS
 
-_EXECUTOR = "executor"  # Kubeflow's name of the node whose children are the attempts of a step
-_MINUTES_BETWEEN_REMINDERS = 5  # pulling a large image takes a few minutes, which is no reason for a message
+_EXECUTOR = "executor"  # Kubeflow's name for the node whose children are the attempts of a step
+_MINUTES_BETWEEN_REMINDERS = 5  # longer than pulling a large image usually takes
 _PENDING_ADVICE = "image, quota or Pod Security? kubectl get events --field-selector type=Warning"
 _MESSAGES = {"RUNNING": "started", "SUCCEEDED": "succeeded", "FAILED": "failed"}
 
 
 class Step(NamedTuple):
-    """A step of a pipeline, or of an iteration of its loop."""
+    """A pipeline step. In a loop, each iteration has its own steps."""
 
     name: str
-    """Name of its Argo nodes."""
+    """Name of the step's Argo nodes."""
     label: str
-    """Name that users read."""
+    """Name shown to users."""
     path: str
-    """Path of its Argo node, which begins with the name of the workflow."""
+    """Path of the step's Argo node, beginning with the workflow's name."""
 
 
 def compute_node_id(workflow: str, path: str) -> str:
-    """Return the id that Argo computes for the node at a path: the name of the workflow and an FNV-1a hash."""
+    """Compute the id of the node at a path as Argo does: the workflow's name and an FNV-1a hash."""
     fnv_hash = 0x811C9DC5
     for byte in path.encode():
         fnv_hash = ((fnv_hash ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -36,36 +36,35 @@ def compute_node_id(workflow: str, path: str) -> str:
 
 
 def list_steps(spec: Mapping[str, Any], workflow: str, iterations: Sequence[str]) -> list[Step]:
-    """Return all steps of a compiled pipeline. A step in a loop is returned once per iteration.
+    """Return all steps of a compiled pipeline. Repeat the steps of a loop for each iteration.
 
     Args:
         spec: specification of the compiled pipeline.
         workflow: name of the Argo workflow.
-        iterations: names of the iterations of the loop. The number of an iteration replaces a missing name.
+        iterations: names of the loop's iterations. Further iterations are named by their numbers.
     """
-    iteration_names = list(iterations)
-    for number in range(len(iterations) + 1, MAX_LOOP_STEPS + 1):
-        iteration_names.append(f"iteration {number}")
+    iteration_numbers = range(len(iterations) + 1, MAX_LOOP_STEPS + 1)
+    iteration_names = [*iterations, *(f"iteration {number}" for number in iteration_numbers)]
     return _list_steps_of_dag(spec, spec["root"]["dag"], f"{workflow}.root", iteration_names)
 
 
 def _list_steps_of_dag(
     spec: Mapping[str, Any], dag: Mapping[str, Any], dag_path: str, iteration_names: list[str], iteration: str = ""
 ) -> list[Step]:
-    """Return the steps of a DAG, which is the pipeline itself, the body of a loop, or the body of an exit handler.
+    """Return the steps of a DAG: the whole pipeline, the body of a loop, or the body of an exit handler.
 
     Args:
         spec: specification of the compiled pipeline.
         dag: the DAG.
         dag_path: path of its Argo node.
-        iteration_names: names of the iterations of each loop in the DAG.
-        iteration: name of the iteration if the DAG is the body of a loop.
+        iteration_names: names of the iterations of the DAG's loops.
+        iteration: name of the iteration if the DAG is a loop body.
     """
     steps = []
     for name, task in dag["tasks"].items():
         component = spec["components"][task["componentRef"]["name"]]
         path = f"{dag_path}.{name}"
-        if "triggerPolicy" in task:  # an exit handler, which Argo runs as a hook of the task before it
+        if "triggerPolicy" in task:  # Argo runs an exit handler as a hook of the previous task
             previous_task = task["dependentTasks"][0]
             path = f"{dag_path}.{previous_task}.onExit.{name}"
         if "dag" not in component:
@@ -83,32 +82,32 @@ def _list_steps_of_dag(
 
 
 class Progress:
-    """Describes what has changed in a run since the last call.
+    """Describes the changes of a run since the last call.
 
     Args:
         spec: specification of the compiled pipeline.
-        iterations: names of the iterations of its loop.
+        iterations: names of the loop's iterations.
     """
 
     def __init__(self, spec: Mapping[str, Any], iterations: Sequence[str] = ()) -> None:
         self._spec = spec
         self._iterations = iterations
-        # Labels by the name of the step, without the iteration, which is unknown until the node of a step has children.
+        # Labels by step name, without the iteration. It is unknown until the step's node has children.
         self._labels_by_name: dict[str, str] = {}
         for step in list_steps(spec, workflow="", iterations=()):
             self._labels_by_name[step.name] = step.label.partition(" (iteration")[0]
-        self._labels_by_node_id: dict[str, str] = {}  # of the executor node, and of its first attempt
-        self._states: dict[str, str] = {}  # by the id of the task
+        self._labels_by_node_id: dict[str, str] = {}  # for executor nodes and their first attempts
+        self._states: dict[str, str] = {}  # by task id
         self._num_attempts: dict[str, int] = {}  # by label
         self._running_labels: set[str] = set()
-        self._pending_since: dict[str, float] = {}  # by the id of the task
+        self._pending_since: dict[str, float] = {}  # by task id
         self._num_reminders = 0
 
     def describe_changes(self, tasks: Sequence[Any]) -> list[str]:
-        """Return a line for each step that has started, ended or been retried since the last call.
+        """Return one line for each step that has started, ended or been retried since the last call.
 
         Args:
-            tasks: `run_details.task_details` of the run.
+            tasks: the run's `run_details.task_details`.
         """
         lines = []
         for task in tasks:
@@ -123,7 +122,7 @@ class Progress:
         return lines
 
     def _update_attempts(self, executor: Any, label: str) -> str:
-        """Remember the number of attempts of a step. Return a line if there is a new one, else an empty text."""
+        """Record a step's number of attempts. Return a line about a new attempt, or "" if there is none."""
         num_attempts = len(executor.child_tasks or ())
         if num_attempts <= self._num_attempts.get(label, 1):
             return ""
@@ -131,7 +130,7 @@ class Progress:
         return f"{label}: retried, attempt {num_attempts}"
 
     def _update_state(self, task: Any, label: str) -> str:
-        """Remember the state of a step. Return a line if the step has started or ended, else an empty text."""
+        """Record a step's state. Return a line if the step has started or ended, else ""."""
         if self._states.get(task.task_id) == task.state:
             return ""
         self._states[task.task_id] = task.state
@@ -142,13 +141,13 @@ class Progress:
         return f"{label}: {_MESSAGES[task.state]}" if task.state in _MESSAGES else ""
 
     def describe_pending(self, tasks: Sequence[Any], current_time: float) -> list[str]:
-        """Return a line every five minutes while a pod is pending.
+        """Return one line every five minutes while a pod is pending, else an empty list.
 
-        The line names all running steps, because Kubeflow's API does not tell to which step a pod belongs.
+        The line names all running steps, because Kubeflow's API does not report a pod's step.
 
         Args:
-            tasks: `run_details.task_details` of the run.
-            current_time: seconds of a monotonic clock.
+            tasks: the run's `run_details.task_details`.
+            current_time: monotonic time in seconds.
         """
         pending_since = {}
         for task in tasks:
@@ -166,24 +165,24 @@ class Progress:
         return [f"{running_steps}: a pod is still pending after {minutes} min: {_PENDING_ADVICE}"]
 
     def _find_label(self, task: Any) -> str:
-        """Return the label of the step to which an Argo node belongs, or an empty text if it is unknown.
+        """Return the label of an Argo node's step, or "" if the step is unknown.
 
         Args:
-            task: an element of `run_details.task_details`, which describes an Argo node and lists its children.
+            task: element of `run_details.task_details` that describes the node and lists its children.
         """
         child_ids = [child.pod_name for child in task.child_tasks or ()]
         if child_ids and not self._labels_by_node_id:
-            workflow, _, _ = child_ids[0].rpartition("-")  # the id of a node begins with the name of its workflow
+            workflow, _, _ = child_ids[0].rpartition("-")  # a node id begins with the workflow's name
             self._compute_node_ids(workflow)
         for child_id in child_ids:
             if child_id in self._labels_by_node_id:
                 return self._labels_by_node_id[child_id]
-        if not child_ids and task.state == "RUNNING":  # a step that has just started may have no children yet
+        if not child_ids and task.state == "RUNNING":  # a step may have no children right after its start
             return ""
         return self._labels_by_name.get(task.display_name, "")
 
     def _compute_node_ids(self, workflow: str) -> None:
-        """Compute the ids of the nodes that identify a step: its executor node, and the first attempt below it."""
+        """Compute the ids of each step's executor node and of the first attempt below this node."""
         for step in list_steps(self._spec, workflow, self._iterations):
             executor_path = f"{step.path}.{_EXECUTOR}"
             self._labels_by_node_id[compute_node_id(workflow, executor_path)] = step.label

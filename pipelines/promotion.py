@@ -1,4 +1,4 @@
-"""The pipeline of a promotion. It has one step, so that Kubeflow's run history shows who promoted what and why."""
+"""The promotion pipeline. It has one step, so that Kubeflow's run history shows who promoted which model and why."""
 
 from typing import Any
 
@@ -27,13 +27,13 @@ def promotion(
     Args:
         model: models:/NAME@ALIAS or models:/NAME/VERSION.
         store: directory or s3://bucket/prefix that receives the error message if the step fails.
-        gate: smallest gain that each metric needs. The lower end of the gain's confidence interval must lie above it.
-        to: another registered model of the same server, to which the version is copied first.
+        gate: mapping from metric to required gain. The confidence interval of the gain must lie above this value.
+        to: name of a target model on the same server, to which the version is copied first.
         by_hand: reason for promoting without the gate.
-        image: container image of the step; on a cluster, name it by its digest.
+        image: container image of the step; by digest on a cluster.
     """
     promoted = promote(model=model, gate=gate, store=store, to=to, by_hand=by_hand, image=image)
     configure_steps(image, {"promote if better": promoted})
     disable_cache(promoted)
     give_registry_access(promoted)
-    promoted.set_retry(0)  # a second attempt would be refused as well
+    promoted.set_retry(0)  # a second attempt would have the same result

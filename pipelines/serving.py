@@ -4,8 +4,9 @@
     GET  /v1/models/infoxlm            {"name": "infoxlm", "ready": true}
     GET  /                             {"status": "alive"}
 
-The server computes one request at a time with all cores; run more pods to serve more requests. Up to rounding, a
-vector does not depend on the other sentences of its request. Put a proxy with TLS and login in front of the server.
+The server computes one request at a time with all cores. Run more pods to serve more requests. Up to rounding, a
+sentence's vector does not depend on the other sentences in the request. Put a proxy with TLS and login in front of the
+server.
 """
 
 import json
@@ -24,15 +25,15 @@ from infoxlm_core.errors import InputError
 logger = logging.getLogger(__name__)
 
 EmbedFunction = Callable[[Sequence[str]], Tensor]
-"""Returns a vector for each sentence, (sentences, dimensions)."""
+"""A function that returns one vector per sentence, (sentences, dimensions)."""
 MAX_BYTES = 4 * 2**20
-"""Largest body of a request."""
+"""Size limit of a request body."""
 MAX_SENTENCES = 1024
-"""Largest number of sentences in a request."""
+"""Maximum number of sentences in a request."""
 
 
 class RequestError(Exception):
-    """The request cannot be answered. The client gets this status and message."""
+    """An invalid request. The client receives the status and message."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -43,10 +44,10 @@ class Handler(BaseHTTPRequestHandler):
     """Answers the requests of one connection."""
 
     server: "Server"
-    timeout = 60  # seconds without data until the connection is closed
+    timeout = 60  # seconds without data after which the connection is closed
 
     def do_GET(self) -> None:
-        """Answer a probe of the server or of its model."""
+        """Answer a probe of the server or model."""
         pages: dict[str, dict[str, Any]] = {"/": {"status": "alive"}}
         pages[self.server.path] = {"name": self.server.name, "ready": True}
         if self.path in pages:
@@ -55,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send_json(HTTPStatus.NOT_FOUND, {"error": self._describe_unknown_path()})
 
     def do_POST(self) -> None:
-        """Answer a prediction request with the vectors of its sentences, or with an error as JSON."""
+        """Answer a prediction request with the sentences' vectors or with an error, as JSON."""
         try:
             sentences = self._read_sentences()
             vectors = self.server.embed(sentences)
@@ -85,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             )
         try:
             sentences = _parse_sentences(self.rfile.read(int(length)))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:  # RecursionError: deeply nested JSON
+        except (ValueError, KeyError, TypeError, RecursionError) as error:  # deeply nested JSON raises RecursionError
             problem = f"The body is invalid ({type(error).__name__}: {error})."
             remedy = 'Send {"instances": ["a sentence", …]}.'
             raise RequestError(HTTPStatus.BAD_REQUEST, f"{problem} {remedy}") from None
@@ -96,7 +97,7 @@ class Handler(BaseHTTPRequestHandler):
         return sentences
 
     def _describe_unknown_path(self) -> str:
-        """Return the error message for a path that the server does not have."""
+        """Return the error message for an unknown path."""
         return f"There is no path {self.path[:100]}. Use {self.server.path} or {self.server.path}:predict."
 
     def _send_json(self, status: HTTPStatus, body: dict[str, Any]) -> None:
@@ -109,15 +110,15 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Log a request, unless it is a probe."""
-        if self.command != "GET":  # probes would fill the log
+        """Log a request. Omit probes, which would fill the log."""
+        if self.command != "GET":
             logger.info("%s %r", self.address_string(), format % values)
 
 
 class Server(ThreadingHTTPServer):
-    """Answers each request in a thread, and computes one request at a time."""
+    """Answers each request in its own thread, but computes vectors for one request at a time."""
 
-    daemon_threads = False  # the process waits for the threads, so that all requests are answered before it ends
+    daemon_threads = False  # the process waits for its threads, so that it answers all requests before it ends
 
     def __init__(self, address: tuple[str, int], name: str, embed: EmbedFunction) -> None:
         self.name = name
@@ -127,16 +128,16 @@ class Server(ThreadingHTTPServer):
         super().__init__(address, Handler)
 
     def embed(self, sentences: Sequence[str]) -> Tensor:
-        """Return the vectors of sentences when no other request is being computed."""
+        """Wait until no other request is being computed. Return the sentences' vectors."""
         with self._lock:
             return self._embed(sentences)
 
 
 def _parse_sentences(body: bytes) -> list[str]:
-    """Return the sentences in the body of a request.
+    """Return the sentences in a request body.
 
     Raises:
-        ValueError, KeyError, TypeError, RecursionError: the body is not JSON, or has no list of valid sentences.
+        ValueError, KeyError, TypeError, RecursionError: the body is not JSON or contains no list of valid sentences.
     """
     sentences = json.loads(body)["instances"]
     if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
@@ -146,18 +147,18 @@ def _parse_sentences(body: bytes) -> list[str]:
 
 
 def serve_embeddings(embed: EmbedFunction, name: str, host: str, port: int) -> None:
-    """Answer HTTP requests for sentence vectors until SIGTERM or Ctrl-C, then finish the waiting requests.
+    """Answer HTTP requests for sentence vectors until SIGTERM or Ctrl-C. Then finish all waiting requests.
 
     Args:
-        embed: computes the vectors of sentences.
+        embed: function that computes the vectors of sentences.
         name: name of the model in the URL.
         host: address of this machine.
-        port: port; 0 means any free port.
+        port: port number; 0 selects any free port.
 
     Raises:
         InputError: the port is in use or not allowed, or the address is empty.
     """
-    if not host:  # the server would listen at all addresses
+    if not host:  # an empty address would mean all addresses
         raise InputError("--host is empty. Give an address of this machine, or 0.0.0.0 for all of them.")
     try:
         server = Server((host, port), name, embed)
@@ -167,7 +168,7 @@ def serve_embeddings(embed: EmbedFunction, name: str, host: str, port: int) -> N
         ) from None
 
     def shut_down(*_: object) -> None:
-        # In a thread of its own, because `shutdown` waits for `serve_forever`, which this signal has interrupted.
+        # Use a separate thread, because `shutdown` waits for `serve_forever`, which this signal has interrupted.
         threading.Thread(target=server.shutdown).start()
 
     signal.signal(signal.SIGTERM, shut_down)

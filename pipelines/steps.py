@@ -1,7 +1,7 @@
-"""Settings of steps on a cluster: image, environment, resources, retries. A local run ignores them.
+"""Settings of steps on a cluster: image, environment, resources, retries. A local run ignores these settings.
 
-A compiled pipeline has constant resources, and `submit.read_compiled_for_cluster` replaces them by those of the cluster
-file. They are not parameters, because Kubeflow 2.17 silently drops the GPUs of a pod if their number is a parameter.
+A compiled pipeline has constant resources. `submit.read_compiled_for_cluster` replaces them with the cluster file's
+resources. They are not parameters, because Kubeflow 2.17 silently drops a pod's GPUs if their number is a parameter.
 """
 
 import functools
@@ -16,18 +16,18 @@ from kfp.dsl import pipeline_task
 from components.settings.cluster import Pool, Steps
 from components.settings.environment import REGISTRY_VARIABLES, prefixed_name
 
-# Each time a task is configured, KFP reads the source files of all callers to name one in an error message. Without
-# their source lines, building a pipeline is 2 times faster, and 10 times faster if torch is imported.
+# KFP reads the source files of all callers for each setting of a task, only to name a line in an error message. Without
+# source lines, building a pipeline is 2 times faster, and 10 times faster if torch is imported.
 pipeline_task.inspect = SimpleNamespace(stack=functools.partial(inspect.stack, context=0))
 
 ENVIRONMENT = "infoxlm-environment"
-"""Name of the ConfigMap with the addresses of S3 and MLflow."""
-# Names of optional Secrets. Pods with a web identity need none of them.
+"""Name of the ConfigMap with the S3 and MLflow addresses."""
+# Names of optional Secrets, which pods with a web identity do not need.
 STORE_KEYS = "infoxlm-store"
 MLFLOW_LOGIN = "infoxlm-mlflow"
 REGISTRY_LOGIN = "infoxlm-registry"
 
-# Keys of the ConfigMap, and the environment variables that they become.
+# Keys of the ConfigMap, which become environment variables.
 _CONFIG_VARIABLES = (
     "AWS_ENDPOINT_URL",
     "AWS_DEFAULT_REGION",
@@ -44,28 +44,28 @@ _CONFIG_VARIABLES = (
 )
 
 PARALLEL_TRIALS = 2
-"""Number of trials, or of batches of trials, that a sweep runs at the same time."""
+"""Number of trials (or batches of trials) that a sweep runs at the same time."""
 MAX_RUN_SECONDS = 30 * 86_400
-"""Limit on the run time of a pipeline."""
+"""Limit on a pipeline's run time."""
 _WEEK_SECONDS = 7 * 86_400
 LIMITS = dsl.PipelineConfig(
     active_deadline_seconds=MAX_RUN_SECONDS,
     ttl_seconds_after_finished=_WEEK_SECONDS,
-    # Kubeflow's default of an hour for these two would override the line above.
+    # The defaults of these two fields, an hour, would override the line above.
     ttl_seconds_after_success=_WEEK_SECONDS,
     ttl_seconds_after_failure=_WEEK_SECONDS,
 )
-"""Times after which Kubeflow terminates a run, and deletes the pods of a finished run. Results are kept after both."""
+"""Limits after which Kubeflow terminates a run, or deletes a finished run's pods. Results are kept in both cases."""
 
 
 def configure_steps(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
     """Set the display name, image, environment, user and retries of each step.
 
-    The environment is not part of KFP's cache key, because it does not change results.
+    KFP's cache key does not include the environment, which does not change results.
 
     Args:
-        image: container image, or the pipeline parameter that names it.
-        steps: maps display names to steps.
+        image: container image, or a pipeline parameter with its name.
+        steps: mapping from display name to step.
     """
     for name, task in steps.items():
         task.set_display_name(name).set_container_image(image)
@@ -75,20 +75,20 @@ def configure_steps(image: Any, steps: Mapping[str, dsl.PipelineTask]) -> None:
         kubernetes.use_config_map_as_env(task, ENVIRONMENT, variables, optional=True)
         _use_secret(task, STORE_KEYS, "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         _use_secret(task, MLFLOW_LOGIN, "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-        # The user of the image, by number, because Kubernetes cannot verify that a user name is not root.
+        # Set the image's user by number, because Kubernetes cannot verify that a user name is not root.
         kubernetes.set_security_context(task, run_as_user=10001, run_as_group=10001, run_as_non_root=True)
         # Argo retries only within `backoff_max_duration` of the first attempt; the default is an hour.
         task.set_retry(2, backoff_duration="60s", backoff_factor=2.0, backoff_max_duration=f"{MAX_RUN_SECONDS}s")
 
 
 def disable_cache(*tasks: dsl.PipelineTask) -> None:
-    """Make Kubeflow run steps again whose inputs have not changed."""
+    """Make Kubeflow run these steps even if their inputs have not changed."""
     for task in tasks:
         task.set_caching_options(False)
 
 
 def give_registry_access(*tasks: dsl.PipelineTask) -> None:
-    """Give steps the MLflow account that may register and promote, and the signing keys, if they exist."""
+    """Give steps the MLflow account for registering and promoting, and the signing keys, if the Secrets exist."""
     for task in tasks:
         kubernetes.use_secret_as_env(task, REGISTRY_LOGIN, REGISTRY_VARIABLES, optional=True)
         for name in ("signing", "verifying"):

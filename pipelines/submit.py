@@ -1,6 +1,6 @@
-"""Submit a compiled pipeline to Kubeflow Pipelines, follow its run, and report its result.
+"""Submit a compiled pipeline to Kubeflow Pipelines, follow the run, and report the result.
 
-This does not use `kfp.Client.run_pipeline`, because that has no argument for the plugins of a run.
+This module does not use `kfp.Client.run_pipeline`, because that method has no argument for a run's plugins.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ PIPELINES = {
     "translation": "pipelines.translation:translation",
     "translation-ablations": "pipelines.translation:translation_ablations",
 }
-"""Maps the name of each compiled pipeline in `COMPILED` to the function that it is compiled from."""
+"""Mapping from the name of each compiled pipeline in `COMPILED` to its function."""
 OLDEST_VERSION = (2, 17)
-"""Oldest supported Kubeflow Pipelines. Older versions silently drop the Kubernetes settings of a pipeline."""
+"""Oldest supported version of Kubeflow Pipelines. Older versions silently drop a pipeline's Kubernetes settings."""
 
 _FORM_ADVICE = (
     " In the form Create run, enter {account} as Service Account. Usually you change only the parameters `overrides`,"
@@ -41,7 +41,7 @@ _FORM_ADVICE = (
     " describe all fields."
 )
 _POLL_SECONDS = 10.0
-_SECONDS_BETWEEN_RUNS = 60.0  # a storage or a node that failed may need a minute to recover
+_SECONDS_BETWEEN_RUNS = 60.0  # time for a failed storage or node to recover
 _MAX_SECONDS_WITHOUT_SERVER = 3600
 _HOST_PATTERN = re.compile(r"(https?://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+)(:[0-9]+)?(/\S*)?")
 _END_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
@@ -49,7 +49,7 @@ _END_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 
 @dataclass(frozen=True)
 class Submission:
-    """A pipeline with its parameters and its cluster, as `create` submits it."""
+    """A pipeline run to submit with `create_run`."""
 
     pipeline: str
     parameters: Mapping[str, Any]
@@ -58,14 +58,14 @@ class Submission:
     experiment: str
     use_cache: bool = True
     iterations: Sequence[str] = ()
-    """Names of the iterations of the pipeline's loop, for the progress report."""
+    """Names of the loop's iterations, for the progress report."""
 
 
 def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a compiled pipeline as its specification and its Kubernetes settings.
+    """Return the specification and the Kubernetes settings of a compiled pipeline.
 
     Raises:
-        ConfigError: there is no compiled pipeline of this name.
+        ConfigError: the compiled pipeline does not exist.
     """
     path = COMPILED / f"{pipeline}.yaml"
     if not path.is_file():
@@ -75,28 +75,27 @@ def read_compiled(pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_compiled_for_cluster(cluster: ClusterFile, pipeline: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a compiled pipeline as `read_compiled` does, but with the resources of a cluster for its pods."""
+    """Return a compiled pipeline as `read_compiled` does, but with a cluster's resources for its pods."""
     spec, platform = read_compiled(pipeline)
     pool = cluster.pool
     tolerations = [toleration.model_dump(exclude_none=True) for toleration in pool.tolerations]
     pod_settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for name, executor in spec["deploymentSpec"]["executors"].items():
         container = executor["container"]
-        if "resources" not in container:  # the step gets the defaults of its namespace
+        if "resources" not in container:  # the step uses its namespace's defaults
             continue
         trains_in_own_pod = "accelerator" in container["resources"]
         container["resources"] = _make_resources(pool if trains_in_own_pod else cluster.steps)
-        if not trains_in_own_pod:
-            continue
-        if pool.gpus:
-            gpus = {"resourceType": pool.accelerator, "resourceCount": str(pool.gpus)}
-            container["resources"]["accelerator"] = gpus
-        pod_settings[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
+        if trains_in_own_pod:
+            if pool.gpus:
+                gpus = {"resourceType": pool.accelerator, "resourceCount": str(pool.gpus)}
+                container["resources"]["accelerator"] = gpus
+            pod_settings[name] |= {"nodeSelector": {"labels": pool.node_selector}, "tolerations": tolerations}
     return spec, platform
 
 
 def _make_resources(amounts: Pool | Steps) -> dict[str, Any]:
-    """Return CPU and memory as fields of a compiled pipeline. Requests are equal to limits."""
+    """Return the CPU and memory fields of a compiled pipeline, with requests equal to limits."""
     return {
         "resourceCpuLimit": amounts.cpu,
         "resourceCpuRequest": amounts.cpu,
@@ -106,7 +105,7 @@ def _make_resources(amounts: Pool | Steps) -> dict[str, Any]:
 
 
 def read_declarations(spec: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the parameter declarations of a pipeline by name: type, default, and whether it is optional."""
+    """Return a mapping from parameter name to declaration: type, default, and whether the parameter is optional."""
     return spec["root"].get("inputDefinitions", {}).get("parameters", {})
 
 
@@ -118,7 +117,7 @@ def select_parameters(pipeline: str, values: Mapping[str, Any]) -> dict[str, Any
 
 
 def render_for_cluster(cluster: ClusterFile, pipeline: str, defaults: Mapping[str, Any]) -> str:
-    """Return the YAML of a pipeline with default parameters and with the settings of a cluster."""
+    """Return the YAML text of a pipeline with default parameters and a cluster's settings."""
     spec, platform = read_compiled_for_cluster(cluster, pipeline)
     spec["defaultPipelineRoot"] = cluster.pipeline_root
     spec["pipelineInfo"]["description"] += _FORM_ADVICE.format(account=cluster.service_account)
@@ -136,9 +135,9 @@ def disable_cache(spec: Mapping[str, Any]) -> None:
 
 
 def connect(host: str, namespace: str = "") -> Any:
-    """Return a client of Kubeflow Pipelines after checking that its server answers and is supported.
+    """Connect to Kubeflow Pipelines. Check that the server answers and has a supported version.
 
-    The client logs in with KFP's own variables (KF_PIPELINES_…), or with a bearer token in KF_PIPELINES_TOKEN.
+    The client logs in with KFP's own variables (KF_PIPELINES_…) or with the bearer token in KF_PIPELINES_TOKEN.
 
     Args:
         host: URL of the server.
@@ -146,14 +145,14 @@ def connect(host: str, namespace: str = "") -> Any:
 
     Raises:
         StorageUnavailable: the server does not answer.
-        InputError: the host is not a URL, or the server refuses, needs a login, or is too old.
+        InputError: the host is not a URL, or the server refuses, requires a login, or is too old.
     """
-    if not _HOST_PATTERN.fullmatch(host):  # with an empty host, the client would search for a server
+    if not _HOST_PATTERN.fullmatch(host):  # the client would search for a server if the host were empty
         raise InputError(f"--host {host!r:.200} is not a URL. Give the URL of Kubeflow Pipelines, https://…")
     from kfp import client as kfp
 
     class Client(kfp.Client):
-        # KFP's own method retries for 30 s with tracebacks, accepts a login page, and drops the version.
+        # Override KFP's own method, which retries for 30 s with tracebacks, accepts login pages and drops the version.
         def get_kfp_healthz(self, sleep_duration: int = 5) -> Any:  # noqa: ARG002 - KFP passes it
             response = self._healthz_api.healthz_service_get_healthz(_preload_content=False)
             return _parse_health(host, response.data)
@@ -172,7 +171,7 @@ def connect(host: str, namespace: str = "") -> Any:
 
 
 def _parse_health(host: str, body: bytes) -> Any:
-    """Parse the body of the response to a health request.
+    """Parse the response body of a health request.
 
     Raises:
         InputError: the server is not Kubeflow Pipelines, or its version is not supported.
@@ -188,24 +187,22 @@ def _parse_health(host: str, body: bytes) -> Any:
             "Otherwise, check --host."
         ) from None
     tag = str(health.get("tag_name", ""))
-    match = re.match(r"v?(\d+)\.(\d+)", tag)  # a development build has another tag and is accepted
-    if match:
-        version = (int(match[1]), int(match[2]))
-        if version < OLDEST_VERSION:
-            major, minor = OLDEST_VERSION
-            raise InputError(
-                f"{host} runs Kubeflow Pipelines {tag}, which is too old. Update it to {major}.{minor} or newer."
-            )
+    match = re.match(r"v?(\d+)\.(\d+)", tag)  # accept development builds, whose tags do not match
+    if match and (int(match[1]), int(match[2])) < OLDEST_VERSION:
+        major, minor = OLDEST_VERSION
+        raise InputError(
+            f"{host} runs Kubeflow Pipelines {tag}, which is too old. Update it to {major}.{minor} or newer."
+        )
     return api.V2beta1GetHealthzResponse(multi_user=multi_user)
 
 
 @contextlib.contextmanager
 def translate_errors(host: str) -> Iterator[None]:
-    """Convert exceptions of Kubeflow's client to one-line errors, and suppress what the client prints.
+    """Convert exceptions of Kubeflow's client to one-line errors, and suppress the client's output.
 
     Raises:
         StorageUnavailable: the server does not answer, or answers with status 5xx.
-        InputError: the server refuses.
+        InputError: the server refuses the request.
     """
     import kfp_server_api
     import urllib3
@@ -214,8 +211,7 @@ def translate_errors(host: str) -> Iterator[None]:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     except kfp_server_api.ApiException as error:
-        reason = error.body or error.reason
-        answer = f"{error.status}: {_to_one_line(reason)}"
+        answer = f"{error.status}: {_to_one_line(error.body or error.reason)}"
         if error.status and error.status < 500:
             raise InputError(f"{host} refuses the request ({answer}).") from None
         raise StorageUnavailable(f"{host} does not answer ({answer}). Try again.") from None
@@ -254,21 +250,21 @@ def create_run(client: Any, host: str, submission: Submission) -> str:
 
 
 def follow_run(client: Any, host: str, run_id: str, progress: Progress, print_line: Callable[[str], None]) -> str:
-    """Wait until a run has ended and return its state. Print its progress with the time since the call.
+    """Wait until a run ends and return its state. Print the progress with the elapsed time.
 
     Args:
         client: result of `connect`.
         host: URL of Kubeflow Pipelines.
         run_id: id of the run.
-        progress: finds the steps whose state has changed.
-        print_line: prints a line of the progress report.
+        progress: tracker of the run's steps, which describes their changes.
+        print_line: function that prints a line of the progress report.
 
     Returns:
         SUCCEEDED, FAILED, SKIPPED, or CANCELED if a user has terminated the run.
 
     Raises:
         StorageUnavailable: the server has not answered for an hour.
-        InputError: the server refuses, perhaps because the login has expired.
+        InputError: the server refuses, for example because the login has expired.
     """
     start_time = time.monotonic()
     last_state = ""
@@ -290,10 +286,10 @@ def follow_run(client: Any, host: str, run_id: str, progress: Progress, print_li
 
 
 def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], None]) -> Any:
-    """Request a run from the server. Repeat the request for up to an hour while the server does not answer.
+    """Request a run from the server. Retry for up to an hour while the server does not answer.
 
     Raises:
-        StorageUnavailable, InputError: as `follow_run` does.
+        StorageUnavailable, InputError: as in `follow_run`.
     """
     first_request_time = time.monotonic()
     while True:
@@ -311,7 +307,7 @@ def _get_run(client: Any, host: str, run_id: str, print_line: Callable[[str], No
 
 
 def _read_state(run: Any) -> str:
-    """Return the state of a run, which is CANCELED for a terminated run although Kubeflow 2.17 reports FAILED."""
+    """Return a run's state. Return CANCELED for a terminated run, although Kubeflow 2.17 reports FAILED."""
     past_states = {change.state for change in run.state_history or ()}
     if run.state == "FAILED" and "CANCELING" in past_states:
         return "CANCELED"
@@ -319,13 +315,13 @@ def _read_state(run: Any) -> str:
 
 
 def submit_and_wait(client: Any, host: str, submission: Submission, print_line: Callable[[str], None]) -> None:
-    """Submit a run, wait for its end and print its summary. Submit it again after a temporary failure.
+    """Submit a run, wait for its end and print its summary. Resubmit it after a temporary failure.
 
-    A run is resubmitted up to `submit_again` times, but never after a user has cancelled it. Artifacts are addressed
+    The run is resubmitted up to `submit_again` times, but never after a user has cancelled it. Artifacts are addressed
     by content, so a resubmitted run resumes where the previous run ended.
 
     Raises:
-        InfoXLMError: the errors of `create_run` and `follow_run`, and the error that `read_run_error` returns.
+        InfoXLMError: an error of `create_run` or `follow_run`, or the error that `read_run_error` returns.
     """
     spec, _ = read_compiled(submission.pipeline)
     store = submission.cluster.store
@@ -343,15 +339,14 @@ def submit_and_wait(client: Any, host: str, submission: Submission, print_line: 
         if state == "SUCCEEDED":
             return
         error = read_run_error(state, run_id, store)
-        is_temporary = isinstance(error, TryAgain)
-        if retry == max_retries or not is_temporary:
+        if retry == max_retries or not isinstance(error, TryAgain):
             raise error
         print_line(f"{error}; submitting it again in {_SECONDS_BETWEEN_RUNS:.0f} s ({retry + 1} of {max_retries})")
         time.sleep(_SECONDS_BETWEEN_RUNS)
 
 
 def _print_summary(store: str, run_id: str, print_line: Callable[[str], None]) -> None:
-    """Print the summary that the last step of a run wrote to the store, or a note if it cannot be read."""
+    """Print the summary that a run's last step wrote to the store. Print a note if the summary cannot be read."""
     from components.platform import runtime
 
     try:
@@ -364,7 +359,7 @@ def _print_summary(store: str, run_id: str, print_line: Callable[[str], None]) -
 
 
 def read_run_error(state: str, run_id: str, store: str) -> InfoXLMError:
-    """Return the error of a run that did not succeed: Cancelled, or the error that its last failed stage stored."""
+    """Return the error of a failed run: Cancelled, or the error that its last failed stage stored."""
     from components.platform import runtime
 
     if state == "CANCELED":
@@ -388,8 +383,8 @@ def find_web_interface(host: str) -> str:
 
 
 def _to_one_line(error: Any) -> str:
-    """Return an error as one line of at most 200 characters: for a JSON response, only its field `message`."""
+    """Shorten an error to one line of at most 200 characters. Return only the field `message` of a JSON response."""
     text = error.decode(errors="replace") if isinstance(error, bytes) else str(error)
-    with contextlib.suppress(ValueError, AttributeError):  # the text is not JSON, or not an object
+    with contextlib.suppress(ValueError, AttributeError):  # the text is not a JSON object
         text = json.loads(text).get("message", text)
     return " ".join(str(text).split())[:200]

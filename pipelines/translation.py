@@ -1,4 +1,4 @@
-"""The pipelines of machine translation: one translator that is registered, and a sweep over its initial weights.
+"""The machine translation pipelines: one trains and registers a translator, one compares initial weights.
 
 Source: Lample and Conneau 2019, sections 5.3 and 5.4.
 """
@@ -26,7 +26,7 @@ from pipelines.steps import (
 
 @dsl.pipeline(
     name="infoxlm-translation",
-    description="Train a translator of two languages from a pre-trained XLM, evaluate it and register it.",
+    description="Train a translator between two languages from a pre-trained XLM, evaluate it and register it.",
     pipeline_config=LIMITS,
 )
 def translation(
@@ -42,20 +42,20 @@ def translation(
     data_workers: int = 0,
     cluster: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Prepare and tokenize the text, pre-train a language model, train a translator from it, evaluate and register it.
+    """Prepare and tokenize the text, pre-train a language model, and train, evaluate and register a translator.
 
     Args:
         preparation: a `PreparationConfig`: corpora, cleaning, held-out text.
         tokenization: a `TokenizationConfig`: vocabulary.
-        pretraining: a `PretrainingConfig` of system xlm, with CLM or MLM.
+        pretraining: a `PretrainingConfig` with system xlm and objective CLM or MLM.
         translation: a `TranslationConfig`: languages, initial weights, objectives.
-        registration: a `RegistrationConfig`: name in the registry, metrics of the gate.
+        registration: a `RegistrationConfig`: name in the registry, gate metrics.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
-        image: container image of all steps; on a cluster by digest.
+        image: container image of all steps; by digest on a cluster.
         overrides: single settings of these sections, such as {"translation.parallel_share": 0.1}.
-        num_workers: training workers, one per GPU; 0 trains in the step, on its CPU.
-        data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
-        cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
+        num_workers: number of training workers, one per GPU; 0 trains in the step, on its CPU.
+        data_workers: number of Ray workers for preparation and tokenization; 0 runs both in their steps.
+        cluster: a `ClusterConfig`, to train in RayJobs; if empty, training runs in the steps.
     """
     data_options = {"store": store, "num_workers": data_workers, "cluster": cluster}
     training_options = {"store": store, "num_workers": num_workers, "cluster": cluster}
@@ -88,12 +88,9 @@ def translation(
         evaluated = evaluate_translation(
             config=section["translation"], store=store, corpus=corpus, translator=translator
         )
+        scores = evaluated.outputs["scores"]
         registered = register(
-            config=section["registration"],
-            store=store,
-            encoder=translator,
-            scores=evaluated.outputs["scores"],
-            image=image,
+            config=section["registration"], store=store, encoder=translator, scores=scores, image=image
         )
     steps = {
         "check the settings": settings,
@@ -106,7 +103,7 @@ def translation(
         "end the run": ending,
     }
     configure_steps(image, steps)
-    disable_cache(registered, ending)  # the decision depends on the present champion, the end on the other steps
+    disable_cache(registered, ending)  # their results depend on the current champion and on the other steps
     request_default_resources(prepared, tokenized, evaluated, registered)
     give_registry_access(registered)
 
@@ -119,7 +116,7 @@ def translation(
 def translation_ablations(
     preparation: dict[str, Any],
     tokenization: dict[str, Any],
-    trials: list,  # type: ignore[type-arg]  # with an item's type KFP compiles another loop
+    trials: list,  # type: ignore[type-arg]  # KFP compiles a different loop for a list with an item type
     store: str,
     image: str,
     overrides: dict[str, Any] = {},  # noqa: B006
@@ -132,14 +129,14 @@ def translation_ablations(
     Args:
         preparation: a `PreparationConfig`.
         tokenization: a `TokenizationConfig`.
-        trials: each {"trial": {"variant", "seed", "what"}, "pretraining": a `PretrainingConfig`, "translation": a
+        trials: list of {"trial": {"variant", "seed", "what"}, "pretraining": a `PretrainingConfig`, "translation": a
             `TranslationConfig`}. Trials with the same pre-training share its result.
         store: directory or s3://bucket/prefix of artifacts and checkpoints.
-        image: container image of all steps; on a cluster by digest.
+        image: container image of all steps; by digest on a cluster.
         overrides: single settings of these sections, or of every trial.
-        num_workers: training workers per trial, one per GPU; 0 trains in the step.
-        data_workers: Ray workers of preparation and tokenization; 0 runs both in the steps.
-        cluster: a `ClusterConfig` to train in RayJobs of KubeRay; if empty, training runs in the steps.
+        num_workers: number of training workers per trial, one per GPU; 0 trains in the step.
+        data_workers: number of Ray workers for preparation and tokenization; 0 runs both in their steps.
+        cluster: a `ClusterConfig`, to train in RayJobs; if empty, training runs in the steps.
     """
     data_options = {"store": store, "num_workers": data_workers, "cluster": cluster}
     training_options = {"store": store, "num_workers": num_workers, "cluster": cluster}

@@ -1,4 +1,4 @@
-"""Plan the trials of an ablation from a YAML file of variants, and check them before any starts."""
+"""Plan an ablation's trials from a YAML file of variants, and check all trials before the first one starts."""
 
 import json
 import re
@@ -16,21 +16,21 @@ from infoxlm_core.run_file import RunConfig
 
 _VARIANT_NAME = re.compile(r"[\w+.:-][\w+.: -]*")
 _DESCRIPTION_KEYS = ("what", "also")
-"""Keys of a variant that override no setting: its description and its alias."""
+"""Keys of a variant that do not override settings: its description and its alias."""
 
 
 def plan_trials(config: RunConfig, path: Path, only: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the trials of an ablation, one for each chosen variant and seed.
+    """Return an ablation's trials, one for each chosen variant and seed.
 
     Args:
-        config: the run that the variants change.
-        path: YAML file that maps the name of each variant to overrides of `pretraining`. The key `translation` has
-            overrides of that section, `what` describes the variant, and `also` is a second name for `only`.
+        config: config of the run that the variants change.
+        path: YAML file that maps variant names to overrides of `pretraining`. Special keys of a variant are
+            `translation` (overrides of this section), `what` (a description) and `also` (an alias for `only`).
         only: names of the chosen variants; empty for all.
-        seeds: seeds of initialisation, data and fine-tuning.
+        seeds: seeds for initialisation, data and fine-tuning.
 
     Returns:
-        the value of the pipeline's parameter `trials`.
+        The value of the pipeline parameter `trials`.
 
     Raises:
         ConfigError: the file, a name or a variant is invalid; the message names the variant.
@@ -44,20 +44,19 @@ def plan_trials(config: RunConfig, path: Path, only: Sequence[str], seeds: Seque
             raise ConfigError(f"{path}, variant {name}: {error}") from None
     _check_variants_differ(settings_by_variant, path)
     trials: list[dict[str, Any]] = []
-    for seed in seeds:  # all variants of a seed before the next seed, so that an interrupted sweep compares them all
+    for seed in seeds:  # seeds in the outer loop, so that even an interrupted sweep compares all variants
         for rank, (name, settings) in enumerate(settings_by_variant.items()):
-            change = variants[name].get("what", "")
-            description = {"variant": name, "seed": seed, "what": change, "rank": rank}
+            description = {"variant": name, "seed": seed, "what": variants[name].get("what", ""), "rank": rank}
             pretraining = {**settings["pretraining"], "seed": seed}
             trials.append({"trial": description, **settings, "pretraining": pretraining})
     return trials
 
 
 def _apply_overrides(config: RunConfig, variant: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings of a variant by section: `pretraining`, and `translation` if the run has this section.
+    """Return a variant's settings by section: `pretraining`, and `translation` if the run has this section.
 
     Raises:
-        ConfigError: a setting is invalid, or the variant overrides a section that the run does not have.
+        ConfigError: a setting is invalid, or the variant overrides a missing section.
     """
     pretraining_overrides = dict(variant)
     translation_overrides = pretraining_overrides.pop("translation", {})
@@ -72,9 +71,9 @@ def _apply_overrides(config: RunConfig, variant: Mapping[str, Any]) -> dict[str,
 
 
 def _override_section(section: StageConfig, name: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a section with overrides, but without settings that have their default.
+    """Apply overrides to a section, and return the settings that differ from their defaults.
 
-    Defaults are omitted, because all trials are passed as one process argument of at most 128 KiB.
+    Defaults are omitted, because all trials together form one process argument of at most 128 KiB.
     """
     values = merge(section.model_dump(mode="json", exclude_none=True), overrides)
     return type(section).parse(values, name).model_dump(mode="json", exclude_none=True, exclude_defaults=True)
@@ -92,19 +91,18 @@ def _check_variants_differ(settings_by_variant: Mapping[str, Mapping[str, Any]],
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the comma-separated seeds of the option --seeds. Raise ConfigError for a repeated or malformed seed."""
+    """Parse the comma-separated option --seeds. Raise ConfigError for a repeated or malformed seed."""
     seeds = [seed.strip() for seed in text.split(",")]
-    are_whole_numbers = all(seed.isdecimal() for seed in seeds)
-    if not are_whole_numbers or len(set(seeds)) < len(seeds):
+    if not all(seed.isdecimal() for seed in seeds) or len(set(seeds)) < len(seeds):
         raise ConfigError(f"--seeds {text!r} is not a list of seeds. Give different whole numbers, such as 1,2,3.")
     return [int(seed) for seed in seeds]
 
 
 def read_variants(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the variants in a YAML file by name, each with its overrides, its description and its alias.
+    """Read a YAML file of variants. Return a mapping from name to overrides, description and alias.
 
     Raises:
-        ConfigError: there is no such file, it has anchors, tags or repeated names, or a variant is not a mapping.
+        ConfigError: the file is missing, it has anchors, tags or repeated names, or a variant is not a mapping.
     """
     if not path.is_file():
         raise ConfigError(f"There is no file {path}. Give a YAML file of variants.")
@@ -127,12 +125,12 @@ def choose_variants(variants: dict[str, dict[str, Any]], only: Sequence[str], pa
     """Return the variants with the given names, in the order of the file.
 
     Args:
-        variants: all variants of the file by name. The key `also` of a variant is an alias.
+        variants: all variants by name. A variant's key `also` is its alias.
         only: names or aliases of the variants to return; empty for all.
-        path: the file, for the error message.
+        path: path of the file, for the error message.
 
     Raises:
-        ConfigError: `only` has an unknown name; the message lists the known names.
+        ConfigError: `only` contains an unknown name; the message lists the known names.
     """
     if not only:
         return variants

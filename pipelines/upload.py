@@ -1,7 +1,7 @@
 """Upload the pipelines to Kubeflow with default parameters.
 
-The name of a version has the release and a digest of the content, so an unchanged pipeline is uploaded only once. The
-image, store and pool of the cluster become defaults, because Kubeflow cannot take them from the cluster at run time.
+A version's name contains the release and a digest of the content, so an unchanged pipeline is uploaded only once. The
+cluster's image, store and pool become defaults, because Kubeflow cannot look them up at run time.
 """
 
 import hashlib
@@ -21,27 +21,27 @@ from pipelines import submit
 
 @dataclass(frozen=True)
 class UploadedVersion:
-    """A version of a pipeline in Kubeflow."""
+    """A pipeline version in Kubeflow."""
 
     name: str
     page: str
     """URL in the web interface."""
     is_new: bool
-    """False if the version existed before."""
+    """Whether this call uploaded the version."""
 
 
 def upload_version(
     client: Any, host: str, cluster: ClusterFile, pipeline: str, defaults: Mapping[str, Any], namespace: str = ""
 ) -> UploadedVersion:
-    """Upload a version of a pipeline with default parameters, unless an equal version exists.
+    """Upload a pipeline version with default parameters, unless an equal version exists.
 
     Args:
         client: result of `submit.connect`.
         host: URL of Kubeflow Pipelines.
-        cluster: cluster on which the pipeline will run.
-        pipeline: one of `submit.PIPELINES`.
-        defaults: default values of parameters; Kubeflow asks for parameters without a default.
-        namespace: namespace that may see the pipeline; empty for all.
+        cluster: settings of the cluster on which the pipeline will run.
+        pipeline: name of the pipeline, a key of `submit.PIPELINES`.
+        defaults: default values of parameters. Kubeflow asks for parameters without a default.
+        namespace: namespace that may see the pipeline; empty for all namespaces.
 
     Raises:
         InputError, StorageUnavailable: the server refuses, or does not answer.
@@ -51,7 +51,7 @@ def upload_version(
     name = spec["pipelineInfo"]["name"]
     description = spec["pipelineInfo"]["description"]
     release = importlib.metadata.version("infoxlm-pipeline")
-    digest = hashlib.sha256(yaml_text.encode()).hexdigest()[:12]  # 48 bits suffice for the versions of a pipeline
+    digest = hashlib.sha256(yaml_text.encode()).hexdigest()[:12]  # 48 bits suffice for a pipeline's versions
     version = f"{name}-{release}-{digest}"
     with submit.translate_errors(host):
         pipeline_id = _find_pipeline(client, name, namespace)
@@ -69,16 +69,16 @@ def upload_version(
 
 
 def _find_pipeline(client: Any, name: str, namespace: str) -> str:
-    """Return the id of the pipeline with this name, or an empty string."""
+    """Return the id of the pipeline with this name, or "" if it does not exist."""
     name_filter = _make_name_filter(name)
     response = client._pipelines_api.pipeline_service_list_pipelines(namespace=namespace, filter=name_filter)
     return response.pipelines[0].pipeline_id if response.pipelines else ""
 
 
 def _create_pipeline(client: Any, name: str, description: str, namespace: str) -> str:
-    """Create a pipeline and return its id.
+    """Create a pipeline without versions and return its id.
 
-    It has no version yet, because the server would give the first version the name of the pipeline.
+    A version uploaded together with the pipeline would get the pipeline's name.
     """
     import kfp_server_api as api
 
@@ -87,5 +87,5 @@ def _create_pipeline(client: Any, name: str, description: str, namespace: str) -
 
 
 def _make_name_filter(name: str) -> str:
-    """Return the filter of a list request for objects with this display name."""
+    """Return a list request's filter for a display name."""
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})

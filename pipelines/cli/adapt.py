@@ -53,14 +53,14 @@ def adapt(
     store: Store = "runs",
     set_: Overrides = None,
 ) -> None:
-    """Train a public encoder on your translations, and export the result if it is better than the encoder.
+    """Train a public encoder on your translations, and export the result if it is better than the original.
 
     The command holds out a twentieth of the messages, or up to a quarter of a small memory. The report compares the
-    result with the encoder on the held-out pairs and on the guard set. If the result is not better on the held-out
-    pairs, or loses more than half a point on the guard set, it is registered as a candidate only, nothing is exported,
-    and the exit code is 2.
+    result with the original encoder on the held-out pairs and on the guard set. The result passes if it is better on
+    the held-out pairs and loses at most half a point on the guard set. Otherwise, it is only registered as a candidate,
+    nothing is exported, and the exit code is 2.
 
-    The command writes all settings to a YAML file, which `infoxlm run` runs again after you have changed it. If the
+    The command writes all settings to a YAML file. You can change this file and run it with `infoxlm run`. If the
     command is interrupted, run it again to resume.
     """
     codes = split_list(languages)
@@ -79,7 +79,7 @@ def adapt(
     if not guard:
         adaptation.write_default_guard(Path(guard_folder), codes, local_store)
     settings = adaptation.plan_settings(start, pairs, codes, guard_folder, prefix, local_store)
-    settings["registration.name"] = config.stem  # the gate cannot compare models of different translations
+    settings["registration.name"] = config.stem  # the gate cannot compare models trained on different translations
     run_config = adaptation.write_config(config, CONFIGS / "adapt.yaml", settings, set_ or ())
     typer.echo(f"settings    {config}")
     local.run_pipeline(infoxlm, local.select_sections(run_config, infoxlm), store, config.stem)

@@ -1,7 +1,6 @@
-"""Code that all `infoxlm` commands share: the application, common options, and error reporting with exit codes.
+"""Code shared by all `infoxlm` commands: the application, common options, and error reporting with exit codes.
 
-Commands import torch, kfp and MLflow where they use them, after they have checked their settings, because each import
-takes a second or more.
+Commands check their settings before they import torch, kfp or MLflow, because each import takes a second or more.
 """
 
 import functools
@@ -34,7 +33,7 @@ app = typer.Typer(
 
 
 class _ReportingCommand(TyperCommand):
-    """A command that reports an error in one line and exits with its code."""
+    """A command that reports an error in one line and exits with the error's code."""
 
     def invoke(self, ctx: Any) -> Any:
         with report_errors():
@@ -42,7 +41,7 @@ class _ReportingCommand(TyperCommand):
 
 
 command = functools.partial(app.command, cls=_ReportingCommand)
-"""Decorator that adds a function to the commands of `infoxlm`."""
+"""Decorator that makes a function an `infoxlm` command."""
 Store = Annotated[
     str,
     typer.Option(
@@ -57,14 +56,14 @@ CONFIGS = _PACKAGED_CONFIGS if _PACKAGED_CONFIGS.is_dir() else _CHECKOUT_CONFIGS
 
 
 def find_config(argument: str | Path) -> Path:
-    """Return the path of a user's YAML file, or of a packaged file if the argument is its bare name, such as `demo`.
+    """Return the path of a YAML file, or of a packaged file for a bare name such as `demo`.
 
-    The path may be missing or invalid. The command reports this when it reads the file.
+    The path may be missing or invalid. The command reports such an error when it reads the file.
     """
     path = Path(argument)
     packaged_file = CONFIGS / f"{path}.yaml"
     is_bare_name = len(path.parts) == 1
-    with suppress(OSError):  # an invalid file name
+    with suppress(OSError):  # the file name is invalid
         if is_bare_name and not path.exists() and packaged_file.is_file():
             return packaged_file
     return path
@@ -93,27 +92,27 @@ Overrides = Annotated[
 
 
 def split_list(text: str) -> list[str]:
-    """Return the elements of a comma-separated list. Drop empty elements."""
+    """Split a comma-separated list, and drop empty elements."""
     elements = [element.strip() for element in text.split(",")]
     return [element for element in elements if element]
 
 
 def interrupt_on_signals() -> None:
-    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt, like Ctrl-C."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # a command under `nohup` continues to ignore SIGHUP
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under `nohup`, keep ignoring SIGHUP
             signal.signal(number, interrupt)
 
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """Configure logging. Print an exception of the block in one line, and exit with its code.
+    """Configure logging. Print an exception in the block as one line, and exit with its code.
 
-    The traceback of an unexpected exception is logged.
+    Unexpected exceptions are logged with a traceback.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("botocore").setLevel(logging.WARNING)
@@ -124,21 +123,21 @@ def report_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         _exit_with_error(Preempted("The command was interrupted. Run it again to continue."))
     except BaseException as error:
-        # A panic of a Rust library is a BaseException, but not an Exception.
+        # A Rust library's panic is a BaseException, but not an Exception.
         if not isinstance(error, Exception) and not user_files.is_panic(error):
             raise
         _exit_with_error(_to_infoxlm_error(error))
 
 
 def _exit_with_error(error: InfoXLMError) -> NoReturn:
-    """Print an error in one line, and exit with its code."""
+    """Print an error as one line, and exit with its code."""
     message = " ".join(str(error).split())
     typer.echo(f"infoxlm: {type(error).__name__}: {message}", err=True)
     raise typer.Exit(error.exit_code) from None
 
 
 def _to_infoxlm_error(error: BaseException) -> InfoXLMError:
-    """Convert any exception to an `InfoXLMError`. Log the traceback if the exception is unexpected."""
+    """Convert any exception to an `InfoXLMError`. Log the traceback of an unexpected exception."""
     if isinstance(error, InfoXLMError):
         return error
     translated = user_files.translate_error(error)

@@ -1,4 +1,4 @@
-"""Commands on a cluster: submit, upload, cancel."""
+"""Commands for a cluster: submit, upload, cancel."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from pipelines import upload as uploading
 from pipelines.cli.app import CONFIGS, Overrides, Variants, command, find_config, split_list
 
 UPLOADED_VARIANTS = ["MLM", "MLM+TLM", "full"]
-"""Variants of the uploaded ablation pipeline, the same as in `make ablation`."""
+"""Variants in the uploaded ablation pipeline, as in `make ablation`."""
 Host = Annotated[str, typer.Option(envvar="KF_PIPELINES_ENDPOINT", help="URL of Kubeflow Pipelines: https://…")]
 
 
@@ -27,9 +27,9 @@ class TrialSelection:
     """The trials of a sweep that the user has selected."""
 
     variants: Path = CONFIGS / "ablations.yaml"
-    """YAML file of the variants of an ablation."""
+    """YAML file with an ablation's variants."""
     only: Sequence[str] = ()
-    """Variants of an ablation, or tasks of a suite; empty for all."""
+    """Selected variants of an ablation, or tasks of a suite; empty for all."""
     seeds: str = "1,2,3"
     """Comma-separated seeds of an ablation."""
 
@@ -81,7 +81,7 @@ def submit(
     cluster_file = run_file.load_config(ClusterFile, cluster)
     selection = TrialSelection(variants, split_list(only), seeds)
     arguments = prepare_parameters(pipeline, config, cluster_file, set_ or [], selection)
-    # The other pipelines also read the file of a run, so the name of the pipeline distinguishes their runs.
+    # Several pipelines read the same file, so the default name of a run contains the pipeline.
     default_name = config.stem if pipeline in ("infoxlm", "suite") else f"{config.stem}-{pipeline}"
     submission = kubeflow.Submission(
         pipeline=pipeline,
@@ -183,14 +183,14 @@ def prepare_parameters(
     overrides: Sequence[str] = (),
     selection: TrialSelection = TrialSelection(),
 ) -> dict[str, Any]:
-    """Read and check the settings of a run or a suite, and return the parameters of its pipeline.
+    """Read and check the settings of a run or suite, and return the parameters of its pipeline.
 
     Args:
         pipeline: name of a compiled pipeline.
-        config: YAML file of a run, or of a suite if the pipeline is `suite`.
-        cluster_file: cluster on which the pipeline will run.
+        config: YAML file of a run, or of a suite for the pipeline `suite`.
+        cluster_file: settings of the cluster on which the pipeline will run.
         overrides: overrides of settings in `config`.
-        selection: the selected trials if the pipeline is a sweep.
+        selection: selected trials of a sweep.
 
     Raises:
         ConfigError: a setting is invalid, or the run does not fit the cluster.
@@ -208,7 +208,7 @@ def prepare_parameters(
 def _prepare_suite(
     config: Path, cluster_file: ClusterFile, overrides: Sequence[str], selection: TrialSelection
 ) -> dict[str, Any]:
-    """Return the parameters `suite` and `num_workers` of the pipeline of a suite.
+    """Return the parameters `suite` and `num_workers` of the suite pipeline.
 
     Raises:
         ConfigError: a setting is invalid, or the suite has more trials than Argo can run.
@@ -225,7 +225,7 @@ def _prepare_suite(
 def _prepare_run(
     pipeline: str, config: Path, cluster_file: ClusterFile, overrides: Sequence[str], selection: TrialSelection
 ) -> dict[str, Any]:
-    """Return the settings of a run by section, and for an ablation its trials.
+    """Return a run's settings by section, and the trials of an ablation.
 
     Raises:
         ConfigError: a setting is invalid, or the run does not fit the pipeline or the cluster.
@@ -239,19 +239,18 @@ def _prepare_run(
     if pipeline.endswith("ablations"):
         seeds = trials.parse_seeds(selection.seeds)
         planned_trials = trials.plan_trials(run, selection.variants, selection.only, seeds)
-        step_count = 3 * len(planned_trials)  # each iteration of the loop has three steps
-        parameters.check_loop_size(
-            step_count, f"{len(planned_trials)} trials", "fewer variants (--only) or seeds at a time"
-        )
+        trial_count = len(planned_trials)
+        step_count = 3 * trial_count  # each iteration of the loop has three steps
+        parameters.check_loop_size(step_count, f"{trial_count} trials", "fewer variants (--only) or seeds at a time")
         settings["trials"] = planned_trials
     return settings
 
 
 def list_iteration_names(arguments: Mapping[str, Any]) -> list[str]:
-    """Return a name for each iteration of a pipeline's loop: "FIRST_TRIAL" or "FIRST_TRIAL and 3 more".
+    """Return the names of a loop's iterations, such as "FIRST_TRIAL" or "FIRST_TRIAL and 3 more".
 
     Args:
-        arguments: arguments of the pipeline; those of an ablation have `trials`, those of a suite have `suite`.
+        arguments: arguments of the pipeline, with the key `trials` for an ablation or `suite` for a suite.
     """
     from infoxlm_core.results import trials as suite_trials
 
@@ -262,10 +261,7 @@ def list_iteration_names(arguments: Mapping[str, Any]) -> list[str]:
     planned_trials = suite_trials.plan(SuiteConfig.parse(arguments["suite"], "suite"))
     trial_names = [planned.trial.name for planned in planned_trials]
     iteration_names = []
-    # An iteration measures several trials if a loop over single trials would have more steps than Argo allows.
-    for batch in parameters.split_trials(trial_names):
-        name = batch[0]
-        if len(batch) > 1:
-            name = f"{name} and {len(batch) - 1} more"
-        iteration_names.append(name)
+    # An iteration measures a batch of trials, because Argo limits the number of steps.
+    for first_name, *other_names in parameters.split_trials(trial_names):
+        iteration_names.append(f"{first_name} and {len(other_names)} more" if other_names else first_name)
     return iteration_names

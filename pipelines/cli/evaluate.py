@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HELD_OUT = "held-out"
 PRESETS = {name: (task, preset) for task in TASKS.values() for name, preset in task.presets.items()}
-"""Values of --task, except HELD_OUT."""
+"""Mapping from --task value (other than HELD_OUT) to task and preset."""
 
 
 @command()
@@ -91,23 +91,23 @@ def evaluate(
 
 
 def derive_name(source: str) -> str:
-    """Return the name of a model for tables: the end of its source, such as infoxlm-champion."""
+    """Return a model's name for tables: the end of its source, such as infoxlm-champion."""
     base_name = re.split("[/:]", source.rstrip("/"))[-1]
     return re.sub("[^A-Za-z0-9]+", "-", base_name).strip("-") or "model"
 
 
 def name_models(model: str, floor: str | None) -> dict[str, str]:
-    """Return the sources of the models by the names that they have in the report.
+    """Return a mapping from model name in the report to model source.
 
     Args:
         model: source of the model to evaluate.
-        floor: source of a second model, with which the model is compared; None: there is no second model.
+        floor: source of a second model for comparison, or None.
     """
     model_name = derive_name(model)
     if floor is None:
         return {model_name: model}
     floor_name = derive_name(floor)
-    if floor_name.lower() == model_name.lower():  # the names become file names, and some systems ignore case
+    if floor_name.lower() == model_name.lower():  # names become file names, and some systems ignore their case
         floor_name = f"{floor_name}-floor"
     return {model_name: model, floor_name: floor}
 
@@ -118,11 +118,11 @@ def build_suite(
     """Return the config of a suite that measures models on a single task.
 
     Args:
-        models: source of each model by name.
-        task: a key of PRESETS.
+        models: mapping from model name to source.
+        task: key of PRESETS.
         data: location of the test sets.
-        options: values of the command-line options by the name of the setting. Settings of other tasks are ignored.
-        overrides: overrides of further settings of the task, such as `batch_size=16`.
+        options: values of command-line options by setting name. Settings that the task does not have are ignored.
+        overrides: further overrides of task settings, such as `batch_size=16`.
 
     Raises:
         ConfigError, InputError: an override or an option is invalid.
@@ -131,9 +131,7 @@ def build_suite(
     test_settings = task_definition.build_test_settings(data)
     settings: dict[str, Any] = {"task": task_definition.name, **test_settings, **preset.settings}
     task_fields = task_definition.settings.model_fields
-    for name, value in options.items():
-        if value is not None and name in task_fields:
-            settings[name] = value
+    settings |= {name: value for name, value in options.items() if value is not None and name in task_fields}
     if settings.get("languages"):
         settings["languages"] = _parse_languages(settings["languages"])
     for override in overrides:
@@ -147,7 +145,7 @@ def build_suite(
 
 
 def _parse_languages(languages: str) -> str | list[str]:
-    """Return `all`, the name of a group of languages, or a list of language codes."""
+    """Parse --languages: return `all`, the name of a language group, or a list of language codes."""
     if languages == "all" or languages in GROUPS:
         return languages
     if not re.fullmatch(r"[a-z]{2,3}(,[a-z]{2,3})*", languages):
@@ -158,13 +156,13 @@ def _parse_languages(languages: str) -> str | list[str]:
 
 
 def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> None:
-    """Measure every model of a suite on its only task. Print the table of results and write the report.
+    """Measure every model of a suite on its only task. Print the results table and write the report.
 
     Args:
-        config: the suite, from `build_suite`.
-        task: name of its task.
-        output: directory of the report, which also receives the predictions of each model.
-        store: local store, for the models and data that are fetched.
+        config: config of the suite, from `build_suite`.
+        task: name of the suite's task.
+        output: directory for the report and each model's predictions.
+        store: local store, which receives copies of models and data.
     """
     from components.platform import sources
     from infoxlm_core.results import page, trials
@@ -194,14 +192,14 @@ def measure_task(config: SuiteConfig, task: str, output: Path, store: Path) -> N
 
 
 def _drop_training_protocol(summary: "Summary", task: str) -> "Summary":
-    """Return a summary without the settings of the fine-tuning, which are unknown for models that others fine-tuned."""
+    """Remove the fine-tuning settings from a summary. They are unknown for models that were fine-tuned elsewhere."""
     task_summary = summary.tasks[task]
     test_protocol = tuple(fact for fact in task_summary.protocol if fact.what in ("test set", "normaliser"))
     return replace(summary, tasks={task: replace(task_summary, protocol=test_protocol)})
 
 
 def check_architecture(directory: Path, task: Task[Any]) -> None:
-    """Raise InputError for a model whose config names only architectures of other tasks."""
+    """Raise InputError if a model's config names architectures, but none for this task."""
     from infoxlm_core.model.huggingface import pretrained
 
     if not task.head:  # the task needs no fine-tuning
@@ -209,9 +207,7 @@ def check_architecture(directory: Path, task: Task[Any]) -> None:
     architectures = pretrained.read_config(directory).get("architectures")
     if not architectures:
         return
-    expected_suffix = f"For{task.head.architecture}"
-    is_tuned_for_task = any(expected_suffix in architecture for architecture in architectures)
-    if not is_tuned_for_task:
+    if not any(f"For{task.head.architecture}" in architecture for architecture in architectures):
         raise InputError(
             f"{directory} ({', '.join(architectures)}) is not fine-tuned for {task.name.replace('_', ' ')}. Fine-tune "
             "and measure it with `infoxlm suite`, or give a model that is fine-tuned for it."
@@ -224,10 +220,10 @@ def measure_held_out(models: dict[str, str], corpus: str, output: Path, store: P
     Print the metrics and write a report.
 
     Args:
-        models: source of each model by name.
+        models: mapping from model name to source.
         corpus: location of the prepared corpus.
-        output: directory of the report.
-        store: local store, for the models and data that are fetched.
+        output: directory for the report.
+        store: local store, which receives copies of models and the corpus.
     """
     from components.platform import sources
     from infoxlm_core.stages import evaluation

@@ -1,4 +1,4 @@
-"""Command: export."""
+"""The command `infoxlm export`: write an encoder in formats of other libraries."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,27 +22,26 @@ def export(
     languages: Annotated[
         str,
         typer.Option(
-            help="Languages to measure. Without --text, pieces of other scripts than theirs are removed from the "
-            "vocabulary."
+            help="Languages to measure. Without --text, vocabulary pieces in scripts of other languages are removed."
         ),
     ] = "",
     text: Annotated[
         list[Path] | None,
         typer.Option(
-            help="File of text, one sentence per line: pieces that do not occur in it are removed from the "
-            "vocabulary. Repeatable."
+            help="Text file with one sentence per line. Vocabulary pieces that do not occur in it are removed. "
+            "Repeatable."
         ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of aligned sentences. The loss of retrieval is measured on it.")
+        Path | None, typer.Option(help="Folder of aligned sentences on which the retrieval loss is measured.")
     ] = None,
-    pivot: Annotated[str, typer.Option(help="The language that all others of --data are aligned with.")] = "en",
+    pivot: Annotated[str, typer.Option(help="Language with which all other languages of --data are aligned.")] = "en",
     store: Store = "runs",
 ) -> None:
     """Export an encoder for sentence-transformers, text-embeddings-inference and ONNX Runtime.
 
-    The command writes a directory that contains only the layers that the sentence vector needs. The README.md in this
-    directory describes how to load each format, and compares the formats in size, speed and loss of retrieval.
+    The command writes a directory that contains only the layers needed for the sentence vector. Its README.md describes
+    how to load each format, and compares the formats in size, speed and retrieval loss.
     """
     from components.platform import artifacts, sources
     from infoxlm_core.stages import export as stage

@@ -1,4 +1,4 @@
-"""The command `infoxlm merge`, which interpolates between a model and the start of its training."""
+"""The command `infoxlm merge`: interpolate between a model and its start model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,9 +12,7 @@ from pipelines.cli.app import Store, command
 def merge(
     start: Annotated[
         str,
-        typer.Argument(
-            help="Model from which the training started: a directory, s3://…, a name on the hub, or models:/NAME."
-        ),
+        typer.Argument(help="Model from which the training started: a directory, s3://…, a hub name, or models:/NAME."),
     ],
     encoder: Annotated[str, typer.Argument(help="Trained model, in the same forms.")],
     weight: Annotated[
@@ -23,7 +21,7 @@ def merge(
     output: Annotated[Path, typer.Option(help="Directory to create, in Hugging Face format.")],
     store: Store = "runs",
 ) -> None:
-    """Write the weighted average of a model and its start: START + WEIGHT * (ENCODER - START).
+    """Write the weighted average of a model and its start model: START + WEIGHT * (ENCODER - START).
 
     Both models must have the same type, tokenizer and shapes. The directory is a complete model: config, tokenizer,
     reference vectors and a manifest with the weight.

@@ -45,16 +45,16 @@ def mine(
 ) -> None:
     """Find translation pairs in two files of sentences, in which most sentences have no translation.
 
-    The command ranks pairs by the ratio margin: the cosine of two lines, divided by the mean of the cosines to their
-    nearest neighbours. Each line is in at most one pair. Duplicate lines are used once, and equal lines are not a pair.
+    The command ranks pairs by the ratio margin: the cosine of two lines, divided by the mean cosine to their nearest
+    neighbours. Each line is in at most one pair. Duplicate lines are used once, and equal lines are not a pair.
 
     The right threshold of the margin depends on the model and the text. With --calibrate, the command adds known
-    translation pairs to the two files, and chooses the smallest margin that has the precision of --precision. Use 1,000
-    to 2,000 pairs of the same kind of text. They must not be in the training text of the model.
+    translation pairs to the two files, and chooses the smallest margin that reaches --precision. Use 1,000 to 2,000
+    pairs of the same kind of text. They must not be in the model's training text.
 
     The command also writes OUTPUT.json with the precision and recall at each margin, a histogram of the margins, and
     the numbers of dropped lines. It stores the vectors in ~/.cache/infoxlm/vectors. A second call with the same files
-    and model reuses them.
+    and model reuses these vectors.
 
     infoxlm mine models:/infoxlm@champion news.en news.de --calibrate memory.tmx --output mined.tmx
     """
@@ -90,7 +90,7 @@ def mine(
 
 
 def summarise(mined: "MiningResult") -> str:
-    """Describe the mined pairs in one line."""
+    """Summarise the mined pairs in one line."""
     summary = f"{mined.num_pairs:,} of {len(mined.matches.margins):,} matches have margin {mined.margin:.4f} or more"
     if mined.curves is None:
         return summary

@@ -1,4 +1,4 @@
-"""Commands on a model: import, embed, serve, serve-check, translate."""
+"""Commands for a model: import, embed, serve, serve-check, translate."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ Model = Annotated[
 ]
 Sentences = Annotated[list[str] | None, typer.Argument(help="Sentences. Default: the lines of standard input.")]
 MAX_CHARACTERS = 1 << 20
-"""Limit on the characters of a sentence. A longer text is probably a file without line feeds."""
+"""Length limit of a sentence. A longer text is probably a file without line feeds."""
 
 
 @command(name="import")
@@ -28,7 +28,7 @@ def import_(
     ],
     directory: Annotated[Path, typer.Argument(help="Directory to create, in Hugging Face format.")],
     tokenizer: Annotated[
-        Path | None, typer.Option(help="Directory with sentencepiece.bpe.model. Default: that of the checkpoint.")
+        Path | None, typer.Option(help="Directory with sentencepiece.bpe.model. Default: the checkpoint's directory.")
     ] = None,
     heads: Annotated[int | None, typer.Option(min=1, help="Attention heads. Default: hidden size / 64.")] = None,
 ) -> None:
@@ -45,7 +45,7 @@ def import_(
 
 
 def read_lines(stream: BinaryIO, name: str = "standard input") -> list[str]:
-    """Return the lines of a UTF-8 stream, whatever the locale. Raise EncodingError for an invalid line."""
+    """Return the lines of a UTF-8 stream in any locale. Raise EncodingError for an invalid line."""
     text = user_files.decode(stream.read(), name)
     if not text:
         return []
@@ -53,12 +53,12 @@ def read_lines(stream: BinaryIO, name: str = "standard input") -> list[str]:
 
 
 def check_sentences(texts: Sequence[str]) -> None:
-    """Raise InputError if there is no sentence, or if a sentence is not UTF-8 or is too long."""
+    """Raise InputError if the list is empty, or if a sentence is too long or not UTF-8."""
     if not texts:
         raise InputError("There is no sentence. Give sentences as arguments, or one per line on standard input.")
     for number, text in enumerate(texts, 1):
-        has_surrogates = any("\ud800" <= character <= "\udfff" for character in text)
-        if has_surrogates:  # this is how Python decodes an argument that is not UTF-8
+        # Python decodes an argument that is not UTF-8 to surrogates.
+        if any("\ud800" <= character <= "\udfff" for character in text):
             raise InputError(f"Sentence {number} is not UTF-8: {text!r:.60}. Convert it to UTF-8.")
         if len(text) > MAX_CHARACTERS:
             raise InputError(
@@ -67,7 +67,7 @@ def check_sentences(texts: Sequence[str]) -> None:
 
 
 def _load_model(model: str, store: str) -> Path:
-    """Return the local directory of a model. Download the model if it is in the registry."""
+    """Return a model's local directory. Download a registered model."""
     from components.adapters.mlflow import model_registry
     from components.platform import artifacts
 
@@ -84,8 +84,8 @@ def embed(
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="mean, mean_no_special, cls or contrast. Default: that of the contrast or of sentence-transformers' "
-            "files, else mean."
+            help="mean, mean_no_special, cls or contrast. Default: the pooling of the contrast or of "
+            "sentence-transformers' files, else mean."
         ),
     ] = None,
     vectors: Annotated[
@@ -145,8 +145,8 @@ def serve_check(
     """Check that a model computes its reference vectors with transformers alone, without the code of this project.
 
     Every exported model has reference_vectors.json with ten sentences and their vectors. The command downloads the
-    registered files and verifies their digest and signature. Then a new process, which cannot import this project,
-    loads them with transformers as the model card says, and computes the vectors again. The vectors must be equal up to
+    registered files and verifies their digest and signature. Then a new process that cannot import this project loads
+    the files with transformers, as the model card says, and computes the vectors again. The vectors must be equal up to
     fp32 rounding.
 
     Exit codes: 0 the vectors are equal · 3 they differ · 2 the model has no reference vectors, or the other Python

@@ -32,8 +32,9 @@ def promote(
 ) -> None:
     """Promote a registered model to champion if it is better than the current champion on the same test items.
 
-    It is better if the confidence interval of its gain, from a paired bootstrap, lies above the margin. The registered
-    version and its run record who promoted it, when and why. If INFOXLM_VERIFYING_KEY is set, the model must be signed.
+    The model is better if the confidence interval of its gain, from a paired bootstrap, lies above the margin. The
+    registered version and its run record who promoted the model, when and why. If INFOXLM_VERIFYING_KEY is set, the
+    model must be signed.
 
     For a server in --to, set MLflow's variables with the prefix TARGET_, such as TARGET_MLFLOW_TRACKING_TOKEN.
     """
@@ -42,7 +43,7 @@ def promote(
     from components.platform import artifacts
 
     local_store = artifacts.local_directory(store)
-    connection.connect_existing(local_store)  # first, because the lock would create the folder of a mistyped store
+    connection.connect_existing(local_store)  # connect first, because the lock would create a mistyped store
     with artifacts.exclusive(store, *promotion.LOCK):
         promoted = promotion.promote_model(model, gate, local_store, target=to, manual_reason=by_hand)
     typer.echo(f"models:/{promoted.name}@champion is version {promoted.version}: {promoted.verdict.reason}")
@@ -65,10 +66,10 @@ def rollback(
 
 
 def parse_gate(options: list[str]) -> dict[str, float]:
-    """Return the smallest gain that each metric needs for a promotion.
+    """Parse the options --metric. Return a mapping from metric to required gain.
 
     Args:
-        options: NAME or NAME=MARGIN; the default margin is 0.
+        options: list of NAME or NAME=MARGIN; the default margin is 0.
 
     Raises:
         ConfigError: a margin is not a number between -1 and 1.

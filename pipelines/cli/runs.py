@@ -66,9 +66,7 @@ def ablate(
     The text is prepared and tokenized once. A failed trial is reported and does not stop the others. If the command is
     interrupted, run it again to resume.
     """
-    overrides = [f"num_workers={num_workers}"]
-    overrides += set_ or []
-    run_config = run_file.load(config, overrides)
+    run_config = run_file.load(config, [f"num_workers={num_workers}", *(set_ or ())])
     run_config.check_whole_run()
     from pipelines import local, trials
     from pipelines.ablations import ablations
@@ -83,7 +81,7 @@ def ablate(
 @command()
 def compare(
     run: Annotated[
-        str, typer.Option(help="Id or name of the run of an ablation, or latest for the last one.")
+        str, typer.Option(help="Id or name of an ablation's run, or latest for the last ablation.")
     ] = "latest",
     metrics: Annotated[str, typer.Option(help="Comma-separated metrics. Default: the main metrics.")] = "",
     output: Annotated[
@@ -91,7 +89,7 @@ def compare(
     ] = None,
     store: Store = "runs",
 ) -> None:
-    """Print the table of a finished ablation from the tracker: mean and deviation of each variant over its seeds."""
+    """Print the table of a finished ablation from the tracker: mean and deviation of each variant over the seeds."""
     from components.platform import artifacts, sweeps, tracking
     from infoxlm_core.results import page
     from infoxlm_core.results.summary import summarise_metrics
@@ -131,9 +129,7 @@ def suite_(
     SOURCE is a directory, s3://bucket/prefix, a name on the Hugging Face hub, or models:/NAME@ALIAS. A failed trial is
     reported and does not stop the others. If the command is interrupted, run it again to resume.
     """
-    overrides = list(set_ or ())
-    for name_and_source in model or ():
-        overrides.append(f"models.{name_and_source}")
+    overrides = [*(set_ or ()), *(f"models.{name_and_source}" for name_and_source in model or ())]
     suite_config = run_file.load_config(SuiteConfig, config, overrides).choose(split_list(only))
     from infoxlm_core.results.trials import plan
     from pipelines.suite import suite
@@ -187,9 +183,9 @@ def compile(
 
 
 def _make_example_command(config: run_file.RunConfig, store: str) -> str:
-    """Return a command that uses the model that a run has registered."""
+    """Return an example command that uses the model registered by a run."""
     registration = config.registration
-    # There may be no champion if even the first version has to be better than its start.
+    # A champion may not exist if even the first version must be better than its start model.
     alias = "candidate" if registration.against == "start" else "champion"
     command_name = "embed"
     if config.translation:
@@ -198,9 +194,9 @@ def _make_example_command(config: run_file.RunConfig, store: str) -> str:
 
 
 def _run_sweep(pipeline: Any, arguments: dict[str, Any], store: str, name: str, launcher: str) -> None:
-    """Run the pipeline of a sweep, and print the summary of its finished trials even if a trial failed.
+    """Run a sweep pipeline, and print the summary of the finished trials even if a trial failed.
 
-    Each of the parallel trials uses an equal number of threads, unless the user has set OMP_NUM_THREADS.
+    The parallel trials share the CPU cores equally, unless the user has set OMP_NUM_THREADS.
     """
     from pipelines import local
     from pipelines.steps import PARALLEL_TRIALS

@@ -1,4 +1,4 @@
-"""The command `infoxlm config`, which describes the settings of YAML files."""
+"""The command `infoxlm config`: describe the settings of YAML files."""
 
 from typing import Annotated
 
@@ -45,7 +45,7 @@ def config_(
         bool, typer.Option("--help", help="Show this message. With a section, describe the section.")
     ] = False,
 ) -> None:
-    """Describe the settings of a YAML file: name, default, valid values and meaning. Without a section: of a run."""
+    """Describe the settings of a YAML file: name, default, valid values and meaning. Default section: run."""
     if help_ and section is None:
         typer.echo(context.get_help())
         return
@@ -61,7 +61,7 @@ def config_(
 
 
 def _list_section(section: str) -> list[describe.Setting]:
-    """Return the settings of a section of a run: the setting of this name, those below it, and those of list items."""
+    """Return the settings of a run's section, including nested settings and list items."""
     prefixes = (f"{section}.", f"{section}[].")
-    # With a dot after each name, pretraining.model does not match pretraining.model_size.
+    # The dot after each name prevents pretraining.model from matching pretraining.model_size.
     return [setting for setting in describe.list_settings(RunConfig) if f"{setting.name}.".startswith(prefixes)]

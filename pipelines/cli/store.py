@@ -1,4 +1,4 @@
-"""The command `infoxlm gc`, which deletes unneeded items of a store."""
+"""The command `infoxlm gc`: delete unneeded items of a store."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -20,8 +20,8 @@ def gc(
     keep: Annotated[
         str,
         typer.Option(
-            help="Keep the artifacts of only the registered versions with these aliases, such as champion,candidate. "
-            "Default: keep those of all registered versions."
+            help="Aliases of the registered versions whose artifacts are kept, such as champion,candidate. Default: "
+            "all registered versions."
         ),
     ] = "",
     delete: Annotated[
@@ -32,7 +32,7 @@ def gc(
 
     The command keeps items that are younger than --older-than. It keeps the artifacts from which registered models were
     built, including corpus and shards. It also keeps all items to which a kept item refers, such as the shards of a
-    training that still saves checkpoints. It never deletes registered models, which are in MLflow.
+    training run that still saves checkpoints. It never deletes registered models, because they are in MLflow.
 
     Use an MLflow account that can read all models. The command does not keep the artifacts of models that the account
     cannot read. A later run creates deleted artifacts again. On Kubeflow, submit this run with `--no-cache`, because
@@ -66,10 +66,9 @@ def gc(
 
 
 def _parse_age(text: str) -> timedelta:
-    """Parse a number of days or hours, such as 30d or 12h."""
+    """Parse an age in days or hours, such as 30d or 12h."""
     match = re.fullmatch(r"([1-9][0-9]{0,4})([dh])", text)
     if not match:
         raise InputError(f"--older-than {text} is not an age. Give days or hours, such as 30d or 12h.")
     number = int(match[1])
-    unit = match[2]
-    return timedelta(days=number) if unit == "d" else timedelta(hours=number)
+    return timedelta(days=number) if match[2] == "d" else timedelta(hours=number)
